@@ -6,14 +6,14 @@ are not in the table do not exist for this package: nothing in a config can name
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
+from ipex_lookahead.files.safe_json import JsonObject
 
 MAX_LAYERS = 512
 MAX_VOCAB = 4 << 20
@@ -31,39 +31,38 @@ Place = tuple[str, int | None]
 """The name of a field as its file spells it, and its byte offset there."""
 
 
-class Places(Mapping[str, Place]):
-    """Places that are looked for when the first of them is asked for: after a failure."""
-
-    def __init__(self, find: Callable[[], dict[str, Place]]) -> None:
-        self._find = find
-
-    @functools.cached_property
-    def _found(self) -> dict[str, Place]:
-        return self._find()
-
-    def __getitem__(self, key: str) -> Place:
-        return self._found[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
+def _nowhere() -> Mapping[str, Place]:
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where values come from, so that an error can point at the field in the file.
 
-    ``places`` gives the spelling and the offset of a key where the file's own differ from the key.
+    ``find`` gives the spelling and the offset of the keys that are in the file; it is called after a failure.
     """
 
     file: str | PathLike[str]
-    places: Mapping[str, Place] = field(default_factory=dict)
+    find: Callable[[], Mapping[str, Place]] = _nowhere
+
+    @classmethod
+    def at(cls, file: str | PathLike[str], places: Mapping[str, Place]) -> Source:
+        """Where places are known already."""
+        return cls(file, lambda: places)
+
+    @classmethod
+    def of(cls, raw: JsonObject, file: str | PathLike[str], prefix: str = "") -> Source:
+        """Where the keys of an object are that is in the file as a whole, or under ``prefix``."""
+        before = f"{prefix}." if prefix else ""
+        return cls(file, lambda: {key: (f"{before}{key}", at) for key, at in raw.at.items()})
+
+    def spelling(self, key: str) -> str:
+        """The key as the file spells it."""
+        return self.find().get(key, (key, None))[0]
 
     def error(self, key: str, problem: str, *, hint: str = "") -> ModelFormatError:
         """The error to raise for ``key``."""
-        name, offset = self.places.get(key, (key, None))
+        name, offset = self.find().get(key, (key, None))
         return ModelFormatError(self.file, name, offset, problem, hint=hint)
 
 
@@ -114,7 +113,7 @@ def one_of(*words: str) -> Check:
     def check(source: Source, key: str, value: Any) -> str:
         if value not in words:
             raise UnsupportedModelError(
-                f"{source.file}: {source.places.get(key, (key,))[0]} is {shown(value)}; this family has "
+                f"{source.file}: {source.spelling(key)} is {shown(value)}; this family has "
                 f"{' or '.join(map(repr, words))} here"
             )
         return str(value)
@@ -256,7 +255,7 @@ def check_even_heads(config: dict[str, Any], source: Source) -> None:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if hidden % heads:
         raise UnsupportedModelError(
-            f"{source.file}: {source.places.get('hidden_size', ('hidden_size',))[0]} is {hidden}, which"
+            f"{source.file}: {source.spelling('hidden_size')} is {hidden}, which"
             f" {heads} attention heads do not divide; transformers takes no such model, whatever its head_dim"
         )
 

@@ -57,7 +57,7 @@ def gguf_layer_types(file: GgufSource, config: dict[str, Any], architecture: str
     if isinstance(pattern, np.ndarray) and pattern.dtype.kind in "biu" and ((pattern == 0) | (pattern == 1)).all():
         slides = [bool(one) for one in pattern]
     else:
-        every = integer(0, MAX_LAYERS)(Source(file.path, {key: (key, file.offsets.get(key))}), key, pattern)
+        every = integer(0, MAX_LAYERS)(Source.at(file.path, {key: (key, file.offsets.get(key))}), key, pattern)
         slides = [every == 0 or i % every < every - 1 for i in range(layers)]
     if len(slides) != layers:
         raise file.error(key, file.offsets.get(key), f"has {len(slides)} values for {layers} layers")

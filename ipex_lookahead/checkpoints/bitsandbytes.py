@@ -28,7 +28,6 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     Layer,
     Settings,
     choice,
-    inside,
     rows_of,
     unsupported,
 )
@@ -153,7 +152,7 @@ class BitsAndBytes:
         raw = parse(layer.data(part).tobytes(), file.path, stored.name, start=stored.offset, max_depth=2)
         if not isinstance(raw, JsonObject):
             raise layer.error(part, "is not a JSON object", 0)
-        source = inside(Source(file.path), stored.name, raw)
+        source = Source.of(raw, file.path, stored.name)
         said = _STATE.read(raw, source, "bitsandbytes")
         kind = part.rpartition("__")[2]
         if said.get("quant_type") != kind or self.quant_type not in (None, kind):

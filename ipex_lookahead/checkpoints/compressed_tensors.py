@@ -34,7 +34,6 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     block_shape,
     choice,
     group_size,
-    inside,
     named_parts,
     rows_of,
     unsupported,
@@ -228,13 +227,13 @@ def compressed_tensors(raw: JsonObject, source: Source) -> Scheme:
 
 
 def _group(name: str, raw: Any, source: Source, form: str) -> Scheme:
-    spelled = f"{source.places.get('config_groups', ('config_groups', None))[0]}.{name}"
-    group = inside(source, spelled, _object(raw, source, "config_groups", f"{name} is"))
+    spelled = f"{source.spelling('config_groups')}.{name}"
+    group = Source.of(_object(raw, source, "config_groups", f"{name} is"), source.file, spelled)
     settings = _GROUP.read(raw, group, "compressed-tensors")
     if raw.get("format") not in (None, form):
         raise unsupported(group, "format", raw["format"], form)
     weights = _object(settings.get("weights"), group, "weights", "is")
-    at = inside(source, f"{spelled}.weights", weights)
+    at = Source.of(weights, source.file, f"{spelled}.weights")
     floats = form in (*_FLOAT8, *_FLOAT4) or form in _EITHER and weights.get("type") == "float"
     said = (_FLOATS4 if form in _FLOAT4 else _FLOATS8 if floats else _INTEGERS).read(weights, at, "compressed-tensors")
     activations = settings.get("input_activations")
@@ -243,7 +242,8 @@ def _group(name: str, raw: Any, source: Source, form: str) -> Scheme:
         if not floats and found.get("dynamic") is not True:
             raise unsupported(group, "input_activations", found, None, "dynamic ones of 8 bits")
         of_activations = _FLOAT_ACTIVATIONS if floats else _ACTIVATIONS
-        of_activations.read(found, inside(source, f"{spelled}.input_activations", found), "compressed-tensors")
+        place = Source.of(found, source.file, f"{spelled}.input_activations")
+        of_activations.read(found, place, "compressed-tensors")
     for key in ("num_bits", "strategy"):
         if key not in said:
             raise at.error(key, "is missing")

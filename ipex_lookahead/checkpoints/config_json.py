@@ -16,7 +16,6 @@ from ipex_lookahead.architectures.hparams import (
     ROPE,
     SIZES,
     Place,
-    Places,
     Source,
     boolean,
     check_rope,
@@ -75,7 +74,7 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     ``tie_word_embeddings`` is None where the parts of a larger model do not agree on it: the tensors decide.
     Raises ModelFormatError, or UnsupportedModelError for an unknown family and for switches that it does not have.
     """
-    source = source_of(raw, path)
+    source = Source.of(raw, path)
     if raw.get("model_type") is None:
         raise source.error("model_type", "is missing")
     model_type = text(source, "model_type", raw["model_type"])
@@ -132,7 +131,7 @@ def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Sour
         raise source.error(key, f"is {shown(inner)}; it must be an object")
     tied = "tie_word_embeddings"
     if inner.get(tied) is not None:
-        boolean(Source(source.file, Places(lambda: {tied: (f"{key}.{tied}", inner.at.get(tied))})), tied, inner[tied])
+        boolean(Source.of(inner, source.file, key), tied, inner[tied])
     whole, part = raw.get(tied), inner.get(tied)
     undecided = part is not whole if part is not None and whole is not None else whole is True
     outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None}
@@ -142,12 +141,7 @@ def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Sour
         return inside | {name: (name, raw.at.get(name)) for name in outer}
 
     text_model = JsonObject({**inner, **outer}, inner._text, inner._number)
-    return text_model, Source(source.file, Places(places)), undecided
-
-
-def source_of(raw: JsonObject, path: str | PathLike[str]) -> Source:
-    """Where the keys of a file's object are."""
-    return Source(path, Places(lambda: {key: (key, at) for key, at in raw.at.items()}))
+    return text_model, Source(source.file, places), undecided
 
 
 def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
@@ -176,15 +170,17 @@ def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     )
 
     def places() -> dict[str, Place]:
-        inside = {f"rope_scaling.{name}": (f"{key}.{name}", at) for name, at in rope.at.items()}
-        found = {**source.places, "rope_scaling": (key, raw.at[key]), **inside}
-        if rope.get("rope_theta") is not None:
-            found["rope_theta"] = found["rope_scaling.rope_theta"]
-        if replaced:
-            found[f"rope_scaling.{outside}"] = source.places[outside]
-        return found
+        found = _rope_places(source, key, raw.at[key], rope)
+        return found | ({f"rope_scaling.{outside}": source.find()[outside]} if replaced else {})
 
-    return {**rope, outside: raw[outside]} if replaced else rope, Source(source.file, Places(places))
+    return {**rope, outside: raw[outside]} if replaced else rope, Source(source.file, places)
+
+
+def _rope_places(source: Source, key: str, at: int | None, rope: JsonObject) -> dict[str, Place]:
+    """Where the keys of a rope object are that stands at ``at`` as ``key``, and all others of the file."""
+    inside = {f"rope_scaling.{name}": (f"{key}.{name}", place) for name, place in rope.at.items()}
+    theta = {"rope_theta": inside["rope_scaling.rope_theta"]} if rope.get("rope_theta") is not None else {}
+    return {**source.find(), "rope_scaling": (key, at), **inside, **theta}
 
 
 def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
@@ -213,15 +209,12 @@ def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
         found[LOCAL_THETA] = near["rope_theta"]
 
     def places() -> dict[str, Place]:
-        known = {**source.places, "rope_scaling": (f"{key}.full_attention", ropes.at.get("full_attention"))}
-        known |= {f"rope_scaling.{name}": (f"{key}.full_attention.{name}", at) for name, at in far.at.items()}
-        if "rope_theta" in far:
-            known["rope_theta"] = known["rope_scaling.rope_theta"]
+        known = _rope_places(source, f"{key}.full_attention", ropes.at.get("full_attention"), far)
         if "rope_theta" in near:
             known[LOCAL_THETA] = (f"{key}.sliding_attention.rope_theta", near.at["rope_theta"])
         return known
 
-    return found, Source(source.file, Places(places))
+    return found, Source(source.file, places)
 
 
 def _flat_rope(raw: JsonObject, key: str, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
@@ -232,13 +225,10 @@ def _flat_rope(raw: JsonObject, key: str, source: Source, keys: ConfigKeys) -> t
     found = {**rope, **({LOCAL_THETA: rope[base]} if rope.get(base) is not None else {})}
 
     def places() -> dict[str, Place]:
-        inside = {f"rope_scaling.{name}": (f"{key}.{name}", at) for name, at in rope.at.items()}
-        known = {**source.places, "rope_scaling": (key, raw.at[key]), **inside}
-        if base in rope:
-            known[base] = known[LOCAL_THETA] = known[f"rope_scaling.{base}"]
-        return known
+        known = _rope_places(source, key, raw.at[key], rope)
+        return known | ({LOCAL_THETA: known[base]} if rope.get(base) is not None else {})
 
-    return found, Source(source.file, Places(places))
+    return found, Source(source.file, places)
 
 
 def _check_rope_object(raw: JsonObject, key: str, source: Source, keys: ConfigKeys) -> None:

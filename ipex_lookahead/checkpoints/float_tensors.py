@@ -16,14 +16,13 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import run_of, transposed_part, with_offset
 from ipex_lookahead.checkpoints.quantized_layers import Found
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, FLOATS, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import fp8_e4m3, fp8_e5m2
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.formats.float_base import narrow, widen
+from ipex_lookahead.formats.float_base import first_not_finite, narrow, widen
 from ipex_lookahead.formats.search import Parts
 
 _EIGHT_BITS = {"F8_E4M3": fp8_e4m3.FORMAT, "F8_E5M2": fp8_e5m2.FORMAT}

@@ -16,7 +16,7 @@ from os import PathLike
 from typing import Any
 
 from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Check, Source, boolean, integer, number, shown
-from ipex_lookahead.checkpoints.config_json import read_json, read_token_ids, source_of
+from ipex_lookahead.checkpoints.config_json import read_json, read_token_ids
 from ipex_lookahead.files.refusal import Refusal, same
 
 MAX_ENTRIES = 1 << 16
@@ -245,7 +245,7 @@ def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, A
     if not os.path.exists(path):
         return {}
     raw = read_json(path)
-    source = source_of(raw, path)
+    source = Source.of(raw, path)
     found = {key: one.check(source, key, raw[key]) for key, one in OBEYED.items() if raw.get(key) is not None}
     found = {key: value for key, value in found.items() if value != []}
     found |= {key: raw[key] for key in REFUSED if refused(key, raw.get(key))}

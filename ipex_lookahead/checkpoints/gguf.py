@@ -16,7 +16,6 @@ from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, 
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.gguf_config import gguf_config, gguf_sampling
 from ipex_lookahead.checkpoints.gguf_decoded import kept_in, read_decoded
 from ipex_lookahead.checkpoints.gguf_metadata import ROPE_TENSORS
@@ -28,6 +27,7 @@ from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_expe
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, FORMATS
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.float_base import first_not_finite
 
 _log = logging.getLogger(__name__)
 

@@ -90,7 +90,7 @@ class _Reader:
         self.file, self.model_type, self.keys, self.gguf = file, model_type, keys, gguf
         names = {**{ours: f"{gguf.architecture}.{key}" for ours, key in {**_KEYS, **gguf.used}.items()}, **_IDS}
         self.names = names
-        self.source = Source(file.path, {ours: (theirs, file.offsets.get(theirs)) for ours, theirs in names.items()})
+        self.source = Source.at(file.path, {ours: (theirs, file.offsets.get(theirs)) for ours, theirs in names.items()})
 
     def config(self) -> dict[str, Any]:
         file, source = self.file, self.source
@@ -145,7 +145,7 @@ class _Reader:
         """Keys and values are of one size, and whole heads are rotated, or the part that the family has a word for."""
         prefix = self.gguf.architecture
         for key in (f"{prefix}.attention.value_length", f"{prefix}.rope.dimension_count"):
-            source = Source(self.file.path, {key: (key, self.file.offsets.get(key))})
+            source = Source.at(self.file.path, {key: (key, self.file.offsets.get(key))})
             value = integer(1, MAX_HEAD_DIM)(source, key, self.file.metadata.get(key, config["head_dim"]))
             if key.endswith("dimension_count") and "partial_rotary_factor" in self.keys.used:
                 if value > config["head_dim"]:
@@ -280,7 +280,7 @@ def gguf_sampling(file: GgufParts) -> dict[str, Any]:
     Raises ModelFormatError for a value outside its range.
     """
     keys = {name: f"general.sampling.{key}" for name, key in _SAMPLING.items()}
-    source = Source(file.path, {name: (key, file.offsets.get(key)) for name, key in keys.items()})
+    source = Source.at(file.path, {name: (key, file.offsets.get(key)) for name, key in keys.items()})
     given = {name: file.scalar(key) for name, key in keys.items() if key in file.metadata}
     found = {name: _SAMPLED[name](source, name, _shortest(value)) for name, value in given.items()}
     if found.get("temperature", 1.0) < 1e-6:

@@ -23,7 +23,6 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.hparams import Source, shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.quantized_groups import Grouped
 from ipex_lookahead.checkpoints.quantized_layers import (
     Array,
@@ -36,7 +35,7 @@ from ipex_lookahead.checkpoints.safetensors_reader import FLOATS
 from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.formats.float_base import narrow, widen
+from ipex_lookahead.formats.float_base import first_not_finite, narrow, widen
 
 _SETTINGS = Settings(
     used={"quant_config": lambda source, key, value: value},

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.architectures import ModelSpec, spec_for
-from ipex_lookahead.architectures.hparams import Places, Source, boolean, integer, shown, text
+from ipex_lookahead.architectures.hparams import Source, boolean, integer, shown, text
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import Folder, TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
@@ -328,11 +328,11 @@ _FLOAT_FORMATS = {dtype: name for name, dtype in FLOATS.items()}
 
 def _read_marker(raw: JsonObject, path: Path) -> tuple[dict[str, Any], int]:
     """What the folder says of its format, and its version."""
-    source = Source(path, Places(lambda: {MARKER: (MARKER, raw.at.get(MARKER))}))
+    source = Source.of(raw, path)
     marker = raw.get(MARKER)
     if not isinstance(marker, JsonObject):
         raise source.error(MARKER, f"is {shown(marker)}; a folder written by save_low_bit has an object here")
-    source = Source(path, Places(lambda: {key: (f"{MARKER}.{key}", at) for key, at in marker.at.items()}))
+    source = Source.of(marker, path, MARKER)
     version = integer(1, 2**31 - 1)(source, "version", marker.get("version"))
     if version > VERSION:
         raise UnsupportedModelError(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from os import PathLike
 
-from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL, Places, Source, shown
+from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL, Source, shown
 from ipex_lookahead.checkpoints.awq import awq
 from ipex_lookahead.checkpoints.bitsandbytes import bitsandbytes
 from ipex_lookahead.checkpoints.compressed_tensors import compressed_tensors
 from ipex_lookahead.checkpoints.fp8 import fp8
 from ipex_lookahead.checkpoints.gptq import gptq
 from ipex_lookahead.checkpoints.hqq import hqq
-from ipex_lookahead.checkpoints.quantized_layers import Reader, Scheme, inside
+from ipex_lookahead.checkpoints.quantized_layers import Reader, Scheme
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.safe_json import JsonObject
 
@@ -40,7 +40,7 @@ def scheme_of(raw: JsonObject, path: str | PathLike[str]) -> Scheme | None:
     settings = raw.get(KEY)
     if settings is None:
         return None
-    source = Source(path, Places(lambda: {KEY: (KEY, raw.at.get(KEY))}))
+    source = Source.of(raw, path)
     if not isinstance(settings, JsonObject):
         raise source.error(KEY, f"is {shown(settings)}; it must be an object")
     method = settings.get("quant_method")
@@ -50,7 +50,7 @@ def scheme_of(raw: JsonObject, path: str | PathLike[str]) -> Scheme | None:
             f"{', '.join(SCHEMES)}",
             hint=_HINTS.get(str(method), FLOAT_ORIGINAL),
         )
-    return SCHEMES[method](settings, inside(source, KEY, settings))
+    return SCHEMES[method](settings, Source.of(settings, path, KEY))
 
 
 def without_scheme(raw: JsonObject) -> JsonObject:

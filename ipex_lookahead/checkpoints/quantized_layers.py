@@ -16,17 +16,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL, Check, Places, Source, shown
+from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL, Check, Source, shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.checkpoints.placed import run_of
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, FLOATS, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.formats.float_base import widen
+from ipex_lookahead.formats.float_base import first_not_finite, widen
 
 Found = tuple[SafetensorsFile, StoredTensor]
 Array = npt.NDArray[Any]
@@ -206,7 +205,7 @@ class Settings:
                     raise unsupported(source, key, value, *self.refused[key].unless)
             elif key not in self.neutral and (may_matter(key, value) if self.provenance else value is not None):
                 raise UnsupportedModelError(
-                    f"{source.file}: {_spelled(source, key)} is {shown(value)}; this key of {scheme} is not known here,"
+                    f"{source.file}: {source.spelling(key)} is {shown(value)}; this key of {scheme} is not known here,"
                     " and it may change what weights mean",
                     hint=FLOAT_ORIGINAL,
                 )
@@ -217,7 +216,7 @@ def unsupported(source: Source, key: str, value: Any, *allowed: Any) -> Unsuppor
     """The error for a setting that is well formed and not read."""
     words = " or ".join(shown(one) for one in allowed)
     return UnsupportedModelError(
-        f"{source.file}: {_spelled(source, key)} is {shown(value)}; what is read is {words}",
+        f"{source.file}: {source.spelling(key)} is {shown(value)}; what is read is {words}",
         hint=FLOAT_ORIGINAL,
     )
 
@@ -231,15 +230,6 @@ def choice(*words: Any) -> Check:
         return value
 
     return check
-
-
-def inside(source: Source, prefix: str, raw: JsonObject) -> Source:
-    """Where the keys of an object are that lies in the file under ``prefix``."""
-    return Source(source.file, Places(lambda: {key: (f"{prefix}.{key}", at) for key, at in raw.at.items()}))
-
-
-def _spelled(source: Source, key: str) -> str:
-    return source.places.get(key, (key, None))[0]
 
 
 def exclusions(source: Source, key: str, value: Any) -> None:

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.architectures import ModelSpec, family, spec_for
-from ipex_lookahead.architectures.hparams import shown
+from ipex_lookahead.architectures.hparams import Source, shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import Folder, TensorInfo
-from ipex_lookahead.checkpoints.config_json import checked_config, read_json, source_of
+from ipex_lookahead.checkpoints.config_json import checked_config, read_json
 from ipex_lookahead.checkpoints.float_tensors import (
     READ,
     check_kind,
@@ -211,8 +211,8 @@ class SafetensorsCheckpoint(Folder):
         raw = read_json(index, limit=MAX_INDEX_BYTES, max_depth=4, any_float=False)
         weight_map = raw.get("weight_map")
         if not isinstance(weight_map, JsonObject) or not weight_map:
-            raise source_of(raw, index).error("weight_map", "must be an object of tensor names and file names")
-        source = source_of(weight_map, index)
+            raise Source.of(raw, index).error("weight_map", "must be an object of tensor names and file names")
+        source = Source.of(weight_map, index)
         shards: dict[str, SafetensorsFile] = {}
         for name, shard in weight_map.items():
             if not 0 < len(name) <= MAX_NAME:

@@ -14,6 +14,7 @@ from ipex_lookahead.formats.base import GgufType, PackedWeight, Stream
 FLOAT_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
 """Dtype of the codes of each float format."""
 
+_AT_ONCE = 1 << 16
 CHUNK = 1 << 22
 """Values handled at a time, so that temporaries stay small beside the weight itself."""
 
@@ -138,28 +139,46 @@ def check_finite(weight: PackedWeight, overflow_from: PackedWeight | None = None
 
     With ``overflow_from`` the infinity arose in conversion, and the message gives the value that it came from.
     """
-    flat = weight.codes.reshape(-1)
-    for start in range(0, flat.size, CHUNK):
-        bad = ~finite(flat[start : start + CHUNK], weight.format)
-        if bad.any():
-            index = tuple(int(i) for i in np.unravel_index(start + int(bad.argmax()), weight.shape))
-            if overflow_from is not None:
-                value = value_at(overflow_from, index)
-                raise LowBitFormatError(
-                    f"{place(index)} is {value:g}, beyond the range of {weight.format}",
-                    hint="load the model in bf16 or fp32, or in a format with a scale such as sym_int8",
-                )
-            raise not_finite(index, value_at(weight, index))
+    if (at := first_not_finite(weight.codes, weight.format)) is None:
+        return
+    index = tuple(int(i) for i in np.unravel_index(at, weight.shape))
+    if overflow_from is None:
+        raise not_finite(index, value_at(weight, index))
+    raise LowBitFormatError(
+        f"{place(index)} is {value_at(overflow_from, index):g}, beyond the range of {weight.format}",
+        hint="load the model in bf16 or fp32, or in a format with a scale such as sym_int8",
+    )
+
+
+_EXPONENTS: dict[str, tuple[type[np.unsignedinteger], int]] = {
+    "fp32": (np.uint32, 0x7F800000),
+    "fp16": (np.uint16, 0x7C00),
+    "bf16": (np.uint16, 0x7F80),
+}
+"""The exponent's bits. All of them set means NaN or infinity."""
 
 
 def finite(codes: npt.NDArray[Any], kind: str) -> npt.NDArray[np.bool_]:
     """Which codes of a float format are finite numbers."""
-    if kind == "fp32":
-        ordinary: npt.NDArray[np.bool_] = np.isfinite(codes)
-    else:
-        exponent = 0x7C00 if kind == "fp16" else 0x7F80
-        ordinary = (codes & exponent) != exponent
+    dtype, exponent = _EXPONENTS[kind]
+    ordinary: npt.NDArray[np.bool_] = (codes.view(dtype) & dtype(exponent)) != exponent
     return ordinary
+
+
+def first_not_finite(values: npt.NDArray[np.generic], kind: str) -> int | None:
+    """Index of the first NaN or infinity of a C-contiguous array in memory order, or None.
+
+    Works through the array in pieces that stay in the cache, so that a checkpoint is not read much slower for it.
+    """
+    dtype, exponent = _EXPONENTS[kind]
+    bits = values.reshape(-1).view(dtype)
+    masked = np.empty(min(bits.size, _AT_ONCE), dtype)
+    for start in range(0, bits.size, _AT_ONCE):
+        piece = bits[start : start + _AT_ONCE]
+        found = np.bitwise_and(piece, dtype(exponent), out=masked[: piece.size])
+        if int(found.max()) == exponent:
+            return start + int(np.argmax(found == exponent))
+    return None
 
 
 def value_at(weight: PackedWeight, index: tuple[int, ...]) -> float:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_lookahead.checkpoints import finite, open_checkpoint, save
+from ipex_lookahead.checkpoints import open_checkpoint, save
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.finite import first_not_finite
 from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.formats import float_base
 from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.float_base import first_not_finite
 from tests.support.gguf_bytes import llama_bytes, write
 from tests.support.tiny import TinyLlama, write_tiny_llama
 
@@ -26,7 +27,7 @@ NAN16, INF16 = struct.pack("<H", 0x7E00), struct.pack("<H", 0xFC00)
 def test_against_numpy(bits: list[int], piece: int) -> None:
     values = np.array(bits, np.uint16)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finite, "_AT_ONCE", piece)
+        patch.setattr(float_base, "_AT_ONCE", piece)
         for format, floats in (
             ("fp16", values.view(np.float16)),
             ("bf16", (values.astype(np.uint32) << 16).view(np.float32)),
