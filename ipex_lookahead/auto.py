@@ -169,27 +169,10 @@ class AutoModelForCausalLM:
 
 
 def load_model_and_tokenizer(
-    name_or_path: str,
-    *,
-    low_bit: str | None = None,
-    group_size: int = 32,
-    mixed_precision: bool = False,
-    threads: int | None = None,
-    kv_cache: str = "fp16",
-    progress: bool = True,
-    **placing: Any,
+    name_or_path: str, *, low_bit: str | None = None, **options: Any
 ) -> tuple[LookaheadModelForCausalLM, Any | None]:
     """What the commands use: a model, and its tokenizer or None. See ``AutoModelForCausalLM.from_pretrained``."""
-    model = AutoModelForCausalLM.from_pretrained(
-        name_or_path,
-        load_in_low_bit=low_bit,
-        group_size=group_size,
-        mixed_precision=mixed_precision,
-        threads=threads,
-        kv_cache=kv_cache,
-        progress=progress,
-        **placing,
-    )
+    model = AutoModelForCausalLM.from_pretrained(name_or_path, load_in_low_bit=low_bit, **options)
     return model, model.tokenizer
 
 
@@ -197,19 +180,15 @@ def load_text_model(
     name_or_path: str,
     *,
     low_bit: str | None = None,
-    threads: int | None = None,
-    kv_cache: str = "fp16",
-    max_context: int | None = None,
     engine: str = "auto",
-    device: Any = None,
-    gpu_layers: int | None = None,
-    deterministic: bool | None = None,
     progress: bool = True,
     note: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> TextModel:
     """A model with its tokenizer, for the commands: on the native engine neither torch nor transformers is imported.
 
-    The arguments are those of ``AutoModelForCausalLM.from_pretrained``; ``note`` gets what else is waited for.
+    The arguments are those of ``AutoModelForCausalLM.from_pretrained``, ``options`` those of ``LoadRequest`` among
+    them; ``note`` gets what else is waited for.
 
     Raises:
         InputError: the checkpoint carries no tokenizer.
@@ -222,14 +201,9 @@ def load_text_model(
         request = LoadRequest(
             path,
             low_bit=_checked_format(low_bit, engine),
-            device=device,
-            gpu_layers=gpu_layers,
-            deterministic=deterministic,
-            threads=threads,
-            kv_cache=kv_cache,
-            max_context=max_context,
             progress=report,
             text=True,
+            **options,
         )
         loaded = _load(request, engine, *_choose(engine, request))
     assert loaded.tokenizer is not None  # the request asks for text

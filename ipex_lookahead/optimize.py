@@ -24,8 +24,14 @@ from ipex_lookahead.checkpoints import Checkpoint, IpexLlmCheckpoint, LowBitChec
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.engines.hf_config import config_to_save
 from ipex_lookahead.engines.torch.linear_backends import LinearBackends
-from ipex_lookahead.engines.torch.load import DTYPES, ParametersOnMeta
-from ipex_lookahead.engines.torch.low_bit_linear import format_of, load_packed, module_weights, replace_linears
+from ipex_lookahead.engines.torch.load import DTYPES, ParametersOnMeta, for_inference
+from ipex_lookahead.engines.torch.low_bit_linear import (
+    float_dtype_of,
+    format_of,
+    load_packed,
+    module_weights,
+    replace_linears,
+)
 from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError, LowBitFormatError
 from ipex_lookahead.files.paths import given_path
@@ -101,24 +107,13 @@ def pack_linears(model: nn.Module, plan: WeightPlan, threads: int | None, progre
         raise InputError(f"{type(model).__name__} has no parameters")
     if first.device.type == "meta":
         raise InputError("the model has no weights yet (meta device)", hint="load_low_bit(model, folder) puts them in")
-    backends = LinearBackends(first.device, threads=threads, dtype=_floats_of(model))
+    backends = LinearBackends(first.device, threads=threads, dtype=float_dtype_of(model))
     report = replace_linears(model, plan, backends=backends, progress=progress)
     if not report.converted:
         why = next((f"{name}: {reason}" for name, reason in report.left.items()), "it has no linear layers")
         raise InputError(f"no layer of this {type(model).__name__} can be packed ({why})")
     log.info("%d linear layers in %s, %d left as they were", len(report.converted), plan.name, len(report.left))
     for_inference(model)
-
-
-def for_inference(model: nn.Module) -> None:
-    """No dropout and no gradients: packed layers have none."""
-    model.eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-
-
-def _floats_of(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 def save_low_bit(model: nn.Module, folder: str | PathLike[str], *, tokenizer: Any = None, **options: Any) -> Path:
@@ -139,7 +134,7 @@ def save_low_bit(model: nn.Module, folder: str | PathLike[str], *, tokenizer: An
     plain = json.loads(config.to_json_string(use_diff=False)) if config is not None else {}
     key = "dtype" if "dtype" in plain else "torch_dtype"
     if key in plain:  # or transformers takes the scales' dtype for the model's
-        plain[key] = str(_floats_of(model)).removeprefix("torch.")
+        plain[key] = str(float_dtype_of(model)).removeprefix("torch.")
     generation = getattr(model, "generation_config", None)
     return save(
         folder,
@@ -181,7 +176,7 @@ def load_low_bit(model: nn.Module, model_path: str | PathLike[str], *, threads: 
     device = torch.device("cpu") if first is None else first.device
     theirs = kind_of(folder)[0] == "ipex_llm"
     checkpoint: Checkpoint = IpexLlmCheckpoint(folder) if theirs else LowBitCheckpoint(folder, other_family=True)
-    fill_from(model, checkpoint, device, _floats_of(model), threads)
+    fill_from(model, checkpoint, device, float_dtype_of(model), threads)
     with_save_low_bit(model)
     return model
 

@@ -169,8 +169,8 @@ def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, thre
     import transformers
 
     from ipex_lookahead.engines.torch.device import check_device
-    from ipex_lookahead.engines.torch.load import ParametersOnMeta, compute_dtype, read_floats, sentences
-    from ipex_lookahead.optimize import fill_from, for_inference, pack_linears, with_save_low_bit
+    from ipex_lookahead.engines.torch.load import ParametersOnMeta, compute_dtype, for_inference, read_floats, sentences
+    from ipex_lookahead.optimize import fill_from, pack_linears, with_save_low_bit
 
     where = check_device("cpu" if device is None else device)
     raw = read_json(path / "config.json")

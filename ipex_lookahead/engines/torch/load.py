@@ -470,7 +470,11 @@ def _finish(model: Any, report: Replacement, device: torch.device, path: Any) ->
     """Everything onto the device; a parameter that got no values is a ModelFormatError."""
     if report.missing:
         raise ModelFormatError(path, report.missing[0], None, "is missing from the checkpoint")
-    model.to(device)
+    for_inference(model.to(device))
+
+
+def for_inference(model: torch.nn.Module) -> None:
+    """No dropout and no gradients: packed layers have none."""
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)

@@ -202,7 +202,7 @@ def replace_linears(
         EngineError: no kernel for the format passes its self-test on this device.
     """
     report = Replacement()
-    backends = backends or LinearBackends(device, dtype=_dtype_of(model))
+    backends = backends or LinearBackends(device, dtype=float_dtype_of(model))
     found = _found(model, plan, not_converted, report.left)
     for done, (names, module, target) in enumerate(found):
         if progress is not None:
@@ -430,5 +430,6 @@ def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
     model.get_submodule(parent).add_module(child, layer)
 
 
-def _dtype_of(model: nn.Module) -> torch.dtype:
+def float_dtype_of(model: nn.Module) -> torch.dtype:
+    """The dtype of a model's first float parameter."""
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
