@@ -206,13 +206,13 @@ def load_text_model(
             **options,
         )
         loaded = _load(request, engine, *_choose(engine, request))
-    assert loaded.tokenizer is not None  # the request asks for text
+    assert loaded.tokenizer is not None  # the request has ``text``
     return TextModel(loaded, loaded.tokenizer, note)
 
 
-def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedModel:
-    """Load onto the engine of that name. ``asked``: the engine as the caller gave it."""
-    if asked == "auto":  # what is slower than people may expect is said without being asked for
+def _load(request: LoadRequest, requested: str, name: str, reason: str) -> LoadedModel:
+    """Load onto the engine of that name. ``requested``: the engine as the caller gave it."""
+    if requested == "auto":  # what is slower than people may expect is said in any case
         said = f"{family_of(request.path) or 'GGUF'} {reason}" if reason == _ON_CPU else reason
         log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, said)
     if name in ("torch", "ipex-llm"):
@@ -226,14 +226,16 @@ def _load(request: LoadRequest, asked: str, name: str, reason: str) -> LoadedMod
     return loaded
 
 
-def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculative: bool) -> LookaheadModelForCausalLM:
+def _loaded(
+    request: LoadRequest, requested: str, name: str, reason: str, speculative: bool
+) -> LookaheadModelForCausalLM:
     """The model on the engine of that name. A pickle of it holds these arguments, and calls this again."""
     need_torch("a model with transformers' methods")
     from ipex_lookahead.engines.hf_config import transformers_config
     from ipex_lookahead.model import LookaheadModelForCausalLM
     from ipex_lookahead.system.compat import generation_config
 
-    loaded = _load(request, asked, name, reason)
+    loaded = _load(request, requested, name, reason)
     again = dataclasses.replace(request, path=request.path.absolute(), progress=None)
     return LookaheadModelForCausalLM(
         loaded.config if loaded.config is not None else transformers_config(loaded.checkpoint_config),
@@ -244,17 +246,17 @@ def _loaded(request: LoadRequest, asked: str, name: str, reason: str, speculativ
         checkpoint_config=loaded.checkpoint_config,
         speculative=speculative,
         source=request.path,
-        origin=partial(_loaded, again, asked, name, reason, speculative),
+        origin=partial(_loaded, again, requested, name, reason, speculative),
     )
 
 
 def _checked_format(low_bit: str | None, engine: str) -> str | None:
-    """The format asked for; ipex-llm has formats of its own, and says itself which."""
+    """The format wanted; ipex-llm has formats of its own, and says itself which."""
     return low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit)
 
 
 def _checked_imatrix(imatrix: str | PathLike[str] | None, low_bit: str | None) -> Path | None:
-    """The file's path. Raises InputError where nothing is asked to be quantised."""
+    """The file's path. Raises InputError where nothing is to be quantised."""
     if imatrix is None:
         return None
     if low_bit is None:

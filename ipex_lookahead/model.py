@@ -58,7 +58,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     """A causal language model on one of our engines.
 
     It holds no torch parameters: the weights are the engine's, and ``parameters()`` and ``state_dict()`` are copies. It
-    runs where its engine runs, and says so when asked to move. What it inherits from torch and transformers and cannot
+    runs where its engine runs, and ``to`` says so. What it inherits from torch and transformers and cannot
     do raises InputError with what to use instead. The engine's caches belong to a generation: one that was abandoned
     half-way leaves nothing behind, and several threads may generate at a time, whose forwards are run as one where
     they meet.
@@ -69,7 +69,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         generation_config: the checkpoint's defaults for ``generate``.
         low_bit: name of the low-bit format, for ``info`` and ``save_low_bit``.
         tokenizer: used for ``stop_strings``, and saved by ``save_low_bit``; may be None. One of our own becomes a
-            transformers tokenizer when it is first asked for, which takes as long as reading it did.
+            transformers tokenizer when it is first read, which takes as long as reading it did.
         source: where the checkpoint came from; transformers' ``name_or_path``.
         checkpoint_config: the config that ``save_low_bit`` writes, by default ``config``'s.
         speculative: draft with a four-bit copy of the engine's weights wherever ``generate`` gets no ``lookahead``.
@@ -206,7 +206,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     def stream(self, *args: Any, **kwargs: Any) -> Generator[int, None, None]:
         """The new tokens of one sequence as they come, with ``generate``'s arguments.
 
-        Tokens are made when they are asked for; closing the iterator ends the generation. Errors in the arguments are
+        Tokens are made when they are taken; closing the iterator ends the generation. Errors in the arguments are
         raised at once; ``stats`` is complete when it has ended.
 
         Example: ``for token in model.stream(input_ids, max_new_tokens=100, lookahead="auto"): print(token)``
@@ -394,7 +394,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
 
 
 def _own_config(config: Any, source: Any) -> Any:
-    """A copy of a config that names the checkpoint and asks for no kernels of transformers': the engine has its own."""
+    """A copy of a config that names the checkpoint and names no kernels of transformers': the engine has its own."""
     config = copy.deepcopy(config)
     if source is not None:
         config._name_or_path = str(source)

@@ -95,13 +95,13 @@ class ChatServer:
 
 
 def find_server(url: str, *, model: str | None = None, key: str = "", timeout: float = 600.0) -> ChatServer:
-    """The server at a URL, asked for its models. Without ``model`` the first of them is taken.
+    """The server at a URL, by its list of models. Without ``model`` the first of them is taken.
 
     Raises InputError where it cannot be reached, refuses the key, or has no such model.
     """
-    asked = ChatServer(url, key=key, timeout=timeout)
+    server = ChatServer(url, key=key, timeout=timeout)
     try:
-        with asked.open("GET", "/v1/models") as answer:
+        with server.open("GET", "/v1/models") as answer:
             if answer.status != 200:
                 raise RequestFailed(f"HTTP {answer.status}", _said(answer))
             listed = _object(answer.read(_BODY)).get("data")

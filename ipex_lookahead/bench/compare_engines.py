@@ -130,7 +130,7 @@ def _bound(generate: Callable[[Sequence[int], Any], Generation], setting: Any) -
 
 
 def _own_numbers(lookaheads: Sequence[Any]) -> list[int]:
-    """The numbers of draft tokens that ipex-llm's own ``lookahead`` can be asked for, too."""
+    """The numbers of draft tokens that ipex-llm's own ``lookahead`` takes too."""
     return [setting for setting in lookaheads if isinstance(setting, int) and setting > 0]
 
 
@@ -157,7 +157,7 @@ def _own(model: Any, max_new_tokens: int, lookahead: int) -> Generate:
 
     def generate(prompt: Sequence[int]) -> Generation:
         ids = torch.tensor([list(prompt)], dtype=torch.long)
-        # Its lookahead runs on for some tokens after the last one that was asked for.
+        # Its lookahead runs on for some tokens after ``max_new_tokens``.
         first, all_of_it = run(ids, 1), run(ids, max_new_tokens)
         new = all_of_it[0][:max_new_tokens]
         stats = GenerationStats(tokens=len(new), prompt_tokens=len(prompt), first_token_seconds=first[1])

@@ -1,6 +1,6 @@
 """What runs on this machine, and whether it is right: versions, device, kernels, exactness, speed.
 
-One report answers what a maintainer would ask first, and holds nothing private: no path, host or user name.
+One report answers a maintainer's first questions, and holds nothing private: no path, host or user name.
 """
 
 from __future__ import annotations
@@ -403,7 +403,7 @@ def _write_tiny(folder: Path) -> list[list[int]]:
 
 
 def encoded(model: Any, count: int) -> list[list[int]]:
-    """Token ids of ``count`` questions as the model is asked. Raises LookaheadError where it has no tokenizer."""
+    """Token ids of ``count`` questions in the chat template. Raises LookaheadError where there is no tokenizer."""
     from ipex_lookahead.tokenization.prompts import build_prompt
 
     if model.tokenizer is None:

@@ -250,7 +250,7 @@ def profile(engine: Any, device: Device, rows: int, context: int) -> dict[str, A
 
 
 def prompt_speed(engine: Any) -> float:
-    """Tokens a second of a prompt of ``PROMPT`` tokens, of which the last one's output is asked for."""
+    """Tokens a second of a prompt of ``PROMPT`` tokens, of which only the last one's output is computed."""
     import numpy as np
 
     from ipex_lookahead.engines.base import OutputRequest

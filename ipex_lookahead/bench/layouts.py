@@ -24,23 +24,23 @@ Answers = dict[Prompt, list[Generation]]
 """By question: the answers to all of its turns, all repetitions."""
 
 
-def figures(layout: str, modes: Sequence[Mode], asked: Sequence[Prompt]) -> list[dict[str, Any]]:
+def figures(layout: str, modes: Sequence[Mode], prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
     """One entry for each mode, in their order.
 
     Args:
         layout: a key of ``LAYOUTS``.
         modes: as ``measure`` gives them.
-        asked: the prompt of each answer; one with several turns stands there several times.
+        prompts: the prompt of each answer; one with several turns stands there several times.
     """
-    answers = [_by_question(mode, asked) for mode in modes]
+    answers = [_by_question(mode, prompts) for mode in modes]
     if layout == "spec-bench":
         return [_spec_bench(mine, answers[0]) for mine in answers]
     return [_speed_bench(mine) for mine in answers]
 
 
-def _by_question(mode: Mode, asked: Sequence[Prompt]) -> Answers:
+def _by_question(mode: Mode, prompts: Sequence[Prompt]) -> Answers:
     found: Answers = {}
-    for prompt, answers in zip(asked, mode.answers, strict=True):
+    for prompt, answers in zip(prompts, mode.answers, strict=True):
         found.setdefault(prompt, []).extend(answers)
     return found
 

@@ -78,7 +78,7 @@ NO_EFFECT = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model in one format on one engine, asked for so many tokens after so many, in each mode in turn."""
+    """One model in one format on one engine, for so many tokens after so many, in each mode in turn."""
 
     model: str
     path: str

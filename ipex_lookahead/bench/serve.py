@@ -26,7 +26,7 @@ PERCENTILES = (50, 90, 99)
 
 
 @dataclass(slots=True)
-class Asked:
+class RequestResult:
     """A request and what came of it. Times are seconds of ``time.perf_counter``.
 
     Attributes:
@@ -67,15 +67,15 @@ class Asked:
         return (self.arrivals[-1] - self.arrivals[0]) / (self.count - 1) if self.arrivals and self.count > 1 else None
 
 
-Ask = Callable[[int, float], Asked]
+Send = Callable[[int, float], RequestResult]
 """(number of the prompt, when it was due) -> what came of it."""
 
 
-def asking(server: ChatServer, prompts: Sequence[str], max_new_tokens: int) -> Ask:
+def sender(server: ChatServer, prompts: Sequence[str], max_new_tokens: int) -> Send:
     """What sends one request and waits for its answer, at temperature 0."""
 
-    def ask(prompt: int, due: float) -> Asked:
-        asked = Asked(prompt, due)
+    def send(prompt: int, due: float) -> RequestResult:
+        result = RequestResult(prompt, due)
         body = {
             "messages": [{"role": "user", "content": prompts[prompt]}],
             "max_tokens": max_new_tokens,
@@ -86,27 +86,27 @@ def asking(server: ChatServer, prompts: Sequence[str], max_new_tokens: int) -> A
             with closing(server.stream(body)) as chunks:
                 for chunk in chunks:
                     if said := said_in(chunk):
-                        asked.arrivals.append(time.perf_counter())
+                        result.arrivals.append(time.perf_counter())
                         pieces.append(said)
                     if isinstance(usage := chunk.get("usage"), dict):
-                        asked.prompt_tokens = _count(usage.get("prompt_tokens"))
-                        asked.tokens = _count(usage.get("completion_tokens"))
+                        result.prompt_tokens = _count(usage.get("prompt_tokens"))
+                        result.tokens = _count(usage.get("completion_tokens"))
         except RequestFailed as error:
-            asked.failure, asked.said = error.kind, error.said
-        asked.ended = time.perf_counter()
-        asked.text = "".join(pieces)
-        return asked
+            result.failure, result.said = error.kind, error.said
+        result.ended = time.perf_counter()
+        result.text = "".join(pieces)
+        return result
 
-    return ask
+    return send
 
 
 def open_loop(
-    ask: Ask, prompts: Sequence[int], rate: float, seed: int, advance: Callable[[], None] = lambda: None
-) -> list[Asked]:
+    send: Send, prompts: Sequence[int], rate: float, seed: int, advance: Callable[[], None] = lambda: None
+) -> list[RequestResult]:
     """Send each prompt when it is due, whatever became of those before.
 
     Args:
-        ask: see :func:`asking`.
+        send: see :func:`sender`.
         prompts: numbers, in the order of their sending.
         rate: requests a second, in the mean.
         seed: of the gaps: the same seed, the same gaps.
@@ -116,61 +116,61 @@ def open_loop(
         In the order of their sending.
     """
     gaps = random.Random(seed)
-    results: queue.SimpleQueue[tuple[int, Asked | BaseException]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[int, RequestResult | BaseException]] = queue.SimpleQueue()
     due = time.perf_counter()
     for number, prompt in enumerate(prompts):
         time.sleep(max(0.0, due - time.perf_counter()))
-        _start(results, number, ask, prompt, due)
+        _start(results, number, send, prompt, due)
         due += gaps.expovariate(rate)
     return _collected(results, len(prompts), advance)
 
 
 def closed_loop(
-    ask: Ask, prompts: Sequence[int], streams: int, advance: Callable[[], None] = lambda: None
-) -> list[Asked]:
+    send: Send, prompts: Sequence[int], streams: int, advance: Callable[[], None] = lambda: None
+) -> list[RequestResult]:
     """Keep ``streams`` requests under way, each followed by the next as soon as it has ended; otherwise as above."""
-    results: queue.SimpleQueue[tuple[int, Asked | BaseException]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[int, RequestResult | BaseException]] = queue.SimpleQueue()
     waiting = iter(enumerate(prompts))
 
     def ended() -> None:
         if (following := next(waiting, None)) is not None:
-            _start(results, following[0], ask, following[1], time.perf_counter())
+            _start(results, following[0], send, following[1], time.perf_counter())
 
     for _ in range(streams):
         ended()
     return _collected(results, len(prompts), advance, ended)
 
 
-def _start(results: Any, number: int, ask: Ask, prompt: int, due: float) -> None:
+def _start(results: Any, number: int, send: Send, prompt: int, due: float) -> None:
     def run() -> None:
         try:
-            results.put((number, ask(prompt, due)))
+            results.put((number, send(prompt, due)))
         except BaseException as error:  # whoever collects raises it
             results.put((number, error))
 
     threading.Thread(target=run, name=f"bench serve {number}", daemon=True).start()
 
 
-def _collected(results: Any, count: int, *ended: Callable[[], None]) -> list[Asked]:
-    found: dict[int, Asked] = {}
+def _collected(results: Any, count: int, *ended: Callable[[], None]) -> list[RequestResult]:
+    found: dict[int, RequestResult] = {}
     while len(found) < count:
-        number, asked = results.get()
-        if isinstance(asked, BaseException):
-            raise asked
-        found[number] = asked
+        number, result = results.get()
+        if isinstance(result, BaseException):
+            raise result
+        found[number] = result
         for call in reversed(ended):  # the next request first, the picture of it afterwards
             call()
     return [found[number] for number in range(count)]
 
 
-def alone(ask: Ask, prompts: Sequence[int], advance: Callable[[], None] = lambda: None) -> list[Asked]:
+def alone(send: Send, prompts: Sequence[int], advance: Callable[[], None] = lambda: None) -> list[RequestResult]:
     """Each prompt with nobody beside it: what answers under load are held against."""
-    return closed_loop(ask, prompts, 1, advance)
+    return closed_loop(send, prompts, 1, advance)
 
 
 def summarise(
-    loaded: Sequence[Asked],
-    by_themselves: Sequence[Asked],
+    loaded: Sequence[RequestResult],
+    by_themselves: Sequence[RequestResult],
     *,
     ttft_limit: float | None = None,
     itl_limit: float | None = None,
@@ -233,16 +233,16 @@ def _percentiles(seconds: Sequence[float | None]) -> dict[str, float | None]:
     return {f"p{percent}": float(np.percentile(values, percent)) if values else None for percent in PERCENTILES}
 
 
-def _bar(asked: Asked, began: float) -> dict[str, Any]:
+def _bar(result: RequestResult, began: float) -> dict[str, Any]:
     """A request for a picture: seconds since the load began."""
     return {
-        "prompt": asked.prompt,
-        "due": asked.due - began,
-        "first": asked.arrivals[0] - began if asked.arrivals else None,
-        "ended": asked.ended - began,
-        "tokens": asked.count,
-        "itl_ms": None if asked.each is None else 1e3 * asked.each,
-        "failure": asked.failure,
+        "prompt": result.prompt,
+        "due": result.due - began,
+        "first": result.arrivals[0] - began if result.arrivals else None,
+        "ended": result.ended - began,
+        "tokens": result.count,
+        "itl_ms": None if result.each is None else 1e3 * result.each,
+        "failure": result.failure,
     }
 
 

@@ -46,7 +46,7 @@ def measure(
 ) -> dict[str, Any]:
     """Medians over ``repeat`` rounds; each round takes every row count once, so that drift falls on all alike.
 
-    Rows form a chain at ``context`` positions, and only the last of more than 64 rows asks for its output (a prompt).
+    Rows form a chain at ``context`` positions, and only the last of more than 64 rows has an output (a prompt).
     With ``phases`` as many rounds more are timed phase by phase; the clocks cost some hundredths of a small step.
 
     Raises:

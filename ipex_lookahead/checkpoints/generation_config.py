@@ -225,7 +225,7 @@ NEUTRAL: Mapping[str, str] = {
     "compile_config": "how torch compiles, not what",
     "disable_compile": "how torch compiles, not what",
     "decoder_start_token_id": "for encoders with decoders",
-    "is_assistant": "how transformers marks a model that drafts; ours gives as many tokens as it is asked for",
+    "is_assistant": "how transformers marks a model that drafts; ours gives as many tokens as are wanted",
     "num_assistant_tokens": _DRAFTS,
     "num_assistant_tokens_schedule": _DRAFTS,
     "assistant_confidence_threshold": _DRAFTS,

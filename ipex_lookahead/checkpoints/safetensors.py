@@ -262,7 +262,7 @@ class SafetensorsCheckpoint(Folder):
             return TensorInfo(tensor.shape, "mxfp4")
         if stored.shape == tensor.hf.shape:
             return float_info(stored.dtype, tensor.shape)
-        if tensor.shape == tensor.hf.shape:  # a whole tensor: who asked compares
+        if tensor.shape == tensor.hf.shape:  # all of a tensor: the caller compares
             return float_info(stored.dtype, stored.shape)
         raise wrong_shape(file, tensor, stored)
 

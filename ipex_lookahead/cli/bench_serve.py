@@ -84,17 +84,17 @@ def serve(target: Target, what: Load, prompts: Prompts, limits: Limits, to: Repo
     texts = [prompt.text for prompt in prompts.read()]
     key = read_key(target.api_key_file) if target.api_key_file else ""
     server = find_server(target.url, model=target.name, key=key, timeout=limits.timeout)
-    ask = load.asking(server, texts, limits.max_new_tokens)
+    send = load.sender(server, texts, limits.max_new_tokens)
     order = list(load.in_turn(len(texts), what.requests or len(texts)))
     streams, rate = what.streams or 8, what.rate
     with progress_bar(len(order), "under load") as advance:
         if rate is not None:
-            loaded = load.open_loop(ask, order, rate, what.gaps_seed, advance)
+            loaded = load.open_loop(send, order, rate, what.gaps_seed, advance)
         else:
-            loaded = load.closed_loop(ask, order, streams, advance)
+            loaded = load.closed_loop(send, order, streams, advance)
     distinct = sorted({one.prompt for one in loaded if one.failure is None})
     with progress_bar(len(distinct), "alone") as advance:
-        by_themselves = load.alone(ask, distinct, advance)
+        by_themselves = load.alone(send, distinct, advance)
     report: dict[str, Any] = {
         "url": target.url,
         "model": server.model,

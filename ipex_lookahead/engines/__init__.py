@@ -13,4 +13,4 @@ ENGINES = {
     "ipex-llm": "ipex_lookahead.engines.ipex_llm.engine",
     "opencl": "ipex_lookahead.engines.opencl.load",
 }
-"""Name to the module whose ``load(LoadRequest) -> LoadedModel`` loads onto it; imported when it is asked for."""
+"""Name to the module whose ``load(LoadRequest) -> LoadedModel`` loads onto it; imported when it is first used."""

@@ -1,7 +1,7 @@
 """Other families' ``config.json`` on its way to transformers: cleaned of what would import code, numbers bounded.
 
 transformers believes every number: a hundred thousand layers are built one by one, a hundred million labels are listed
-before anything else. What a config may ask for is therefore measured by the tensors that are there.
+before anything else. What a config may want is therefore measured by the tensors that are there.
 """
 
 from __future__ import annotations

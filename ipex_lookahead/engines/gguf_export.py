@@ -65,8 +65,8 @@ def _export(
     as_they_are: set[str] = set()
     narrow: Counter[str] = Counter()
     for tensor in spec.tensors():
-        asked = plan.target(tensor.name, tensor.shape) if tensor.is_matrix and tensor.name not in kept else ()
-        wanted = asked[0] if asked else None
+        targets = plan.target(tensor.name, tensor.shape) if tensor.is_matrix and tensor.name not in kept else ()
+        wanted = targets[0] if targets else None
         for choice in (wanted, _NARROW) if wanted else ():
             kind = get_format(choice).gguf
             if kind is not None and tensor.shape[1] % kind.inputs == 0:

@@ -10,7 +10,7 @@ from ipex_lookahead.checkpoints import Checkpoint
 
 
 def transformers_config(config: dict[str, Any]) -> Any:
-    """Our checked config as transformers' own class, which pipelines and streamers ask for."""
+    """Our checked config as transformers' own class, which pipelines and streamers read."""
     from ipex_lookahead.system.compat import family_config, llama_config
 
     values = {k: v for k, v in config.items() if k not in ("model_type", "rope_theta", "rope_scaling")}

@@ -1,4 +1,4 @@
-"""What an engine's loader is asked for, and what it gives back."""
+"""What an engine's loader gets, and what it returns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LoadRequest:
 
     @property
     def label(self) -> str | None:
-        """What a model in the format asked for is called; None: none is asked for."""
+        """What a model in ``low_bit`` is called; None: it is as in the file."""
         return None if self.low_bit is None else label_of(self.low_bit)
 
     def plan(self, label: str, head: str = "") -> WeightPlan:

@@ -1,6 +1,6 @@
 """Quantising what is quantised already: what it loses, and that it is said.
 
-A weight that a file holds in one low-bit format and that is asked for in another is rounded a second time. The embedded
+A weight that a file holds in one low-bit format and that is loaded in another is rounded a second time. The embedded
 model in its own Q4_1 has perplexity 29.14 on WikiText-2's first 20,000 tokens, and 38.70 as ``sym_int4`` made from that
 (``bench quality``).
 """

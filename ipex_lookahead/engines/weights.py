@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the formats an engine was asked for, checked against the config on the way."""
+"""From a checkpoint's tensors to the formats of a plan, checked against the config on the way."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class WeightPlan:
         label: the name that the model's format goes by.
         embedding: name of an embedding that is no lm_head, which rules may give a format.
         embedding_qtype: a rule before all others: that embedding's format.
-        model: what rules ask of the model; see :meth:`over`.
+        model: what rules look at of the model; see :meth:`over`.
         imatrix: what the errors of each input's weights count; None: all alike.
         rules: the rules of ``low_bit``, with those of the other arguments before them.
     """
@@ -106,11 +106,11 @@ class WeightPlan:
         plan = replace(self, head=spec.head_weight.name, embedding=embedding).over(matrices(spec))
         if self.imatrix is not None:
             shapes = matrices(spec)
-            asked = [one for one in spec.tensors() if one.name in shapes and plan._quantises(one.name, one.shape)]
-            if missing := self.imatrix.missing(asked, spec):
+            wanted = [one for one in spec.tensors() if one.name in shapes and plan._quantises(one.name, one.shape)]
+            if missing := self.imatrix.missing(wanted, spec):
                 log.warning(
                     "%s says nothing of %d of %d matrices, whose inputs count alike: %s", self.imatrix.path,
-                    len(missing), len(asked), ", ".join(_alike(missing)),
+                    len(missing), len(wanted), ", ".join(_alike(missing)),
                 )  # fmt: skip
         return plan
 
@@ -234,7 +234,7 @@ def read_matrix(
 ) -> PackedWeight:
     """A weight matrix in the format of the plan; ``keep`` leaves it as it is in the file (the embedding).
 
-    A weight that is low bit in the file and asked for in another format is dequantised to float32 and quantised again.
+    A weight that is low bit in the file and wanted in another format is dequantised to float32 and quantised again.
     """
     weight = _read(checkpoint, tensor)
     targets = () if keep else plan.target(tensor.name, tensor.shape)

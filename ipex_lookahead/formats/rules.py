@@ -39,7 +39,7 @@ Formats = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What rules ask of a model.
+    """What rules look at of a model.
 
     Attributes:
         layers: how many blocks it has.

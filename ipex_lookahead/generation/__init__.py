@@ -1,1 +1,1 @@
-"""Hugging Face's words: what ``generate`` is asked for, checked, and what it answers; the loop does the work."""
+"""Hugging Face's words: the arguments of ``generate``, checked, and its results; the loop does the work."""

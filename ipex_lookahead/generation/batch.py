@@ -25,7 +25,7 @@ class CallersBatch:
         sequences: those of the rows.
         processors: for each row the processors in order; of one length, and ``whole`` at the same places.
         whole: those of them that are called once, with the whole batch.
-        criteria: asked once for each position; a verdict of one value is for all rows.
+        criteria: called once for each position; a verdict of one value is for all rows.
         streamer: gets int64 [batch] for each position, or None.
         pad: the padding token.
         vocab_size: the model's.
@@ -77,7 +77,7 @@ class CallersBatch:
         return [as_logits(scores[row]) for row in rows]
 
     def accept(self, rows: abc.Sequence[int], tokens: abc.Sequence[int]) -> list[bool]:
-        """Add the column of tokens, stream it, then ask the criteria."""
+        """Add the column of tokens, stream it, then call the criteria."""
         for row, token in zip(rows, tokens, strict=True):
             self._ids[row, self._length] = token
         self._length += 1

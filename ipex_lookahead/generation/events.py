@@ -34,8 +34,8 @@ class Event:
         done, total: "prefill": how many of the prompt's tokens are read, of how many.
         tokens: "tokens": newly committed ids, in order, an end-of-text id included.
         origins: for each of them the drafting source that had put it forward; None = the model's own.
-        logprobs: for each of them, where they were asked for.
-        prompt_logprobs: "prefill", once, where they were asked for: of each of the prompt's tokens; None for the first.
+        logprobs: for each of them, where they were wanted.
+        prompt_logprobs: "prefill", once, where they were wanted: of each of the prompt's tokens; None for the first.
         reason: "finish": "stop", "length", "context" or "cancelled".
         stats: "finish": of this request alone.
         error: "error": why this request is over; others go on.

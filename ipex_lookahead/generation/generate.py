@@ -94,7 +94,7 @@ def generate_stepwise(
         logits_processor: called with the ids so far and the scores, after the processors that the settings ask for;
             the objects themselves, never copies.
         stopping_criteria: called with the ids so far after each position; True for a row ends it there. One that has
-            an attribute ``during_prompt = True`` is also asked, with the prompt, between two pieces of a long prompt
+            an attribute ``during_prompt = True`` is also called, with the prompt, between two pieces of a long prompt
             (512 tokens each); others, which may count their calls, are not.
         prefix_allowed_tokens_fn: as in transformers: gets the row's number and its ids so far.
         streamer: gets the prompts, then the tokens of each position, int64 [batch], as accepted; ``end()`` is called
@@ -124,7 +124,7 @@ def generate_stepwise(
     Returns:
         int64 [batch, length]: prompts as given, then the new tokens, shorter rows padded on the right with
         ``pad_token_id`` (an end token where there is none); with ``return_dict_in_generate`` an output that also has
-        ``scores`` and ``logits`` where asked for (zeros for rows that have ended), ``past_key_values`` and ``stats``.
+        ``scores`` and ``logits`` where wanted (zeros for rows that have ended), ``past_key_values`` and ``stats``.
         ``max_new_tokens=0``
         returns the prompts unchanged.
 
@@ -194,9 +194,9 @@ def generate_stepwise(
         ]
         criteria = [] if settings.max_time is None else [MaxTimeCriteria(max_time=float(settings.max_time))]
         read = stats.prompt_tokens + sum(map(len, prompts))
-        asked = [*criteria]
-        asked += [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
-        options.cancelled = cancellation(cancel, asked, ids, lambda: stats.prompt_tokens < read)
+        in_prompt = [*criteria]
+        in_prompt += [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
+        options.cancelled = cancellation(cancel, in_prompt, ids, lambda: stats.prompt_tokens < read)
         constrained = None if prefix_allowed_tokens_fn is None else constrain(prefix_allowed_tokens_fn)
         options.rules = wish.apply(
             ids, sequences, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer

@@ -185,12 +185,12 @@ def lookup_of(settings: Any, kwargs: dict[str, Any], lookahead: Any) -> tuple[An
 
     ``prompt_lookup_num_tokens=N`` is ``lookahead=N``. Raises InputError where both are given and differ.
     """
-    asked = settings.prompt_lookup_num_tokens
-    if asked and lookahead is None:
-        lookahead = asked
-    elif asked and kwargs.get("prompt_lookup_num_tokens") and lookahead != asked:
+    tokens = settings.prompt_lookup_num_tokens
+    if tokens and lookahead is None:
+        lookahead = tokens
+    elif tokens and kwargs.get("prompt_lookup_num_tokens") and lookahead != tokens:
         raise InputError(
-            f"both {arg('lookahead', lookahead)} and prompt_lookup_num_tokens={asked} are given; they mean the same:"
+            f"both {arg('lookahead', lookahead)} and prompt_lookup_num_tokens={tokens} are given; they mean the same:"
             " give one of them"
         )
     return lookahead, settings.max_matching_ngram_size

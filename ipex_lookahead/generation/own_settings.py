@@ -58,10 +58,10 @@ def rules_of(
         InputError: an option of the config is not usable.
     """
     sampled = bool(params.temperature)
-    asked: dict[str, Any] = {"do_sample": sampled, "num_return_sequences": 1}
-    asked |= {"temperature": params.temperature if sampled else None, "repetition_penalty": params.repetition_penalty}
-    asked |= {name: getattr(params, name) for name in ("top_k", "top_p", "min_p")} if sampled else {}
-    given = {name: value for name, value in asked.items() if value is not None}
+    options: dict[str, Any] = {"do_sample": sampled, "num_return_sequences": 1}
+    options |= {"temperature": params.temperature if sampled else None, "repetition_penalty": params.repetition_penalty}
+    options |= {name: getattr(params, name) for name in ("top_k", "top_p", "min_p")} if sampled else {}
+    given = {name: value for name, value in options.items() if value is not None}
     try:
         settings, _ = resolve(generation_config(defaults), None, given)
         made = build_processors(settings, prompt=prompt, padding=0, limit=limit, eos_ids=sorted(eos_ids), own=())

@@ -57,7 +57,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         return int(self.mask.shape[1])
 
     def get_usable_length(self, new_seq_length: int, layer_idx: int | None = 0) -> int:
-        """As transformers 4.37 asks: nothing is ever thrown away to make room."""
+        """For transformers 4.37: nothing is ever thrown away to make room."""
         return self.get_seq_length()
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:

@@ -21,7 +21,7 @@ def by_row(criterion: Any) -> bool:
 
 
 class Criteria:
-    """Stop criteria of one sequence, asked after each token.
+    """Stop criteria of one sequence, called after each token.
 
     Args:
         criteria: those that see the sequence without padding.
@@ -36,7 +36,7 @@ class Criteria:
         self._scores = scores
 
     def __call__(self, prefix: Ids) -> bool:
-        """Whether any of them ends the sequence; all are asked."""
+        """Whether any of them ends the sequence; all are called."""
         ids = torch.from_numpy(prefix)[None]
         scores = tuple(torch.from_numpy(s)[None] for s in self._scores) if self._scores else None
         ended = False
@@ -49,25 +49,25 @@ class Criteria:
 def cancellation(
     cancel: Any, in_prompt: Sequence[Any], ids: torch.Tensor, reading: Callable[[], bool]
 ) -> Callable[[], bool] | None:
-    """What :func:`ipex_lookahead.generation.run.run` asks between pieces of the prompts and after each step.
+    """What :func:`ipex_lookahead.generation.run.run` calls between pieces of the prompts and after each step.
 
     Args:
         cancel: a ``threading.Event``, or anything that is called without arguments; None.
-        in_prompt: criteria that are asked while the prompts are read too.
+        in_prompt: criteria that are called while the prompts are read too.
         ids: the prompts, which they see.
         reading: whether the prompts are still being read.
 
     Raises:
         InputError: ``cancel`` is something else.
     """
-    asked = getattr(cancel, "is_set", cancel)
-    if cancel is not None and not callable(asked):
+    is_set = getattr(cancel, "is_set", cancel)
+    if cancel is not None and not callable(is_set):
         raise InputError(f"cancel is {cancel!r}; pass a threading.Event, or a function that returns True to end it")
     if cancel is None and not in_prompt:
         return None
 
     def cancelled() -> bool:
-        if cancel is not None and asked():
+        if cancel is not None and is_set():
             return True
         return reading() and any(bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in in_prompt)
 

@@ -126,7 +126,7 @@ class TextModel:
             on_token: called with each token as it comes.
             on_prefill: called before the prompt and after each piece of it with how many of its tokens are done, and
                 their number.
-            cancelled: asked between two pieces of the prompt and after each step; True ends the answer there.
+            cancelled: called between two pieces of the prompt and after each step; True ends the answer there.
             keep: keep the keys and values for the next call that keeps them, and do not read again what this prompt
                 and the last one's text begin with (``stats.cached_tokens``). It never changes the answer: where it
                 might, on an engine whose rows are not invariant, nothing is kept.
@@ -162,7 +162,7 @@ class TextModel:
         on_prefill: Callable[[int, int], None] | None = None,
         keep: bool = False,
     ) -> Generator[int, None, None]:
-        """The tokens of an answer as they come; the next ones are made when they are asked for.
+        """The tokens of an answer as they come; the next ones are made when they are taken.
 
         Closing the iterator ends the answer. The arguments and errors are those of :meth:`generate`, the errors raised
         at once.

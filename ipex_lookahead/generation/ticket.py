@@ -1,4 +1,4 @@
-"""What whoever asks a service has in hand: a ticket, or the events as they come."""
+"""What a service's caller gets of a request: a ticket, or the events as they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's weights as torch and transformers ask for them: counted, named, dequantised; and saved packed."""
+"""The engine's weights in the terms of torch and transformers: counted, named, dequantised; and saved packed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Weights:
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """(the checkpoint's name, a float32 copy) of each tensor, dequantised as it is asked for.
+        """(the checkpoint's name, a float32 copy) of each tensor, dequantised when it is taken.
 
         Changing a copy changes nothing. Raises InputError where the engine cannot give its weights back.
         """

@@ -15,7 +15,7 @@ import uvicorn
 
 from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.bench.chat_client import ChatServer, RequestFailed, find_server, read_key, said_in
-from ipex_lookahead.bench.serve import Asked, asking, closed_loop, open_loop, summarise
+from ipex_lookahead.bench.serve import RequestResult, closed_loop, open_loop, sender, summarise
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.service import Service
@@ -184,9 +184,9 @@ def fail(handler: BaseHTTPRequestHandler, how: str) -> None:
 def test_failures_have_their_kind(other, how, kind):
     address = other(lambda handler, body: fail(handler, how))
     server = ChatServer(address, "m", timeout=0.3 if how == "silent" else 60.0)
-    asked = asking(server, ["Hi"], 4)(0, 0.0)
-    assert asked.failure == kind
-    assert how not in ("HTTP 429", "error in the stream") or asked.said == "come later"
+    result = sender(server, ["Hi"], 4)(0, 0.0)
+    assert result.failure == kind
+    assert how not in ("HTTP 429", "error in the stream") or result.said == "come later"
 
 
 def test_failures_are_counted_and_the_status_is_1(other, prompts, capsys):
@@ -208,12 +208,12 @@ def test_failures_are_counted_and_the_status_is_1(other, prompts, capsys):
 @pytest.mark.parametrize("promised", [True, False])
 def test_an_answer_that_company_changes(other, prompts, promised, capsys):
     under_way = threading.Barrier(2)
-    lock, asked = threading.Lock(), []
+    lock, bodies = threading.Lock(), []
 
     def say(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         with lock:
-            asked.append(body)
-            together = len(asked) <= 2
+            bodies.append(body)
+            together = len(bodies) <= 2
         if together:
             under_way.wait(60)
         events(handler, chunk("b" if together else "a"), "data: [DONE]")
@@ -243,9 +243,9 @@ def test_a_stream_that_is_closed_leaves_the_server(other):
 def test_open_loop_sends_when_it_is_due_and_closed_loop_when_one_has_ended():
     everybody = threading.Barrier(5)
 
-    def together(prompt: int, due: float) -> Asked:
+    def together(prompt: int, due: float) -> RequestResult:
         everybody.wait(60)  # nobody waits for an answer before the next is sent
-        return Asked(prompt, due)
+        return RequestResult(prompt, due)
 
     once, twice = (open_loop(together, range(5), 1000.0, 3) for _ in range(2))
     assert [one.prompt for one in once] == [0, 1, 2, 3, 4]
@@ -256,21 +256,21 @@ def test_open_loop_sends_when_it_is_due_and_closed_loop_when_one_has_ended():
     lock, running, most = threading.Lock(), [0], []
     pairs = threading.Barrier(2)
 
-    def counted(prompt: int, due: float) -> Asked:
+    def counted(prompt: int, due: float) -> RequestResult:
         with lock:
             running[0] += 1
             most.append(running[0])
         pairs.wait(60)
         with lock:
             running[0] -= 1
-        return Asked(prompt, due)
+        return RequestResult(prompt, due)
 
     assert [one.prompt for one in closed_loop(counted, [4, 3, 2, 1, 0, 5], 2)] == [4, 3, 2, 1, 0, 5]
     assert max(most) == 2
 
 
 def test_what_breaks_in_a_thread_is_raised():
-    def broken(prompt: int, due: float) -> Asked:
+    def broken(prompt: int, due: float) -> RequestResult:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -278,8 +278,8 @@ def test_what_breaks_in_a_thread_is_raised():
 
 
 def test_figures():
-    def one(prompt: int, due: float, *arrivals: float, ended: float, **more: Any) -> Asked:
-        return Asked(prompt, due, list(arrivals), ended, **more)
+    def one(prompt: int, due: float, *arrivals: float, ended: float, **more: Any) -> RequestResult:
+        return RequestResult(prompt, due, list(arrivals), ended, **more)
 
     loaded = [
         one(0, 10.0, 11.0, 12.0, 14.0, ended=14.0, text="abc", tokens=7, prompt_tokens=2),

@@ -10,7 +10,7 @@ DISTRIBUTION = "transformers"
 
 
 class Transformers:
-    """One model, which drafts where it is asked to."""
+    """One model, which drafts in the mode "lookahead"."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         import torch

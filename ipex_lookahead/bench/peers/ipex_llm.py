@@ -10,7 +10,7 @@ DISTRIBUTION = "ipex-llm"
 
 
 class IpexLlm:
-    """One model, which drafts where it is asked to.
+    """One model, which drafts in the mode "lookahead".
 
     It has no clock of its own without lookahead and streams nothing with it: one more call, for one token,
     measures the prompt's share of the time.
@@ -33,7 +33,7 @@ class IpexLlm:
         self.lookup = f"lookahead={self._lookahead}"
 
     def answer(self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str) -> dict[str, Any]:
-        """As ``child.Loaded``. Its lookahead runs on behind the last token that was asked for."""
+        """As ``child.Loaded``. Its lookahead runs on behind ``max_new_tokens``."""
         _, first = self._run(prompt, 1, end, mode)
         tokens, seconds = self._run(prompt, max_new_tokens, end, mode)
         return {"tokens": tokens[:max_new_tokens], "first_tokens": 1, "first_seconds": first, "seconds": seconds}

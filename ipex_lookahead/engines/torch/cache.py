@@ -185,7 +185,7 @@ class BufferCache(TransformersCache):  # type: ignore[misc]
         return self._seen
 
     def get_usable_length(self, new_seq_length: int, layer_idx: int | None = 0) -> int:
-        """As transformers 4.37 asks: nothing is ever thrown away to make room."""
+        """For transformers 4.37: nothing is ever thrown away to make room."""
         return self._seen
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:

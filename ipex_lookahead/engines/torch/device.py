@@ -70,7 +70,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "reserved": getattr(backend, "memory_reserved", None),
         "peak": getattr(backend, "max_memory_allocated", None),
     }
-    found = {key: int(ask(device)) for key, ask in memory.items() if ask is not None}
+    found = {key: int(read(device)) for key, read in memory.items() if read is not None}
     total = getattr(backend.get_device_properties(device), "total_memory", None)
     return {**facts, "device_memory": {**found, **({} if total is None else {"total": int(total)})}}
 

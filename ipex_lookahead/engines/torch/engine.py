@@ -337,7 +337,7 @@ class TorchEngine:
         return caches
 
     def _output(self, answers: list[torch.Tensor], wants: OutputRequest) -> StepOutput:
-        """Argmax, and what else is asked for, of logits [wanted, vocab_size]."""
+        """Argmax, and what else is wanted, of logits [wanted, vocab_size]."""
         if not answers:
             empty = np.zeros((0, self.vocab_size), np.float32) if wants.logits else None
             return StepOutput(np.zeros(0, np.int32), empty, np.zeros((0, wants.top), np.int32) if wants.top else None)

@@ -78,7 +78,7 @@ def load(request: LoadRequest) -> LoadedModel:
 
 
 def compute_dtype(wanted: Any, label: str, device: torch.device, in_file: str = "") -> torch.dtype:
-    """The dtype of activations: as asked for, else what keeps the weights' precision and the device is quick in.
+    """The dtype of activations: as wanted, else what keeps the weights' precision and the device is quick in.
 
     Args:
         wanted: a torch dtype, its name, "auto" or None.

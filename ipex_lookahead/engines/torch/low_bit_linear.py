@@ -54,7 +54,7 @@ class LowBitLinear(nn.Module):
         weight: [out_features, in_features].
         bias: [out_features], or None.
         backends: which kernel holds the weight; the CPU's if None.
-        dtype: the dtype that the layer shows to model code that asks for ``weight.dtype``.
+        dtype: the dtype that the layer shows to model code that reads ``weight.dtype``.
     """
 
     def __init__(
