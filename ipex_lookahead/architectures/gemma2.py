@@ -6,7 +6,6 @@ from typing import Any
 
 from ipex_lookahead.architectures.hparams import (
     Source,
-    boolean,
     check_even_heads,
     integer,
     number,
@@ -15,10 +14,10 @@ from ipex_lookahead.architectures.hparams import (
     shown,
 )
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Activation, Block, ModelSpec, Rope
-from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_size
+from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
 
@@ -55,12 +54,9 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 KEYS = ConfigKeys(
     used={
+        **usual("tie_word_embeddings attention_bias sliding_window layer_types"),
         "hidden_activation": one_of(GELU),
-        "tie_word_embeddings": boolean,
-        "attention_bias": boolean,
         "query_pre_attn_scalar": integer(1, 1 << 20),
-        "sliding_window": window_size,
-        "layer_types": layer_types,
         "attn_logit_softcapping": soft_cap,
         "final_logit_softcapping": soft_cap,
     },

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.architectures import gemma2
-from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, check_even_heads, integer, one_of
+from ipex_lookahead.architectures.hparams import SIZES, Source, check_even_heads, integer, one_of
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.names import usual
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
-from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, layer_types, window_of, window_size
+from ipex_lookahead.architectures.windows import fill_layer_types, gguf_layer_types, window_of
 from ipex_lookahead.files.refusal import Refusal
 
 _LAYERS_OF_27B = 62
@@ -29,13 +30,10 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 KEYS = ConfigKeys(
     used={
+        **usual("tie_word_embeddings attention_bias sliding_window layer_types"),
         "hidden_activation": one_of(gemma2.GELU),
-        "tie_word_embeddings": boolean,
-        "attention_bias": boolean,
         "query_pre_attn_scalar": integer(1, 1 << 20),
-        "sliding_window": window_size,
         "sliding_window_pattern": integer(1, 1 << 16),
-        "layer_types": layer_types,
         LOCAL_THETA: SIZES["rope_theta"],
         "final_logit_softcapping": gemma2.soft_cap,
     },

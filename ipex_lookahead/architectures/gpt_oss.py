@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.experts import check_experts, count, need_counts
-from ipex_lookahead.architectures.hparams import Source, boolean, number, shown
+from ipex_lookahead.architectures.experts import check_experts, need_counts
+from ipex_lookahead.architectures.hparams import Source, number, shown
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import (
     Activation,
@@ -23,7 +23,7 @@ from ipex_lookahead.architectures.spec import (
     Place,
     Tensor,
 )
-from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_size
+from ipex_lookahead.architectures.windows import fill_layer_types
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
 
@@ -65,13 +65,10 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 KEYS = ConfigKeys(
     used={
-        "tie_word_embeddings": boolean,
-        "attention_bias": boolean,
-        "sliding_window": window_size,
-        "layer_types": layer_types,
-        "num_local_experts": count,
-        "num_experts": count,
-        "num_experts_per_tok": count,
+        **usual(
+            "tie_word_embeddings attention_bias sliding_window layer_types num_local_experts"
+            " num_experts num_experts_per_tok"
+        ),
         "swiglu_alpha": number(0, 1e3),
         "swiglu_limit": number(0, 1e6, above=True),
         "quantization_config": _mxfp4,

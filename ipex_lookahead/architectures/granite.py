@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import boolean, check_even_heads, number, one_of
+from ipex_lookahead.architectures.hparams import check_even_heads, number
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, GatedMlp, ModelSpec, Rope
 from ipex_lookahead.architectures.windows import one_kind_of_layer
@@ -24,10 +24,7 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 KEYS = ConfigKeys(
     used={
-        "hidden_act": one_of("silu"),
-        "tie_word_embeddings": boolean,
-        "attention_bias": boolean,
-        "mlp_bias": boolean,
+        **usual("hidden_act tie_word_embeddings attention_bias mlp_bias"),
         "embedding_multiplier": _multiplier,
         "attention_multiplier": _multiplier,
         "residual_multiplier": _multiplier,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, shown, text
+from ipex_lookahead.architectures.hparams import Source, check_even_heads, shown, text
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.errors import UnsupportedModelError
@@ -35,10 +35,8 @@ def _check(config: dict[str, Any], source: Source) -> None:
 
 KEYS = ConfigKeys(
     used={
+        **usual("tie_word_embeddings attention_bias mlp_bias"),
         "hidden_act": text,
-        "tie_word_embeddings": boolean,
-        "attention_bias": boolean,
-        "mlp_bias": boolean,
         "sliding_window": lambda source, key, value: value,
         "layer_types": lambda source, key, value: value,
     },

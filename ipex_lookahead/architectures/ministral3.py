@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.architectures import llama
-from ipex_lookahead.architectures.hparams import Source, boolean, one_of
+from ipex_lookahead.architectures.hparams import Source
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
+from ipex_lookahead.architectures.names import usual
+from ipex_lookahead.architectures.windows import one_kind_of_layer
 from ipex_lookahead.errors import UnsupportedModelError
 
 _ROPE = {
@@ -36,7 +37,7 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 
 KEYS = ConfigKeys(
-    used={"hidden_act": one_of("silu"), "tie_word_embeddings": boolean, "sliding_window": window_size},
+    used=usual("hidden_act tie_word_embeddings sliding_window"),
     defaults={
         "num_key_value_heads": 8,
         "head_dim": 128,

@@ -7,12 +7,12 @@ hidden size that the heads do not divide are read as this family: transformers' 
 from __future__ import annotations
 
 from ipex_lookahead.architectures import llama
-from ipex_lookahead.architectures.hparams import boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
-from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
+from ipex_lookahead.architectures.names import usual
+from ipex_lookahead.architectures.windows import one_kind_of_layer
 
 KEYS = ConfigKeys(
-    used={"hidden_act": one_of("silu"), "tie_word_embeddings": boolean, "sliding_window": window_size},
+    used=usual("hidden_act tie_word_embeddings sliding_window"),
     defaults={
         "num_key_value_heads": 8,
         "max_position_embeddings": 4096 * 32,

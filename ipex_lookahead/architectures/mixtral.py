@@ -8,23 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.architectures import llama
-from ipex_lookahead.architectures.experts import check_experts, count, need_counts
-from ipex_lookahead.architectures.hparams import boolean, one_of
+from ipex_lookahead.architectures.experts import check_experts, need_counts
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import ModelSpec
-from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
+from ipex_lookahead.architectures.windows import one_kind_of_layer
 
 KEYS = ConfigKeys(
-    used={
-        "hidden_act": one_of("silu"),
-        "tie_word_embeddings": boolean,
-        "sliding_window": window_size,
-        "num_local_experts": count,
-        "num_experts": count,
-        "num_experts_per_tok": count,
-    },
+    used=usual("hidden_act tie_word_embeddings sliding_window num_local_experts num_experts num_experts_per_tok"),
     defaults={
         "num_key_value_heads": 8,
         "max_position_embeddings": 4096 * 32,

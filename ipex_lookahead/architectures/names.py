@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ipex_lookahead.architectures.experts import count
+from ipex_lookahead.architectures.hparams import Check, boolean, integer, one_of
 from ipex_lookahead.architectures.spec import (
     Activation,
     Attention,
@@ -19,9 +21,28 @@ from ipex_lookahead.architectures.spec import (
     Rope,
     Tensor,
 )  # fmt: skip
-from ipex_lookahead.architectures.windows import window_of
+from ipex_lookahead.architectures.windows import layer_types, window_of, window_size
 
 SILU = Activation("silu")
+USUAL: Mapping[str, Check] = {
+    "hidden_act": one_of("silu"),
+    "tie_word_embeddings": boolean,
+    "attention_bias": boolean,
+    "mlp_bias": boolean,
+    "use_sliding_window": boolean,
+    "sliding_window": window_size,
+    "max_window_layers": integer(0, 1 << 16),
+    "layer_types": layer_types,
+    "num_experts": count,
+    "num_local_experts": count,
+    "num_experts_per_tok": count,
+}
+"""Keys of configs that several families use, and how they are checked."""
+
+
+def usual(keys: str) -> dict[str, Check]:
+    """Those of ``USUAL``, with spaces between them, for ``ConfigKeys.used``."""
+    return {key: USUAL[key] for key in keys.split()}
 
 
 class Names:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec, Rope
 from ipex_lookahead.architectures.windows import one_kind_of_layer
 from ipex_lookahead.files.refusal import Refusal
 
 KEYS = ConfigKeys(
-    used={"hidden_act": one_of("silu"), "tie_word_embeddings": boolean, "attention_bias": boolean},
+    used=usual("hidden_act tie_word_embeddings attention_bias"),
     defaults={
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5,

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Source, boolean, check_even_heads, integer, number, one_of
+from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Source, check_even_heads, integer, number
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
-from ipex_lookahead.architectures.names import SILU, Names
+from ipex_lookahead.architectures.names import SILU, Names, usual
 from ipex_lookahead.architectures.rope import rope, rotated
 from ipex_lookahead.architectures.spec import Attention, GatedMlp, Linear, ModelSpec, Place, Tensor
-from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
+from ipex_lookahead.architectures.windows import one_kind_of_layer
 from ipex_lookahead.errors import UnsupportedModelError
 
 
@@ -45,9 +45,7 @@ def _check(config: dict[str, Any], source: Source) -> None:
 
 KEYS = ConfigKeys(
     used={
-        "hidden_act": one_of("silu"),
-        "tie_word_embeddings": boolean,
-        "sliding_window": window_size,
+        **usual("hidden_act tie_word_embeddings sliding_window"),
         "partial_rotary_factor": number(0, 1, above=True),
         "original_max_position_embeddings": integer(1, MAX_CONTEXT),
     },

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, integer, one_of
+from ipex_lookahead.architectures.hparams import Source, check_even_heads
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import ModelSpec
-from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_size
+from ipex_lookahead.architectures.windows import fill_layer_types
 
 
 def check_windows(config: dict[str, Any], source: Source) -> None:
@@ -26,14 +26,7 @@ def _check(config: dict[str, Any], source: Source) -> None:
 
 
 KEYS = ConfigKeys(
-    used={
-        "hidden_act": one_of("silu"),
-        "tie_word_embeddings": boolean,
-        "use_sliding_window": boolean,
-        "sliding_window": window_size,
-        "max_window_layers": integer(0, 1 << 16),
-        "layer_types": layer_types,
-    },
+    used=usual("hidden_act tie_word_embeddings use_sliding_window sliding_window max_window_layers layer_types"),
     defaults={
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import boolean, integer, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.qwen2 import check_windows
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import ModelSpec
-from ipex_lookahead.architectures.windows import layer_types, window_size
 
 KEYS = ConfigKeys(
-    used={
-        "hidden_act": one_of("silu"),
-        "tie_word_embeddings": boolean,
-        "attention_bias": boolean,
-        "use_sliding_window": boolean,
-        "sliding_window": window_size,
-        "max_window_layers": integer(0, 1 << 16),
-        "layer_types": layer_types,
-    },
+    used=usual(
+        "hidden_act tie_word_embeddings attention_bias use_sliding_window sliding_window max_window_layers layer_types"
+    ),
     defaults={
         "head_dim": 128,
         "max_position_embeddings": 32768,

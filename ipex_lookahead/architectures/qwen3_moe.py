@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.experts import check_experts, count, need_counts
-from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, one_of, shown
+from ipex_lookahead.architectures.experts import check_experts, need_counts
+from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, shown
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import FeedForward, ModelSpec
-from ipex_lookahead.architectures.windows import one_kind_of_layer, window_size
+from ipex_lookahead.architectures.windows import one_kind_of_layer
 from ipex_lookahead.errors import UnsupportedModelError
 
 
@@ -44,15 +44,10 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 KEYS = ConfigKeys(
     used={
-        "hidden_act": one_of("silu"),
-        "tie_word_embeddings": boolean,
-        "attention_bias": boolean,
-        "use_sliding_window": boolean,
-        "sliding_window": window_size,
-        "max_window_layers": integer(0, 1 << 16),
-        "num_experts": count,
-        "num_local_experts": count,
-        "num_experts_per_tok": count,
+        **usual(
+            "hidden_act tie_word_embeddings attention_bias use_sliding_window sliding_window"
+            " max_window_layers num_experts num_local_experts num_experts_per_tok"
+        ),
         "moe_intermediate_size": SIZES["intermediate_size"],
         "norm_topk_prob": boolean,
         "decoder_sparse_step": integer(1, MAX_LAYERS),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import Source, boolean, check_even_heads, integer, one_of, shown
+from ipex_lookahead.architectures.hparams import Source, check_even_heads, integer, shown
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
-from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import ModelSpec
-from ipex_lookahead.architectures.windows import fill_layer_types, layer_types, window_size
+from ipex_lookahead.architectures.windows import fill_layer_types
 
 
 def _flags(source: Source, key: str, value: Any) -> list[int]:
@@ -31,15 +31,9 @@ def _check(config: dict[str, Any], source: Source) -> None:
 
 KEYS = ConfigKeys(
     used={
-        "hidden_act": one_of("silu"),
-        "tie_word_embeddings": boolean,
-        "attention_bias": boolean,
-        "mlp_bias": boolean,
+        **usual("hidden_act tie_word_embeddings attention_bias mlp_bias use_sliding_window sliding_window layer_types"),
         "no_rope_layers": _flags,
         "no_rope_layer_interval": integer(1, 1 << 16),
-        "use_sliding_window": boolean,
-        "sliding_window": window_size,
-        "layer_types": layer_types,
     },
     defaults={
         "num_key_value_heads": 4,
