@@ -21,9 +21,8 @@ w[o, i] = scales[g, o] * (code - zero[g, o]), g = i // group_size; in "gemv_fast
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +35,11 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     AUTO_ROUND_NEUTRAL,
     AUTO_ROUND_REFUSED,
     Layer,
+    Scheme,
     Settings,
     choice,
     exclusions,
     group_size,
-    named_parts,
     rows_of,
     unsupported,
 )
@@ -90,19 +89,16 @@ _SETTINGS = Settings(
         "checkpoint_format": Refusal(unless=(None, *_LAYOUTS)),
     },
 )  # fmt: skip
-_PARTS = ("qweight", "qzeros", "scales")
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(Scheme):
     """The scheme in the layout "gemm"; see ``quantized_layers.Scheme``."""
 
     grouped: Grouped
-    name: str = "awq"
-
-    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
-        """See ``Scheme.parts``."""
-        return named_parts(name, _PARTS, names, "qweight")
+    name: ClassVar[str] = "awq"
+    tensors: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales")
+    marks: ClassVar[tuple[str, ...]] = ("qweight",)
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads scales that are not binary16."""

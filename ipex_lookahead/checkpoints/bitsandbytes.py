@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_layers import (
     Layer,
+    Scheme,
     Settings,
     choice,
     rows_of,
@@ -82,12 +83,12 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class BitsAndBytes:
+class BitsAndBytes(Scheme):
     """The scheme; see ``quantized_layers.Scheme``. ``bits``: 4 or 8; ``quant_type``: "nf4" or "fp4" for four."""
 
     bits: int
     quant_type: str | None
-    name: str = "bitsandbytes"
+    name: ClassVar[str] = "bitsandbytes"
 
     def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
         """See ``Scheme.parts``."""

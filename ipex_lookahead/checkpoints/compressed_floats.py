@@ -15,8 +15,8 @@ these there may be scales of activations, ``input_scale`` and ``input_global_sca
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_floats import E4M3, EXPONENTS, FloatBlocks, e4m3_codes
 from ipex_lookahead.checkpoints.quantized_groups import nibbles
-from ipex_lookahead.checkpoints.quantized_layers import Array, Layer, named_parts, rows_of
+from ipex_lookahead.checkpoints.quantized_layers import Array, Layer, Scheme, rows_of
 from ipex_lookahead.formats import fp4
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import MOST_EXPONENT
@@ -40,15 +40,13 @@ _OF_ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "wei
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedFp8:
+class CompressedFp8(Scheme):
     """Eight bits; see ``quantized_layers.Scheme``."""
 
     blocks: FloatBlocks
-    name: str = NAME
-
-    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
-        """See ``Scheme.parts``."""
-        return named_parts(name, ("weight", "weight_scale", *_OF_ACTIVATIONS), names, "weight_scale")
+    name: ClassVar[str] = NAME
+    tensors: ClassVar[tuple[str, ...]] = ("weight", "weight_scale", *_OF_ACTIVATIONS)
+    marks: ClassVar[tuple[str, ...]] = ("weight_scale",)
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``."""
@@ -61,15 +59,12 @@ class CompressedFp8:
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedMxfp4:
+class CompressedMxfp4(Scheme):
     """MXFP4, kept as it is; see ``quantized_layers.Scheme``."""
 
-    name: str = NAME
-
-    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
-        """See ``Scheme.parts``."""
-        parts = ("weight_packed", "weight_scale", "weight_global_scale", *_OF_ACTIVATIONS)
-        return named_parts(name, parts, names, "weight_packed")
+    name: ClassVar[str] = NAME
+    tensors: ClassVar[tuple[str, ...]] = ("weight_packed", "weight_scale", "weight_global_scale", *_OF_ACTIVATIONS)
+    marks: ClassVar[tuple[str, ...]] = ("weight_packed",)
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``."""

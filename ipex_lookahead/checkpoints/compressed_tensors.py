@@ -14,9 +14,9 @@ w[o, i] = scale[o, g] * (code - zero[o, g]).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     block_shape,
     choice,
     group_size,
-    named_parts,
     rows_of,
     unsupported,
 )
@@ -114,11 +113,10 @@ _FLOAT_ACTIVATIONS = Settings(
     neutral={*_FOUND, "strategy", "symmetric", "dynamic", "group_size", "block_structure"},
 )
 """Activations that were to be rounded to floats of eight or four bits: the core loses less."""
-_PARTS = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedTensors:
+class CompressedTensors(Scheme):
     """The scheme; see ``quantized_layers.Scheme``.
 
     Attributes:
@@ -130,11 +128,13 @@ class CompressedTensors:
     grouped: Grouped
     strategy: str
     codes: str
-    name: str = "compressed-tensors"
+    name: ClassVar[str] = "compressed-tensors"
+    marks: ClassVar[tuple[str, ...]] = ("weight_scale", "weight_packed")
 
-    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
-        """See ``Scheme.parts``."""
-        return named_parts(name, (self.codes, *_PARTS), names, "weight_scale", "weight_packed")
+    @property
+    def tensors(self) -> tuple[str, ...]:  # type: ignore[override]
+        """See ``Scheme``."""
+        return (self.codes, "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads the order of inputs, and scales that are not binary16."""

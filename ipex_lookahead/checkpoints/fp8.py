@@ -11,8 +11,8 @@ w[o, i] = weight[o, i] * scale[o // 128, i // 128], whatever the "inv" in its na
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ipex_lookahead.architectures.hparams import Source
 from ipex_lookahead.architectures.spec import Tensor
@@ -20,10 +20,10 @@ from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_floats import FloatBlocks
 from ipex_lookahead.checkpoints.quantized_layers import (
     Layer,
+    Scheme,
     Settings,
     block_shape,
     choice,
-    named_parts,
     rows_of,
 )
 from ipex_lookahead.files.refusal import Refusal
@@ -42,19 +42,16 @@ _SETTINGS = Settings(
     },
 )
 _SCALES = ("weight_scale_inv", "weight_scale")
-_PARTS = ("weight", *_SCALES, "activation_scale", "input_scale")
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8:
+class Fp8(Scheme):
     """The scheme; see ``quantized_layers.Scheme``."""
 
     blocks: FloatBlocks
-    name: str = "fp8"
-
-    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
-        """See ``Scheme.parts``."""
-        return named_parts(name, _PARTS, names, *_SCALES)
+    name: ClassVar[str] = "fp8"
+    tensors: ClassVar[tuple[str, ...]] = ("weight", *_SCALES, "activation_scale", "input_scale")
+    marks: ClassVar[tuple[str, ...]] = _SCALES
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``."""

@@ -14,8 +14,8 @@ there, 0 becoming 7, and is given it back so.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -28,11 +28,11 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     AUTO_ROUND_REFUSED,
     Array,
     Layer,
+    Scheme,
     Settings,
     choice,
     exclusions,
     group_size,
-    named_parts,
     rows_of,
 )
 from ipex_lookahead.checkpoints.safetensors_reader import FLOATS
@@ -73,20 +73,17 @@ _SETTINGS = Settings(
 _REQUIRED = ("bits", "group_size")
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 """A word whose codes are all 1."""
-_PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(Scheme):
     """The scheme; see ``quantized_layers.Scheme``. ``first_version``: zero points are stored less 1."""
 
     grouped: Grouped
     first_version: bool
-    name: str = "gptq"
-
-    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
-        """See ``Scheme.parts``."""
-        return named_parts(name, _PARTS, names, "qweight")
+    name: ClassVar[str] = "gptq"
+    tensors: ClassVar[tuple[str, ...]] = ("qweight", "qzeros", "scales", "g_idx")
+    marks: ClassVar[tuple[str, ...]] = ("qweight",)
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads g_idx, and scales that are not binary16."""

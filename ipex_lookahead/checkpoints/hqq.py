@@ -13,9 +13,8 @@ is kept. Where zeros are whole and groups lie in rows, integer formats hold the 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +26,8 @@ from ipex_lookahead.checkpoints.quantized_groups import Grouped
 from ipex_lookahead.checkpoints.quantized_layers import (
     Array,
     Layer,
+    Scheme,
     Settings,
-    named_parts,
     rows_of,
 )
 from ipex_lookahead.checkpoints.safetensors_reader import FLOATS
@@ -67,14 +66,12 @@ class _Meaning:
 
 
 @dataclass(frozen=True, slots=True)
-class Hqq:
+class Hqq(Scheme):
     """The scheme; see ``quantized_layers.Scheme``."""
 
-    name: str = "hqq"
-
-    def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
-        """See ``Scheme.parts``."""
-        return named_parts(name, (*_NUMBERS, *_OFF, *_NOTES), names, "W_q")
+    name: ClassVar[str] = "hqq"
+    tensors: ClassVar[tuple[str, ...]] = (*_NUMBERS, *_OFF, *_NOTES)
+    marks: ClassVar[tuple[str, ...]] = ("W_q",)
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """See ``Scheme.info``. Reads scales and zeros."""

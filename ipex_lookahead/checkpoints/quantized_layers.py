@@ -9,9 +9,9 @@ floats, which ``TensorInfo.decoded_from`` says.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,33 +38,33 @@ _DTYPES: dict[str, type[np.generic]] = {
 }  # fmt: skip
 
 
-class Scheme(Protocol):
-    """A way in which a folder's matrices are quantised."""
+class Scheme:
+    """A way in which a folder's matrices are quantised.
 
-    @property
-    def name(self) -> str:
-        """Its ``quant_method``."""
-        ...
+    Attributes:
+        name: its ``quant_method``.
+        tensors: what may be there of a matrix: its tensors are called MODULE.PART.
+        marks: those of ``tensors`` of which a quantised matrix has one.
+    """
+
+    name: ClassVar[str]
+    tensors: ClassVar[tuple[str, ...]] = ()
+    marks: ClassVar[tuple[str, ...]] = ()
 
     def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
         """The tensors of the matrix ``name``: what each is -> its name; {} for a matrix that is not quantised."""
-        ...
+        module = name.removesuffix(".weight")
+        if not any(f"{module}.{mark}" in names for mark in self.marks):
+            return {}
+        return {part: f"{module}.{part}" for part in self.tensors if f"{module}.{part}" in names}
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """What the matrix will be. Raises ModelFormatError where its tensors are not what the settings say."""
-        ...
+        raise NotImplementedError
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
         """The matrix, ``info`` being what :meth:`info` gives. Raises ModelFormatError for values that cannot be."""
-        ...
-
-
-def named_parts(name: str, parts: Iterable[str], names: Collection[str], *marks: str) -> dict[str, str]:
-    """``Scheme.parts`` where tensors are called MODULE.PART, and a matrix is quantised if one of ``marks`` is there."""
-    module = name.removesuffix(".weight")
-    if not any(f"{module}.{mark}" in names for mark in marks):
-        return {}
-    return {part: f"{module}.{part}" for part in parts if f"{module}.{part}" in names}
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
