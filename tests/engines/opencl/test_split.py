@@ -113,7 +113,7 @@ def test_checkpoints_of_families(tmp_path: Path, model_type: str, variant: Varia
 
 
 @pytest.mark.timeout(900)
-def test_the_embedded_models_answers(device: Device) -> None:
+def test_the_embedded_models_answers() -> None:
     """30 layers, 11 of them on the device: greedy and sampled, alone and in a batch, plain and with lookahead."""
     native = AutoModelForCausalLM.from_pretrained("default", engine="native", progress=False)
     ours = AutoModelForCausalLM.from_pretrained("default", engine="opencl", gpu_layers=11, progress=False)
