@@ -29,7 +29,7 @@ from ipex_lookahead.errors import EngineError
 _ROOT_ONLY = [0]
 
 
-class BatchRules(Protocol):
+class BatchCallbacks(Protocol):
     """Rules that see all sequences of a group at one position; these then advance in lockstep.
 
     Both methods are called once for each emitted position, in order, with the sequences that go on, by ``index``.
@@ -100,7 +100,7 @@ class SequenceGroup:
         stats: filled; right also for a group that was abandoned.
         controller: decides how much is drafted; or what is called with the group when its prompts are read, again after
             it was preempted: gives the sequences in ``live`` their proposers, and returns the controller.
-        rules: of the caller's, which see all sequences at one position: a step emits as many tokens of each as of the
+        callbacks: the caller's, which see all sequences at one position: a step emits as many tokens of each as of the
             one whose draft is right for the shortest way.
         on_prefill: called after each chunk of the prompts with their tokens done, and their number.
         emits_events: make events of its steps.
@@ -125,7 +125,7 @@ class SequenceGroup:
         stats: GenerationStats,
         controller: Controller | Callable[[Any], Controller],
         *,
-        rules: BatchRules | None = None,
+        callbacks: BatchCallbacks | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         emits_events: bool = False,
         key: str = "",
@@ -144,12 +144,12 @@ class SequenceGroup:
         self.controller: Controller | None = None
         self.rule_seconds = 0.0
         for sequence in sequences:
-            sequence.needs_logits = sequence.chooses or (rules is not None and rules.processes)
+            sequence.needs_logits = sequence.chooses or (callbacks is not None and callbacks.processes)
         self.logits = any(s.needs_logits for s in sequences)
         self.total = sum(len(s.prompt) for s in sequences)
         self._done = 0
         self._make_controller = controller
-        self._rules = rules
+        self._callbacks = callbacks
         self._on_prefill = on_prefill
         self._first: dict[Sequence, tuple[int, Any]] = {}  # in lockstep: what follows the prompts read so far
         self._started = self._first_token_at = perf_counter()
@@ -221,7 +221,7 @@ class SequenceGroup:
         for sequence in (reader, *reader.twins):
             if sequence.length == sequence.limit:
                 sequence.finish = sequence.limit_reason
-            elif self._rules is not None:
+            elif self._callbacks is not None:
                 self._first[sequence] = argmax[row], None if output.logits is None else output.logits[row]
             else:
                 token, _ = sequence.emit(argmax, output, self.stats, row, 0)
@@ -291,7 +291,7 @@ class SequenceGroup:
         """
         stats, emits_events, controller = self.stats, self.emits_events, self.controller
         assert controller is not None
-        walks = None if self._rules is None else self._walk_in_step(drafts, argmax, output, first)
+        walks = None if self._callbacks is None else self._walk_in_step(drafts, argmax, output, first)
         accepted_rows = drafted = 0
         before = stats.sampler_seconds
         for number, sequence in enumerate(self.live):
@@ -382,16 +382,16 @@ class SequenceGroup:
 
     def _emit_in_step(self, argmax: abc.Sequence[int], logits: abc.Sequence[Logits]) -> tuple[abc.Sequence[int], bool]:
         """One position of all sequences that go on: choose, commit, and say whether any of them ends there."""
-        live, rules, stats = self.live, self._rules, self.stats
-        assert rules is not None
+        live, callbacks, stats = self.live, self._callbacks, self.stats
+        assert callbacks is not None
         numbers = [s.index for s in live]
         tokens = argmax
         if len(logits):
             began = perf_counter()
             for sequence, row in zip(live, logits, strict=True):
                 sequence.record(row)
-            if rules.processes:
-                logits = rules.process(numbers, logits)
+            if callbacks.processes:
+                logits = callbacks.process(numbers, logits)
             tokens = [sequence.pick(row) for sequence, row in zip(live, logits, strict=True)]
             stats.sampler_seconds += perf_counter() - began
         elif min(argmax) < 0:
@@ -399,7 +399,7 @@ class SequenceGroup:
         stats.tokens += len(live)
         for sequence, token in zip(live, tokens, strict=True):
             sequence.commit(token)
-        for sequence, ended in zip(live, rules.accept(numbers, tokens), strict=True):
+        for sequence, ended in zip(live, callbacks.accept(numbers, tokens), strict=True):
             if ended:
                 sequence.finish = "stop"
         return tokens, any(s.finish is not None for s in live)

@@ -15,7 +15,7 @@ from ipex_lookahead.generation.processors import Processor, as_logits, call
 
 
 class CallersBatch:
-    """Processors, stop criteria and a streamer for all sequences at once: ``run``'s ``BatchRules``.
+    """Processors, stop criteria and a streamer for all sequences at once: the ``callbacks`` of a run.
 
     Rows are in the caller's order, with the padding on the left as given. A row that has ended goes on with the padding
     token, and its scores are zeros: transformers shows what its model thinks after the padding, which means nothing.

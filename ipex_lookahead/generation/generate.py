@@ -198,7 +198,7 @@ def generate_stepwise(
         in_prompt += [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
         options.cancelled = cancellation(cancel, in_prompt, ids, lambda: stats.prompt_tokens < read)
         constrained = None if prefix_allowed_tokens_fn is None else constrain(prefix_allowed_tokens_fn)
-        options.rules = wish.apply(
+        options.callbacks = wish.apply(
             ids, sequences, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
         )
         yield from run_stepwise(engine, sequences, options)

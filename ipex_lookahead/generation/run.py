@@ -20,7 +20,7 @@ from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
 from ipex_lookahead.decoding.sequence import Sequence
-from ipex_lookahead.decoding.sequence_group import BatchRules, SequenceGroup
+from ipex_lookahead.decoding.sequence_group import BatchCallbacks, SequenceGroup
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer, make_second_model_proposer
@@ -43,7 +43,7 @@ MakeProposer = Callable[..., Proposer]
 
 @dataclass(slots=True)
 class RunOptions:
-    """How sequences are generated. None of it changes what comes out, but ``rules`` and ``cancelled``.
+    """How sequences are generated. None of it changes what comes out, but ``callbacks`` and ``cancelled``.
 
     Attributes:
         config: how to draft (:func:`ipex_lookahead.generation.lookahead.resolve_lookahead`); None decodes token by
@@ -54,7 +54,7 @@ class RunOptions:
         draft_engine: the second model, for the strategies ``draft_model`` and ``self_speculation``.
         draft_memory: keeps a draft model's keys and values for later generations; None: only for this one's sequences.
         make: makes the proposer of a sequence.
-        rules: for all sequences at once, in lockstep.
+        callbacks: the caller's, for all sequences at once, in lockstep.
         cancelled: called between two chunks of the prompts and after each step; True ends all sequences ("cancelled").
         on_prefill: called after each chunk of the prompts with the prompt tokens done, and their number in all.
         forwards: those of the model, shared with other threads' generations; None runs them alone.
@@ -68,7 +68,7 @@ class RunOptions:
     draft_engine: Engine | None = None
     draft_memory: PrefixCache | None = None
     make: MakeProposer = make_proposer
-    rules: BatchRules | None = None
+    callbacks: BatchCallbacks | None = None
     cancelled: Callable[[], bool] | None = None
     on_prefill: Callable[[int, int], None] | None = None
     forwards: SharedForwards | None = None
@@ -155,9 +155,9 @@ def run_stepwise(
                 sequence.proposer = second
             elif sequence.proposer is None:
                 sequence.proposer = proposer_of()
-        return make_controller(config, costs, in_step=options.rules is not None)
+        return make_controller(config, costs, in_step=options.callbacks is not None)
 
-    group = SequenceGroup(sequences, stats, begin, rules=options.rules, on_prefill=options.on_prefill)
+    group = SequenceGroup(sequences, stats, begin, callbacks=options.callbacks, on_prefill=options.on_prefill)
     try:
         with nullcontext() if options.forwards is None else options.forwards.taking_part() as place:
             for _ in decode(

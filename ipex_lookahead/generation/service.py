@@ -15,13 +15,11 @@ from typing import Any
 from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
-from ipex_lookahead.decoding.sampling import Ids, Processor
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer
-from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.drafting.prediction import SOURCE, Filtered, Prediction
 from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.errors import InputError, LookaheadError, ServiceError
@@ -29,49 +27,52 @@ from ipex_lookahead.generation.events import Event, OnEvent, TokenLogprob
 from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logprob_of
 from ipex_lookahead.generation.lookahead import AUTO_TOKENS, make_controller
 from ipex_lookahead.generation.places import Places
+from ipex_lookahead.generation.request import GenerationRequest
 from ipex_lookahead.generation.run import length_limit, second_model
 from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.stop_texts import Stop, any_of
+from ipex_lookahead.generation.stop_texts import any_of
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.generation.ticket import Stream, Ticket
 
 log = logging.getLogger("ipex_lookahead")
 
-DraftFilter = Callable[[Ids, Draft], Draft]
-"""(the sequence so far, a draft of what follows) -> what of the draft may follow at all; a tree again."""
 
+class _RequestGroup(SequenceGroup):
+    """A request as the scheduler has it, a group of one sequence; and who gets its events, and what drafts for it.
 
-class _Request(SequenceGroup):
-    """A group of one, and what the worker knows besides: whose it is, how to draft for it, and who gets its events."""
+    Attributes:
+        number: the service's.
+        request, sequence, config, draft_engine, on_event: as given.
+        of_prompt: log probabilities of the prompt's tokens, until they are handed out.
+        second: the proposer that has a second model.
+    """
 
     def __init__(
         self,
         number: int,
+        request: GenerationRequest,
         sequence: Sequence,
-        config: LookaheadConfig | None,
-        begin: Callable[[_Request], Controller],
+        drafting: tuple[LookaheadConfig | None, Engine | None],
+        begin: Callable[[_RequestGroup], Controller],
         on_event: OnEvent,
-        *,
-        key: str,
-        salt: str,
     ) -> None:
-        stats = GenerationStats(strategy=SOURCE if config is None else config.strategy)
+        self.config, self.draft_engine = drafting
+        stats = GenerationStats(strategy=SOURCE if self.config is None else self.config.strategy)
         if sequence.sampler is not None:
             stats.seed, stats.temperature = sequence.sampler.seed, sequence.sampler.temperature
-        whose = f"{key}#{salt}" if salt else key
-        super().__init__([sequence], stats, begin, emits_events=True, key=whose, owner=key)
+        if request.top_logprobs is not None:
+            sequence.raw = []  # a group looks whether its sequences need logits
+        key = f"{request.key}#{request.salt}" if request.salt else request.key
+        super().__init__([sequence], stats, begin, emits_events=True, key=key, owner=request.key)
         self.number = sequence.index = number
+        self.request = request
         self.sequence = sequence
-        self.config = config
         self.on_event = on_event
-        self._salt = salt
-        self.adaptive = True
-        self.draft_engine: Engine | None = None
-        self.draft_filter: DraftFilter | None = None
-        self.prediction: abc.Sequence[int] = ()
-        self.top_logprobs: int | None = None
         self.of_prompt: PromptLogprobs | None = None
         self.second: DraftModel | None = None
+        if request.prompt_logprobs is not None:
+            self.of_prompt = PromptLogprobs(sequence.prompt.tolist(), request.prompt_logprobs)
+            sequence.on_prompt_logits = self.of_prompt.put
 
     @property
     def store(self) -> str | None:
@@ -82,7 +83,7 @@ class _Request(SequenceGroup):
         name = None if self.config is None else self.config.remembering
         if name is None or not self.key:
             return name
-        if self._salt:
+        if self.request.salt:
             return f"{MEMORY_STORE}:{self.key}"
         return f"{name}:{self.key}" if is_memory(name) else f"{name}.{self.key}"
 
@@ -133,9 +134,9 @@ class Service:
         self._memory = PrefixCache(pages, keeps=model.engine.row_invariant)
         self._draft_memory = None if model.draft_engine is None else PrefixCache(pages)
         self._controllers: dict[LookaheadConfig | None, Controller] = {}
-        self._requests: dict[int, _Request] = {}
-        self._submitted: dict[int, _Request] = {}  # by the scheduler's number
-        self._new: list[_Request] = []
+        self._requests: dict[int, _RequestGroup] = {}
+        self._submitted: dict[int, _RequestGroup] = {}  # by the scheduler's number
+        self._new: list[_RequestGroup] = []
         self._leaving: list[int] = []
         self._numbers = 0
         self._changed = threading.Condition()
@@ -149,78 +150,42 @@ class Service:
         """Most requests that are decoded at a time."""
         return self._slots
 
-    def submit(
-        self,
-        prompt: abc.Sequence[int],
-        params: SamplingParams,
-        on_event: OnEvent,
-        *,
-        lookahead: int | str | LookaheadConfig | None = None,
-        adaptive: bool | None = None,
-        processors: abc.Sequence[Processor] = (),
-        draft_filter: DraftFilter | None = None,
-        stop: Stop | None = None,
-        prediction: abc.Sequence[int] = (),
-        key: str = "",
-        salt: str = "",
-        sequence: int = 0,
-        top_logprobs: int | None = None,
-        prompt_logprobs: int | None = None,
-    ) -> Ticket:
+    def submit(self, request: GenerationRequest, on_event: OnEvent) -> Ticket:
         """Take a request.
 
         Args:
-            prompt: token ids.
-            params: how tokens are chosen.
-            on_event: told what happens, in the worker thread; it must not block, and what it raises ends the request.
-            lookahead: how to draft, as for :func:`resolve_lookahead`; it never changes the answer.
-            adaptive: False always drafts as much as allowed.
-            processors: change the logits after the model's own, called once for each emitted position, in order.
-            draft_filter: cuts a draft to what may follow, before it costs a row.
-            stop: asked in the worker thread after each emitted token, in order, with the sequence so far; True ends it
-                there, beside what the rules stop at.
-            prediction: ids that the answer may resemble: one more source of drafts, named "prediction".
-            key: whose memory of answers and of prompts is used; other keys' do not show, not even in the times. Letters
-                and digits: a store in a file has one for each key, with the key behind its name.
-            salt: divides a key's memory further, so that two users of one key need not learn of each other.
-            sequence: the answer's number in the noise, for several answers with one seed, 0 to 2**32 - 1.
-            top_logprobs: tell the tokens' log probabilities and those of so many others, 0 to 64; None tells none.
-            prompt_logprobs: the same of the prompt's tokens, for which all of it is read, whatever is kept of it.
+            request: not changed; nor should it be, until it has ended.
+            on_event: called with what happens, in the worker thread; it must not block, and what it raises ends the
+                request.
 
         Raises:
-            InputError: an argument outside what is allowed.
+            InputError: a field outside what is allowed.
             ContextLengthError: a prompt that leaves no room for an answer, or one that the memory has no room for.
             QueueFullError: as many requests wait as may, of this key or of all.
             ServiceError: the service is draining or closed.
         """
-        made = self._sequence(prompt, params, processors, sequence)
-        config, draft_engine = self.model.drafting(lookahead, adaptive)
-        self._check_ids("prediction", prediction)
-        checked_top("top_logprobs", top_logprobs)
-        checked_top("prompt_logprobs", prompt_logprobs)
-        if top_logprobs is not None:
-            made.raw = []
-        made.stop = any_of(made.stop, stop)
+        sequence = self._sequence(request)
+        drafting = self.model.drafting(request.lookahead, request.adaptive)
+        self._check_ids("prediction", request.prediction)
+        checked_top("top_logprobs", request.top_logprobs)
+        checked_top("prompt_logprobs", request.prompt_logprobs)
         with self._changed:
-            self._check_room(1, key)
+            self._check_room(1, request.key)
             self._numbers += 1
-            self._places.take(self._numbers, key)
-            request = _Request(self._numbers, made, config, self._begin, on_event, key=key, salt=salt)
-            request.adaptive = adaptive is not False
-            request.draft_engine, request.draft_filter = draft_engine, draft_filter
-            request.prediction, request.top_logprobs = prediction, top_logprobs
-            if prompt_logprobs is not None:
-                request.of_prompt = PromptLogprobs(made.prompt.tolist(), prompt_logprobs)
-                made.on_prompt_logits = request.of_prompt.put
-            self._requests[request.number] = request
-            self._new.append(request)
+            self._places.take(self._numbers, request.key)
+            group = _RequestGroup(self._numbers, request, sequence, drafting, self._begin, on_event)
+            self._requests[group.number] = group
+            self._new.append(group)
             self._changed.notify_all()
-        return Ticket(request.number, self._cancel)
+        return Ticket(group.number, self._cancel)
 
     def stream(self, prompt: abc.Sequence[int], params: SamplingParams, **options: Any) -> Stream:
-        """As ``submit``, with the events as an iterator; closing it ends the request."""
+        """The events of a request with these fields, as an iterator; closing it ends the request. Raises as ``submit``.
+
+        ``options`` are the other fields of a :class:`GenerationRequest`.
+        """
         stream = Stream()
-        stream.ticket = self.submit(prompt, params, stream.put, **options)
+        stream.ticket = self.submit(GenerationRequest(prompt, params, **options), stream.put)
         return stream
 
     def check_room(self, count: int, key: str = "") -> None:
@@ -253,15 +218,13 @@ class Service:
                 self._leaving.append(number)
                 self._changed.notify_all()
 
-    def _sequence(
-        self, prompt: abc.Sequence[int], params: SamplingParams, processors: abc.Sequence[Processor], number: int
-    ) -> Sequence:
-        engine = self.model.engine
+    def _sequence(self, request: GenerationRequest) -> Sequence:
+        engine, prompt, params = self.model.engine, request.prompt, request.params
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
         self._check_ids("prompt", prompt)
-        if not 0 <= number < 2**32:
-            raise InputError(argument="sequence", got=number, allowed=f"from 0 to {2**32 - 1}")
+        if not 0 <= request.sequence < 2**32:
+            raise InputError(argument="sequence", got=request.sequence, allowed=f"from 0 to {2**32 - 1}")
         limit, reason = length_limit(len(prompt), engine.max_context, max_new_tokens=params.max_new_tokens)
         if pages_of(limit) > self._memory.pages:
             room = self._memory.pages * PAGE
@@ -271,7 +234,9 @@ class Service:
                     hint="shorten the prompt, or give the service more cache_memory",
                 )
             limit, reason = room, "context"
-        return self.model.sequence(prompt, params, limit, reason, processors, number)
+        sequence = self.model.sequence(prompt, params, limit, reason, request.processors, request.sequence)
+        sequence.stop = any_of(sequence.stop, request.stop)
+        return sequence
 
     def _check_ids(self, name: str, ids: abc.Sequence[int]) -> None:
         size = self.model.engine.vocab_size
@@ -302,8 +267,8 @@ class Service:
                 self.state = "closed"
                 left, self._requests = list(self._requests.values()), {}
                 self._changed.notify_all()
-            for request in left:
-                self._notify(request, Event("error", error=error))
+            for group in left:
+                self._notify(group, Event("error", error=error))
 
     def _turn(self, scheduler: Scheduler) -> bool:
         """Take what has come in, and make a step; False: there is nothing more to do, ever."""
@@ -317,8 +282,8 @@ class Service:
                 return False
             new, self._new = self._new, []
             leaving, self._leaving = self._leaving, []
-        for request in new:
-            self._start(scheduler, request)
+        for group in new:
+            self._start(scheduler, group)
         for number in leaving:
             found = self._requests.get(number)
             if found is not None:
@@ -334,38 +299,36 @@ class Service:
         self.cached_tokens = memory.hits
         return True
 
-    def _start(self, scheduler: Scheduler, request: _Request) -> None:
-        sequence = request.sequence
-        if sequence.limit == len(sequence.prompt) and request.of_prompt is None:
-            request.stats.finish_reasons = [sequence.limit_reason]
-            self._end(request, Event("finish", reason=sequence.limit_reason, stats=request.stats))
+    def _start(self, scheduler: Scheduler, group: _RequestGroup) -> None:
+        sequence = group.sequence
+        if sequence.limit == len(sequence.prompt) and group.of_prompt is None:
+            group.stats.finish_reasons = [sequence.limit_reason]
+            self._end(group, Event("finish", reason=sequence.limit_reason, stats=group.stats))
             return
-        self._submitted[scheduler.submit(request)] = request
+        self._submitted[scheduler.submit(group)] = group
 
-    def _begin(self, request: _Request) -> Controller:
+    def _begin(self, group: _RequestGroup) -> Controller:
         """Give a request's sequence its proposer; its controller is that of all with the same configuration."""
-        sequence, config, proposer = request.sequence, request.config, None
+        sequence, config, proposer = group.sequence, group.config, None
         # The first token comes with the prompt: of one more there is nothing to draft.
         if config is not None and sequence.limit - len(sequence.prompt) > 1:
-            proposer = self._proposer(request, config)
-        if request.prediction:
-            proposer = Prediction(request.prediction, proposer)
-        if proposer is not None and request.draft_filter is not None:
-            proposer = Filtered(proposer, request.draft_filter, sequence.prefix)
+            proposer = self._proposer(group, config)
+        if group.request.prediction:
+            proposer = Prediction(group.request.prediction, proposer)
+        if proposer is not None and group.request.draft_filter is not None:
+            proposer = Filtered(proposer, group.request.draft_filter, sequence.prefix)
         sequence.proposer = proposer
         if proposer is not None and config is None:  # the prediction alone
-            config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS, adaptive=request.adaptive)
+            config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS, adaptive=group.request.adaptive is not False)
         return self._controller(config if proposer is not None else None)
 
-    def _proposer(self, request: _Request, config: LookaheadConfig) -> Proposer:
-        if config.strategy in SECOND_MODEL and request.draft_engine is not None:
-            if request.second is not None:  # the request was preempted meanwhile
-                request.second.end()
-            request.second = second_model(
-                config, request.draft_engine, request.sequence, self._draft_memory, request.key
-            )
-            return request.second
-        name = request.store
+    def _proposer(self, group: _RequestGroup, config: LookaheadConfig) -> Proposer:
+        if config.strategy in SECOND_MODEL and group.draft_engine is not None:
+            if group.second is not None:  # the request was preempted meanwhile
+                group.second.end()
+            group.second = second_model(config, group.draft_engine, group.sequence, self._draft_memory, group.key)
+            return group.second
+        name = group.store
         return make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
 
     def _controller(self, config: LookaheadConfig | None) -> Controller:
@@ -378,53 +341,53 @@ class Service:
 
     def _pass_on(self, scheduler: Scheduler, event: StepEvent) -> None:
         """A step's news, as the caller hears it."""
-        request = self._submitted.get(event.id)
-        if request is None:
+        group = self._submitted.get(event.id)
+        if group is None:
             return
         if event.kind in ("prefill", "tokens"):
-            self._places.begin(request.number)
+            self._places.begin(group.number)
         if event.kind == "prefill":
             passed_on = Event("prefill", event.done, event.total)
-            if request.of_prompt is not None and event.done == event.total:
-                passed_on.prompt_logprobs, request.of_prompt = request.of_prompt.found, None
+            if group.of_prompt is not None and event.done == event.total:
+                passed_on.prompt_logprobs, group.of_prompt = group.of_prompt.found, None
         elif event.kind == "tokens":
             self.tokens += len(event.tokens)
             passed_on = Event("tokens", tokens=list(event.tokens), origins=list(event.origins))
-            if request.top_logprobs is not None and request.sequence.raw is not None:
-                raw, request.sequence.raw = request.sequence.raw, []
+            if group.request.top_logprobs is not None and group.sequence.raw is not None:
+                raw, group.sequence.raw = group.sequence.raw, []
                 passed_on.logprobs = [
-                    logprob_of(token, logits, request.top_logprobs)
+                    logprob_of(token, logits, group.request.top_logprobs)
                     for token, logits in zip(event.tokens, raw, strict=True)
                 ]
         else:
             del self._submitted[event.id]
             if event.kind == "error":
-                self._end(request, Event("error", error=_as_ours(request.error)))
+                self._end(group, Event("error", error=_as_ours(group.error)))
                 return
-            if request.store is not None:
-                self.model.stores.add(request.store, [request.sequence.new])
-            self._end(request, Event("finish", reason=request.stats.finish_reasons[0], stats=request.stats))
+            if group.store is not None:
+                self.model.stores.add(group.store, [group.sequence.new])
+            self._end(group, Event("finish", reason=group.stats.finish_reasons[0], stats=group.stats))
             return
-        if not self._notify(request, passed_on):
+        if not self._notify(group, passed_on):
             scheduler.cancel(event.id)
 
-    def _end(self, request: _Request, event: Event) -> None:
-        if request.second is not None:
-            request.second.end()
+    def _end(self, group: _RequestGroup, event: Event) -> None:
+        if group.second is not None:
+            group.second.end()
         # It may refer to the sequence: as a circle both would hold keys and values until Python looks.
-        request.sequence.proposer = None
+        group.sequence.proposer = None
         with self._changed:
-            del self._requests[request.number]
-            self._places.leave(request.number)
+            del self._requests[group.number]
+            self._places.leave(group.number)
             self._changed.notify_all()
-        self._notify(request, event)
+        self._notify(group, event)
 
-    def _notify(self, request: _Request, event: Event) -> bool:
+    def _notify(self, group: _RequestGroup, event: Event) -> bool:
         """Whether the caller has taken it."""
         try:
-            request.on_event(event)
+            group.on_event(event)
         except Exception:
-            log.exception("request %d: its on_event has failed; the request ends", request.number)
+            log.exception("request %d: its on_event has failed; the request ends", group.number)
             return False
         return True
 
@@ -442,4 +405,4 @@ def _as_ours(error: Exception | None) -> LookaheadError:
     return ours
 
 
-__all__ = ["DraftFilter", "Event", "OnEvent", "Service", "Stream", "Ticket", "TokenLogprob"]
+__all__ = ["Event", "GenerationRequest", "OnEvent", "Service", "Stream", "Ticket", "TokenLogprob"]

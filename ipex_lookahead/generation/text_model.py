@@ -139,16 +139,8 @@ class TextModel:
                 config that is not supported.
             ContextLengthError: a prompt that leaves no room for an answer.
         """
-        steps = self._stepwise(
-            ids,
-            params,
-            lookahead=lookahead,
-            adaptive=adaptive,
-            on_token=on_token,
-            on_prefill=on_prefill,
-            cancelled=cancelled,
-            keep=keep,
-        )
+        options = RunOptions(cancelled=cancelled, on_prefill=on_prefill)
+        steps = self._stepwise(ids, params, lookahead, adaptive, options, on_token=on_token, keep=keep)
         (sequences,) = deque(steps, maxlen=1)  # there are at least the empty ones
         return sequences[0].new if sequences else []
 
@@ -167,7 +159,7 @@ class TextModel:
         Closing the iterator ends the answer. The arguments and errors are those of :meth:`generate`, the errors raised
         at once.
         """
-        steps = self._stepwise(ids, params, lookahead=lookahead, adaptive=adaptive, on_prefill=on_prefill, keep=keep)
+        steps = self._stepwise(ids, params, lookahead, adaptive, RunOptions(on_prefill=on_prefill), keep=keep)
         next(steps)
         return streamed(steps)
 
@@ -175,20 +167,19 @@ class TextModel:
         self,
         ids: abc.Sequence[int],
         params: SamplingParams,
-        *,
         lookahead: int | str | LookaheadConfig | None,
         adaptive: bool | None,
+        options: RunOptions,
+        *,
         on_token: Callable[[int], None] | None = None,
-        on_prefill: Callable[[int, int], None] | None = None,
-        cancelled: Callable[[], bool] | None = None,
         keep: bool = False,
     ) -> Generator[abc.Sequence[Sequence], None, None]:
         """The answer so far: nothing, once the arguments are checked, then the sequence after each forward."""
-        self.stats = stats = GenerationStats()
+        self.stats = stats = options.stats
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
         params = self.resolved(params)
-        config, draft_engine = self.drafting(lookahead, adaptive)
+        options.config, options.draft_engine = self.drafting(lookahead, adaptive)
         limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=params.max_new_tokens)
         sequence = self.sequence(ids, params, limit, reason)
         sequence.on_token = on_token
@@ -197,23 +188,14 @@ class TextModel:
             stats.sequences, stats.finish_reasons = 1, [reason]
             return
         if limit - len(ids) == 1:
-            config = None  # the one token comes with the prompt: there is nothing to draft
-        self.costs.ready(config)
+            options.config = None  # the one token comes with the prompt: there is nothing to draft
+        self.costs.ready(options.config)
         keep = keep and self.engine.row_invariant
         sequence.cache = self._reused(sequence.prompt) if keep else self.engine.new_cache()
-        if on_prefill is not None:
-            on_prefill(sequence.cache.length, len(ids))
-        options = RunOptions(
-            config,
-            stats,
-            self.costs,
-            self.stores,
-            draft_engine,
-            self._draft_memory if keep else None,
-            cancelled=cancelled,
-            on_prefill=on_prefill,
-            forwards=self.forwards,
-        )
+        if options.on_prefill is not None:
+            options.on_prefill(sequence.cache.length, len(ids))
+        options.costs, options.stores, options.forwards = self.costs, self.stores, self.forwards
+        options.draft_memory = self._draft_memory if keep else None
         yield from run_stepwise(self.engine, [sequence], options)
         if keep:
             self._kept = sequence.cache, sequence.prefix()[: sequence.cache.length].copy()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from ipex_lookahead.decoding.sampling import Ids, Processor
+from ipex_lookahead.decoding.sampling import Ids
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, QueueFullError
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.generation.request import GenerationRequest
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.reader import Part, Reader
 from ipex_lookahead.serving.text import AnswerText, Piece, Shown
@@ -22,29 +22,24 @@ from ipex_lookahead.serving.usage import whole_pages
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.service import Event, Service, Ticket, TokenLogprob
+    from ipex_lookahead.serving.grammar import Grammar
     from ipex_lookahead.tokenization.text import TextTokenizer
 
 
 @dataclass(slots=True)
-class GenerationRequest:
-    """One answer to be.
+class TextRequest(GenerationRequest):
+    """A request whose answer is shown as text.
 
     Attributes:
-        prompt: token ids.
-        params: how it is made.
-        options: what else ``Service.submit`` takes.
-        reader: finds thoughts and calls of tools in it, and may end it with the first call.
+        reader: finds thoughts and calls of tools in it, and may end it with the first call; each answer has its own.
         markers, silent_too: see :class:`AnswerText`.
-        constrain: makes the processor and the draft filter that keep it in a grammar, given the prompt's length.
+        grammar: what the answer keeps to; None for any text.
     """
 
-    prompt: Sequence[int]
-    params: SamplingParams
-    options: dict[str, Any] = field(default_factory=dict)
     reader: Reader = field(default_factory=Reader)
     markers: Mapping[int, str] | None = None
     silent_too: bool = False
-    constrain: Callable[[int], tuple[Processor, Any]] | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(slots=True)
@@ -124,10 +119,10 @@ class AnswerEnd:
     So where it ends, and what its usage is, hangs on the tokens alone, not on when somebody looks at them.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, generation: GenerationRequest) -> None:
-        self._reader = generation.reader.again()
-        self._text = AnswerText(tokenizer, generation.params.stop, generation.markers, silent_too=generation.silent_too)
-        self._at = len(generation.prompt)
+    def __init__(self, tokenizer: TextTokenizer, request: TextRequest) -> None:
+        self._reader = request.reader.again()
+        self._text = AnswerText(tokenizer, request.params.stop, request.markers, silent_too=request.silent_too)
+        self._at = len(request.prompt)
 
     def __call__(self, ids: Ids) -> bool:
         """Int64 [n], the prompt and the answer so far -> whether it ends here."""
@@ -140,12 +135,12 @@ class AnswerEnd:
 
 
 class Answers:
-    """Several answers of one request, in the making. Whoever has them closes them: that cancels what is not done.
+    """Several answers of one HTTP request, in the making. Whoever has them closes them: that cancels what is not done.
 
     Args:
         service: where they are made.
         tokenizer: the model's.
-        generations: one for each answer.
+        requests: one for each answer.
         ping_seconds: iteration gives an empty list where nothing has come for so long.
         at_once: so many are given to the service at a time; each that ends makes room for the next.
 
@@ -156,28 +151,29 @@ class Answers:
         self,
         service: Service,
         tokenizer: TextTokenizer,
-        generations: Sequence[GenerationRequest],
+        requests: Sequence[TextRequest],
         ping_seconds: float,
         at_once: int = 16,
     ) -> None:
         """Submits the first ``at_once`` of them all, or none. Raises ApiError where one is refused."""
-        self.generations = generations
-        self._ends: list[Finish | None] = [None] * len(generations)
+        self.requests = requests
+        self._ends: list[Finish | None] = [None] * len(requests)
         self._loop = asyncio.get_running_loop()
         self._ping = ping_seconds
         self._at_once = at_once
         self._tokenizer = tokenizer
         self._events: deque[tuple[int, Event]] = deque()
         self._arrived = asyncio.Event()
-        self._texts = [AnswerText(tokenizer, a.params.stop, a.markers, silent_too=a.silent_too) for a in generations]
-        self._calls = [0] * len(generations)
-        self._thought = [0] * len(generations)
-        self._done = [False] * len(generations)
+        self._texts = [AnswerText(tokenizer, a.params.stop, a.markers, silent_too=a.silent_too) for a in requests]
+        self._readers = [request.reader.again() for request in requests]
+        self._calls = [0] * len(requests)
+        self._thought = [0] * len(requests)
+        self._done = [False] * len(requests)
         self._service = service
         self._tickets: list[Ticket] = []
         try:
-            first = min(at_once, len(generations))
-            service.check_room(first, generations[0].options.get("key", "") if generations else "")
+            first = min(at_once, len(requests))
+            service.check_room(first, requests[0].key if requests else "")
             for index in range(first):
                 self._tickets.append(self._submit(index))
         except LookaheadError as error:
@@ -188,24 +184,22 @@ class Answers:
             raise
 
     def _submit(self, index: int) -> Ticket:
-        generation = self.generations[index]
-        options = dict(generation.options)
-        if generation.constrain is not None:
-            processor, draft_filter = generation.constrain(len(generation.prompt))
-            options["processors"] = [*options.get("processors", ()), processor]
-            options["draft_filter"] = draft_filter
-        if generation.params.stop or generation.reader.ends:
-            options["stop"] = AnswerEnd(self._tokenizer, generation)
+        request = self.requests[index]
+        if request.grammar is not None:
+            processor, draft_filter = request.grammar.constrain(len(request.prompt))
+            request = replace(request, processors=[*request.processors, processor], draft_filter=draft_filter)
+        if request.params.stop or request.reader.ends:
+            request = replace(request, stop=AnswerEnd(self._tokenizer, request))
 
         def on_event(event: Event) -> None:  # in the service's thread
             with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever would read
                 self._loop.call_soon_threadsafe(self._take, index, event)
 
-        return self._service.submit(generation.prompt, generation.params, on_event, **options)
+        return self._service.submit(request, on_event)
 
     def _next(self) -> None:
         """Submit what waits for one of this request's to end. Raises ApiError where the service has no room for any."""
-        while len(self._tickets) < len(self.generations):
+        while len(self._tickets) < len(self.requests):
             running = len(self._tickets) - sum(self._done)
             if running >= self._at_once:
                 return
@@ -227,7 +221,7 @@ class Answers:
         for index, ticket in enumerate(self._tickets):
             if not self._done[index]:
                 ticket.cancel()
-        self._done = [True] * len(self.generations)
+        self._done = [True] * len(self.requests)
 
     @property
     def finished(self) -> list[GenerationStats]:
@@ -262,7 +256,7 @@ class Answers:
 
     async def whole(self) -> list[Whole]:
         """All answers, when all have ended. Raises ApiError where one fails."""
-        found = [Whole() for _ in self.generations]
+        found = [Whole() for _ in self.requests]
         async for deltas in self:
             for delta in deltas:
                 one = found[delta.index]
@@ -296,7 +290,7 @@ class Answers:
     def _parsed(self, index: int, shown: Shown, *, last: bool = False) -> list[Delta]:
         """What was shown, in order: thought, then text, then calls, then text behind them."""
         deltas = [Delta(index, pieces=shown.pieces)]
-        reader = self.generations[index].reader
+        reader = self._readers[index]
         for piece in shown.pieces:  # one by one, to tell which tokens were thought
             self._thought[index] += reader.thinking and piece.token is not None
             _add(deltas, reader.put(piece.text, last=False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -218,18 +219,15 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     server, served = checked(request, body, body.model)
     limits = server.limits
     conversation, count, alternatives = body.to_conversation(limits), body.answers(limits), body.alternatives(limits)
-    drafting = body.options(served.vocab_size, limits)
+    options = body.options(served.vocab_size, limits)
     likely = text_of(body.prediction.content, "prediction.content") if body.prediction else ""
     prepared = await server.prepare(lambda: prepare(served, conversation))
     if likely:
-        drafting["prediction"] = await server.prepare(lambda: served.encode(likely))
+        options["prediction"] = await server.prepare(lambda: served.encode(likely))
     asked = body.max_completion_tokens or body.max_tokens
     params = body.params(limits, new_tokens(served, len(prepared.prompt), asked))
-    drafting |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
-    generations = [
-        prepared.generation(conversation, params=params, options={**drafting, "sequence": i}) for i in range(count)
-    ]
-    answers = server.start(generations)
+    options |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
+    answers = server.start([replace(prepared, params=params, sequence=i, **options) for i in range(count)])
     writer = _Writer(server, served, body, answers)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
@@ -247,8 +245,8 @@ class _Writer:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""
         head = self._head | {"object": "chat.completion.chunk"} | ({"usage": None} if self._with_usage else {})
-        calls = [0] * len(self._answers.generations)
-        for index in range(len(self._answers.generations)):
+        calls = [0] * len(self._answers.requests)
+        for index in range(len(self._answers.requests)):
             yield event(head | {"choices": [_choice_of(index, {"role": "assistant", "content": ""})]})
         async for deltas in self._answers:
             for part in comments(deltas):
@@ -257,7 +255,7 @@ class _Writer:
                 for new in self._new(delta, calls):
                     yield event(head | new)
         if self._with_usage:
-            count = len(self._answers.generations)
+            count = len(self._answers.requests)
             used = usage(self._answers.finished, count, self._answers.thought)
             yield event(head | {"choices": [], "usage": used})
         yield DONE

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
 
-from ipex_lookahead.serving.answers import Answers, Delta, GenerationRequest, Whole
+from ipex_lookahead.serving.answers import Answers, Delta, TextRequest, Whole
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
@@ -88,22 +88,23 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     if len(given) * count > limits.answers_of_prompts:
         most = limits.answers_of_prompts
         raise refused("prompt", f"{len(given)} prompts times {count} answers are too many; at most {most} are made")
-    drafting = body.options(served.vocab_size, limits)
+    options = body.options(served.vocab_size, limits)
     prompts = await server.prepare(lambda: encoded(served, given))
     grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
     best = count > body.answers(limits)
     top = 0 if best and alternatives is None else alternatives
-    drafting |= {**memory_of(request, body.cache_salt), "top_logprobs": top}
+    options |= {**memory_of(request, body.cache_salt), "top_logprobs": top}
     if body.echo:
-        drafting["prompt_logprobs"] = alternatives
+        options["prompt_logprobs"] = alternatives
     wanted = _TOKENS if body.max_tokens is None else body.max_tokens
-    generations = [
-        GenerationRequest(
+    requests = [
+        TextRequest(
             ids,
             body.params(limits, new_tokens(served, len(ids), wanted)),
-            {**drafting, "sequence": sequence},
+            sequence=sequence,
             silent_too=top is not None,
-            constrain=None if grammar is None else grammar.constrain,
+            grammar=grammar,
+            **options,
         )
         for ids in prompts
         for sequence in range(count)
@@ -111,7 +112,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     echoes = [Echo()] * len(prompts)
     if body.echo:
         echoes = await server.prepare(lambda: _echoes(served, given, prompts, alternatives is not None))
-    answers = server.start(generations)
+    answers = server.start(requests)
     writer = _Writer(server, served, body, answers, [echo for echo in echoes for _ in range(count)], count)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.serving.answers import GenerationRequest
+from ipex_lookahead.serving.answers import TextRequest
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.grammar import Grammar, inlined
 from ipex_lookahead.serving.limits import Limits
@@ -59,32 +59,10 @@ class Conversation:
         return bool(self.functions) and self.choice != "none"
 
 
-@dataclass(slots=True)
-class Prepared:
-    """What a conversation becomes: everything that takes time, done once for all answers."""
+def prepare(served: Served, conversation: Conversation) -> TextRequest:
+    """Render, tokenize, compile: a request that does not say yet how its answer is made.
 
-    prompt: list[int]
-    grammar: Grammar | None
-    style: Style | None
-    markers: dict[int, str]
-    thinking: Mode = Mode.NONE
-
-    def generation(self, conversation: Conversation, **fields: Any) -> GenerationRequest:
-        """One answer; ``fields`` are :class:`Ask`'s others."""
-        names = [function["name"] for function in conversation.open]
-        return GenerationRequest(
-            self.prompt,
-            reader=Reader(
-                self.thinking, None if self.style is None else Parser(self.style, names, one=conversation.one_call)
-            ),
-            markers=self.markers,
-            constrain=None if self.grammar is None else self.grammar.constrain,
-            **fields,
-        )
-
-
-def prepare(served: Served, conversation: Conversation) -> Prepared:
-    """Render, tokenize, compile. Takes tens of milliseconds: for a thread.
+    Takes tens of milliseconds: for a thread, and once for all answers of a conversation.
 
     Raises InputError where the template refuses the messages or a schema cannot be compiled.
     """
@@ -111,10 +89,12 @@ def prepare(served: Served, conversation: Conversation) -> Prepared:
     written = [*style.markers, style.end] if given else []
     markers = _markers(served, [*written, *(() if thinking is Mode.NONE else (BEGIN, END))])
     grammar = _grammar(served, conversation, style, markers, thinking)
-    return Prepared(ids, grammar, style if given else None, markers, thinking)
+    names = [function["name"] for function in conversation.open]
+    parser = Parser(style, names, one=conversation.one_call) if given else None
+    return TextRequest(ids, reader=Reader(thinking, parser), markers=markers, grammar=grammar)
 
 
-def fitted(served: Served, conversation: Conversation, asked: int | None) -> Prepared:
+def fitted(served: Served, conversation: Conversation, asked: int | None) -> TextRequest:
     """As :func:`prepare`, without the oldest messages where the prompt leaves no room for the answer.
 
     What is left begins with a message of the user's, so that no result stands without its call; system messages stay.
@@ -133,7 +113,7 @@ def fitted(served: Served, conversation: Conversation, asked: int | None) -> Pre
     rest = [message for message in conversation.messages if message["role"] != "system"]
     begins = [0, *(at for at, message in enumerate(rest) if at and message["role"] == "user")]
 
-    def of(number: int) -> Prepared | None:
+    def of(number: int) -> TextRequest | None:
         messages = conversation.messages if number == 0 else [*first, *rest[begins[number] :]]
         try:
             made = prepare(served, replace(conversation, messages=messages))

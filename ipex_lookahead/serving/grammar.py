@@ -14,9 +14,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 from ipex_lookahead.decoding.sampling import Ids, Logits, Processor
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.generation.request import DraftFilter
 from ipex_lookahead.tokenization.text import TextTokenizer
 
-DraftFilter = Callable[[Ids, Draft], Draft]
 _OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,24})?"}
 """White space between two parts of JSON: none, a space, or one line's end and an indentation. A model that would go on
 with empty lines or spaces, as small ones do, has to come to the next part."""

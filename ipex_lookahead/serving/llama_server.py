@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from ipex_lookahead.serving.answers import Answers, Finish, GenerationRequest
+from ipex_lookahead.serving.answers import Answers, Finish, TextRequest
 from ipex_lookahead.serving.completions import encoded
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
@@ -54,9 +54,7 @@ async def completion(request: Request, body: LlamaRequest) -> Response:
     asked = body.max_tokens if body.n_predict is None else body.n_predict
     params = body.params(limits, new_tokens(served, len(ids), -1 if asked is None else asked))
     options |= memory_of(request, body.cache_salt)
-    answers = server.start(
-        [GenerationRequest(ids, params, options, constrain=None if grammar is None else grammar.constrain)]
-    )
+    answers = server.start([TextRequest(ids, params, grammar=grammar, **options)])
     writer = _Writer(server, served, body, ids, answers)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 

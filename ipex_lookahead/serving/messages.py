@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -185,7 +186,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     stop = stops(body.stop_sequences, server.limits, "stop_sequences")
     prepared = await server.prepare(lambda: prepare(served, conversation))
     params = params_of(body, new_tokens(served, len(prepared.prompt), body.max_tokens), stop)
-    answers = server.start([prepared.generation(conversation, params=params, options=options)])
+    answers = server.start([replace(prepared, params=params, **options)])
     writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers, body.stop_sequences or ())
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Literal
 
@@ -13,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
 from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.serving.answers import Answers, Finish, GenerationRequest
+from ipex_lookahead.serving.answers import Answers, Finish, TextRequest
 from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
@@ -183,9 +184,7 @@ async def chat(request: Request, body: OllamaChat) -> Response:
         return _loaded(body, {"message": {"role": "assistant", "content": ""}})
     conversation = body.to_conversation(server.limits)
     prepared = await server.prepare(lambda: prepare(served, conversation))
-    return await _answered(
-        request, body, prepared.prompt, lambda **more: prepared.generation(conversation, **more), chat=True
-    )
+    return await _answered(request, body, prepared, chat=True)
 
 
 @router.post("/api/generate")
@@ -197,26 +196,19 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     if not body.raw:
         conversation = body.to_conversation(server.limits)
         prepared = await server.prepare(lambda: prepare(served, conversation))
-        return await _answered(
-            request, body, prepared.prompt, lambda **more: prepared.generation(conversation, **more), chat=False
-        )
+        return await _answered(request, body, prepared, chat=False)
     text, form = body.prompt, body.form(server.limits)
     ids = await server.prepare(lambda: served.encode(text, special=True))
     grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
-    constrain = None if grammar is None else grammar.constrain
-    return await _answered(
-        request, body, ids, lambda **more: GenerationRequest(ids, constrain=constrain, **more), chat=False
-    )
+    return await _answered(request, body, TextRequest(ids, grammar=grammar), chat=False)
 
 
-async def _answered(
-    request: Request, body: OllamaRequest, prompt: Sequence[int], generation: Any, *, chat: bool
-) -> Response:
+async def _answered(request: Request, body: OllamaRequest, prepared: TextRequest, *, chat: bool) -> Response:
     server = server_of(request)
     served = server.served
-    params = (body.options or Options()).params(served, len(prompt), server.limits)
+    params = (body.options or Options()).params(served, len(prepared.prompt), server.limits)
     options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
-    answers = server.start([generation(params=params, options=options)])
+    answers = server.start([replace(prepared, params=params, **options)])
     writer = _Writer(body.model, answers, chat=chat)
     return await answer(request, server, answers, writer, stream=body.stream is not False, kind="application/x-ndjson")
 

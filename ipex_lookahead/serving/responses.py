@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -206,7 +207,7 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
         prepared = await server.prepare(lambda: prepare(served, conversation))
     most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
     params = served.model.resolved(params_of(body, most))
-    answers = server.start([prepared.generation(conversation, params=params, options=options)])
+    answers = server.start([replace(prepared, params=params, **options)])
 
     def keep(number: str, output: list[dict[str, Any]]) -> None:
         if body.store is not False:

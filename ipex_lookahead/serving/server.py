@@ -19,7 +19,7 @@ from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.generation.recommended import SETTINGS
 from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.serving.answers import Answers, GenerationRequest
+from ipex_lookahead.serving.answers import Answers, TextRequest
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.grammar import Grammars
 from ipex_lookahead.serving.hosts import Hosts
@@ -256,15 +256,15 @@ class Server:
                 if time.perf_counter() - began > _MUCH:
                     await asyncio.to_thread(_give_back)
 
-    def start(self, generations: Sequence[GenerationRequest]) -> Answers:
+    def start(self, requests: Sequence[TextRequest]) -> Answers:
         """Begin answers. Whoever calls closes them."""
-        served = self.served
-        for generation in generations:
-            generation.params = replace(generation.params, stop=(*generation.params.stop, *served.model.own_stops))
+        served, limits = self.served, self.limits
+        for request in requests:
+            request.params = replace(request.params, stop=(*request.params.stop, *served.model.own_stops))
             for name, value in self.settings.drafting.items():
-                generation.options.setdefault(name, value)
-        limits = self.limits
-        return Answers(served.service, served.tokenizer, generations, limits.ping_seconds, limits.answers_at_once)
+                if getattr(request, name) is None:
+                    setattr(request, name, value)
+        return Answers(served.service, served.tokenizer, requests, limits.ping_seconds, limits.answers_at_once)
 
 
 def _characters(value: Any) -> int:

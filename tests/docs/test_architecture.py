@@ -17,6 +17,7 @@ PACKAGE = ROOT / "ipex_lookahead"
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
 STEPS = re.findall(r"^\d+\. `([\w/.]+)`: `([\w.]+)`", TEXT, re.MULTILINE)
 TABLE = TEXT.partition("## To add something")[2]
+RECORDS = re.findall(r"^\| `(\w+)`[^|]*\| `([\w/.]+)` \|", TEXT.partition("## The way of a request")[2], re.MULTILINE)
 ROWS = [row.split("|")[1:4] for row in TABLE.splitlines() if row.startswith("| ") and not row.startswith("| to add")]
 
 
@@ -47,6 +48,12 @@ def test_each_step_of_a_walk_is_there(file: str, name: str) -> None:
     path = ROOT / file if file.startswith("csrc/") else PACKAGE / file
     assert path.exists(), file
     assert name.rpartition(".")[2] in {one.rpartition(".")[2] for one in defined(path)}, (file, name)
+
+
+def test_a_request_is_six_records() -> None:
+    assert len(RECORDS) == 6
+    for name, file in RECORDS:
+        assert name in defined(PACKAGE / file), (name, file)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0].strip() for row in ROWS])

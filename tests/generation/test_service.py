@@ -20,7 +20,7 @@ from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError, ServiceError
 from ipex_lookahead.generation.logprobs import logprob_of
 from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Event, Service
+from ipex_lookahead.generation.service import Event, GenerationRequest, Service
 from ipex_lookahead.generation.text_model import TextModel
 from tests.support.hashed_engine import HashedEngine
 from tests.support.letters import VOCAB, text_model, tokens_of
@@ -96,7 +96,7 @@ def test_closing_a_stream_ends_the_request(service: Service) -> None:
             done.set()
 
     go_on = threading.Event()
-    ticket = service.submit([1, 2], SamplingParams(3000), tell)
+    ticket = service.submit(GenerationRequest([1, 2], SamplingParams(3000)), tell)
     assert first.wait(SECONDS)
     ticket.cancel()
     go_on.set()
@@ -114,7 +114,7 @@ def test_a_full_queue_says_when_to_come_again(model: TextModel) -> None:
         busy.set()
         go_on.wait(SECONDS)
 
-    with_room_for_one.submit([1], SamplingParams(3), hold)
+    with_room_for_one.submit(GenerationRequest([1], SamplingParams(3)), hold)
     assert busy.wait(SECONDS)
     waiting = with_room_for_one.stream([2], SamplingParams(3))
     with pytest.raises(QueueFullError) as caught:
@@ -314,7 +314,7 @@ def test_who_cannot_be_told_is_served_no_longer(service: Service) -> None:
         if event.kind == "tokens":
             raise OSError("gone")
 
-    service.submit([1, 2], SamplingParams(1000), deaf)
+    service.submit(GenerationRequest([1, 2], SamplingParams(1000)), deaf)
     assert over.wait(SECONDS)
     assert calls.count("tokens") == 1
     assert len(tokens_of(list(service.stream([1, 2], SamplingParams(5))))) == 5

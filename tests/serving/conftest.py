@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import QueueFullError
-from ipex_lookahead.generation.service import Event, Service
+from ipex_lookahead.generation.service import Event, GenerationRequest, Service
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.connection import MOST_CONNECTIONS, MOST_WITHOUT_HEAD, impatient
@@ -57,10 +57,8 @@ def client(server: Server) -> Iterator[TestClient]:
 
 @dataclass
 class FakeTicket:
-    prompt: list[int]
-    params: Any
+    request: GenerationRequest
     tell: Callable[[Event], None]
-    options: dict[str, Any]
     id: int = 0
     cancelled: threading.Event = field(default_factory=threading.Event)
 
@@ -71,7 +69,7 @@ class FakeTicket:
         self.tell(Event("tokens", tokens=list(tokens), origins=[None] * len(tokens)))
 
     def finish(self, reason: str = "stop") -> None:
-        self.tell(Event("finish", reason=reason, stats=GenerationStats(prompt_tokens=len(self.prompt))))
+        self.tell(Event("finish", reason=reason, stats=GenerationStats(prompt_tokens=len(self.request.prompt))))
 
 
 class FakeService:
@@ -88,10 +86,10 @@ class FakeService:
     def check_room(self, count: int, key: str = "") -> None:
         """There is, until ``submit`` says otherwise."""
 
-    def submit(self, prompt: Any, params: Any, on_event: Any, **options: Any) -> FakeTicket:
+    def submit(self, request: GenerationRequest, on_event: Any) -> FakeTicket:
         if len(self.tickets) >= self.most:
             raise QueueFullError("7 requests are waiting, as many as may", retry_after=2.5, hint="try again later")
-        ticket = FakeTicket(list(prompt), params, on_event, options, len(self.tickets))
+        ticket = FakeTicket(request, on_event, len(self.tickets))
         self.tickets.append(ticket)
         self.taken.release()
         return ticket

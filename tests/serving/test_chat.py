@@ -269,7 +269,7 @@ def test_every_api_takes_a_salt(live, path):
         done = threading.Thread(target=httpx.post, args=(f"{started.url}/v1/{path}",), kwargs={"json": asked})
         done.start()
         ticket = started.service.next()
-        salts.append(ticket.options["salt"])
+        salts.append(ticket.request.salt)
         ticket.finish()
         done.join(60)
     assert len(set(salts)) == 3

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Event, Service
+from ipex_lookahead.generation.service import Event, GenerationRequest, Service
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.keys import Keys
@@ -45,7 +45,8 @@ class Held:
         self._submitted, self._here, self._go_on = threading.Event(), threading.Event(), threading.Event()
         owner, params = KEYS.owner("greedy-key-of-sixteen") or "", SamplingParams(1900, ignore_eos=True)
         told = [self._first, self._second, *[lambda event: None] * (count - 2)]
-        self.tickets = [service.submit([65, 66, n], params, tell, key=owner) for n, tell in enumerate(told)]
+        requests = [GenerationRequest([65, 66, n], params, key=owner) for n in range(count)]
+        self.tickets = [service.submit(request, tell) for request, tell in zip(requests, told, strict=True)]
         self._submitted.set()
         assert self._here.wait(PATIENCE)
 

@@ -159,7 +159,7 @@ def test_keys(live):
             headers={"authorization": f"bearer {key}"},
         ) as answer:  # fmt: skip
             ticket = running.service.next()
-            owners.append(ticket.options["key"])
+            owners.append(ticket.request.key)
             ticket.finish()
             answer.read()
     assert owners[0] == owners[2] != owners[1]

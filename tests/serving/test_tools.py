@@ -186,7 +186,7 @@ def test_calls_of_llama_and_mistral_are_found_where_the_model_may_call(
     thread = threading.Thread(target=lambda: found.append(httpx.post(path, json=asked, timeout=60)))
     thread.start()
     ticket = running.service.next()
-    assert "draft_filter" not in ticket.options, "no grammar keeps it"
+    assert ticket.request.draft_filter is None, "no grammar keeps it"
     ticket.say(*running.server.served.encode(written))
     ticket.finish()
     thread.join(60)
