@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.checkpoints import family_of, low_bit_folder
-from ipex_lookahead.drafting.self_speculation import check_gains
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone
+from ipex_lookahead.engines.low_bit_copy import check_gains
 from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.opencl.device import installed as pyopencl_installed
 from ipex_lookahead.engines.weights import check_format, check_low_bit, not_converted

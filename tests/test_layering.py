@@ -64,6 +64,13 @@ ONLY_IN = {
 }
 """Package -> the files or folders of ours that may import it."""
 
+NO_MODEL = ("architectures", "checkpoints", "formats", "tokenization", "engines")
+SEES_NO_MODEL = {
+    "decoding": ("engines.base", "engines.prefill", "engines.identity"),
+    "drafting": ("engines.base", "engines.prefill"),
+}
+"""Rooms that know of no model, file or device -> all that they may import from the rooms in ``NO_MODEL``."""
+
 NEVER = ("pickle", "argparse", "dill", "marshal", "shelve")
 QUICK = (
     "errors.py",
@@ -148,6 +155,8 @@ def breaches(path: Path) -> list[str]:
         allowed = other == own or LEVELS[other] < LEVELS[own] or (own, other) in SAME_LEVEL
         if not allowed and not public_name_from_below(module, own):
             wrong.append(f"{inside(path)}:{line}: {own or 'the package'} may not import {module}")
+        if other in NO_MODEL and own in SEES_NO_MODEL and module.partition(".")[2] not in SEES_NO_MODEL[own]:
+            wrong.append(f"{inside(path)}:{line}: {own} may not import {module}: the engine tells it")
     return wrong
 
 
@@ -231,3 +240,15 @@ def test_the_check_sees_a_breach(tmp_path, monkeypatch):
         assert breaches(file), text
     file.write_text("from ipex_lookahead.errors import LookaheadError\nfrom ipex_lookahead.formats.base import GROUP")
     assert breaches(file) == []
+
+
+@pytest.mark.parametrize("module", ["architectures", "checkpoints.base", "engines.native.core", "formats"])
+def test_the_loop_and_the_proposers_know_no_model(module, tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    for own in SEES_NO_MODEL:
+        (tmp_path / PACKAGE / own).mkdir(parents=True)
+        file = tmp_path / PACKAGE / own / "x.py"
+        file.write_text(f"from {PACKAGE}.{module} import y")
+        assert breaches(file)
+        file.write_text(f"from {PACKAGE}.engines.base import Engine")
+        assert breaches(file) == []

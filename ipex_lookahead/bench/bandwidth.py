@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from ipex_lookahead.decoding.kept_costs import processor
+from ipex_lookahead.engines.identity import processor
 from ipex_lookahead.engines.machine import default_threads
 from ipex_lookahead.engines.native import core
 from ipex_lookahead.errors import InputError, ModelFormatError

@@ -125,7 +125,7 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Processor, system, instruction sets."""
-    from ipex_lookahead.decoding.kept_costs import processor
+    from ipex_lookahead.engines.identity import processor
     from ipex_lookahead.engines.machine import default_threads
     from ipex_lookahead.engines.native import core
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
-from ipex_lookahead.drafting.self_speculation import check_gains
+from ipex_lookahead.engines.low_bit_copy import check_gains
 from ipex_lookahead.errors import InputError
 
 _NO_TOKEN = -1

@@ -68,7 +68,8 @@ def _show_settings(settings: Settings, *, as_json: bool) -> None:
 
 def machine_facts() -> dict[str, Any]:
     """Machine, instruction sets, threads, memory in bytes, versions, cache folder, what steps were measured to cost."""
-    from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs, processor
+    from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs
+    from ipex_lookahead.engines.identity import processor
     from ipex_lookahead.engines.machine import machine_memory
     from ipex_lookahead.hub import cache_folder_if_any
 

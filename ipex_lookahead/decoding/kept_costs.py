@@ -10,8 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -19,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.decoding.calibration import NOISY, Calibration, from_json, to_json
-from ipex_lookahead.engines.base import Engine, NamesKernels
-from ipex_lookahead.engines.native.core import core_build
-from ipex_lookahead.engines.native.decoder import KV_CACHES, kv_bytes_per_token
-from ipex_lookahead.errors import LookaheadError, ModelFormatError
+from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.identity import identity, is_of_here, kernels_of, may_be_of
+from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.hub import cache_folder_if_any
@@ -77,7 +73,7 @@ def file_of(folder: Path, engine: Engine) -> Path:
 def save(file: Path, measured: Measured, engine: Engine) -> None:
     """Write a calibration, by another name and a rename. A folder that cannot be written to is no error."""
     temporary = None
-    kept = {"format": FORMAT, "kernels": _kernels(engine), "disturbance": measured.disturbance, "at": measured.at}
+    kept = {"format": FORMAT, "kernels": kernels_of(engine), "disturbance": measured.disturbance, "at": measured.at}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=file.parent)
@@ -97,7 +93,7 @@ def load(file: Path, engine: Engine) -> Measured | None:
         found = load_object(file, FILE_BYTES)
     except ModelFormatError:
         return None
-    return _measured(found) if found.get("kernels") == _kernels(engine) else None
+    return _measured(found) if found.get("kernels") == kernels_of(engine) else None
 
 
 def used(file: Path) -> None:
@@ -128,9 +124,7 @@ def known_costs(folder: Path | None, config: Mapping[str, Any] | None = None) ->
     found = []
     for _, content in _files(folder):
         of, measured = content["engine"], _measured(content)
-        if measured is None or of.get("processor") != processor() or not _is_of(of, config):
-            continue
-        if of.get("engine") == "native" and content.get("kernels") != core_build():
+        if measured is None or not is_of_here(of, content.get("kernels")) or not may_be_of(of, config):
             continue
         calibration = measured.calibration
         milliseconds = {str(n): round(1000 * s, 3) for n, s in zip(calibration.rows, calibration.seconds, strict=True)}
@@ -155,7 +149,7 @@ def forget_costs(folder: Path | None, config: Mapping[str, Any] | None = None) -
     if config is None:
         doomed = [*folder.glob("*.json"), *folder.glob(f"{TEMPORARY}*")]
     else:
-        doomed = [file for file, content in _files(folder) if _is_of(content["engine"], config)]
+        doomed = [file for file, content in _files(folder) if may_be_of(content["engine"], config)]
     for file in doomed:
         file.unlink(missing_ok=True)
     return len(doomed)
@@ -164,32 +158,6 @@ def forget_costs(folder: Path | None, config: Mapping[str, Any] | None = None) -
 def key_of(engine: Engine) -> str:
     """Name of the file of an engine's calibration: the machine and the model's shape, hashed."""
     return hashlib.sha256(json.dumps(identity(engine), sort_keys=True).encode()).hexdigest()[:24]
-
-
-def identity(engine: Engine) -> dict[str, Any]:
-    """What a calibration depends on, beside the build of the kernels."""
-    facts = engine.describe()
-    names = ("engine", "isa", "threads", "low_bit", "weight_bytes", "kv_cache", "kv_bytes_per_token")
-    where = {
-        name: facts[name]
-        for name in ("device", "device_name", "driver", "gpu_layers", "family", "dtype", "deterministic")
-        if name in facts
-    }
-    known = {"processor": processor(), "vocab_size": engine.vocab_size, **{name: facts.get(name) for name in names}}
-    return known | where  # what only some engines tell comes last, so that others' calibrations keep their names
-
-
-def processor() -> str:
-    """The processor's model name."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
-
-
-def _kernels(engine: Engine) -> str:
-    return engine.kernels if isinstance(engine, NamesKernels) else ""
 
 
 def _measured(found: Mapping[str, Any]) -> Measured | None:
@@ -212,21 +180,6 @@ def _files(folder: Path | None) -> Iterator[tuple[Path, dict[str, Any]]]:
             continue
         if isinstance(found.get("engine"), dict):
             yield file, found
-
-
-def _is_of(engine: Mapping[str, Any], config: Mapping[str, Any] | None) -> bool:
-    """Whether an engine's identity may be that of a model with this config."""
-    if config is None:
-        return True
-    if engine.get("vocab_size") != config.get("vocab_size"):
-        return False
-    if "family" in engine:  # torch's engines name it
-        return bool(engine["family"] == config.get("model_type"))
-    try:
-        spec = spec_for(dict(config))
-    except LookaheadError:
-        return False
-    return engine.get("kv_bytes_per_token") in [kv_bytes_per_token(spec, kind) for kind in KV_CACHES]
 
 
 def _changed(file: Path) -> float:

@@ -24,10 +24,10 @@ from ipex_lookahead.decoding.sampling import Ids, Processor, Sampler, WarperPara
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting.self_speculation import low_bit_copy
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.engines.loading import LoadedModel
+from ipex_lookahead.engines.low_bit_copy import low_bit_copy
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead

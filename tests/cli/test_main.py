@@ -313,6 +313,7 @@ def test_version(capsys):
 def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, capsys):
     from ipex_lookahead.decoding import kept_costs
     from ipex_lookahead.decoding.calibration import Calibration
+    from ipex_lookahead.engines import identity
     from tests.support.scripted_engine import markov
 
     monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path))
@@ -328,6 +329,6 @@ def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, caps
     assert found["low_bit"] == "fp32"
     assert run(["info"]) == 0
     assert "1 measured" in capsys.readouterr().out
-    monkeypatch.setattr(kept_costs, "processor", lambda: "another")
+    monkeypatch.setattr(identity, "processor", lambda: "another")
     assert run(["info", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step_costs"] == []

@@ -26,6 +26,7 @@ from ipex_lookahead.decoding.kept_costs import (
     load,
     save,
 )
+from ipex_lookahead.engines import identity
 from ipex_lookahead.engines.native.core import core_build
 from tests.support.scripted_engine import markov
 from tests.support.timed_engine import mixture, steps_of_four, timed_engine
@@ -56,7 +57,7 @@ def test_another_machine_or_model_is_another_file(monkeypatch: pytest.MonkeyPatc
     for name, value in (("threads", 9), ("isa", "avx2"), ("low_bit", "sym_int8"), ("weight_bytes", 1)):
         monkeypatch.setattr(engine, "describe", lambda name=name, value=value: {**facts, name: value})
         keys.add(key_of(engine))
-    monkeypatch.setattr(kept_costs, "processor", lambda: "another")
+    monkeypatch.setattr(identity, "processor", lambda: "another")
     keys.add(key_of(engine))
     assert len(keys) == 7
 
@@ -134,7 +135,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def keep(folder: Path, name: str, **facts: Any) -> None:
     """A file as an engine with those facts would leave it, of this processor."""
-    of = {"processor": kept_costs.processor(), "engine": "native", "vocab_size": 96, **facts}
+    of = {"processor": identity.processor(), "engine": "native", "vocab_size": 96, **facts}
     measured = {"format": kept_costs.FORMAT, "kernels": core_build(), "disturbance": 1.1, "at": 0.0}
     content = {"engine": of, **measured, **calibration.to_json(Calibration((1, 4), (0.004, 0.005)))}
     (folder / f"{name}.json").write_text(json.dumps(content))
@@ -172,7 +173,7 @@ def test_what_was_measured_on_other_kernels_is_not_shown(tmp_path: Path, monkeyp
     keep(tmp_path, "native")
     keep(tmp_path, "torch", engine="torch", family="llama")
     assert {c["engine"] for c in known_costs(tmp_path)} == {"native", "torch"}
-    monkeypatch.setattr(kept_costs, "core_build", lambda: "another")
+    monkeypatch.setattr(identity, "core_build", lambda: "another")
     assert [c["engine"] for c in known_costs(tmp_path)] == ["torch"]
 
 

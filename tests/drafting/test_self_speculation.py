@@ -1,4 +1,4 @@
-"""A model that drafts with a four-bit copy of itself: the copy is what quantising would give, the text is unchanged."""
+"""A model that drafts with a four-bit copy of itself: the text is unchanged."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ import torch
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
-from ipex_lookahead.drafting import self_speculation
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.self_speculation import SelfSpeculation, check_gains, low_bit_copy
-from ipex_lookahead.errors import InputError, ModelFormatError
-from ipex_lookahead.formats import dequantize, quantize
-from ipex_lookahead.formats.base import PackedWeight
-from tests.support.numpy_engine import tiny_numpy_engine
+from ipex_lookahead.drafting.self_speculation import SelfSpeculation
 from tests.support.scripted_engine import markov
 from tests.support.tiny import write_tiny_llama
 
@@ -35,23 +30,6 @@ def load(folder: Path, low_bit: str | None = "sym_int8", **kwargs: Any) -> Any:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     sizes = {"vocab": 96, "hidden": 64, "layers": 3, "tie": request.param, "attention_bias": not request.param}
     return write_tiny_llama(tmp_path_factory.mktemp("tiny"), context=128, **sizes)
-
-
-@pytest.mark.parametrize("low_bit", ["sym_int8", "bf16", None])
-def test_the_copy_holds_the_models_weights_in_four_bits(folder: Path, low_bit: str | None) -> None:
-    model = load(folder, low_bit)
-    copy = low_bit_copy(model.engine)
-    own, drafts = dict(model.engine.weights()), dict(copy.weights())
-    assert own.keys() == drafts.keys()
-    for name, weight in own.items():
-        kept = len(weight.shape) == 1 or ("embed" in name and "lm_head.weight" in own)
-        expected = weight if kept else quantize(PackedWeight("fp32", weight.shape, dequantize(weight)), "sym_int4")
-        assert drafts[name].format == expected.format
-        assert np.array_equal(drafts[name].codes, expected.codes)
-        assert (drafts[name].scales is None) == (expected.scales is None)
-        assert expected.scales is None or np.array_equal(drafts[name].scales, expected.scales)
-    assert copy.describe()["threads"] == 1
-    assert copy.describe()["weight_bytes"] < model.engine.describe()["weight_bytes"]
 
 
 @pytest.mark.parametrize("low_bit", ["sym_int8", "bf16", "fp16", None])
@@ -164,33 +142,3 @@ def test_the_strategy_works_without_the_flag(folder: Path) -> None:
     config = LookaheadConfig("self_speculation", 5, adaptive=False)
     assert torch.equal(model.generate(IDS, lookahead=config, **OPTIONS), plain)
     assert model.stats.drafted > 0
-
-
-@pytest.mark.parametrize("low_bit", ["sym_int4", "asym_int4"])
-def test_a_four_bit_model_gains_nothing(folder: Path, low_bit: str) -> None:
-    with pytest.raises(InputError, match=f"no faster than this model in {low_bit}; load it in"):
-        load(folder, low_bit, speculative=True)
-    with pytest.raises(InputError, match=f"no faster than this model in {low_bit}"):
-        low_bit_copy(load(folder, low_bit).engine)
-
-
-def test_an_engine_that_keeps_its_weights_is_refused() -> None:
-    with pytest.raises(InputError, match="the numpy engine cannot give its weights back"):
-        low_bit_copy(tiny_numpy_engine(vocab=24, hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32))
-
-
-def test_formats_that_gain() -> None:
-    for low_bit in ("sym_int8", "bf16", "fp16", "fp32"):
-        check_gains(low_bit)
-
-
-def test_a_stream_of_weights_is_read_in_any_order(folder: Path) -> None:
-    values = {name: PackedWeight("fp32", (2,), np.full(2, i, np.float32)) for i, name in enumerate("abc")}
-    weights = self_speculation._Weights(load(folder).engine.spec, iter(values.items()))
-    assert weights.info("b").shape == (2,)
-    assert weights.read("c") is values["c"]
-    assert sorted(weights.names()) == ["a", "b"]
-    assert weights.read("a") is values["a"]
-    assert weights.read("b") is values["b"]
-    with pytest.raises(ModelFormatError, match="is missing"):
-        weights.info("a")

@@ -24,8 +24,8 @@ from ipex_lookahead import (
 )
 from ipex_lookahead.decoding.calibration import Calibration, calibrate
 from ipex_lookahead.decoding.cost import CostCurve
-from ipex_lookahead.decoding.kept_costs import identity
 from ipex_lookahead.drafting import PROPOSERS
+from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.native.core import core_missing
 from tests.support.byte_tokenizer import EOS, PAD, VOCAB, byte_tokenizer
 from tests.support.families import shortfall

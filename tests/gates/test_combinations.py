@@ -20,7 +20,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
-from ipex_lookahead.drafting.self_speculation import low_bit_copy
+from ipex_lookahead.engines.low_bit_copy import low_bit_copy
 from ipex_lookahead.engines.native.engine import NativeEngine
 from tests.gates import cases, seed
 from tests.support.generate import generate

@@ -16,7 +16,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
-from ipex_lookahead.drafting.self_speculation import GAINFUL
+from ipex_lookahead.engines.low_bit_copy import GAINFUL
 from ipex_lookahead.errors import InputError
 from tests.support.pairs import Row, pairs_of, pairwise, possible_pairs
 from tests.support.tiny import write_tiny_llama

@@ -15,7 +15,8 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
 from ipex_lookahead.bench.doctor import questions
-from ipex_lookahead.decoding.kept_costs import identity, key_of
+from ipex_lookahead.decoding.kept_costs import key_of
+from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load as load_native
 from ipex_lookahead.engines.opencl.device import device_of, listed
