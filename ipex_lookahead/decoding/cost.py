@@ -89,21 +89,21 @@ class CostCurve:
             return
         ratio = seconds / (base * self._factors[bucket] * self._scale)
         change = 1.0 + FOLLOW * (min(OUTLIER, max(1.0 / OUTLIER, ratio)) - 1.0)
-        # A machine that has become slower has become so for every number of rows: half of the news is for all, so that
-        # a curve whose ends are seldom visited keeps its shape.
+        # A machine that has become slower has become so for every number of rows: half of the change is for all, so
+        # that a curve whose ends are seldom visited keeps its shape.
         shared = math.sqrt(change)
         self._scale *= shared
         self._factors[bucket] *= shared
 
     def _count(self, rows: int, bucket: int, experts: int) -> None:
-        """Learn how many experts rows of this text need; again half of the news is for every number of rows."""
+        """Learn how many experts rows of this text need; again half of the change is for every number of rows."""
         alone, free = self.calibration.experts[0], self._free_experts(rows)
         if free <= alone:
             return
         seen = min(MOST_SPREAD, max(0.0, (experts - alone) / (free - alone)))
-        news = FOLLOW_SPREAD / 2 * (seen - self._spread[bucket])
-        self._spread = [spread + news for spread in self._spread]
-        self._spread[bucket] += news
+        change = FOLLOW_SPREAD / 2 * (seen - self._spread[bucket])
+        self._spread = [spread + change for spread in self._spread]
+        self._spread[bucket] += change
 
     def table(self, length: int = 0) -> list[tuple[int, float]]:
         """(rows, seconds) at the calibrated numbers of rows."""

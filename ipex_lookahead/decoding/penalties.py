@@ -1,6 +1,6 @@
 """Processors on numpy arrays: what makes a model repeat itself less, and what keeps an answer from ending too soon.
 
-Each is a function of the sequence so far and of the logits after it alone, so it may be asked about any prefix, also a
+Each is a function of the sequence so far and of the logits after it alone, so it may be called with any prefix, also a
 hypothetical one of a draft.
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Protocol, TypeVar
 
 SHARE = 0.25
-"""Part of a forward's time by which dear rules may make a step longer, on average, for those whose rules cost less."""
+"""Part of a forward's time by which expensive rules may lengthen a step, on average, for those with cheaper rules."""
 LEAST = 1e-3
 """Seconds of a step that nobody is left out for."""
 FOLLOW = 0.2
@@ -29,10 +29,10 @@ R = TypeVar("R", bound=Ruled)
 
 
 class RulePrice:
-    """Lets sequences with dear rules sit out steps, as many as their rules cost.
+    """Lets sequences with expensive rules sit out steps, as many as their rules cost.
 
     Every step earns them ``SHARE`` of a forward; the one that has sat out longest goes on once its rules are paid for.
-    Where all of them have dear rules none sits out. Times decide who shares a step, never what it emits.
+    Where all of them have expensive rules none sits out. Times decide who shares a step, never what it emits.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,12 @@ class RulePrice:
     def sitting_out(self, groups: Sequence[R]) -> frozenset[R]:
         """Those of the groups that decode which are left out of this step."""
         allowed = SHARE * self._forward
-        dear = [group for group in groups if allowed and group.rule_seconds > max(allowed, LEAST)]
-        if not dear or len(dear) == len(groups):
+        expensive = [group for group in groups if allowed and group.rule_seconds > max(allowed, LEAST)]
+        if not expensive or len(expensive) == len(groups):
             self._sat_out.clear()
             return frozenset()
-        self._earned = min(self._earned + allowed, max(group.rule_seconds for group in dear))
-        order = sorted(dear, key=lambda group: (-self._sat_out.get(group, 0), group.id))
+        self._earned = min(self._earned + allowed, max(group.rule_seconds for group in expensive))
+        order = sorted(expensive, key=lambda group: (-self._sat_out.get(group, 0), group.id))
         out = []
         for group in order:
             if self._earned >= group.rule_seconds:

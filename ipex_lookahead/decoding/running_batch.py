@@ -114,21 +114,21 @@ class RunningBatch:
                 self._wants |= sequence.proposer.wants
         if self._wants.hidden:
             self._plain = replace(self._plain, hidden=self._wants.hidden)
-        self._asked = True  # whether a step is of any use to a proposer beyond its tokens
+        self._observed = True  # whether proposers are shown more of a step than its tokens
 
     def propose(self, memory: PrefixCache | None, fail: Callable[[SequenceGroup, Exception], None]) -> bool:
-        """Ask for drafts; whether there are any. A group whose proposer raises is failed."""
-        rows, asked = 0, False
+        """Have drafts made; whether there are any. A group whose proposer raises is failed."""
+        rows, drafting = 0, False
         for part in self.draft_batches:
             if part.drafting:
                 rows += part.propose(self._engine, len(self.live) - len(part.live) + rows, fail)
-                asked = asked or not part.idle
+                drafting = drafting or not part.idle
                 if rows and memory is not None and part.drafts is not None:
                     part.drafts = [
                         draft.first(memory.extend_to(sequence.pages, sequence.length, len(draft)))
                         for sequence, draft in zip(part.live, part.drafts, strict=True)
                     ]
-        self._asked = asked
+        self._observed = drafting
         self.rows = len(self.live) + rows
         return rows > 0
 
@@ -138,7 +138,7 @@ class RunningBatch:
             batch = self._drafted()
         else:
             tokens = np.array([sequence.last for sequence in self.live], np.int32)
-            wants = self._wants if self._asked else self._plain
+            wants = self._wants if self._observed else self._plain
             batch = Batch(self._caches, self._counts, tokens, self._parents, wants)
         return _with_chunks(batch, chunks) if chunks else batch
 

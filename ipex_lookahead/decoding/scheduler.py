@@ -84,7 +84,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do, or to tell."""
+        """Whether there is anything to do, or are events to hand out."""
         return bool(self._groups or self._events)
 
     @property
@@ -123,7 +123,7 @@ class Scheduler:
         return group.id
 
     def cancel(self, group: int) -> None:
-        """End a group now, unless it has ended; a group that is ``emits_events`` hears it with the next step's news."""
+        """End a group now, unless it has ended; of one that emits events the next step returns that."""
         found = self._groups.get(group)
         if found is not None:
             found.cancel()
@@ -135,7 +135,7 @@ class Scheduler:
         What one group's rules, proposer or rows raise ends that group alone.
 
         Returns:
-            What happened to groups that are ``emits_events``, each one's news in order.
+            What happened to the groups that emit events, each one's events in order.
         """
         if self._waiting:
             self._admit()
@@ -157,13 +157,13 @@ class Scheduler:
         chunks = self._prefill_chunks() if self._reading else _NONE
         if running_batch.live or chunks:
             batch = running_batch.batch(drafted, chunks)
-            asked = perf_counter()
+            began = perf_counter()
             try:
                 output = self._forward(batch)
             except Exception as error:
                 self._one_by_one(chunks, error, drafted=drafted)
             else:
-                self._took(running_batch, chunks, output, proposing, perf_counter() - asked)
+                self._took(running_batch, chunks, output, proposing, perf_counter() - began)
         return self._take_events() if self._events else ()
 
     # ---- a step's answers --------------------------------------------------------------------------------------------
@@ -235,13 +235,13 @@ class Scheduler:
             own = [chunk for chunk in chunks if chunk.group is group]
             running_batch = RunningBatch([] if own else [group], self._engine)
             batch = running_batch.batch(False, own)
-            asked = perf_counter()
+            began = perf_counter()
             try:
                 output = self._forward(batch)
             except Exception as its:
                 self._fail(group, its)
             else:
-                self._took(running_batch, own, output, 0.0, perf_counter() - asked)
+                self._took(running_batch, own, output, 0.0, perf_counter() - began)
 
     def _take_events(self) -> abc.Sequence[StepEvent]:
         found = self._events.copy()

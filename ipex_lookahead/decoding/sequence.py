@@ -26,7 +26,7 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt, what is asked for, and how far it is. Whoever submits it sets what is above ``ids``.
+    """A prompt, what is wanted of it, and how far it is. Whoever submits it sets what is above ``ids``.
 
     Attributes:
         prompt: int32 [n], n >= 1, ids below the vocabulary's size.

@@ -301,7 +301,7 @@ class SequenceGroup:
             else:
                 accepted, emitted = walks[number]
             end = first + 1 + len(draft.tokens)
-            # Of a draft that it ends in, the last token's row is left: what follows it was never asked for.
+            # Of a draft that it ends in, the last token's row is left: what follows it is not wanted.
             sequence.cache.keep([0, *[row + 1 for row in accepted]][: len(emitted)] if accepted else _ROOT_ONLY)
             if sequence.finish is not None:
                 self.has_finished = True

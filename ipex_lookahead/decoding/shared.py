@@ -48,7 +48,7 @@ class Place:
         self.waited_for = True
 
     def forward(self, batch: Batch) -> StepOutput:
-        """As the engine's; ``output.shared`` tells whether others' rows were in it."""
+        """As the engine's; ``output.shared`` says whether others' rows were in it."""
         forwards = self._forwards
         if len(forwards.places) == 1 or not forwards.engine.row_invariant:
             return forwards.engine.forward(batch)
@@ -141,7 +141,7 @@ class SharedForwards:
                 if len(together) == 1:
                     together[0].error = error
                     return
-                for one in together:  # so that the fault is told to the one whose it is
+                for one in together:  # so that the one whose fault it is gets the error
                     try:
                         one.output = self.engine.forward(one.batch)
                     except Exception as its:

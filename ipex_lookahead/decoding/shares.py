@@ -53,7 +53,7 @@ class Shares:
 
     @property
     def counts(self) -> bool:
-        """Whether rows need be told."""
+        """Whether rows are counted: ``took`` needs them."""
         return self.several or bool(self.owed)
 
     def took(self, rows: Mapping[str, int], waiting: Iterable[SequenceGroup], running: Sequence[SequenceGroup]) -> None:

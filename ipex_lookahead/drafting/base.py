@@ -13,8 +13,8 @@ class Proposer(Protocol):
     """Puts drafts forward for one sequence. It sees committed tokens only, so it has nothing to roll back.
 
     The order of calls is ``begin``, then any number of ``propose`` and ``observe`` in turn. A proposer is
-    deterministic: the same calls give the same drafts. Steps in which it is not asked are observed too, but not before
-    it is asked again, and those of which nothing but the tokens is told as one: ``emitted`` are those of all of them.
+    deterministic: the same calls give the same drafts. Steps without ``propose`` are observed too, but only before the
+    next ``propose``, and those of which nothing but the tokens is shown as one: ``emitted`` are those of all of them.
 
     Attributes:
         wants: what of the target's step at every row of the sequence the proposer wants in its outcomes, beside the

@@ -78,7 +78,7 @@ class _RequestGroup(SequenceGroup):
     def store(self) -> str | None:
         """The name of the memory of answers that it reads and adds to: every key has its own, also in files.
 
-        What has a salt is remembered in memory only: salts are made up by whoever asks.
+        What has a salt is remembered in memory only: salts are made up by callers.
         """
         name = None if self.config is None else self.config.remembering
         if name is None or not self.key:
@@ -334,13 +334,13 @@ class Service:
     def _controller(self, config: LookaheadConfig | None) -> Controller:
         found = self._controllers.get(config)
         if found is None:
-            if len(self._controllers) >= MAX_DRAFT:  # whoever asks for ever new configurations
+            if len(self._controllers) >= MAX_DRAFT:  # of callers with ever new configurations
                 self._controllers.clear()
             self._controllers[config] = found = make_controller(config, self.model.costs)
         return found
 
     def _pass_on(self, scheduler: Scheduler, event: StepEvent) -> None:
-        """A step's news, as the caller hears it."""
+        """A step's event, as the caller gets it."""
         group = self._submitted.get(event.id)
         if group is None:
             return

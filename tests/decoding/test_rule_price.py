@@ -67,21 +67,21 @@ def run(clock: Clock, rules: list[float], new: int = 200) -> tuple[list[int], li
     return [ends[number] for number in range(len(rules))], made
 
 
-def test_neighbours_of_dear_rules_are_hardly_held_up(clock):
-    (cheap, dear), _ = run(clock, [0.0, 10.0])
+def test_neighbours_of_expensive_rules_are_hardly_held_up(clock):
+    (cheap, expensive), _ = run(clock, [0.0, 10.0])
     assert cheap < 210
-    # While the cheap one went on the dear one was paid for by a quarter of each forward; then nobody is held up.
+    # While the cheap one went on the expensive one was paid for by a quarter of each forward; then nobody is held up.
     paid = int(cheap * SHARE / 10.0)
-    assert 0 <= 200 - paid - (dear - cheap) <= 12
+    assert 0 <= 200 - paid - (expensive - cheap) <= 12
 
 
-def test_several_dear_ones_take_turns(clock):
+def test_several_expensive_ones_take_turns(clock):
     ends, _ = run(clock, [0.0, 5.0, 5.0, 5.0])
     assert ends[0] < 215
     assert max(ends[1:]) - min(ends[1:]) <= 3
 
 
-def test_rules_that_are_all_dear_hold_up_nobody_else(clock):
+def test_rules_that_are_all_expensive_hold_up_nobody_else(clock):
     ends, _ = run(clock, [10.0, 10.0])
     assert max(ends) < 210
 
