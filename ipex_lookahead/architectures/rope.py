@@ -8,6 +8,7 @@ context simply ends at ``max_position_embeddings``, up to which dynamic scaling 
 from __future__ import annotations
 
 import math
+from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,22 @@ from ipex_lookahead.errors import UnsupportedModelError
 Floats = npt.NDArray[np.float32]
 _LONGROPE = {"short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"}
 """What a family that has longrope fills in."""
+
+
+DIGITS = 40
+"""Of decimal arithmetic, the same on every machine: a library's powers and logarithms are those of its processor."""
+
+
+def _power(base: float, exponents: Floats) -> Floats:
+    """``base ** exponents``, each the nearest float32."""
+    digits = Context(prec=DIGITS)
+    log = digits.ln(Decimal(base))
+    return np.array([float(digits.exp(digits.multiply(log, Decimal(float(one))))) for one in exponents], np.float32)
+
+
+def _log(value: float) -> float:
+    """Natural logarithm, the nearest double."""
+    return float(Context(prec=DIGITS).ln(Decimal(value)))
 
 
 def rope(config: dict[str, Any]) -> Rope:
@@ -50,7 +67,7 @@ def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
         )
     scaling = config.get("rope_scaling") or {"rope_type": "default"}
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    plain = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
+    plain = (np.float32(1.0) / _power(float(np.float32(theta)), exponents)).astype(np.float32)
     kind = scaling["rope_type"]
     if kind in ("default", "dynamic"):
         return plain, 1.0
@@ -98,7 +115,7 @@ def _yarn(plain: Floats, config: dict[str, Any], scaling: dict[str, Any]) -> tup
 
     def dimension(turns: float) -> float:
         """The (fractional) pair that makes ``turns`` turns in the original context."""
-        return float(head_dim) * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        return float(head_dim) * _log(original / (turns * 2 * math.pi)) / (2 * _log(theta))
 
     low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
     if scaling.get("truncate", True):
@@ -116,7 +133,7 @@ def _yarn_attention(factor: float, scaling: dict[str, Any]) -> float:
         return float(given)
 
     def magnitude(mscale: float) -> float:
-        return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return 0.1 * mscale * _log(factor) + 1.0 if factor > 1 else 1.0
 
     mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if mscale and all_dim:
