@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ipex_lookahead.optimize import optimize_model
     from ipex_lookahead.wrapping import wrap
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __path__.append(str(Path(__file__).parent / "ipex_llm_names"))
 
 __all__ = [
