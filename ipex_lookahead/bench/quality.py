@@ -129,7 +129,7 @@ def engine_logits(engine: Engine) -> Logits:
 
     def logits(ids: npt.NDArray[np.int32]) -> Iterator[Floats]:
         chains = [(engine.new_cache(), ids)]
-        for _, output in prefill(engine, chains, asked=[range(len(ids))], rows=ROWS, wants=OutputRequest(logits=True)):
+        for _, output in prefill(engine, chains, wanted=[range(len(ids))], rows=ROWS, wants=OutputRequest(logits=True)):
             assert output.logits is not None
             yield output.logits
 

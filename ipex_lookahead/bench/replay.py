@@ -61,7 +61,7 @@ def record_answer(engine: Engine, prompt: Sequence[int], output: Sequence[int], 
     ids = np.array([*prompt, *output][:-1], np.int32)
     rows: list[list[int]] = []
     for _, found in prefill(
-        engine, [(engine.new_cache(), ids)], asked=[range(len(prompt) - 1, len(ids))], wants=OutputRequest(top=top)
+        engine, [(engine.new_cache(), ids)], wanted=[range(len(prompt) - 1, len(ids))], wants=OutputRequest(top=top)
     ):
         if found.top is not None:
             rows += found.top.tolist()

@@ -25,7 +25,7 @@ class ChatOptions:
     """How the conversation goes."""
 
     max_new_tokens: int = option("Most tokens in an answer.", 512, "-n", low=1)
-    system: str | None = option("What the model is told before the conversation.", metavar="TEXT")
+    system: str | None = option("The system prompt.", metavar="TEXT")
     show_accepted: bool | None = option(
         "Colour the tokens that came for free, by their source; on where the terminal has colours.",
         None,

@@ -38,7 +38,7 @@ class Text:
     )
     max_new_tokens: int = option("Most tokens to generate.", 256, "-n", low=0)
     stop: tuple[str, ...] = option("End where this text appears; may be given several times.", (), metavar="TEXT")
-    system: str | None = option("What the model is told before the prompt.", metavar="TEXT")
+    system: str | None = option("The system prompt.", metavar="TEXT")
     raw: bool = option("Continue the prompt as it is, without the chat template.", False)
 
     def check(self, prompt: str | None) -> None:

@@ -197,7 +197,7 @@ def _bye(session: Session, _: str) -> None:
 
 SLASHES: dict[str, Slash] = {
     "help": Slash("", "this list", _help),
-    "system": Slash("[TEXT|none]", "show or set what the model is told first; none for nothing", _system),
+    "system": Slash("[TEXT|none]", "show or set the system prompt; none for nothing", _system),
     "reset": Slash("", "forget the conversation", _reset),
     "clear": Slash("", "the same", _reset),
     "retry": Slash("", "answer the last message again, when sampling with a new seed", _retry),

@@ -24,7 +24,7 @@ MOST_ROWS = 2 * PREFILL_ROWS
 """Rows of a forward for several: scratch memory grows with them."""
 
 
-class _Asked:
+class _Pending:
     """A batch that a thread waits for."""
 
     __slots__ = ("batch", "error", "output", "place")
@@ -71,7 +71,7 @@ class SharedForwards:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.places: list[Place] = []
-        self._asked: list[_Asked] = []
+        self._pending: list[_Pending] = []
         self._leading = False
         self._seconds = 0.0
         self._changed = threading.Condition()
@@ -91,16 +91,16 @@ class SharedForwards:
 
     def forward(self, batch: Batch, place: Place) -> StepOutput:
         """Run a batch, with others' where they come in time."""
-        mine = _Asked(batch, place)
+        mine = _Pending(batch, place)
         with self._changed:
-            self._asked.append(mine)
+            self._pending.append(mine)
             place.waited_for = True
             self._changed.notify_all()
             try:
                 together = self._wait(mine)
             except BaseException:  # an interrupt: nobody else may be at our caches when it is raised
-                if mine in self._asked:
-                    self._asked.remove(mine)
+                if mine in self._pending:
+                    self._pending.remove(mine)
                 else:
                     self._changed.wait_for(lambda: mine.done)
                 raise
@@ -111,28 +111,28 @@ class SharedForwards:
         assert mine.output is not None
         return mine.output
 
-    def _wait(self, mine: _Asked) -> list[_Asked]:
+    def _wait(self, mine: _Pending) -> list[_Pending]:
         """Until another thread has run our batch, or it is on us to run what has come: that is returned."""
         ends = perf_counter() + PATIENCE * self._seconds
         while not mine.done:
             left = ends - perf_counter()
-            first = not self._leading and bool(self._asked) and self._asked[0] is mine
-            here = [one.place for one in self._asked]
+            first = not self._leading and bool(self._pending) and self._pending[0] is mine
+            here = [one.place for one in self._pending]
             missing = [place for place in self.places if place.waited_for and place not in here]
             if first and (not missing or left <= 0):
                 for place in missing:
                     place.waited_for = False
-                together: list[_Asked] = []
+                together: list[_Pending] = []
                 rows = 0
-                while self._asked and (not together or rows + len(self._asked[0].batch.tokens) <= MOST_ROWS):
-                    together.append(self._asked.pop(0))
+                while self._pending and (not together or rows + len(self._pending[0].batch.tokens) <= MOST_ROWS):
+                    together.append(self._pending.pop(0))
                     rows += len(together[-1].batch.tokens)
                 self._leading = True
                 return together
             self._changed.wait(left if first else None)
         return []
 
-    def _lead(self, together: Sequence[_Asked]) -> None:
+    def _lead(self, together: Sequence[_Pending]) -> None:
         began = perf_counter()
         try:
             try:
@@ -153,7 +153,7 @@ class SharedForwards:
             with self._changed:
                 self._seconds = perf_counter() - began
                 self._leading = False
-                self._asked[:0] = [one for one in together[1:] if not one.done]  # we were interrupted
+                self._pending[:0] = [one for one in together[1:] if not one.done]  # we were interrupted
                 self._changed.notify_all()
 
 
@@ -183,12 +183,12 @@ def _joined(batches: Sequence[Batch]) -> Batch:
     )
 
 
-def _apart(output: StepOutput, asked: Sequence[_Asked]) -> list[StepOutput]:
+def _apart(output: StepOutput, pending: Sequence[_Pending]) -> list[StepOutput]:
     """What each batch wants."""
-    if len(asked) == 1:
+    if len(pending) == 1:
         return [output]
     found, first, first_hidden = [], 0, 0
-    for one in asked:
+    for one in pending:
         wants, rows = one.batch.wants, len(one.batch.tokens)
         end = first + (rows if wants.rows is None else len(wants.rows))
         logits = output.logits[first:end] if wants.logits and output.logits is not None else None

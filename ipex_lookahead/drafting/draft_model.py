@@ -168,11 +168,11 @@ class DraftModel:
     def _feed(self, end: int, *, answer: bool = False) -> StepOutput:
         """Bring the cache to ``end`` tokens, more than it holds; the output is of the last row, if it is asked for."""
         unread = self._tokens[self._cache.length : end].astype(np.int32)
-        asked = None if answer else [()]
+        wanted = None if answer else [()]
         *_, (_, output) = prefill(
             self._engine,
             [(self._cache, unread)],
-            asked=asked,
+            wanted=wanted,
             wants=OutputRequest(logits=answer and self._wants_logits),
         )
         return output

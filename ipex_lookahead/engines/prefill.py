@@ -1,4 +1,4 @@
-"""A prompt, or any other chain of tokens, through an engine in pieces."""
+"""A prompt, or any other chain of tokens, through an engine in chunks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ PREFILL_ROWS = 512
 
 
 @dataclass(slots=True)
-class Piece:
+class CommittedChunk:
     """Tokens of one chain that a forward has committed.
 
     Attributes:
         chain: number of the chain.
         first, count: which of its tokens: ``first`` to ``first + count - 1``.
         done: whether the chain ends with them.
-        asked: those whose output was asked for, indices into the chain's tokens, ascending.
-        answers: for each of ``asked`` the row of the forward's output.
+        wanted: those whose output was wanted, indices into the chain's tokens, ascending.
+        answers: for each of ``wanted`` the row of the forward's output.
         rows: for each of its tokens the row of the forward's hidden states.
     """
 
@@ -32,7 +32,7 @@ class Piece:
     first: int
     count: int
     done: bool
-    asked: Sequence[int]
+    wanted: Sequence[int]
     answers: range
     rows: range
 
@@ -50,10 +50,10 @@ def prefill(
     engine: Engine,
     chains: Sequence[tuple[Cache, npt.NDArray[np.int32]]],
     *,
-    asked: Sequence[Sequence[int]] | None = None,
+    wanted: Sequence[Sequence[int]] | None = None,
     wants: OutputRequest = ARGMAX,
     rows: int = PREFILL_ROWS,
-) -> Iterator[tuple[list[Piece], StepOutput]]:
+) -> Iterator[tuple[list[CommittedChunk], StepOutput]]:
     """Feed chains of tokens and commit them, several to a forward where they fit.
 
     Between two forwards the caller has the word: it may show how far it is, or stop.
@@ -61,47 +61,47 @@ def prefill(
     Args:
         engine: where the model runs.
         chains: (cache, int32 [n] tokens that follow what it holds), n >= 1, no cache twice.
-        asked: for each chain the tokens whose output is asked for, indices, ascending; None = the last one.
+        wanted: for each chain the tokens whose output is wanted, indices, ascending; None = the last one.
         wants: what is to be returned of those tokens, and the hidden states of all tokens; its rows are not looked at.
         rows: most rows in a forward.
 
     Yields:
         After each forward what it has committed, and its output.
     """
-    wanted = [[len(tokens) - 1] for _, tokens in chains] if asked is None else [list(found) for found in asked]
+    left_over = [[len(tokens) - 1] for _, tokens in chains] if wanted is None else [list(found) for found in wanted]
     fed = [0] * len(chains)
     waiting = deque(range(len(chains)))
     while waiting:
-        pieces: list[Piece] = []
+        chunks: list[CommittedChunk] = []
         want: list[int] = []
         used = 0
         for number in waiting:
-            first, left = fed[number], wanted[number]
+            first, left = fed[number], left_over[number]
             count = min(rows - used, len(chains[number][1]) - first)
             here = [at for at in left if at < first + count]
-            wanted[number] = left[len(here) :]
+            left_over[number] = left[len(here) :]
             answers = range(len(want), len(want) + len(here))
             want += [at - first + used for at in here]
             done, at = first + count == len(chains[number][1]), range(used, used + count)
-            pieces.append(Piece(number, first, count, done, here, answers, at))
+            chunks.append(CommittedChunk(number, first, count, done, here, answers, at))
             used += count
             if used == rows:
                 break
         output = engine.forward(
             Batch(
-                [chains[piece.chain][0] for piece in pieces],
-                [piece.count for piece in pieces],
-                np.concatenate([chains[p.chain][1][p.first : p.first + p.count] for p in pieces]),
-                np.concatenate([_in_a_row(piece.count) for piece in pieces]),
+                [chains[chunk.chain][0] for chunk in chunks],
+                [chunk.count for chunk in chunks],
+                np.concatenate([chains[p.chain][1][p.first : p.first + p.count] for p in chunks]),
+                np.concatenate([_in_a_row(chunk.count) for chunk in chunks]),
                 replace(wants, rows=np.array(want, np.int32), hidden_rows=None),
             )
         )
-        for piece in pieces:
-            chains[piece.chain][0].keep(list(range(piece.count)))
-            fed[piece.chain] += piece.count
-            if piece.done:
+        for chunk in chunks:
+            chains[chunk.chain][0].keep(list(range(chunk.count)))
+            fed[chunk.chain] += chunk.count
+            if chunk.done:
                 waiting.popleft()
-        yield pieces, output
+        yield chunks, output
 
 
 def _in_a_row(count: int) -> npt.NDArray[np.int32]:

@@ -90,7 +90,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         cache, ids = self.rows[row], self.ids[row][self.mask[row]].numpy().astype(np.int32)
         cache.crop(len(ids))
         if cache.length < len(ids):
-            deque(prefill(self.engine, [(cache, ids)], asked=[()]), maxlen=0)
+            deque(prefill(self.engine, [(cache, ids)], wanted=[()]), maxlen=0)
 
     def reset(self) -> None:
         """Drop everything."""

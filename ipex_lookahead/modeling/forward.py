@@ -66,7 +66,7 @@ def outputs_after(
     states: dict[int, torch.Tensor] = {}
     try:
         wants = OutputRequest(logits=True, hidden=tuple(hidden))
-        for pieces, output in prefill(engine, fed, asked=[sorted(places[row]) for row in rows], wants=wants):
+        for pieces, output in prefill(engine, fed, wanted=[sorted(places[row]) for row in rows], wants=wants):
             for piece in pieces:
                 row = rows[piece.chain]
                 for layer, values in (output.hidden or {}).items():
@@ -74,7 +74,7 @@ def outputs_after(
                         states[layer] = torch.zeros((*new.shape, values.shape[1]))
                     own = torch.from_numpy(values[piece.rows.start : piece.rows.stop])
                     states[layer][row, columns[row][piece.first : piece.first + piece.count]] = own
-                for place, answer in zip(piece.asked, piece.answers, strict=True):
+                for place, answer in zip(piece.wanted, piece.answers, strict=True):
                     assert output.logits is not None
                     logits[row, places[row][place]] = torch.from_numpy(output.logits[answer])
     except BaseException:

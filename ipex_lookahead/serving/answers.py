@@ -15,7 +15,7 @@ from ipex_lookahead.errors import LookaheadError, QueueFullError
 from ipex_lookahead.generation.request import GenerationRequest
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.reader import Part, Reader
-from ipex_lookahead.serving.text import AnswerText, Piece, Shown
+from ipex_lookahead.serving.text import AnswerText, Shown, TextDelta
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import whole_pages
@@ -77,7 +77,7 @@ class Delta:
     index: int
     thought: str = ""
     text: str = ""
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TextDelta] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     finish: Finish | None = None
     progress: tuple[int, int] | None = None
@@ -93,7 +93,7 @@ class Whole:
     """
 
     parts: list[Part] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TextDelta] = field(default_factory=list)
     finish: Finish = field(default_factory=lambda: Finish("stop", None, GenerationStats()))
     prompt: Sequence[TokenLogprob | None] = ()
 

@@ -112,7 +112,7 @@ class ChatRequest(Sampled):
     prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
     prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
     prompt_cache_options: Any = no_effect("all prompts are kept alike")
-    safety_identifier: Any = no_effect("nobody is told of users")
+    safety_identifier: Any = no_effect("users are not recorded")
     modalities: list[str] | None = refused_unless("the model answers in text", ["text"])
     audio: Any = refused_unless("the model answers in text")
     functions: Any = refused_unless("replaced by `tools`")

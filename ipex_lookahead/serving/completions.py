@@ -18,7 +18,7 @@ from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt
 from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comments, event
-from ipex_lookahead.serving.text import Piece
+from ipex_lookahead.serving.text import TextDelta
 from ipex_lookahead.serving.usage import timings, usage
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
@@ -44,7 +44,7 @@ class CompletionRequest(Sampled):
     )
     echo: bool | None = honoured("the text begins with the prompt")
     best_of: int | None = honoured(
-        "so many answers are made, and the `n` likeliest told, by the mean log probability of a token; not streamed",
+        "so many answers are made and the `n` likeliest returned, by the mean log probability of a token; not streamed",
         ge=1,
     )
     suffix: str | None = refused_unless("models are asked to go on, not to fill in", "")
@@ -215,7 +215,7 @@ class _Writer:
         return found
 
     def _choice(
-        self, index: int, text: str, pieces: Sequence[Piece] = (), prompt: Sequence[TokenLogprob | None] = ()
+        self, index: int, text: str, pieces: Sequence[TextDelta] = (), prompt: Sequence[TokenLogprob | None] = ()
     ) -> dict[str, Any]:
         logprobs, echo, tokens = None, self._echoes[index], self._served.tokens
         if self._body.logprobs is not None and (pieces or prompt):

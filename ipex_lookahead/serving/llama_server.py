@@ -32,7 +32,7 @@ class LlamaRequest(Sampled):
     n_probs: Any = refused_unless("`/v1/completions` has `logprobs`", 0)
     id_slot: Any = no_effect("slots are given by turns")
     samplers: Any = no_effect("the order is Hugging Face's")
-    return_tokens: Any = no_effect("tokens are told where they are shown")
+    return_tokens: Any = no_effect("tokens are returned where they are shown")
     t_max_predict_ms: Any = refused_unless("use `n_predict`", 0)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ipex_lookahead.serving.text import Piece
+from ipex_lookahead.serving.text import TextDelta
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.service import TokenLogprob
@@ -14,7 +14,7 @@ LEAST = -9999.0
 """What JSON gets for the logarithm of nothing, as OpenAI's API has it."""
 
 
-def chat_logprobs(pieces: Sequence[Piece], tokens: Sequence[bytes]) -> dict[str, Any]:
+def chat_logprobs(pieces: Sequence[TextDelta], tokens: Sequence[bytes]) -> dict[str, Any]:
     """``{"content": [{"token", "logprob", "bytes", "top_logprobs"}], "refusal": None}``."""
     content = []
     for piece in pieces:
@@ -24,7 +24,7 @@ def chat_logprobs(pieces: Sequence[Piece], tokens: Sequence[bytes]) -> dict[str,
     return {"content": content, "refusal": None}
 
 
-def legacy_logprobs(pieces: Sequence[Piece], tokens: Sequence[bytes], start: int = 0) -> dict[str, Any]:
+def legacy_logprobs(pieces: Sequence[TextDelta], tokens: Sequence[bytes], start: int = 0) -> dict[str, Any]:
     """The shape of completions: parallel lists; ``start`` is added to ``text_offset``."""
     entries = [(one.token, one.logprob, start + one.start) for one in pieces if one.token is not None]
     return _legacy(entries, tokens)
@@ -50,7 +50,7 @@ def _legacy(entries: Sequence[tuple[int, TokenLogprob | None, int]], tokens: Seq
     return found
 
 
-def draft_trace(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+def draft_trace(pieces: Sequence[TextDelta]) -> list[dict[str, Any]]:
     """``{"text", "source"}`` for each run of text; the source is None where the model itself had the token."""
     return [{"text": piece.text, "source": piece.source} for piece in pieces if piece.text]
 

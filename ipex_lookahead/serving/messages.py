@@ -53,7 +53,7 @@ class CountRequest(Body):
     messages: list[Turn] = required(
         "the conversation; an assistant's turn at the end is gone on from", min_length=1, max_length=MOST_MESSAGES
     )
-    system: str | list[dict[str, Any]] | None = honoured("what the model is told first")
+    system: str | list[dict[str, Any]] | None = honoured("the system prompt")
     tools: list[dict[str, Any]] | None = honoured("given to the chat template; in words where that knows none")
     tool_choice: dict[str, Any] | None = honoured("auto, none, any and tool; the last two are forced by grammar")
     thinking: Any = no_effect("whether a model thinks is a matter of its chat template")
@@ -109,12 +109,12 @@ class MessagesRequest(CountRequest):
     stop_sequences: list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
     seed: int | None = sampled("seed")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
-    metadata: Any = no_effect("nobody is told of users")
+    metadata: Any = no_effect("users are not recorded")
     service_tier: Any = no_effect("there is one")
     container: Any = refused_unless("nothing is run here")
     inference_geo: Any = no_effect("it is run here")
-    user_profile_id: Any = no_effect("nobody is told of users")
-    workspace_id: Any = no_effect("nobody is told of users")
+    user_profile_id: Any = no_effect("users are not recorded")
+    workspace_id: Any = no_effect("users are not recorded")
     cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     diagnostics: Any = no_effect("`usage` says what was found in the cache")
 

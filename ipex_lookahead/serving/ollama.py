@@ -130,7 +130,7 @@ class OllamaGenerate(OllamaRequest):
     """A request for an answer to one text."""
 
     prompt: str | None = honoured("the text; none loads the model")
-    system: str | None = honoured("what the model is told first")
+    system: str | None = honoured("the system prompt")
     raw: bool | None = honoured("true: the model goes on with the text as it is, without a chat template")
     suffix: Any = refused_unless("models are asked to go on, not to fill in", "")
     images: Any = refused_unless("the model takes text", [])
@@ -149,7 +149,7 @@ class Named(Body):
 
     model: str | None = honoured("its name")
     name: str | None = honoured("the same, by its old name")
-    verbose: Any = no_effect("all is told that there is")
+    verbose: Any = no_effect("all that there is, is returned")
 
 
 def _message(message: OllamaMessage, at: int) -> Message:

@@ -54,8 +54,8 @@ class Reasoning(Body):
     """``reasoning``."""
 
     effort: str | None = honoured("the template's `reasoning_effort`; none and minimal also turn thinking off")
-    summary: Any = no_effect("the reasoning itself is told")
-    generate_summary: Any = no_effect("the reasoning itself is told")
+    summary: Any = no_effect("the reasoning itself is returned")
+    generate_summary: Any = no_effect("the reasoning itself is returned")
     context: Any = no_effect("earlier reasoning is not put to the model")
     mode: Any = no_effect("there is one")
 
@@ -67,7 +67,7 @@ class ResponsesRequest(Body):
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)] = required(
         "text, or items: message, function_call, function_call_output, item_reference"
     )
-    instructions: str | None = honoured("what the model is told first")
+    instructions: str | None = honoured("the system prompt")
     max_output_tokens: Most | None = honoured(
         f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
     )
@@ -85,12 +85,12 @@ class ResponsesRequest(Body):
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     metadata: Any = no_effect("nothing is stored")
     store: bool | None = honoured("false: later requests cannot name this response")
-    user: Any = no_effect("nobody is told of users")
+    user: Any = no_effect("users are not recorded")
     service_tier: Any = no_effect("there is one")
     cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
     prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
-    safety_identifier: Any = no_effect("nobody is told of users")
+    safety_identifier: Any = no_effect("users are not recorded")
     prompt_cache_options: Any = no_effect("all prompts are kept alike")
     context_management: Any = no_effect("nothing is taken out of a conversation")
     stream_options: Any = no_effect("nothing is padded")

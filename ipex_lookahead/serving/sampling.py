@@ -33,7 +33,7 @@ SAID = {
     "top_k": "0, or -1, keeps all; the model's own, else 50",
     "min_p": "the model's own, else 0",
     "seed": "the same seed, request and `system_fingerprint` give the same bytes; where it is left out always the same"
-    " one, or drawn where a temperature is given; -1 draws one too; told in `timings.seed`, up to 2^53 - 1",
+    " one, or drawn where a temperature is given; -1 draws one too; returned in `timings.seed`, up to 2^53 - 1",
     "presence_penalty": "as OpenAI defines it",
     "frequency_penalty": "as OpenAI defines it",
     "repetition_penalty": "Hugging Face's; the model's own, else 1",
@@ -84,7 +84,7 @@ class Sampled(Structured):
     frequency_penalty: float | None = sampled("frequency_penalty")
     repetition_penalty: float | None = sampled("repetition_penalty")
     logit_bias: dict[str, float] | None = honoured("token ids to what is added to their logits, -100 to 100")
-    user: Any = no_effect("nobody is told of users")
+    user: Any = no_effect("users are not recorded")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     return_draft_trace: bool | None = honoured("adds `draft_trace`: the new text in pieces, each with what drafted it")
     cache_prompt: Any = no_effect("llama.cpp's: prompts are kept, and no answer depends on it")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Piece:
+class TextDelta:
     """A token and the text that it finished, which may be empty; a piece that is cut in two says its token once.
 
     Attributes:
@@ -39,7 +39,7 @@ class Shown:
     """What has become certain: the text, and the pieces that it is made of."""
 
     text: str = ""
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TextDelta] = field(default_factory=list)
 
 
 class AnswerText:
@@ -72,7 +72,7 @@ class AnswerText:
         self._found: tuple[int, str] | None = None  # characters of what is held up to its end, and which it is
         self._characters = 0  # of what is held
         self._markers = markers or {}
-        self._held: deque[Piece] = deque()
+        self._held: deque[TextDelta] = deque()
 
     def put(
         self,
@@ -86,15 +86,15 @@ class AnswerText:
             text = self._detokenizer.put(token) if marker is None else self._detokenizer.end() + marker
             if token in self._left_out and marker is None:
                 continue
-            self._hold(Piece(text, token, sources[at], logprobs[at] if logprobs is not None else None, self.length))
+            self._hold(TextDelta(text, token, sources[at], logprobs[at] if logprobs is not None else None, self.length))
         return self._certain(last=False)
 
     def end(self) -> Shown:
         """What is left at the end."""
-        self._hold(Piece(self._detokenizer.end(), None, None, None, self.length))
+        self._hold(TextDelta(self._detokenizer.end(), None, None, None, self.length))
         return self._certain(last=True)
 
-    def _hold(self, piece: Piece) -> None:
+    def _hold(self, piece: TextDelta) -> None:
         if self.stopped is None:
             self.length += len(piece.text)
             self._held.append(piece)
@@ -121,7 +121,7 @@ class AnswerText:
         while self._held and (left > 0 or last):
             piece = self._held.popleft()
             if len(piece.text) > left:
-                rest = Piece(piece.text[left:], None, piece.source, None, piece.start + left)
+                rest = TextDelta(piece.text[left:], None, piece.source, None, piece.start + left)
                 self._held.appendleft(rest)
                 piece.text = piece.text[:left]
             left -= len(piece.text)

@@ -1,4 +1,4 @@
-"""What is for people at a terminal: bars, and sentences that no pipe is told."""
+"""What is for people at a terminal: bars, and sentences that no pipe gets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def tell_people(sentence: str) -> None:
-    """Say on standard error what is being waited for; a pipe or a file is told nothing."""
+    """Say on standard error what is being waited for; a pipe or a file gets nothing."""
     if is_terminal(sys.stderr):
         print(sentence, file=sys.stderr, flush=True)
 

@@ -24,9 +24,9 @@ def test_pieces_answer_what_whole_chains_answer(rows: int, asked: list[list[int]
     fed: list[list[int]] = [[] for _ in CHAINS]
     ended: list[int] = []
     wants = OutputRequest(logits=True, top=2, hidden=(1,))
-    for pieces, output in prefill(engine, chains, asked=asked, rows=rows, wants=wants):
+    for pieces, output in prefill(engine, chains, wanted=asked, rows=rows, wants=wants):
         assert sum(piece.count for piece in pieces) <= rows
-        assert len(output.argmax) == sum(len(piece.asked) for piece in pieces)
+        assert len(output.argmax) == sum(len(piece.wanted) for piece in pieces)
         for piece in pieces:
             assert caches[piece.chain].length == piece.first + piece.count
             fed[piece.chain] += range(piece.first, piece.first + piece.count)
@@ -34,7 +34,7 @@ def test_pieces_answer_what_whole_chains_answer(rows: int, asked: list[list[int]
             assert output.hidden is not None
             for at, states in enumerate(output.hidden[1][piece.rows.start : piece.rows.stop], piece.first):
                 assert tuple(states) == state_of(1, at, CHAINS[piece.chain][at])
-            for at, answer in zip(piece.asked, piece.answers, strict=True):
+            for at, answer in zip(piece.wanted, piece.answers, strict=True):
                 found[piece.chain][at] = int(output.argmax[answer])
     assert fed == [list(range(len(tokens))) for tokens in CHAINS]
     assert ended == [0, 1, 2]
