@@ -51,10 +51,9 @@ def test_a_device_that_is_lost_in_a_step(device: Device, monkeypatch: pytest.Mon
     run(engine, cache, tokens[:7])
     monkeypatch.setattr(device, "recorder", None)
     with monkeypatch.context() as patch:
-        name, times = {"the first launch": ("enqueue_nd_range_kernel", 0), "half-way": ("enqueue_nd_range_kernel", 9),
-                       "the answer": ("enqueue_copy", 1)}[where]  # fmt: skip
-        lost = says(device, "OUT_OF_RESOURCES")
-        patch.setattr(device.cl, name, failing(times, getattr(device.cl, name), lost))
+        of, name, times = {"the first launch": (device, "launch", 0), "half-way": (device, "launch", 9),
+                           "the answer": (device.cl, "enqueue_copy", 1)}[where]  # fmt: skip
+        patch.setattr(of, name, failing(times, getattr(of, name), says(device, "OUT_OF_RESOURCES")))
         with pytest.raises(EngineError, match=r"could not be (run|read): .*OUT_OF_RESOURCES") as caught:
             run(engine, cache, tokens)
         assert "new process" in caught.value.hint
@@ -79,9 +78,9 @@ def test_no_memory_for_a_step(device: Device, monkeypatch: pytest.MonkeyPatch, n
     run(engine, cache, tokens[:7])
     cache.keep(range(7))
     monkeypatch.setattr(device, "recorder", None)
-    for where in ("Buffer", "enqueue_nd_range_kernel"):
+    for of, where in ((device.cl, "Buffer"), (device, "launch")):
         with monkeypatch.context() as patch:
-            patch.setattr(device.cl, where, failing(0, getattr(device.cl, where), says(device, name, kind)))
+            patch.setattr(of, where, failing(0, getattr(of, where), says(device, name, kind)))
             with pytest.raises(OutOfMemoryError, match="has no memory left") as caught:
                 run(engine, cache, tokens[7:])
         assert "shorter context" in caught.value.hint
