@@ -33,12 +33,12 @@ from ipex_lookahead.engines.opencl.programs import (
     ARRIVALS,
     DOT,
     KV_INT8,
-    ROWS,
     SUBGROUPS,
     Spelling,
     Units,
     flags,
     over_weights,
+    rows_of,
     source,
 )
 from ipex_lookahead.low_bits import LOW_BITS
@@ -58,8 +58,8 @@ DEVICES = {
 NARROW = {"dg2"}
 """Matrix units for subgroups of 8; all others' are for 16."""
 MATRIX_UNITS = "cl_intel_subgroup_matrix_multiply_accumulate"
-AT_ONCE = {"linear": ROWS, "gate_up": ROWS, "expert_linear": ROWS[:1], "expert_gate_up": ROWS[:1], "embed": ROWS[:1]}
-"""Kernels over weights, and the rows at once that the engine builds them for."""
+OVER_WEIGHTS = {"linear": 3, "gate_up": 3, "expert_linear": 1, "expert_gate_up": 1, "embed": 1}
+"""Kernels over weights, and how many of a format's numbers of rows at once the engine builds them for."""
 OTHERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "attention": (("rows", "attention"), ()),
     "attention int8": (("rows", "attention"), KV_INT8),
@@ -116,9 +116,9 @@ def programs(units: Units, spelling: Spelling) -> Iterator[tuple[str, str, str, 
     """Every program of a device: what it is called, the format or "", its text and its flags."""
     for name, (files, options) in OTHERS.items():
         yield name, "", source(*files), flags(spelling, True, options)
-    for kernel, counts in AT_ONCE.items():
-        for rows in counts:
-            for low_bit in LOW_BITS:
+    for kernel, counts in OVER_WEIGHTS.items():
+        for low_bit in LOW_BITS:
+            for rows in rows_of(low_bit, units)[:counts]:
                 options, own = over_weights(low_bit, rows, units, spelling)
                 yield f"{kernel} {rows}", low_bit, source("tiles", kernel), flags(own, True, options)
 

@@ -32,6 +32,8 @@ i32, f32 = np.int32, np.float32
 
 ATTENDERS, SEARCHERS = 256, 64
 """Work-items of a work-group of ``attend``, and of ``top``."""
+PAIRS, QUERIES = 8, 1024
+"""Of a work-group of ``attend``: the most (row, head) pairs, and the most values of all their queries."""
 NORM_BLOCKS = 16
 """Blocks of a row that one lane group of a norm makes; each takes the row's mean for itself."""
 MOST_HEAD, MOST_USED = 1024, 64
@@ -45,7 +47,8 @@ class Launch:
     """A kernel to enqueue.
 
     ``size`` work-items for every ``rows`` rows of the step, or of those wanted, and for each of a row's ``pairs`` with
-    an expert; ``by_blocks``: and for each block of positions that is computed apart.
+    an expert; ``attends``: for every so many rows as attention computes together, and for each block of positions that
+    is computed apart.
     """
 
     kernel: Any
@@ -54,16 +57,19 @@ class Launch:
     rows: int = 1
     pairs: int = 1
     wanted: bool = False
-    by_blocks: bool = False
+    attends: bool = False
 
 
-def _sized(launches: list[Launch], plan: Plan, blocks: int) -> Iterator[Sized]:
-    """The launches of a step; ``blocks`` of positions or more than the plan has, if it has more than one."""
+def _sized(launches: list[Launch], plan: Plan, blocks: int, joint: int) -> Iterator[Sized]:
+    """The launches of a step; ``blocks`` of positions or more than the plan has, if it has more than one.
+
+    ``joint``: rows that attention computes together.
+    """
     wanted = len(plan.want)
     for launch in launches:
         rows = -(-(wanted if launch.wanted else plan.rows) // launch.rows) * launch.pairs
-        if rows and launch.by_blocks:
-            yield launch.kernel, (launch.size, rows, blocks), (launch.local, 1, 1)
+        if launch.attends:
+            yield launch.kernel, (launch.size, -(-plan.rows // joint), blocks), (launch.local, 1, 1)
         elif rows:
             yield launch.kernel, (launch.size, rows), (launch.local, 1)
 
@@ -123,6 +129,8 @@ class Decoder:
         attention = spec.layers[0].mixer
         self.pages = Pages(device, len(spec.layers), attention.kv_heads, attention.head_dim, kv_cache)
         self._rows = device.program("rows", "attention", options=self.pages.options)
+        self._share = min(PAIRS, QUERIES // attention.head_dim)
+        self._joint_heads = min(self._share, attention.heads // attention.kv_heads)
         self.weights = Weights(device, spec, matrix, vector, threads, embeds)
         self.ropes: dict[int, RopeTable] = {}
         for block in spec.layers:
@@ -132,7 +140,7 @@ class Decoder:
         self._scratch: Scratch | None = None
         self._step: Any = device.empty(0)
         self._launches: dict[int, list[Launch]] = {}
-        self._recorded: dict[tuple[int, int, int], Recorded] = {}
+        self._recorded: dict[tuple[int, int, int, int], Recorded] = {}
         self._bound: object = None
         device.models.add(self)
 
@@ -193,33 +201,34 @@ class Decoder:
         device = self.device
         for sequence in plan.sequences:
             sequence.cache.prepare(sequence.rows)
-        encoded = plan.encoded()
+        joint = plan.joint(self._share // self._joint_heads)
+        encoded = plan.encoded(joint)
         if self._step.size < encoded.nbytes:
             self._step = device.empty(2 * encoded.nbytes)
-        at_once = rows_at_once(plan.rows)
+        most = rows_at_once(plan.rows)
         bound = (scratch, self._step, self.pages.generation, tuple(rope.positions for rope in self.ropes.values()))
         if bound != self._bound:
             self._forget()
             self._bound = bound
-        launches = self._launches.get(at_once)
+        launches = self._launches.get(most)
         if launches is None:
-            launches = self._launches[at_once] = list(self._bind(scratch, at_once))
+            launches = self._launches[most] = list(self._bind(scratch, most))
         with device.errors("run"):
             device.write(self._step, encoded)
             if hidden is not None:
                 device.write(scratch.hidden, hidden)
             if device.recorder is not None and plan.rows <= SPLIT_ROWS:
-                self._record(launches, plan, device.recorder).enqueue()
+                self._record(launches, plan, joint, device.recorder).enqueue()
             else:
                 enqueue, queue = device.launch, device.queue
-                for kernel, size, local in _sized(launches, plan, plan.blocks):
+                for kernel, size, local in _sized(launches, plan, plan.blocks, joint):
                     enqueue(queue, kernel, size, local)
 
-    def _record(self, launches: list[Launch], plan: Plan, recorder: Recorder) -> Recorded:
-        """Recorded for as many rows, rows wanted and, up to the next power of two, blocks of positions."""
+    def _record(self, launches: list[Launch], plan: Plan, joint: int, recorder: Recorder) -> Recorded:
+        """Recorded for as many rows, wanted ones, joint ones and, up to the next power of two, blocks of positions."""
         blocks = 1 << (plan.blocks - 1).bit_length()
-        key = (plan.rows, len(plan.want), blocks)
-        recorded = self._recorded.pop(key, None) or recorder.record(list(_sized(launches, plan, blocks)))
+        key = (plan.rows, len(plan.want), blocks, joint)
+        recorded = self._recorded.pop(key, None) or recorder.record(list(_sized(launches, plan, blocks, joint)))
         self._recorded[key] = recorded  # the latest at the end
         if len(self._recorded) > MOST_RECORDED:
             del self._recorded[next(iter(self._recorded))]
@@ -250,8 +259,8 @@ class Decoder:
     def _kernel(self, name: str, *arguments: Any) -> Any:
         return self.device.kernel(self._rows, name, *arguments)
 
-    def _bind(self, s: Scratch, at_once: int) -> Iterator[Launch]:
-        """A step's kernels in their order, with their arguments, for so many rows at once."""
+    def _bind(self, s: Scratch, rows: int) -> Iterator[Launch]:
+        """A step's kernels in their order, with their arguments, for up to so many rows, or for any number."""
         spec, step = self.spec, self._step
         hidden = i32(spec.hidden)
         blocks = blocks_of(spec.hidden)
@@ -267,8 +276,8 @@ class Decoder:
         ) -> Launch:
             counted = i32(STEP_WANTED if wanted else STEP_ROWS)
             arguments = (*w.arguments(), *x.arguments(), step, counted, out, i32(stride), i32(column), i32(add))
-            kernel = w.kernel("linear", at_once, *arguments)
-            return self._lanes(kernel, w.tiles, at_once, wanted, w.width(at_once))
+            count = w.at_once(rows)
+            return self._lanes(w.kernel("linear", count, *arguments), w.tiles, count, wanted, w.width(count))
 
         def add_branch(block: Block, after: Any, one: Norm | None) -> Launch:
             factors = (f32(one.epsilon if one else 0), f32(block.residual_multiplier))
@@ -310,8 +319,9 @@ class Decoder:
             if layer.paired:
                 both = (*gate.arguments(), *up.arguments())
                 arguments = (*both, *s.x.arguments(), *made.arguments(), step, i32(STEP_ROWS), *kind)
-                kernel = gate.kernel("gate_up", at_once, *arguments)
-                yield self._lanes(kernel, made.blocks, at_once, width=gate.width(at_once))
+                count = gate.at_once(rows)
+                width = gate.width(count)
+                yield Launch(gate.kernel("gate_up", count, *arguments), made.blocks * width, width, count)
             else:
                 yield linear(gate, s.x, s.gate, gate.n_out)
                 yield linear(up, s.x, s.up, up.n_out)
@@ -369,13 +379,15 @@ class Decoder:
         )
         yield self._lanes(kernel, heads + 2 * kv_heads)
         sizes = (i32(heads), i32(kv_heads), i32(d))
-        arguments = (s.qkv, stride, *sizes, pages, window, f32(attention.softcap or 0), s.partials, step)
+        joint = i32(self._joint_heads)
+        arguments = (s.qkv, stride, *sizes, joint, pages, window, f32(attention.softcap or 0), s.partials, step)
         order = layer.orders.get("o")  # of a whole row, which no group of heads has
         merges = ARRIVALS in self.device.spelling and order is None
         if ARRIVALS in self.device.spelling:
-            joint = i32(GROUP // math.gcd(d, GROUP) if merges else 0)
-            arguments += (joint, v["sinks"], *s.attended.arguments(), s.arrivals)
-        yield Launch(self._kernel("attend", *arguments), heads * ATTENDERS, ATTENDERS, by_blocks=True)
+            merged = i32(GROUP // math.gcd(d, GROUP) if merges else 0)
+            arguments += (merged, v["sinks"], *s.attended.arguments(), s.arrivals)
+        groups = kv_heads * -(-(heads // kv_heads) // self._joint_heads)
+        yield Launch(self._kernel("attend", *arguments), groups * ATTENDERS, ATTENDERS, attends=True)
         if not merges:
             arguments = (s.partials, i32(heads), i32(d), window, v["sinks"], order, *s.attended.arguments(), step)
             yield self._lanes(self._kernel("merge_heads", *arguments), s.attended.blocks)

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from ipex_lookahead.engines.native.linear import prepacked, unpacked
 from ipex_lookahead.engines.opencl.device import Device
-from ipex_lookahead.engines.opencl.programs import ROWS, over_weights, units_for
+from ipex_lookahead.engines.opencl.programs import ROWS, over_weights, rows_of, units_for
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
 
-GROUP, LANES = 32, 16
+GROUP, LANES, EIGHT = 32, 16, 8
 STEP_ROWS, STEP_WANTED = 0, 1
 """Where a step says how many rows it has, and how many are wanted (``kernels/device.cl``)."""
 
@@ -25,9 +25,9 @@ i32 = np.int32
 Floats = npt.NDArray[np.float32]
 
 
-def rows_at_once(rows: int) -> int:
-    """The smallest of ``ROWS`` that holds so many rows, or the largest."""
-    return next((most for most in ROWS if most >= rows), ROWS[-1])
+def rows_at_once(rows: int, counts: Sequence[int] = ROWS) -> int:
+    """The smallest of ``counts`` that holds so many rows, or the largest."""
+    return next((most for most in counts if most >= rows), counts[-1])
 
 
 def blocks_of(n: int) -> int:
@@ -107,6 +107,10 @@ class Matrix:
         shift = (share // GROUP).bit_length() - 1
         return (*self.buffers, i32(self.n_out), i32(self.n_in), i32(blocks_of(self.n_in)), i32(shift))
 
+    def at_once(self, rows: int) -> int:
+        """How many rows kernels for a step of so many read a weight for at once."""
+        return rows_at_once(rows, rows_of(self.format, self.device.units))
+
     def kernel(self, name: str, rows: int, *arguments: Any) -> Any:
         """The kernel in the file of that name for this format and so many rows at once, with its arguments."""
         return self.device.kernel(self._program(name, rows), name, *arguments)
@@ -148,8 +152,9 @@ class Rows:
     @classmethod
     def empty(cls, device: Device, rows: int, n: int) -> Rows:
         """For ``rows`` rows of ``n`` values."""
-        blocks = rows * blocks_of(n)
-        return cls(n, tuple(device.empty(blocks * size) for size in (4 * GROUP, GROUP, 4, 8)))
+        filled = -(-rows // EIGHT) * EIGHT * blocks_of(n) + ROWS[-1]  # and what kernels read beyond the last row
+        sizes = (4 * GROUP * rows * blocks_of(n), *(filled * size for size in (GROUP, 4, 8)))
+        return cls(n, tuple(map(device.empty, sizes)))
 
     @property
     def blocks(self) -> int:
@@ -168,7 +173,7 @@ class Product:
         matrix: W.
         x: float32 [rows, n_in].
         start: float32 [rows, n_out] that is added to; None: nothing.
-        at_once: of ``ROWS``; None: as a step chooses.
+        at_once: of ``rows_of``; None: as a step chooses.
     """
 
     def __init__(self, matrix: Matrix, x: Floats, start: Floats | None = None, at_once: int | None = None) -> None:
@@ -179,7 +184,7 @@ class Product:
         arguments = (values, n, n, None, np.float32(0), None, *made.arguments(), step, i32(STEP_ROWS), i32(made.blocks))
         device.enqueue(device.kernel(device.program("rows"), "norm", *arguments), made.blocks, rows)
         self._out = device.upload(np.full(self._shape, np.nan, np.float32) if start is None else start)
-        at_once = at_once or rows_at_once(rows)
+        at_once = at_once or matrix.at_once(rows)
         arguments = (*matrix.arguments(), *made.arguments(), step, i32(STEP_ROWS), self._out, i32(matrix.n_out), i32(0))
         self._held = (matrix, values, made, step)  # a kernel does not hold its buffers
         self._kernel = matrix.kernel("linear", at_once, *arguments, i32(start is not None))

@@ -67,6 +67,17 @@ def units_for(low_bit: str, rows: int, units: Units) -> Units:
     return units if rows == ROWS[-1] and has_whole_codes(low_bit) else Units()
 
 
+def rows_of(low_bit: str, units: Units) -> tuple[int, ...]:
+    """The numbers of rows at once that kernels over weights of a format are built for.
+
+    Where products are of floats, four sums a row fill the registers of a thread: of 8 rows those of GPUs whose matrix
+    units are 16 lanes wide, as their registers are, and of 4 rows others'.
+    """
+    if has_whole_codes(low_bit):
+        return ROWS
+    return (*ROWS[:-1], 8) if units.width == 16 else ROWS[:-1]
+
+
 def over_weights(low_bit: str, rows: int, units: Units, spelling: Spelling) -> tuple[list[str], Spelling]:
     """Options and spelling of a kernel over weights of a format, for so many rows at once."""
     options = [*defines(low_bit), f"-DROWS={rows}"]

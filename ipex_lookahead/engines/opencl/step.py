@@ -15,7 +15,7 @@ from ipex_lookahead.errors import ContextLengthError, InputError, arg
 
 Ints = npt.NDArray[np.int32]
 
-HEADER, RECORD = 4, 6
+HEADER, RECORD = 5, 6
 BLOCK = 256
 """Positions in a block of attention; partial results are merged in ascending order."""
 SPLIT_ROWS = 16
@@ -68,8 +68,15 @@ class Plan:
         """Partials of attention that are kept for a row and head: 1 where each row's blocks are walked."""
         return (self.positions - 1) // BLOCK + 1 if self.rows <= SPLIT_ROWS else 1
 
-    def encoded(self) -> Ints:
-        """What the kernels read; the caches have been prepared for their rows."""
+    def joint(self, most: int) -> int:
+        """Of up to ``most``, the rows that a work-group of attention computes together: those of one sequence."""
+        return max(1, min(most, self.rows // len(self.sequences)))
+
+    def encoded(self, joint: int) -> Ints:
+        """What the kernels read, of which those of attention compute so many rows together.
+
+        The caches have been prepared for their rows.
+        """
         records = np.empty((self.rows, RECORD), np.int32)
         records[:, 0] = self.tokens
         lists: list[Ints] = [self.want]
@@ -91,7 +98,7 @@ class Plan:
                     own[row, 5] = at
                     lists.append(np.array(path, np.int32))
                     at += len(path)
-        header = np.array([self.rows, len(self.want), HEADER + records.size, self.blocks], np.int32)
+        header = np.array([self.rows, len(self.want), HEADER + records.size, self.blocks, joint], np.int32)
         return np.concatenate([header, records.reshape(-1), *lists])
 
 

@@ -152,6 +152,33 @@ def test_long_contexts(device: Device, kv_cache: str) -> None:
         assert run(engine, caches[1], tokens[2040 : 2040 + rows]).tobytes() == expected, rows
 
 
+@pytest.mark.parametrize(("kv_cache", "low_bit"), [("fp16", "q4_k"), ("int8", "q6_k")])
+def test_a_prompt_of_4096_tokens_and_rows_of_several_sequences_after_it(
+    device: Device, kv_cache: str, low_bit: str
+) -> None:
+    """Rows of one sequence share what is read of keys and values, those of a batch do not: the same bytes."""
+    spec = make_spec(context=4200, layers=1, window=None, hidden=256, heads=4, kv_heads=2, head_dim=64)
+    native, engine = both(spec, device, low_bit, kv_cache)
+    tokens = ids_of(native, 4096)
+    outputs = []
+    for one in (native, engine):
+        long, short = one.new_cache(), one.new_cache()
+        last = OutputRequest(np.array([0, 2047, 4095], np.int32), logits=True)
+        made = [one.forward(Batch([long], [4096], tokens, chain(4096), last)).logits]
+        long.keep(range(4096))
+        run(one, short, tokens[:70])
+        short.keep(range(70))
+        for first, second in ((1, 1), (9, 1), (3, 20)):
+            rows = np.concatenate([chain(first), chain(second)])
+            batch = Batch([long, short], [first, second], tokens[: first + second], rows, OutputRequest(logits=True))
+            made.append(one.forward(batch).logits)
+            long.keep([0])
+            short.keep([0])
+        outputs.append([array.tobytes() for array in made if array is not None])
+    assert len(outputs[0]) == 4
+    assert outputs[0] == outputs[1]
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss_attention"])
 def test_trees_over_pages_and_blocks(device: Device, name: str) -> None:
     spec = make_spec(**NAMED[name])

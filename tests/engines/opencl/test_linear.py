@@ -9,7 +9,8 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead.engines.opencl.device import Device, device_of
 from ipex_lookahead.engines.opencl.linear import LANES, Matrix, Product
-from ipex_lookahead.engines.opencl.programs import DOT, ROWS, SUBGROUPS
+from ipex_lookahead.engines.opencl.programs import DOT, SUBGROUPS, Units, rows_of
+from ipex_lookahead.engines.opencl.step import HEADER, RECORD
 from ipex_lookahead.formats import FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.engines.native.test_kernels import SHAPES, WITH_GROUPS, linear, make_weight
@@ -42,7 +43,7 @@ def test_bytes_are_the_scalar_cores(device: Device, name: str, group: int, shape
             matrix = Matrix.upload(device, [weight], [given])
             assert matrix.weights()[0].codes.tobytes() == weight.codes.tobytes()
             oracle = linear(weight, x, isa="scalar", bias=given)
-            for at_once in ROWS:
+            for at_once in rows_of(name, Units(16)):
                 assert on_device(matrix, x, at_once=at_once).tobytes() == oracle.tobytes(), at_once
 
 
@@ -100,8 +101,8 @@ def test_embeddings_are_the_rows_of_the_matrix(device: Device, name: str, group:
             weight = make_weight(name, *shape, group=group, seed=seed)
             matrix = Matrix.upload(device, [weight], [None])
             tokens = np.random.default_rng(0).integers(0, shape[0], 9)
-            step = np.zeros(4 + 6 * len(tokens), np.int32)
-            step[0], step[4::6] = len(tokens), tokens
+            step = np.zeros(HEADER + RECORD * len(tokens), np.int32)
+            step[0], step[HEADER::RECORD] = len(tokens), tokens
             out = device.upload(np.zeros((len(tokens), shape[1]), f32))
             arguments = (device.upload(step), out, i32(shape[1]), f32(0.5))
             kernel = matrix.kernel("embed", 1, *matrix.arguments(), *arguments)

@@ -16,7 +16,7 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 from ipex_lookahead.architectures.spec import Activation
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.linear import Matrix, Product
-from ipex_lookahead.engines.opencl.programs import ARRIVALS, KERNELS, ROWS
+from ipex_lookahead.engines.opencl.programs import ARRIVALS, KERNELS, Units, rows_of
 from ipex_lookahead.formats import FORMATS
 from tests.engines.native.test_kernels import linear, make_weight
 from tests.engines.opencl.test_engine import both
@@ -74,5 +74,5 @@ def test_every_format(device: Device, name: str) -> None:
     weight, x = make_weight(name, 17, inputs, group=FORMATS[name].group_sizes[0] or 32, seed=1), activations(3, inputs)
     matrix = Matrix.upload(device, [weight], [np.ones(17, np.float32)])
     oracle = linear(weight, x, isa="scalar", bias=np.ones(17, np.float32))
-    for at_once in ROWS:
+    for at_once in rows_of(name, Units(16)):
         assert Product(matrix, x, at_once=at_once).result().tobytes() == oracle.tobytes(), at_once

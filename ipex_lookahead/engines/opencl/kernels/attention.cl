@@ -41,7 +41,7 @@ LANE_GROUPS kernel void finish_heads(global float* qkv, int stride, int k_column
                                      global const float* q_norm, global const float* k_norm, float epsilon,
                                      global uchar* pages, global const int* step) {
   EXCHANGE(lanes)
-  const int index = lane_group_of(), row = get_global_id(1), lane = lane_of();
+  const int index = lane_group_of(), row = get_group_id(1), lane = lane_of();
   if (index >= heads + 2 * kv_heads || row >= step[STEP_ROWS]) return;
   global const int* at = ROW(step, row);
   const bool is_q = index < heads, is_v = index >= heads + kv_heads;
@@ -141,31 +141,15 @@ static float joined(global const float* partials, int row, int column, int heads
 static void merge_block(const Rows out, int b, int row, global const float* partials, int heads, int head_dim, int window,
                         global const float* sinks, global const int* order, global const int* step EXCHANGE_ARGUMENT) {
   float v[2];
-  for (int i = 0; i < 2; ++i) {
+  UNROLLED for (int i = 0; i < 2; ++i) {
     const int own = b * GROUP + i * LANES + lane_of(), width = heads * head_dim;
     const int column = order && own < width ? order[own] : own;
     v[i] = own < width ? joined(partials, row, column, heads, head_dim, window, sinks, step) : 0.0f;
   }
-  store_block(out, row, b, v[0], v[1] EXCHANGED);
+  store_block(out, step[STEP_ROWS], row, b, v[0], v[1] EXCHANGED);
 }
 
 #ifdef KV_INT8
-// Sets `largest` to that of n values in local memory, infinity where one is not finite; all work-items come together here.
-// Not a function: pocl 3.1 loses what is private over a function's barriers.
-#define FIND_LARGEST(largest, x, n)                                                           \
-  barrier(CLK_LOCAL_MEM_FENCE);                                                               \
-  if (me < LANES) {                                                                           \
-    float found = 0.0f;                                                                       \
-    for (int i = me; i < (n); i += LANES) {                                                   \
-      const float v = fabs((x)[i]);                                                           \
-      found = !isfinite(v) ? INFINITY : v > found ? v : found;                                \
-    }                                                                                         \
-    shared_values[me] = found;                                                                \
-  }                                                                                           \
-  barrier(CLK_LOCAL_MEM_FENCE);                                                               \
-  float largest = shared_values[0];                                                           \
-  for (int i = 1; i < LANES; ++i) largest = shared_values[i] > largest ? shared_values[i] : largest; \
-  barrier(CLK_LOCAL_MEM_FENCE);
 static float whole_factor(float largest, float most) {
   return largest > 1e-30f && largest <= FLT_MAX ? most / largest : 0.0f;
 }
@@ -175,140 +159,270 @@ static float whole_scale(float largest, float most) {
 static int whole_number(float x, float factor) { return factor == 0.0f ? 0 : convert_int_rte(x * factor); }
 #endif
 
-// One work-group a (row, head), and a block of positions where partials are kept apart; else it walks all of them. A work-item
-// is a position of a block, then a dimension of the head. Where arrivals can be counted, the last work-group of as many heads
-// as fill blocks of 32 merges these; else `merge_heads` does.
 #define ATTENDERS 256
-#define MOST_DIMS 4  // dimensions a work-item: heads have up to 1,024
+#define PAIRS 8        // (row, head) pairs of a work-group, at most
+#define QUERIES 1024   // values of all their queries
+
+// Something of each pair from `n` values in local memory, a lane group a pair: REDUCED(pair, lane) = f over every 16th value;
+// all work-items come together after it. Not a function: pocl 3.1 loses what is private over a function's barriers.
+#define EACH_PAIR(x, n, start, f)                                                   \
+  if (me / LANES < pairs) {                                                         \
+    float found = start;                                                            \
+    for (int i = me % LANES; i < (n); i += LANES) found = f(found, (x)[me / LANES * (n) + i]); \
+    reduced[me] = found;                                                            \
+  }                                                                                 \
+  barrier(CLK_LOCAL_MEM_FENCE);
+#define LARGER(x, y) ((y) > (x) ? (y) : (x))
+#define LARGER_OR_INFINITE(x, y) (!isfinite(y) ? INFINITY : fabs(y) > (x) ? fabs(y) : (x))
+// The largest of a pair's lanes to each pair.
+#define LARGEST_OF_LANES(to)                                                            \
+  if (me < pairs) {                                                                     \
+    float found = reduced[me * LANES];                                                  \
+    for (int i = 1; i < LANES; ++i) found = LARGER(found, reduced[me * LANES + i]);     \
+    to[me] = found;                                                                     \
+  }                                                                                     \
+  barrier(CLK_LOCAL_MEM_FENCE);
+
+// A work-group computes `joint` heads that share a key head, of STEP_JOINT rows, and a block of positions where partials are
+// kept apart; else it walks all of them. A key or a value is read once for all pairs whose slots are the same: those of a
+// sequence's committed positions are, and rows of a tree are taken one by one in blocks that reach beyond. A work-item is a
+// position of a block, then a dimension of the head for every so many pairs. Where arrivals can be counted, the last
+// work-group of as many heads as fill blocks of 32 merges these; else `merge_heads` does.
 #ifdef HAS_ARRIVALS
-#define MERGE_ARGUMENTS , int joint, global const float* sinks, ROWS_ARGUMENTS(out), global int* counters
+#define MERGE_ARGUMENTS , int merged, global const float* sinks, ROWS_ARGUMENTS(out), global int* counters
 LANE_GROUPS
 #else
 #define MERGE_ARGUMENTS
 #endif
 kernel __attribute__((reqd_work_group_size(ATTENDERS, 1, 1)))
-void attend(global const float* qkv, int stride, int heads, int kv_heads, int head_dim, global uchar* pages, int window,
-            float softcap, global float* partials, global const int* step MERGE_ARGUMENTS) {
-  local float q[ATTENDERS * MOST_DIMS], scores[BLOCK], shared_values[LANES];
-  const int me = get_local_id(0), head = get_group_id(0), row = get_group_id(1), blocks = step[STEP_BLOCKS];
-  global const int* at = ROW(step, row);
+void attend(global const float* qkv, int stride, int heads, int kv_heads, int head_dim, int joint, global uchar* pages,
+            int window, float softcap, global float* partials, global const int* step MERGE_ARGUMENTS) {
+  local float q[QUERIES], scores[PAIRS * BLOCK], reduced[ATTENDERS], tops[PAIRS], maxima[PAIRS], sums[PAIRS];
+  local float keeps[PAIRS], takes[PAIRS];  // what the blocks before, and a block, are multiplied by
+  local int begins[PAIRS], ends[PAIRS];    // of the positions in the block that a pair sees
+  const int me = get_local_id(0), group = heads / kv_heads, parts = (group + joint - 1) / joint;
+  const int kv_head = get_group_id(0) / parts, first_head = kv_head * group + get_group_id(0) % parts * joint;
+  const int pair_heads = min(joint, (kv_head + 1) * group - first_head), row = get_group_id(1) * step[STEP_JOINT];
   if (row >= step[STEP_ROWS]) return;
-  const int position = at[POSITION], length = at[LENGTH], lowest = first_block(window, position);
+  const int pair_rows = min(step[STEP_JOINT], step[STEP_ROWS] - row), pairs = pair_rows * pair_heads;
+  const int blocks = step[STEP_BLOCKS], length = ROW(step, row)[LENGTH];
   const bool apart = blocks > 1;
-  const int first = apart ? (int)get_group_id(2) : lowest, last = apart ? first : position / BLOCK;
-  if (first < lowest || first > position / BLOCK) return;
-  const int kv_head = head / (heads / kv_heads);
-  for (int d = me; d < head_dim; d += ATTENDERS) q[d] = qkv[(size_t)row * stride + head * head_dim + d];
-#ifdef KV_INT8
-  local int whole_q[ATTENDERS * MOST_DIMS], whole_weights[BLOCK];
-  FIND_LARGEST(most_q, q, head_dim)
-  const float q_scale = whole_scale(most_q, MOST_QUERY);
-  for (int d = me; d < head_dim; d += ATTENDERS) whole_q[d] = whole_number(q[d], whole_factor(most_q, MOST_QUERY));
-#endif
-  float state_max = 0.0f, state_sum = 0.0f, state[MOST_DIMS];
-  for (int b = first; b <= last; ++b) {
-    const int within = position - b * BLOCK, end = min(within + 1, BLOCK);
-    const int begin = window > 0 && within >= window ? within - window + 1 : 0;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float score = -INFINITY;
-    const bool seen = me >= begin && me < end;
-#ifdef KV_INT8
-    float value_scale = 0.0f;
-#endif
-    if (seen) {
-      const int p = b * BLOCK + me;
-      const int slot = p < length || at[PATH] < 0 ? p : length + step[at[PATH] + p - length];
-      const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim);
-      global Kept* k = h.keys + key_at(slot % PAGE, 0, head_dim);
-#ifdef KV_INT8
-      int sum = 0;
-      for (int d = 0; d < head_dim; ++d) sum += k[d * LANES] * whole_q[d];
-      score = convert_float(sum) * q_scale * h.scales[slot % PAGE];
-      value_scale = h.scales[PAGE + slot % PAGE];
-#else
-      score = 0.0f;
-      for (int d = 0; d < head_dim; ++d) score = fma(KEPT(k, d * LANES), q[d], score);
-#endif
-      if (softcap > 0) score = capped(score, softcap, 1.0f / softcap);
-    }
-    scores[me] = score;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (me < LANES) {
-      float top = -INFINITY;
-      for (int i = me; i < BLOCK; i += LANES) top = scores[i] > top ? scores[i] : top;
-      shared_values[me] = top;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    float top = shared_values[0];
-    for (int i = 1; i < LANES; ++i) top = shared_values[i] > top ? shared_values[i] : top;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    scores[me] = seen ? exponential(score - top) : 0.0f;
-    barrier(CLK_LOCAL_MEM_FENCE);
-    if (me < LANES) {
-      float total = 0.0f;
-      for (int i = me; i < BLOCK; i += LANES) total = ADD(total, scores[i]);
-      shared_values[me] = total;
-    }
-    for (int away = LANES / 2; away > 0; away /= 2) {
-      barrier(CLK_LOCAL_MEM_FENCE);
-      const float other = me < away ? shared_values[me + away] : 0.0f;
-      if (me < away) shared_values[me] = shared_values[me] + other;
-    }
-    barrier(CLK_LOCAL_MEM_FENCE);
-    const float sum = shared_values[0];
-#ifdef KV_INT8
-    scores[me] = scores[me] * value_scale;
-    FIND_LARGEST(most, scores, BLOCK)
-    whole_weights[me] = whole_number(scores[me], whole_factor(most, MOST_WEIGHT));
-    barrier(CLK_LOCAL_MEM_FENCE);
-#endif
-    float values[MOST_DIMS];
-    for (int i = 0; i < MOST_DIMS; ++i) {
-      const int d = me + i * ATTENDERS;
-      if (d >= head_dim) break;
-#ifdef KV_INT8
-      int value = 0;
-#else
-      float value = 0.0f;
-#endif
-      for (int p = begin; p < end; ++p) {
-        const int where = b * BLOCK + p;
-        const int slot = where < length || at[PATH] < 0 ? where : length + step[at[PATH] + where - length];
-        const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim);
-        const size_t element = (size_t)(slot % PAGE) * head_dim + d;
-#ifdef KV_INT8
-        value += h.values[element] * whole_weights[p];
-      }
-      values[i] = convert_float(value) * whole_scale(most, MOST_WEIGHT);
-#else
-        value = fma(KEPT(h.values, element), scores[p], value);
-      }
-      values[i] = value;
-#endif
-    }
-    const float highest = b == first ? top : state_max > top ? state_max : top;
-    const float keep = exponential(state_max - highest), take = exponential(top - highest);
-    for (int i = 0; i < MOST_DIMS && me + i * ATTENDERS < head_dim; ++i)
-      state[i] = b == first ? values[i] : fma(state[i], keep, values[i] * take);
-    state_sum = b == first ? sum : fma(state_sum, keep, sum * take);
-    state_max = highest;
+  int lowest = INT_MAX, highest_block = 0;
+  bool alike = true, tree = false;
+  for (int r = row; r < row + pair_rows; ++r) {
+    global const int* at = ROW(step, r);
+    lowest = min(lowest, first_block(window, at[POSITION]));
+    highest_block = max(highest_block, at[POSITION] / BLOCK);
+    alike = alike && at[PAGES] == ROW(step, row)[PAGES];
+    tree = tree || at[PATH] >= 0;
   }
-  global float* own = partials + (((size_t)row * heads + head) * blocks + (apart ? first : 0)) * PARTIAL(head_dim);
-  for (int i = 0; i < MOST_DIMS && me + i * ATTENDERS < head_dim; ++i) own[2 + me + i * ATTENDERS] = state[i];
-  if (me == 0) {
-    own[0] = state_max;
-    own[1] = state_sum;
+  const int first = apart ? (int)get_group_id(2) : lowest, last = apart ? first : highest_block;
+  if (first < lowest || first > highest_block) return;
+#define ROW_OF(pair) (row + (pair) / pair_heads)
+#define HEAD_OF(pair) (first_head + (pair) % pair_heads)
+  for (int i = me; i < pairs * head_dim; i += ATTENDERS)
+    q[i] = qkv[(size_t)ROW_OF(i / head_dim) * stride + HEAD_OF(i / head_dim) * head_dim + i % head_dim];
+  barrier(CLK_LOCAL_MEM_FENCE);
+#ifdef KV_INT8
+  local int whole_q[QUERIES], whole_weights[PAIRS * BLOCK];
+  local float most_q[PAIRS], most[PAIRS];
+  EACH_PAIR(q, head_dim, 0.0f, LARGER_OR_INFINITE)
+  LARGEST_OF_LANES(most_q)
+  for (int i = me; i < pairs * head_dim; i += ATTENDERS)
+    whole_q[i] = whole_number(q[i], whole_factor(most_q[i / head_dim], MOST_QUERY));
+#endif
+  for (int chunk = 0; chunk < head_dim; chunk += ATTENDERS) {  // of dimensions: there is seldom more than one
+    const int dims = (min(head_dim - chunk, ATTENDERS) + LANES - 1) / LANES * LANES, teams = ATTENDERS / dims;
+    const int team = me / dims, d = chunk + me % dims;
+    const bool at_work = team < teams && d < head_dim;  // for pairs `team`, `team` + `teams`, ...
+    float state[PAIRS];
+    UNROLLED for (int k = 0; k < PAIRS; ++k) state[k] = 0.0f;
+    for (int b = first; b <= last; ++b) {
+      barrier(CLK_LOCAL_MEM_FENCE);
+      if (me < pairs) {
+        const int within = ROW(step, ROW_OF(me))[POSITION] - b * BLOCK, end = clamp(within + 1, 0, BLOCK);
+        const int begin = window > 0 && within >= window ? within - window + 1 : 0;
+        begins[me] = min(begin, end);
+        ends[me] = end;
+      }
+      barrier(CLK_LOCAL_MEM_FENCE);
+      // Pairs [from, upto) have the same slots in this block.
+      const int together = alike && !(tree && (b + 1) * BLOCK > length) ? pairs : pair_heads;
+      float score[PAIRS];
+#ifdef KV_INT8
+      float value_scale[PAIRS];
+#endif
+      UNROLLED for (int i = 0; i < PAIRS; ++i) score[i] = -INFINITY;
+      for (int from = 0; from < pairs; from += together) {
+        const int upto = from + together;
+        bool seen = false;
+        for (int i = from; i < upto; i += pair_heads) seen = seen || (me >= begins[i] && me < ends[i]);
+        if (!seen) continue;
+        global const int* at = ROW(step, ROW_OF(from));
+        const int p = b * BLOCK + me, slot = p < at[LENGTH] || at[PATH] < 0 ? p : at[LENGTH] + step[at[PATH] + p - at[LENGTH]];
+        const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim);
+        global Kept* k = h.keys + key_at(slot % PAGE, 0, head_dim);
+#ifdef KV_INT8
+        int whole[PAIRS];
+        UNROLLED for (int i = 0; i < PAIRS; ++i) whole[i] = 0;
+#else
+        UNROLLED for (int i = 0; i < PAIRS; ++i) score[i] = i >= from && i < upto ? 0.0f : score[i];
+#endif
+        for (int c = 0; c < head_dim; c += 8) {
+#ifdef KV_INT8
+          int key[8];
+          UNROLLED for (int j = 0; j < 8; ++j) key[j] = k[(c + j) * LANES];
+          UNROLLED for (int i = 0; i < PAIRS; ++i)
+            if (i >= from && i < upto)
+              UNROLLED for (int j = 0; j < 8; ++j) whole[i] += key[j] * whole_q[i * head_dim + c + j];
+#else
+          float key[8];
+          UNROLLED for (int j = 0; j < 8; ++j) key[j] = KEPT(k, (c + j) * LANES);
+          UNROLLED for (int i = 0; i < PAIRS; ++i)
+            if (i >= from && i < upto)
+              UNROLLED for (int j = 0; j < 8; ++j) score[i] = fma(key[j], q[i * head_dim + c + j], score[i]);
+#endif
+        }
+        UNROLLED for (int i = 0; i < PAIRS; ++i)
+          if (i >= from && i < upto) {
+#ifdef KV_INT8
+            score[i] = convert_float(whole[i]) * whole_scale(most_q[i], MOST_QUERY) * h.scales[slot % PAGE];
+            value_scale[i] = h.scales[PAGE + slot % PAGE];
+#endif
+            if (softcap > 0) score[i] = capped(score[i], softcap, 1.0f / softcap);
+          }
+      }
+#define SEES(i) (me >= begins[i] && me < ends[i])
+      UNROLLED for (int i = 0; i < PAIRS; ++i)
+        if (i < pairs) scores[i * BLOCK + me] = SEES(i) ? score[i] : -INFINITY;
+      barrier(CLK_LOCAL_MEM_FENCE);
+      EACH_PAIR(scores, BLOCK, -INFINITY, LARGER)
+      LARGEST_OF_LANES(tops)
+      UNROLLED for (int i = 0; i < PAIRS; ++i)
+        if (i < pairs) scores[i * BLOCK + me] = SEES(i) ? exponential(score[i] - tops[i]) : 0.0f;
+      barrier(CLK_LOCAL_MEM_FENCE);
+      EACH_PAIR(scores, BLOCK, 0.0f, ADD)
+      for (int away = LANES / 2; away > 0; away /= 2) {
+        const bool adds = me / LANES < pairs && me % LANES < away;
+        const float other = adds ? reduced[me + away] : 0.0f;
+        if (adds) reduced[me] = reduced[me] + other;
+        barrier(CLK_LOCAL_MEM_FENCE);
+      }
+#ifdef KV_INT8
+      UNROLLED for (int i = 0; i < PAIRS; ++i)
+        if (i < pairs && SEES(i)) scores[i * BLOCK + me] = scores[i * BLOCK + me] * value_scale[i];
+      const float sum = me < pairs ? reduced[me * LANES] : 0.0f;
+      barrier(CLK_LOCAL_MEM_FENCE);
+      EACH_PAIR(scores, BLOCK, 0.0f, LARGER_OR_INFINITE)
+      LARGEST_OF_LANES(most)
+      UNROLLED for (int i = 0; i < PAIRS; ++i)
+        if (i < pairs)
+          whole_weights[i * BLOCK + me] = whole_number(scores[i * BLOCK + me], whole_factor(most[i], MOST_WEIGHT));
+      barrier(CLK_LOCAL_MEM_FENCE);
+#define WEIGHTS whole_weights
+#define TIMES(value, weight, sum) ((sum) + (value) * (weight))
+#define VALUE(from, i) (from)[i]
+      typedef int Whole;
+#else
+      const float sum = me < pairs ? reduced[me * LANES] : 0.0f;
+#define WEIGHTS scores
+#define TIMES(value, weight, sum) fma(value, weight, sum)
+#define VALUE(from, i) KEPT(from, i)
+      typedef float Whole;
+#endif
+      Whole value[PAIRS];
+      UNROLLED for (int k = 0; k < PAIRS; ++k) value[k] = 0;
+      for (int from = 0; at_work && from < pairs; from += together) {
+        const int upto = from + together;
+        global const int* at = ROW(step, ROW_OF(from));
+        int p = BLOCK, end = 0, all = 0, until = BLOCK;  // [all, until): what all pairs see
+        for (int i = from; i < upto; i += pair_heads) {
+          if (begins[i] == ends[i]) continue;
+          p = min(p, begins[i]);
+          end = max(end, ends[i]);
+          all = max(all, begins[i]);
+          until = min(until, ends[i]);
+        }
+        while (p < end) {  // slots that follow each other in a page
+          const int where = b * BLOCK + p;
+          const bool plain = where < at[LENGTH] || at[PATH] < 0;
+          const int slot = plain ? where : at[LENGTH] + step[at[PATH] + where - at[LENGTH]];
+          int stop = plain ? min(p + PAGE - slot % PAGE, end) : p + 1;
+          if (plain && at[PATH] >= 0) stop = min(stop, at[LENGTH] - b * BLOCK);
+          const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim);
+          global Kept* v = h.values + (size_t)(slot % PAGE) * head_dim + d;
+#define OWN(k) (team + (k) * teams)
+          while (p < stop) {
+            if (p >= all && p + 8 <= min(stop, until)) {
+              Whole eight[8], weight[8];
+              UNROLLED for (int j = 0; j < 8; ++j) eight[j] = VALUE(v, j * head_dim);
+              UNROLLED for (int k = 0; k < PAIRS; ++k)
+                if (OWN(k) >= from && OWN(k) < upto && begins[OWN(k)] < ends[OWN(k)]) {
+                  vstore8(vload8(0, WEIGHTS + OWN(k) * BLOCK + p), 0, weight);
+                  UNROLLED for (int j = 0; j < 8; ++j) value[k] = TIMES(eight[j], weight[j], value[k]);
+                }
+              p += 8;
+              v += 8 * head_dim;
+            } else {
+              UNROLLED for (int k = 0; k < PAIRS; ++k)
+                if (OWN(k) >= from && OWN(k) < upto && p >= begins[OWN(k)] && p < ends[OWN(k)])
+                  value[k] = TIMES(VALUE(v, 0), WEIGHTS[OWN(k) * BLOCK + p], value[k]);
+              ++p;
+              v += head_dim;
+            }
+          }
+        }
+      }
+      // Joined to the blocks before: of a pair's first block there are none.
+#define IS_FIRST(pair) (apart || b == first_block(window, ROW(step, ROW_OF(pair))[POSITION]))
+      if (me < pairs && begins[me] < ends[me]) {
+        const float highest = IS_FIRST(me) ? tops[me] : LARGER(tops[me], maxima[me]);
+        keeps[me] = exponential(maxima[me] - highest);
+        takes[me] = exponential(tops[me] - highest);
+        sums[me] = IS_FIRST(me) ? sum : fma(sums[me], keeps[me], sum * takes[me]);
+        maxima[me] = highest;
+      }
+      barrier(CLK_LOCAL_MEM_FENCE);
+      UNROLLED for (int k = 0; k < PAIRS; ++k)
+        if (at_work && OWN(k) < pairs && begins[OWN(k)] < ends[OWN(k)]) {
+#ifdef KV_INT8
+          const float found = convert_float(value[k]) * whole_scale(most[OWN(k)], MOST_WEIGHT);
+#else
+          const float found = value[k];
+#endif
+          state[k] = IS_FIRST(OWN(k)) ? found : fma(state[k], keeps[OWN(k)], found * takes[OWN(k)]);
+        }
+    }
+#define SEEN(pair) (!apart || begins[pair] < ends[pair])
+#define PARTIAL_OF(pair) \
+  (partials + (((size_t)ROW_OF(pair) * heads + HEAD_OF(pair)) * blocks + (apart ? first : 0)) * PARTIAL(head_dim))
+    UNROLLED for (int k = 0; k < PAIRS; ++k)
+      if (at_work && OWN(k) < pairs && SEEN(OWN(k))) PARTIAL_OF(OWN(k))[2 + d] = state[k];
+    if (me < pairs && SEEN(me)) {
+      PARTIAL_OF(me)[0] = maxima[me];
+      PARTIAL_OF(me)[1] = sums[me];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
   }
 #ifdef HAS_ARRIVALS
-  local int arrived;
-  if (joint == 0) return;  // the row's values have another order: `merge_heads`
-  const int group = head / joint, end_head = min((group + 1) * joint, heads);
-  const int parts = (end_head - group * joint) * (apart ? position / BLOCK - lowest + 1 : 1);
-  if (!is_last(counters + row * ((heads + joint - 1) / joint) + group, parts, &arrived)) return;
+  local int arrived[PAIRS];
+  if (merged == 0) return;  // the row's values have another order: `merge_heads`
+  const int gathered = (heads + merged - 1) / merged;
+  barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
+  if (me < pairs) {
+    const int position = ROW(step, ROW_OF(me))[POSITION], index = HEAD_OF(me) / merged;
+    const int count = min(merged, heads - index * merged) * (apart ? position / BLOCK - first_block(window, position) + 1 : 1);
+    arrived[me] = SEEN(me) && arrives_last(counters + ROW_OF(me) * gathered + index, count);
+  }
+  barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
   const Rows rows = ROWS_OF(out);
-  const int from = group * joint * head_dim / GROUP, to = (end_head * head_dim + GROUP - 1) / GROUP;
-  for (int b = from + me / LANES; b < to; b += ATTENDERS / LANES)
-    merge_block(rows, b, row, partials, heads, head_dim, window, sinks, 0, step);
+  for (int pair = 0; pair < pairs; ++pair) {
+    if (!arrived[pair]) continue;
+    const int begin_head = HEAD_OF(pair) / merged * merged, end_head = min(begin_head + merged, heads);
+    const int from = begin_head * head_dim / GROUP, to = (end_head * head_dim + GROUP - 1) / GROUP;
+    for (int b = from + me / LANES; b < to; b += ATTENDERS / LANES)
+      merge_block(rows, b, ROW_OF(pair), partials, heads, head_dim, window, sinks, 0, step);
+  }
 #endif
 }
 
@@ -318,14 +432,14 @@ LANE_GROUPS kernel void merge_heads(global const float* partials, int heads, int
                                     global const int* step) {
   EXCHANGE(lanes)
   const Rows out = ROWS_OF(out);
-  const int b = lane_group_of(), row = get_global_id(1);
+  const int b = lane_group_of(), row = get_group_id(1);
   if (b >= out.blocks || row >= step[STEP_ROWS]) return;
   merge_block(out, b, row, partials, heads, head_dim, window, sinks, order, step EXCHANGED);
 }
 
 // Moves slots of a sequence in the order given, {page, slot in it, to page, slot in it} each; a work-item an element.
 kernel void move_slots(global uchar* pages, int kv_heads, int head_dim, global const int* moves, int count) {
-  const int d = get_global_id(0), head = get_global_id(1);
+  const int d = get_global_id(0), head = get_group_id(1);
   if (d >= head_dim) return;
   for (int i = 0; i < count; ++i) {
     const Head from = head_in(pages, moves[4 * i], kv_heads, head, head_dim);

@@ -40,22 +40,44 @@ static inline int swap_lanes(int x, int mask, local int* lanes) {
 #endif
 
 #ifdef HAS_ARRIVALS  // OpenCL C 3.0, atomics ordered over the device
-// Counts a work-group's arrival, and says to all its work-items whether it is the last of `count`: what the others wrote
-// before theirs can be read then. Afterwards the counter is 0 again.
-static bool is_last(global int* counter, int count, local int* arrived) {
+// Counts an arrival, and says whether it is the last of `count`: what the others wrote before theirs can be read then, if
+// barriers stand before and after. Afterwards the counter is 0 again.
+static bool arrives_last(global int* counter, int count) {
   volatile global atomic_int* at = (volatile global atomic_int*)counter;
+  const int before = atomic_fetch_add_explicit(at, 1, memory_order_acq_rel, memory_scope_device);
+  if (before == count - 1) atomic_store_explicit(at, 0, memory_order_relaxed, memory_scope_device);
+  return before == count - 1;
+}
+
+// The same of a work-group, said to all its work-items.
+static bool is_last(global int* counter, int count, local int* last) {
   barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
-  if (get_local_id(0) == 0) {
-    *arrived = atomic_fetch_add_explicit(at, 1, memory_order_acq_rel, memory_scope_device);
-    if (*arrived == count - 1) atomic_store_explicit(at, 0, memory_order_relaxed, memory_scope_device);
-  }
+  if (get_local_id(0) == 0) *last = arrives_last(counter, count);
   barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
-  return *arrived == count - 1;
+  return *last;
 }
 #endif
 
-static inline int lane_of() { return get_local_id(0) % LANES; }
-static inline int lane_group_of() { return get_global_id(0) / LANES; }
+// All of a loop, so that what its counter indexes stays in a GPU's registers. On processors, which are the devices without
+// HAS_DOT, it would only take long to compile.
+#ifdef HAS_DOT
+#define UNROLLED __attribute__((opencl_unroll_hint))
+#else
+#define UNROLLED
+#endif
+
+// Numbers of lanes and lane groups: without arithmetic on a work-item's own number, which a compiler takes to differ
+// from lane to lane.
+#ifdef HAS_SUBGROUPS
+static inline int lane_of() { return get_sub_group_local_id(); }
+static inline int lane_group_within() { return get_sub_group_id(); }
+static inline int lane_groups_together() { return get_num_sub_groups(); }
+#else
+static inline int lane_of() { return get_local_id(0); }
+static inline int lane_group_within() { return 0; }
+static inline int lane_groups_together() { return 1; }
+#endif
+static inline int lane_group_of() { return get_group_id(0) * lane_groups_together() + lane_group_within(); }
 
 // Sums and maxima over the lanes, the same in every lane. That of floats is the canonical tree: lane i and i + 8, then i
 // and i + 4, ... (a sum of two does not depend on their order).
@@ -84,7 +106,8 @@ static inline float max_lanes(float x EXCHANGE_ARGUMENT) {  // not for NaN
 #define STEP_WANTED 1   // rows whose output is asked for,
 #define STEP_WANT 2     // and where the list of them begins
 #define STEP_BLOCKS 3   // partials of attention kept for a row and head
-#define ROW(step, row) ((step) + 4 + (size_t)(row) * 6)
+#define STEP_JOINT 4    // rows that a work-group of attention computes together
+#define ROW(step, row) ((step) + 5 + (size_t)(row) * 6)
 #define TOKEN 0
 #define POSITION 1
 #define SLOT 2    // where the row's key and value go; a committed position's slot is the position
@@ -144,8 +167,8 @@ static inline float activated(int kind, float alpha, float limit, float gate, fl
   return gated(gate, gate) * up;
 }
 
-// Rows as linear layers read them, [rows][stride] or [rows][blocks]: values for float weights, else codes, a scale a block
-// and for each half of a block the sum of its codes. All of them are always there.
+// Rows as linear layers read them: values [rows][stride] for float weights, else codes, a scale a block and for each half of
+// a block the sum of its codes, [blocks][rows], so that several rows of a block are one read. All of them are always there.
 typedef struct {
   global float* values;
   global char* codes;
@@ -157,13 +180,18 @@ typedef struct {
   global float *x##_values, global char *x##_codes, global float *x##_scales, global int2 *x##_sums, int x##_blocks
 #define ROWS_OF(x) {x##_values, x##_codes, x##_scales, x##_sums, x##_blocks}
 
-// Values of one block: `low` and `high` are the lane's of its first and last 16. The scale of a block that holds NaN or an
+// Which block of codes is block `block` of row `row` of `rows`: more than 4 are filled up to eights.
+static inline size_t block_at(int rows, int block, int row) {
+  return (size_t)block * (rows > 4 ? rows + 7 & ~7 : rows) + row;
+}
+
+// Values of one block of a row of `rows`: `low` and `high` are the lane's of its first and last 16. The scale of a block that holds NaN or an
 // infinity is NaN.
-static inline void store_block(const Rows x, size_t row, int block, float low, float high EXCHANGE_ARGUMENT) {
+static inline void store_block(const Rows x, int rows, int row, int block, float low, float high EXCHANGE_ARGUMENT) {
   const int lane = lane_of();
-  const size_t at = row * x.blocks + block;
-  x.values[at * GROUP + lane] = low;
-  x.values[at * GROUP + LANES + lane] = high;
+  const size_t at = block_at(rows, block, row), value = ((size_t)row * x.blocks + block) * GROUP + lane;
+  x.values[value] = low;
+  x.values[value + LANES] = high;
   const float a = fabs(low), b = fabs(high);
   const float largest = max_lanes(isnan(low) || isnan(high) ? INFINITY : a > b ? a : b EXCHANGED);
   const bool finite = largest <= FLT_MAX, tiny = !(largest > 1e-30f);

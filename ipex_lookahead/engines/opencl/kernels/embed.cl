@@ -11,8 +11,10 @@ LANE_GROUPS kernel void embed(MATRIX_ARGUMENTS(w), global const int* step, globa
   const size_t first = ((size_t)tile * w.n_in + b * GROUP) * LANES + lane;
   for (int i = 0; i < count; ++i) to[i] = weight_at(w.codes, first + (size_t)i * LANES) * factor;
 #else
-  uint four[8];
-  unpack(w.codes + ((size_t)tile * w.blocks + b) * CODE_BYTES, lane, four);
+  global const uint* from = (global const uint*)(w.codes + ((size_t)tile * w.blocks + b) * CODE_BYTES) + lane;
+  uint read[WORDS], four[8];
+  for (int i = 0; i < WORDS; ++i) read[i] = from[LANES * i];
+  unpack(read, four);
   const Scaled s = scaled_at(w, tile, b, lane);
   for (int i = 0; i < count; ++i) {
     const uint code = four[i / 4] >> 8 * (i % 4) & 255;

@@ -8,12 +8,12 @@ LANE_GROUPS kernel void expert_gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(
   experts += chosen;
   const Matrix gate = MATRIX(gate), up = MATRIX(up);
   const Rows x = ROWS_OF(x), made = ROWS_OF(made);
-  const int group = lane_group_of(), pair = get_global_id(1), rows = step[STEP_ROWS], row = pair / used;
+  const int group = lane_group_of(), pair = get_group_id(1), rows = step[STEP_ROWS], row = pair / used;
   if (group >= made.blocks || row >= rows) return;
   const int place = places[experts[pair]];
   if (place < 0) return;
   float values[2];
-  for (int part = 0; part < 2; ++part) {
+  UNROLLED for (int part = 0; part < 2; ++part) {
     const int tile = place * tiles + 2 * group + part, output = tile * LANES + lane_of();
     values[part] = 0.0f;
     if (2 * group + part >= tiles) continue;
@@ -22,5 +22,5 @@ LANE_GROUPS kernel void expert_gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(
     tile_times_rows(up, tile, x, row, rows, &u);
     values[part] = activated(kind, alpha, limit, biased(gate, output, g), biased(up, output, u));
   }
-  store_block(made, pair, group, values[0], values[1] EXCHANGED);
+  store_block(made, rows * used, pair, group, values[0], values[1] EXCHANGED);
 }

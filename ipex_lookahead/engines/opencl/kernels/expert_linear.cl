@@ -5,12 +5,12 @@ LANE_GROUPS kernel void expert_linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), gl
   experts += chosen;
   const Matrix w = MATRIX(w);
   const Rows x = ROWS_OF(x);
-  const int pair = get_global_id(1), pairs = step[STEP_ROWS] * used, column = lane_group_of() * LANES + lane_of();
+  const int pair = get_group_id(1), pairs = step[STEP_ROWS] * used, column = lane_group_of() * LANES + lane_of();
   if (lane_group_of() >= tiles || pair >= pairs) return;
   const int place = places[experts[pair]];
   if (place < 0) return;
   const int tile = place * tiles + lane_group_of();
   float acc;
-  tile_times_rows(w, tile, x, pair / share, pairs, &acc);
+  tile_times_rows(w, tile, x, pair / share, pairs / share, &acc);
   if (column < n) out[(size_t)pair * n + column] = biased(w, tile * LANES + lane_of(), acc);
 }

@@ -3,15 +3,16 @@ LANE_GROUPS kernel void linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global co
                                global float* out, int out_stride, int first_column, int add) {
   const Matrix w = MATRIX(w);
   const Rows x = ROWS_OF(x);
-  const int tile = lane_group_of(), row = get_global_id(1) * ROWS, rows = step[counted], output = tile * LANES + lane_of();
+  const int tile = lane_group_of(), row = get_group_id(1) * ROWS, rows = step[counted], output = tile * LANES + lane_of();
   if (tile >= tiles_of(w) || row >= rows) return;
   float acc[ROWS];
   tile_times_rows(w, tile, x, row, rows, acc);
   if (output >= w.n_out) return;
-  for (int m = 0; m < ROWS; ++m) {
-    if (row + m >= rows) break;
-    global float* at = out + (size_t)(row + m) * out_stride + first_column + output;
-    const float value = biased(w, output, acc[m]);
-    *at = add ? *at + value : value;
+  UNROLLED for (int m = 0; m < ROWS; ++m) {
+    if (row + m < rows) {
+      global float* at = out + (size_t)(row + m) * out_stride + first_column + output;
+      const float value = biased(w, output, acc[m]);
+      *at = add ? *at + value : value;
+    }
   }
 }

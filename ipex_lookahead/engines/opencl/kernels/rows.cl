@@ -3,7 +3,13 @@
 // 1 / sqrt(mean of squares + epsilon) of n values, and NaN where the squares overflow. `at` + i is value i.
 static float inverse_root(global const float* at, int n, float epsilon EXCHANGE_ARGUMENT) {
   float squares = 0.0f;
-  for (int k = lane_of(); k < n; k += LANES) squares = fma(at[k], at[k], squares);
+  int k = lane_of();
+  for (; k - lane_of() + 8 * LANES <= n; k += 8 * LANES) {
+    float eight[8];
+    UNROLLED for (int i = 0; i < 8; ++i) eight[i] = at[k + i * LANES];
+    UNROLLED for (int i = 0; i < 8; ++i) squares = fma(eight[i], eight[i], squares);
+  }
+  for (; k < n; k += LANES) squares = fma(at[k], at[k], squares);
   const float mean = sum_lanes(squares EXCHANGED) / convert_float(n);
   return 1.0f / sqrt(mean + epsilon) + 0.0f * mean;
 }
@@ -19,17 +25,17 @@ LANE_GROUPS kernel void norm(global const float* x, int stride, int n, global co
                              int groups) {
   EXCHANGE(lanes)
   const Rows out = ROWS_OF(out);
-  const int row = get_global_id(1), lane = lane_of();
+  const int row = get_group_id(1), lane = lane_of();
   if (lane_group_of() >= groups || row >= step[counted]) return;
   global const float* at = x + (size_t)(counted == STEP_WANTED ? step[step[STEP_WANT] + row] : row) * stride;
   const float inverse = weight ? inverse_root(at, n, epsilon EXCHANGED) : 0.0f;
   for (int b = lane_group_of(); b < out.blocks; b += groups) {
     float v[2];
-    for (int i = 0; i < 2; ++i) {
+    UNROLLED for (int i = 0; i < 2; ++i) {
       const int own = b * GROUP + i * LANES + lane, k = order && own < n ? order[own] : own;
       v[i] = own >= n ? 0.0f : weight ? normed(at, weight, k, inverse) : at[k];
     }
-    store_block(out, row, b, v[0], v[1] EXCHANGED);
+    store_block(out, step[counted], row, b, v[0], v[1] EXCHANGED);
   }
 }
 
@@ -39,15 +45,15 @@ LANE_GROUPS kernel void activate(global const float* gate, global const float* u
                                  float alpha, float limit) {
   EXCHANGE(lanes)
   const Rows out = ROWS_OF(out);
-  const int row = get_global_id(1), b = lane_group_of();
+  const int row = get_group_id(1), b = lane_group_of();
   if (b >= out.blocks || row >= step[counted] * pairs) return;
   float v[2];
-  for (int i = 0; i < 2; ++i) {
+  UNROLLED for (int i = 0; i < 2; ++i) {
     const int k = b * GROUP + i * LANES + lane_of();
     const size_t at = (size_t)row * stride + k;
     v[i] = k >= n ? 0.0f : activated(kind, alpha, limit, gate[at], up[at]);
   }
-  store_block(out, row, b, v[0], v[1] EXCHANGED);
+  store_block(out, step[counted] * pairs, row, b, v[0], v[1] EXCHANGED);
 }
 
 // hidden += factor * branch, normed first where there is a weight.
@@ -55,7 +61,7 @@ LANE_GROUPS kernel void add_branch(global const float* branch, int stride, int n
                                    float epsilon, float factor, global float* hidden, global const int* step,
                                    int groups) {
   EXCHANGE(lanes)
-  const int row = get_global_id(1);
+  const int row = get_group_id(1);
   if (lane_group_of() >= groups || row >= step[STEP_ROWS]) return;
   global const float* at = branch + (size_t)row * stride;
   const float inverse = weight ? inverse_root(at, n, epsilon EXCHANGED) : 0.0f;
@@ -71,11 +77,13 @@ LANE_GROUPS kernel void add_branch(global const float* branch, int stride, int n
 LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int over_all, int renormalise,
                                global int* experts, int first, global float* weights, global const int* step) {
   EXCHANGE(lanes)
-  const int row = get_global_id(1), lane = lane_of();
+  const int row = get_group_id(1), lane = lane_of();
   if (lane_group_of() > 0 || row >= step[STEP_ROWS]) return;
   experts += first;
   logits += (size_t)row * of;
-  int chosen[MOST_USED];
+  int chosen[MOST_USED / LANES], best_of_all = 0;  // choice k is kept by lane k % LANES
+  UNROLLED for (int i = 0; i < MOST_USED / LANES; ++i) chosen[i] = 0;
+#define EACH_CHOICE(k) UNROLLED for (int i = 0, k = lane; i < MOST_USED / LANES; ++i, k += LANES) if (k < used)
   float last = INFINITY;
   int last_id = -1;
   for (int k = 0; k < used; ++k) {
@@ -93,17 +101,24 @@ LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int
     last_id = max_lanes_int(best == top && best_id < of ? of - best_id : 0 EXCHANGED);
     last_id = last_id > 0 ? of - last_id : k;  // where nothing is a number, any will do: it shows in the weights
     last = top;
-    chosen[k] = last_id;
+    best_of_all = k == 0 ? last_id : best_of_all;
+    EACH_CHOICE(own) chosen[i] = own == k ? last_id : chosen[i];
   }
-  const float most = logits[chosen[0]];
+  const float most = logits[best_of_all];
   float sum = 0.0f, all = 0.0f;
-  for (int i = lane; i < (over_all ? of : used); i += LANES)
-    sum = ADD(sum, exponential(logits[over_all ? i : chosen[i]] - most));
+  if (over_all)
+    for (int i = lane; i < of; i += LANES) sum = ADD(sum, exponential(logits[i] - most));
+  else
+    EACH_CHOICE(k) sum = ADD(sum, exponential(logits[chosen[i]] - most));
   sum = sum_lanes(sum EXCHANGED);
-  for (int k = 0; k < used; ++k) all = ADD(all, exponential(logits[chosen[k]] - most) / sum);
-  for (int k = lane; k < used; k += LANES) {
-    const float logit = logits[chosen[k]], weight = exponential(logit - most) / sum;
-    experts[row * used + k] = chosen[k];
+  for (int k = 0; k < used; ++k) {
+    int id = 0;
+    EACH_CHOICE(own) id = own == k ? chosen[i] : id;
+    all = ADD(all, exponential(logits[max_lanes_int(id EXCHANGED)] - most) / sum);
+  }
+  EACH_CHOICE(k) {
+    const float logit = logits[chosen[i]], weight = exponential(logit - most) / sum;
+    experts[row * used + k] = chosen[i];
     weights[row * used + k] = !isfinite(logit) ? NAN : renormalise ? weight / all : weight;
   }
 }
@@ -111,7 +126,7 @@ LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int
 // The sum of a row's experts in their order, times their weights: added to `out`, or put there.
 kernel void add_experts(global const float* made, global const float* weights, int used, int n, global float* out, int add,
                         global const int* step) {
-  const int k = get_global_id(0), row = get_global_id(1);
+  const int k = get_global_id(0), row = get_group_id(1);
   if (k >= n || row >= step[STEP_ROWS]) return;
   float sum = 0.0f;
   for (int i = row * used; i < (row + 1) * used; ++i) sum = fma(made[(size_t)i * n + k], weights[i], sum);
@@ -123,7 +138,7 @@ kernel void add_experts(global const float* made, global const float* weights, i
 LANE_GROUPS kernel void norm_whole(global float* x, int stride, int first, int n, global const float* weight,
                                    float epsilon, global const int* step) {
   EXCHANGE(lanes)
-  const int row = get_global_id(1);
+  const int row = get_group_id(1);
   if (lane_group_of() > 0 || row >= step[STEP_ROWS]) return;
   global float* at = x + (size_t)row * stride + first;
   const float inverse = inverse_root(at, n, epsilon EXCHANGED);
@@ -132,7 +147,7 @@ LANE_GROUPS kernel void norm_whole(global float* x, int stride, int first, int n
 
 // x = x * factor, and limit tanh(x / limit) of that where there is a limit.
 kernel void cap(global float* x, int stride, int n, float factor, float limit, global const int* step) {
-  const int k = get_global_id(0), row = get_global_id(1);
+  const int k = get_global_id(0), row = get_group_id(1);
   if (k >= n || row >= step[STEP_WANTED]) return;
   global float* at = x + (size_t)row * stride + k;
   const float scaled = *at * factor;

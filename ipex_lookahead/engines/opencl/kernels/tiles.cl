@@ -43,34 +43,48 @@ constant uchar code_table[] = {CODE_TABLE};
 #define FOUR(byte) (0x01010101u * (byte))  // a byte in every place
 
 #if CODES != FLOATS
+#define WORDS (CODE_BYTES / 4 / LANES)  // of a lane in a block, a line of 64 bytes apart
+
+// Those of the lane: with subgroups as many lines as can be in one read.
+static inline void read_words(global const uchar* block, int lane, uint* words) {
+  global const uint* p = (global const uint*)block;
+#ifndef HAS_SUBGROUPS
+  for (int i = 0; i < WORDS; ++i) words[i] = p[LANES * i + lane];
+#elif WORDS == 8
+  vstore8(intel_sub_group_block_read8(p), 0, words);
+#else
+#if WORDS >= 4
+  vstore4(intel_sub_group_block_read4(p), 0, words);
+#endif
+#if WORDS % 4 >= 2
+  vstore2(intel_sub_group_block_read2(p + WORDS / 4 * 4 * LANES), 0, words + WORDS / 4 * 4);
+#endif
+#if WORDS % 2 == 1
+  words[WORDS - 1] = intel_sub_group_block_read(p + (WORDS - 1) * LANES);
+#endif
+#endif
+}
+
 // w[c]: the codes of inputs 4 c ... 4 c + 3 of the lane's output.
-static inline void unpack(global const uchar* block, int lane, uint* w) {
-  global const uint* p = (global const uint*)block + lane;
+static inline void unpack(const uint* words, uint* w) {
 #if CODES == BYTES
-  for (int c = 0; c < 8; ++c) w[c] = p[LANES * c];
+  for (int c = 0; c < 8; ++c) w[c] = words[c];
 #elif CODES == CRUMBS || CODES == CRUMBS3
-  for (int h = 0; h < 2; ++h) {
-    const uint x = p[LANES * h];
-    for (int c = 0; c < 4; ++c) w[4 * h + c] = x >> 2 * c & FOUR(3);
-  }
+  for (int h = 0; h < 2; ++h)
+    for (int c = 0; c < 4; ++c) w[4 * h + c] = words[h] >> 2 * c & FOUR(3);
 #else
   for (int c = 0; c < 4; ++c) {
-    const uint x = p[LANES * c];
-    w[c] = x & FOUR(15);
-    w[c + 4] = x >> 4 & FOUR(15);
+    w[c] = words[c] & FOUR(15);
+    w[c + 4] = words[c] >> 4 & FOUR(15);
   }
 #endif
 #if CODES == CRUMBS3
-  const uint third = p[LANES * 2];
-  for (int c = 0; c < 8; ++c) w[c] |= (third >> c & FOUR(1)) << 2;
+  for (int c = 0; c < 8; ++c) w[c] |= (words[2] >> c & FOUR(1)) << 2;
 #elif CODES == NIBBLES5
-  const uint fifth = p[LANES * 4];
-  for (int c = 0; c < 8; ++c) w[c] |= (fifth >> c & FOUR(1)) << 4;
+  for (int c = 0; c < 8; ++c) w[c] |= (words[4] >> c & FOUR(1)) << 4;
 #elif CODES == NIBBLES6
-  for (int h = 0; h < 2; ++h) {
-    const uint x = p[LANES * (4 + h)];
-    for (int c = 0; c < 4; ++c) w[4 * h + c] |= (x >> 2 * c & FOUR(3)) << 4;
-  }
+  for (int h = 0; h < 2; ++h)
+    for (int c = 0; c < 4; ++c) w[4 * h + c] |= (words[4 + h] >> 2 * c & FOUR(3)) << 4;
 #elif CODES == E2M1 || CODES == IQ4
   for (int c = 0; c < 8; ++c) {
     const uchar4 x = as_uchar4(w[c]);
@@ -153,10 +167,8 @@ static inline Scaled scaled_at(const Matrix w, int tile, int b, int lane) {
 // The dot products of a block's codes with a row's, of its two halves or, where they share a scale, of both in `x`.
 typedef int2 Dots;
 
-// acc + a block's weights times a row's activations.
-static inline float add_dots(float acc, Dots dots, const Scaled s, const Rows x, size_t at) {
-  const float scale = x.scales[at];
-  const int2 sums = x.sums[at];
+// acc + a block's weights times a row's activations, which have a scale and sums.
+static inline float add_dots(float acc, Dots dots, const Scaled s, float scale, int2 sums) {
 #ifdef HALVED
 #ifdef MINIMUM
   const float sum = fma(convert_float(sums.y), s.minimum_steps.y, convert_float(sums.x) * s.minimum_steps.x);
@@ -183,9 +195,11 @@ static inline float add_dots(float acc, Dots dots, const Scaled s, const Rows x,
 #if MATRIX_WIDTH == 8
 typedef int Part;
 typedef int8 Parts;
+#define READ_PARTS(at) as_int8(intel_sub_group_block_read8((global const uint*)(at)))
 #else
 typedef short Part;
 typedef short8 Parts;
+#define READ_PARTS(at) as_short8(intel_sub_group_block_read_us8((global const ushort*)(at)))
 #endif
 #ifdef HAS_MATRIX_UNITS
 #define MULTIPLY(parts, words) intel_sub_group_i8_u8_matrix_mad_k32(parts, words, (int8)(0))
@@ -197,7 +211,7 @@ static int8 multiply(Parts parts, uint8 words) {
   int dots[UNIT_ROWS];
   vstore8(parts, 0, part);
   vstore8(words, 0, word);
-  for (int m = 0; m < UNIT_ROWS; ++m) {
+  UNROLLED for (int m = 0; m < UNIT_ROWS; ++m) {
     dots[m] = 0;
     for (int l = 0; l < MATRIX_WIDTH; ++l) {
       const int other = intel_sub_group_shuffle((int)part[m], l);
@@ -212,67 +226,79 @@ static int8 multiply(Parts parts, uint8 words) {
 }
 #endif
 
-// acc[m]: the lane's output for row `row` + m; rows beyond the last repeat it.
-static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
-  const int lane = lane_of();
-  global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
-  for (int m = 0; m < ROWS; ++m) acc[m] = 0.0f;
-  for (int b = 0; b < w.blocks; ++b) {
-    uint four[8];
-    unpack(codes + (size_t)b * CODE_BYTES, lane, four);
-    const Scaled s = scaled_at(w, tile, b, lane);
-    const uint8 words = vload8(0, four);
-    for (int first = 0; first < ROWS && row + first < rows; first += UNIT_ROWS) {
-      Part part[UNIT_ROWS];
-      for (int m = 0; m < UNIT_ROWS; ++m) {
-        const size_t at = (size_t)min(row + first + m, rows - 1) * x.blocks + b;
-        part[m] = ((global const Part*)(x.codes + at * GROUP))[lane % MATRIX_WIDTH];
-      }
-      const Parts parts = vload8(0, part);
-      int low[UNIT_ROWS], high[UNIT_ROWS];
+// To acc[m] of each row a block, of which the lane's words have been read.
+static inline void add_block(const Matrix w, int tile, int b, const uint* read, const Rows x, int row, int rows, float* acc) {
+  uint four[8];
+  unpack(read, four);
+  const Scaled s = scaled_at(w, tile, b, lane_of());
+  const uint8 words = vload8(0, four);
+  UNROLLED for (int first = 0; first < ROWS; first += UNIT_ROWS) {
+    if (row + first >= rows) continue;
+    const size_t at = block_at(rows, b, row + first);
+    const Parts parts = READ_PARTS(x.codes + at * GROUP);
+    float scales[UNIT_ROWS];
+    int low[UNIT_ROWS], high[UNIT_ROWS], sums[2 * UNIT_ROWS];
+    vstore8(vload8(0, x.scales + at), 0, scales);
+    vstore16(vload16(0, (global const int*)(x.sums + at)), 0, sums);
 #ifdef HALVED
-      vstore8(MULTIPLY(parts, ((uint8)(words.lo, (uint4)(0)))), 0, low);
-      vstore8(MULTIPLY(parts, ((uint8)((uint4)(0), words.hi))), 0, high);
+    vstore8(MULTIPLY(parts, ((uint8)(words.lo, (uint4)(0)))), 0, low);
+    vstore8(MULTIPLY(parts, ((uint8)((uint4)(0), words.hi))), 0, high);
 #else
-      vstore8(MULTIPLY(parts, words), 0, low);
+    vstore8(MULTIPLY(parts, words), 0, low);
+    vstore8((int8)(0), 0, high);
 #endif
-      for (int m = 0; m < UNIT_ROWS; ++m) {
-#ifndef HALVED
-        high[m] = 0;
-#endif
-        const size_t at = (size_t)min(row + first + m, rows - 1) * x.blocks + b;
-        acc[first + m] = add_dots(acc[first + m], (Dots)(low[m], high[m]), s, x, at);
-      }
+    UNROLLED for (int m = 0; m < UNIT_ROWS; ++m) {
+      const int2 sum = (int2)(sums[2 * m], sums[2 * m + 1]);
+      acc[first + m] = add_dots(acc[first + m], (Dots)(low[m], high[m]), s, scales[m], sum);
     }
   }
 }
 #else
 
-static inline float add_block(float acc, const uint* w, const Scaled s, const Rows x, size_t at) {
-  global const uint* a = (global const uint*)(x.codes + at * GROUP);
-  Dots dots = (Dots)(0);
-  for (int c = 0; c < 4; ++c) dots.x = add_dot(w[c], a[c], dots.x);
+static inline void add_block(const Matrix w, int tile, int b, const uint* read, const Rows x, int row, int rows, float* acc) {
+  uint four[8], a[8];
+  unpack(read, four);
+  const Scaled s = scaled_at(w, tile, b, lane_of());
+  UNROLLED for (int m = 0; m < ROWS; ++m) {
+    const size_t at = block_at(rows, b, row) + m;
+    vstore8(vload8(at, (global const uint*)x.codes), 0, a);
+    Dots dots = (Dots)(0);
+    for (int c = 0; c < 4; ++c) dots.x = add_dot(four[c], a[c], dots.x);
 #ifdef HALVED
-  for (int c = 4; c < 8; ++c) dots.y = add_dot(w[c], a[c], dots.y);
+    for (int c = 4; c < 8; ++c) dots.y = add_dot(four[c], a[c], dots.y);
 #else
-  for (int c = 4; c < 8; ++c) dots.x = add_dot(w[c], a[c], dots.x);
+    for (int c = 4; c < 8; ++c) dots.x = add_dot(four[c], a[c], dots.x);
 #endif
-  return add_dots(acc, dots, s, x, at);
-}
-
-// acc[m]: the lane's output for row `row` + m; rows beyond the last repeat it.
-static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
-  const int lane = lane_of();
-  global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
-  for (int m = 0; m < ROWS; ++m) acc[m] = 0.0f;
-  for (int b = 0; b < w.blocks; ++b) {
-    uint four[8];
-    unpack(codes + (size_t)b * CODE_BYTES, lane, four);
-    const Scaled s = scaled_at(w, tile, b, lane);
-    for (int m = 0; m < ROWS; ++m) acc[m] = add_block(acc[m], four, s, x, (size_t)min(row + m, rows - 1) * x.blocks + b);
+    acc[m] = add_dots(acc[m], dots, s, x.scales[at], x.sums[at]);
   }
 }
 #endif
+
+// acc[m]: the lane's output for row `row` + m; that of rows beyond the last is anything. Of one row there is little to
+// compute: several blocks are read before the first is multiplied, but where a table, too, has to be read.
+#if ROWS == 1 && !defined(CODE_TABLE)
+#define AHEAD 4
+#else
+#define AHEAD 1
+#endif
+static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
+  const int lane = lane_of();
+  global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
+  UNROLLED for (int m = 0; m < ROWS; ++m) acc[m] = 0.0f;
+  int b = 0;
+  for (; b + AHEAD <= w.blocks; b += AHEAD) {
+    uint read[AHEAD][WORDS];
+    UNROLLED for (int i = 0; i < AHEAD; ++i) read_words(codes + (size_t)(b + i) * CODE_BYTES, lane, read[i]);
+    UNROLLED for (int i = 0; i < AHEAD; ++i) add_block(w, tile, b + i, read[i], x, row, rows, acc);
+  }
+#if AHEAD > 1
+  for (; b < w.blocks; ++b) {
+    uint read[WORDS];
+    read_words(codes + (size_t)b * CODE_BYTES, lane, read);
+    add_block(w, tile, b, read, x, row, rows, acc);
+  }
+#endif
+}
 #else
 
 #if CODES == FLOATS
@@ -295,36 +321,50 @@ constant float value_table[] = {VALUE_TABLE};
 static inline float decoded(uint code) { return value_table[code]; }
 #endif
 
+// sums[m] + the first `count` of 8 inputs from k on, each weight times a row's value; input i is added to sum i % 4.
+static inline void add_eight(const float* weight, int count, const Rows x, int row, int rows, int k, float sums[ROWS][4]) {
+  UNROLLED for (int m = 0; m < ROWS; ++m) {
+    float value[8];
+    vstore8(vload8(0, x.values + (size_t)min(row + m, rows - 1) * (x.blocks * GROUP) + k), 0, value);
+    UNROLLED for (int i = 0; i < 8; ++i)
+      if (i < count) sums[m][i % 4] = fma(weight[i], value[i], sums[m][i % 4]);
+  }
+}
+
+#define TOGETHER (ROWS == 1 ? 32 : 16)  // weights that are read before they are multiplied
 static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
-  const int lane = lane_of(), stride = x.blocks * GROUP;
+  const int lane = lane_of();
   float sums[ROWS][4];
-  for (int m = 0; m < ROWS; ++m)
+  UNROLLED for (int m = 0; m < ROWS; ++m)
     for (int i = 0; i < 4; ++i) sums[m][i] = 0.0f;
 #if CODES == FLOATS
   const size_t first = (size_t)tile * w.n_in * LANES + lane;
-  for (int k = 0; k < w.n_in; k += 4) {
-    for (int i = 0; i < 4; ++i) {
-      if (k + i >= w.n_in) break;
-      const float weight = weight_at(w.codes, first + (size_t)(k + i) * LANES);
-      for (int m = 0; m < ROWS; ++m)
-        sums[m][i] = fma(weight, x.values[(size_t)min(row + m, rows - 1) * stride + k + i], sums[m][i]);
-    }
+  int k = 0;
+  for (; k + TOGETHER <= w.n_in; k += TOGETHER) {
+    float weight[TOGETHER];
+    UNROLLED for (int i = 0; i < TOGETHER; ++i) weight[i] = weight_at(w.codes, first + (size_t)(k + i) * LANES);
+    UNROLLED for (int i = 0; i < TOGETHER; i += 8) add_eight(weight + i, 8, x, row, rows, k + i, sums);
+  }
+  for (; k < w.n_in; k += 8) {
+    float weight[8];
+    UNROLLED for (int i = 0; i < 8; ++i) weight[i] = weight_at(w.codes, first + (size_t)min(k + i, w.n_in - 1) * LANES);
+    add_eight(weight, w.n_in - k, x, row, rows, k, sums);
   }
 #else
   global const uchar* codes = w.codes + (size_t)tile * w.blocks * CODE_BYTES;
   for (int b = 0; b < w.blocks; ++b) {
-    uint four[8];
-    unpack(codes + (size_t)b * CODE_BYTES, lane, four);
+    uint read[WORDS], four[8];
+    read_words(codes + (size_t)b * CODE_BYTES, lane, read);
+    unpack(read, four);
     const float scale = scaled_at(w, tile, b, lane).scale;
-    for (int c = 0; c < 8; ++c)
-      for (int i = 0; i < 4; ++i) {
-        const float weight = decoded(four[c] >> 8 * i & 255) * scale;
-        for (int m = 0; m < ROWS; ++m)
-          sums[m][i] = fma(weight, x.values[(size_t)min(row + m, rows - 1) * stride + b * GROUP + 4 * c + i], sums[m][i]);
-      }
+    UNROLLED for (int k = 0; k < GROUP; k += 8) {
+      float weight[8];
+      UNROLLED for (int i = 0; i < 8; ++i) weight[i] = decoded(four[(k + i) / 4] >> 8 * (i % 4) & 255) * scale;
+      add_eight(weight, 8, x, row, rows, b * GROUP + k, sums);
+    }
   }
 #endif
-  for (int m = 0; m < ROWS; ++m) acc[m] = (sums[m][0] + sums[m][1]) + (sums[m][2] + sums[m][3]);
+  UNROLLED for (int m = 0; m < ROWS; ++m) acc[m] = (sums[m][0] + sums[m][1]) + (sums[m][2] + sums[m][3]);
 }
 #endif
 
