@@ -9,6 +9,7 @@ floats, which ``TensorInfo.decoded_from`` says.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -38,7 +39,7 @@ _DTYPES: dict[str, type[np.generic]] = {
 }  # fmt: skip
 
 
-class Scheme:
+class Scheme(ABC):
     """A way in which a folder's matrices are quantised.
 
     Attributes:
@@ -58,13 +59,13 @@ class Scheme:
             return {}
         return {part: f"{module}.{part}" for part in self.tensors if f"{module}.{part}" in names}
 
+    @abstractmethod
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
         """What the matrix will be. Raises ModelFormatError where its tensors are not what the settings say."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
         """The matrix, ``info`` being what :meth:`info` gives. Raises ModelFormatError for values that cannot be."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
