@@ -36,6 +36,7 @@ from ipex_lookahead.engines.opencl.programs import (
     SUBGROUPS,
     Spelling,
     Units,
+    files_of,
     flags,
     over_weights,
     rows_of,
@@ -58,11 +59,22 @@ DEVICES = {
 NARROW = {"dg2"}
 """Matrix units for subgroups of 8; all others' are for 16."""
 MATRIX_UNITS = "cl_intel_subgroup_matrix_multiply_accumulate"
-OVER_WEIGHTS = {"linear": 3, "gate_up": 3, "expert_linear": 1, "expert_gate_up": 1, "embed": 1}
-"""Kernels over weights, and how many of a format's numbers of rows at once the engine builds them for."""
+OVER_WEIGHTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "linear": ("linear", 3, ()),
+    "linear_norm": ("linear_norm", 2, ()),
+    "linear_heads": ("linear_heads", 2, ()),
+    "linear_heads int8": ("linear_heads", 2, KV_INT8),
+    "gate_up": ("gate_up", 3, ()),
+    "expert_linear": ("expert_linear", 1, ()),
+    "embed": ("embed", 1, ()),
+}
+"""Programs over weights: their kernel, how many of a format's numbers of rows at once the engine builds them for, and
+options beside the format's."""
+COUNTING = {"linear_norm", "linear_heads"}
+"""Those that count arrivals of work-groups."""
 OTHERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "attention": (("rows", "attention"), ()),
-    "attention int8": (("rows", "attention"), KV_INT8),
+    "attention": (("rows", "heads", "attention"), ()),
+    "attention int8": (("rows", "heads", "attention"), KV_INT8),
     "self_test": (("self_test",), ()),
     "bandwidth": (("bandwidth",), ()),
 }
@@ -116,11 +128,13 @@ def programs(units: Units, spelling: Spelling) -> Iterator[tuple[str, str, str, 
     """Every program of a device: what it is called, the format or "", its text and its flags."""
     for name, (files, options) in OTHERS.items():
         yield name, "", source(*files), flags(spelling, True, options)
-    for kernel, counts in OVER_WEIGHTS.items():
+    for name, (kernel, counts, more) in OVER_WEIGHTS.items():
+        if kernel in COUNTING and ARRIVALS not in spelling:
+            continue
         for low_bit in LOW_BITS:
             for rows in rows_of(low_bit, units)[:counts]:
                 options, own = over_weights(low_bit, rows, units, spelling)
-                yield f"{kernel} {rows}", low_bit, source("tiles", kernel), flags(own, True, options)
+                yield f"{name} {rows}", low_bit, source(*files_of(kernel)), flags(own, True, [*options, *more])
 
 
 def build_all(ocloc: Ocloc, devices: tuple[str, ...], only: str = "") -> dict[str, Found]:

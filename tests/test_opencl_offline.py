@@ -165,8 +165,10 @@ def test_every_program_of_the_engine_is_built(scripts: Any) -> None:
     listed = list(offline.programs(offline.Units(8), ("HAS_SUBGROUPS", "HAS_DOT", "HAS_ARRIVALS")))
     assert len(listed) == len({(name, low_bit) for name, low_bit, _, _ in listed})
     made = {name for name, low_bit, _, _ in listed if low_bit == "q4_k"}
+    few = ("linear_norm", "linear_heads", "linear_heads int8")
     assert made == {*(f"{kernel} {rows}" for kernel in ("linear", "gate_up") for rows in (1, 4, 16)),
-                    "expert_linear 1", "expert_gate_up 1", "embed 1"}  # fmt: skip
+                    *(f"{kernel} {rows}" for kernel in few for rows in (1, 4)),
+                    "expert_linear 1", "embed 1"}  # fmt: skip
     (many,) = [flags for name, low_bit, _, flags in listed if (name, low_bit) == ("linear 16", "q4_k")]
     assert {"-DMATRIX_WIDTH=8", "-DHAS_MATRIX_UNITS", "-DHAS_DOT"} <= {*many}
     assert "-DHAS_SUBGROUPS" not in many

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,11 @@ class Pages:
         self._holders: list[int] = []
         self._free: list[int] = []
         self.lock = threading.RLock()  # a cache may be collected, and give its pages back, anywhere
+
+    @property
+    def program(self) -> Any:
+        """The kernels over rows and heads, built for how these pages keep them."""
+        return self.device.program("rows", "heads", "attention", options=self.options)
 
     def take(self, count: int) -> list[int]:
         """Numbers of pages that nobody holds. Raises EngineError where there is no memory; then nothing is taken."""
@@ -115,11 +121,10 @@ class Pages:
         """Copy slots, (page, slot in it, to page, slot in it) each, in that order."""
         device = self.device
         listed = device.upload(np.array(moves, np.int32))
-        program = device.program("rows", "attention", options=self.options)
         sizes = (np.int32(self.kv_heads), np.int32(self.head_dim), listed, np.int32(len(moves)))
         with self.lock:
             for buffer in self.buffers:
-                kernel = device.kernel(program, "move_slots", buffer, *sizes)
+                kernel = device.kernel(self.program, "move_slots", buffer, *sizes)
                 device.enqueue_plain(kernel, (self.head_dim, self.kv_heads))
 
 

@@ -14,7 +14,7 @@ from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec,
 from ipex_lookahead.engines.input_order import Order, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.linear import LANES, Matrix, stream_bytes
-from ipex_lookahead.engines.opencl.scratch import mlps_of
+from ipex_lookahead.engines.opencl.supported import attention_of, mlps_of
 from ipex_lookahead.engines.weights import outputs_of, together
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -107,7 +107,7 @@ class Weights:
     # ---- as they come ------------------------------------------------------------------------------------------------
 
     def _layer(self, block: Block) -> Layer:
-        own, mlps, orders = block.mixer, mlps_of(block), {}
+        own, mlps, orders = attention_of(block), mlps_of(block), {}
 
         def place(name: str, linears: Sequence[Linear], decides: bool = True) -> list[PackedWeight]:
             """The weights that read the rows made at a place of the block, for their order."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.engines.native.linear import prepacked, unpacked
 from ipex_lookahead.engines.opencl.device import Device
-from ipex_lookahead.engines.opencl.programs import ROWS, over_weights, rows_of, units_for
+from ipex_lookahead.engines.opencl.programs import ROWS, files_of, over_weights, rows_of, units_for
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
@@ -111,13 +111,14 @@ class Matrix:
         """How many rows kernels for a step of so many read a weight for at once."""
         return rows_at_once(rows, rows_of(self.format, self.device.units))
 
-    def kernel(self, name: str, rows: int, *arguments: Any) -> Any:
-        """The kernel in the file of that name for this format and so many rows at once, with its arguments."""
-        return self.device.kernel(self._program(name, rows), name, *arguments)
+    def kernel(self, name: str, rows: int, *arguments: Any, options: Sequence[str] = ()) -> Any:
+        """The kernel in the file of that name for this format and so many rows at once, with its arguments.
 
-    def _program(self, name: str, rows: int) -> Any:
-        options, spelling = over_weights(self.format, rows, self.device.units, self.device.spelling)
-        return self.device.program("tiles", name, options=options, spelling=spelling)
+        ``options``: of the compiler, beside those of the format.
+        """
+        own, spelling = over_weights(self.format, rows, self.device.units, self.device.spelling)
+        program = self.device.program(*files_of(name), options=[*own, *options], spelling=spelling)
+        return self.device.kernel(program, name, *arguments)
 
     def width(self, rows: int) -> int:
         """Work-items of a work-group of kernels for so many rows at once."""

@@ -7,11 +7,11 @@ from typing import Any
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints import Checkpoint
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, load_by_spec, refuse_options
-from ipex_lookahead.engines.opencl.decoder import check_spec
 from ipex_lookahead.engines.opencl.device import device_of
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
 from ipex_lookahead.engines.opencl.memory import choose_layers, measured
 from ipex_lookahead.engines.opencl.split import SplitEngine
+from ipex_lookahead.engines.opencl.supported import check_spec
 from ipex_lookahead.engines.weights import WeightPlan
 
 

@@ -18,6 +18,7 @@ from ipex_lookahead.engines.opencl.device import LANES, Device
 from ipex_lookahead.engines.opencl.linear import stream_bytes
 from ipex_lookahead.engines.opencl.scratch import RopeTable, Scratch
 from ipex_lookahead.engines.opencl.step import BLOCK, SPLIT_ROWS
+from ipex_lookahead.engines.opencl.supported import attention_of
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError, OutOfMemoryError, arg
@@ -110,7 +111,7 @@ class Measured:
         _, largest, widest = max(parts, key=lambda part: part[1])
         if not whole or not spec.tied:
             parts.append(head)  # which may be in several buffers
-        attention = spec.layers[0].mixer
+        attention = attention_of(spec.layers[0])
         keys = layers * pages * page_bytes(attention.kv_heads, attention.head_dim, self._kv_cache)
         return Need(sum(part[0] for part in parts), keys, self._scratch(layers), largest, widest)
 
@@ -126,7 +127,7 @@ class Measured:
         device: Any = ledger
         partials = max(PREFILL_ROWS, SPLIT_ROWS * -(-self.positions // BLOCK))
         Scratch(device, spec, PREFILL_ROWS, WANTED, partials, 1, False)
-        for rope in {id(one): one for block in spec.layers if (one := block.mixer.rope) is not None}.values():
+        for rope in {id(one): one for block in spec.layers if (one := attention_of(block).rope) is not None}.values():
             RopeTable(device, rope).reserve(self.positions, spec.max_context)
         return ledger.nbytes
 

@@ -25,6 +25,8 @@ Spelling = tuple[str, ...]
 """What of these kernels use (``kernels/device.cl``); arrivals only with subgroups."""
 ROWS = (1, 4, 16)
 """Rows that a kernel reads a weight for at once; each number is a program of its own."""
+WIDE_REGISTERS = ("-DWIDE_REGISTERS",)
+"""Options of kernels over weights on GPUs whose matrix units are 16 lanes wide, as their registers are: 64 bytes."""
 KV_INT8 = ("-DKV_INT8",)
 """Options of attention where keys and values are kept in 8 bits."""
 DIGEST = hashlib.sha256().digest_size
@@ -70,17 +72,21 @@ def units_for(low_bit: str, rows: int, units: Units) -> Units:
 def rows_of(low_bit: str, units: Units) -> tuple[int, ...]:
     """The numbers of rows at once that kernels over weights of a format are built for.
 
-    Where products are of floats, four sums a row fill the registers of a thread: of 8 rows those of GPUs whose matrix
-    units are 16 lanes wide, as their registers are, and of 4 rows others'.
+    Where products are of floats, four sums a row fill the registers of a thread: of 8 rows wide ones, of 4 rows others.
     """
     if has_whole_codes(low_bit):
         return ROWS
     return (*ROWS[:-1], 8) if units.width == 16 else ROWS[:-1]
 
 
+def files_of(name: str) -> tuple[str, ...]:
+    """The files of a kernel over weights."""
+    return ("tiles", "heads", name) if name == "linear_heads" else ("tiles", name)
+
+
 def over_weights(low_bit: str, rows: int, units: Units, spelling: Spelling) -> tuple[list[str], Spelling]:
     """Options and spelling of a kernel over weights of a format, for so many rows at once."""
-    options = [*defines(low_bit), f"-DROWS={rows}"]
+    options = [*defines(low_bit), f"-DROWS={rows}", *(WIDE_REGISTERS if units.width == 16 else ())]
     units = units_for(low_bit, rows, units)
     if units.width:
         options += [f"-DMATRIX_WIDTH={units.width}", *(() if units.spelt_out else ("-DHAS_MATRIX_UNITS",))]

@@ -6,20 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures.spec import Block, Experts, GatedMlp, ModelSpec, Rope
+from ipex_lookahead.architectures.spec import ModelSpec, Rope
 from ipex_lookahead.engines.native.decoder import rope_tables
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.linear import Rows
+from ipex_lookahead.engines.opencl.supported import attention_of, mlps_of
 
 i32, f32 = np.int32, np.float32
 
 PIECE = 4096
 """Logits that one work-group looks through for the largest."""
-
-
-def mlps_of(block: Block) -> tuple[GatedMlp, ...]:
-    """A block's experts, or its only MLP."""
-    return block.feed_forward.experts if isinstance(block.feed_forward, Experts) else (block.feed_forward,)
 
 
 class RopeTable:
@@ -46,10 +42,10 @@ class Scratch:
     def __init__(
         self, device: Device, spec: ModelSpec, rows: int, wanted: int, partials: int, top: int, reorders: bool
     ) -> None:
-        attention = spec.layers[0].mixer
+        attention = attention_of(spec.layers[0])
         used = max((mixture.used for mixture in spec.mixtures), default=0)
         of = max((len(mixture.experts) for mixture in spec.mixtures), default=0)
-        inner = max(mlp.gate.weight.shape[0] for block in spec.layers for mlp in mlps_of(block))
+        inner = max(mlp.up.weight.shape[0] for block in spec.layers for mlp in mlps_of(block))
         q, kv = (-(-n * attention.head_dim // 16) * 16 for n in (attention.heads, attention.kv_heads))
         self.sizes = (rows, wanted, partials, top)
         self.qkv_stride, self.k_column, self.v_column = q + 2 * kv, q, q + kv
@@ -62,7 +58,8 @@ class Scratch:
         self.experts = device.empty(4 * len(spec.layers) * self.pairs)
         self.weights = device.empty(4 * rows * used)
         self.attended = Rows.empty(device, rows, attention.heads * attention.head_dim)
-        self.arrivals = device.upload(np.zeros(rows * attention.heads, i32))  # as every step leaves them
+        every = attention.heads + 2 * attention.kv_heads
+        self.arrivals = device.upload(np.zeros(rows * every, i32))  # as every step leaves them
         self.gate, self.up = (device.empty(4 * rows * max(used, 1) * inner) for _ in range(2))
         self.ordered = Rows.empty(device, rows if reorders else 0, inner)
         self.head_x = Rows.empty(device, wanted, spec.hidden)

@@ -17,10 +17,10 @@ from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.engines.base import Batch, OutputRequest, StepOutput
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.engines.opencl.cache import OneUser, OpenClCache
-from ipex_lookahead.engines.opencl.decoder import check_spec
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.engine import OpenClEngine, check_wants, reading
 from ipex_lookahead.engines.opencl.layers import Floats
+from ipex_lookahead.engines.opencl.supported import check_spec
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats.base import PackedWeight

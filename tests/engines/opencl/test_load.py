@@ -21,7 +21,7 @@ from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load as load_native
 from ipex_lookahead.engines.opencl.device import device_of, listed
 from ipex_lookahead.engines.opencl.load import load as load_opencl
-from ipex_lookahead.errors import EngineError, LookaheadError
+from ipex_lookahead.errors import EngineError, LookaheadError, UnsupportedModelError
 from ipex_lookahead.modeling import placement
 from ipex_lookahead.tokenization.prompts import build_prompt
 from tests.support.family_engines import each, some
@@ -32,6 +32,25 @@ from tests.support.quantized_folders import ORDERED, Kind, awq, gptq, write_quan
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_families import build, text, write_folder
 
+NEW_WORDS = {
+    "apertus", "arcee", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "glm4", "glm4_moe", "glm4_moe_lite",
+    "granitemoehybrid", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "nemotron_h", "qwen2_moe", "qwen3_5", "qwen3_5_moe",
+    "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "starcoder2",
+}  # fmt: skip
+"""Families that have layers, in some of their models, which the kernels do not run."""
+
+
+def loaded_or_refused(request: LoadRequest, model_type: str) -> Any:
+    """The engine; None where the model is refused by a sentence, as those of no other families may be."""
+    if model_type not in NEW_WORDS:
+        return load_opencl(request).engine
+    try:
+        return load_opencl(request).engine
+    except UnsupportedModelError as error:
+        said = str(error)
+    assert "which the OpenCL engine does not run" in said
+    return None
+
 
 @each(some())
 def test_every_family(tmp_path: Path, model_type: str, variant: Variant) -> None:
@@ -39,7 +58,9 @@ def test_every_family(tmp_path: Path, model_type: str, variant: Variant) -> None
     folder = write_folder(tmp_path / "folder", model)
     request = LoadRequest(folder, kv_cache="int8" if variant.gguf else "fp16", threads=1, max_context=CONTEXT)
     tokens = text(model)
-    native, engine = load_native(request).engine, load_opencl(request).engine
+    native, engine = load_native(request).engine, loaded_or_refused(request, model_type)
+    if engine is None:
+        return
     expected = run(native, native.new_cache(), tokens).tobytes()
     assert run(engine, engine.new_cache(), tokens).tobytes() == expected
     for (name, one), (other_name, other) in zip(engine.weights(), native.weights(), strict=True):

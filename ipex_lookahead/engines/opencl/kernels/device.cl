@@ -204,3 +204,32 @@ static inline void store_block(const Rows x, int rows, int row, int block, float
   x.scales[at] = !finite ? NAN : tiny ? 0.0f : largest / 127.0f;
   x.sums[at] = sums;
 }
+
+// 1 / sqrt(mean of squares + epsilon) of n values, and NaN where the squares overflow. `at` + i is value i.
+static inline float inverse_root(global const float* at, int n, float epsilon EXCHANGE_ARGUMENT) {
+  float squares = 0.0f;
+  int k = lane_of();
+  for (; k - lane_of() + 8 * LANES <= n; k += 8 * LANES) {
+    float eight[8];
+    UNROLLED for (int i = 0; i < 8; ++i) eight[i] = at[k + i * LANES];
+    UNROLLED for (int i = 0; i < 8; ++i) squares = fma(eight[i], eight[i], squares);
+  }
+  for (; k < n; k += LANES) squares = fma(at[k], at[k], squares);
+  const float mean = sum_lanes(squares EXCHANGED) / convert_float(n);
+  return 1.0f / sqrt(mean + epsilon) + 0.0f * mean;
+}
+
+static inline float normed(global const float* at, global const float* weight, int k, float inverse) {
+  return at[k] * inverse * weight[k];
+}
+
+// Block `b` of row `row` of `rows`, n values, normed where there is a weight. order: null, or which value each is.
+static inline void norm_block(global const float* at, int n, global const float* weight, float inverse,
+                              global const int* order, const Rows out, int rows, int row, int b EXCHANGE_ARGUMENT) {
+  float v[2];
+  UNROLLED for (int i = 0; i < 2; ++i) {
+    const int own = b * GROUP + i * LANES + lane_of(), k = order && own < n ? order[own] : own;
+    v[i] = own >= n ? 0.0f : weight ? normed(at, weight, k, inverse) : at[k];
+  }
+  store_block(out, rows, row, b, v[0], v[1] EXCHANGED);
+}

@@ -7,12 +7,5 @@ LANE_GROUPS kernel void linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global co
   if (tile >= tiles_of(w) || row >= rows) return;
   float acc[ROWS];
   tile_times_rows(w, tile, x, row, rows, acc);
-  if (output >= w.n_out) return;
-  UNROLLED for (int m = 0; m < ROWS; ++m) {
-    if (row + m < rows) {
-      global float* at = out + (size_t)(row + m) * out_stride + first_column + output;
-      const float value = biased(w, output, acc[m]);
-      *at = add ? *at + value : value;
-    }
-  }
+  put_products(w, output, acc, row, rows, out, out_stride, first_column + output, add);
 }

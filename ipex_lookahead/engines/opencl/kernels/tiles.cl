@@ -6,6 +6,12 @@
 // Names of formats.py: CODES and SCALES say how a tile is read, ZERO is what a code counts from, CODE_TABLE and VALUE_TABLE
 // what codes stand for, as whole numbers and as floats.
 
+#ifdef WIDE_REGISTERS
+#define READ_AHEAD 32  // words of codes a lane that registers have room for
+#else
+#define READ_AHEAD 16
+#endif
+
 typedef struct {
   global const uchar* codes;
   global const half* scales;
@@ -277,7 +283,7 @@ static inline void add_block(const Matrix w, int tile, int b, const uint* read, 
 // acc[m]: the lane's output for row `row` + m; that of rows beyond the last is anything. Of one row there is little to
 // compute: several blocks are read before the first is multiplied, but where a table, too, has to be read.
 #if ROWS == 1 && !defined(CODE_TABLE)
-#define AHEAD 4
+#define AHEAD (4 * WORDS > READ_AHEAD ? 2 : 4)
 #else
 #define AHEAD 1
 #endif
@@ -331,7 +337,7 @@ static inline void add_eight(const float* weight, int count, const Rows x, int r
   }
 }
 
-#define TOGETHER (ROWS == 1 ? 32 : 16)  // weights that are read before they are multiplied
+#define TOGETHER (ROWS == 1 ? 32 : READ_AHEAD / 2)  // weights that are read before they are multiplied
 static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int row, int rows, float* acc) {
   const int lane = lane_of();
   float sums[ROWS][4];
@@ -376,3 +382,16 @@ static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int r
   {w##_codes, w##_scales, w##_minimums, w##_steps, w##_bias, w##_n_out, w##_n_in, w##_blocks, w##_shift}
 
 static inline float biased(const Matrix w, int output, float x) { return w.bias ? x + w.bias[output] : x; }
+
+// Of `out`, [rows][stride], column `column` of rows from `row` on: what a tile's products are, or that added to it.
+static inline void put_products(const Matrix w, int output, const float* acc, int row, int rows, global float* out,
+                                int stride, int column, int add) {
+  if (output >= w.n_out) return;
+  UNROLLED for (int m = 0; m < ROWS; ++m) {
+    if (row + m < rows) {
+      global float* at = out + (size_t)(row + m) * stride + column;
+      const float value = biased(w, output, acc[m]);
+      *at = add ? *at + value : value;
+    }
+  }
+}
