@@ -13,11 +13,11 @@ from ipex_lookahead.decoding.sampling import Ids
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, QueueFullError
 from ipex_lookahead.generation.request import GenerationRequest
+from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.reader import Part, Reader
 from ipex_lookahead.serving.text import AnswerText, Shown, TextDelta
 from ipex_lookahead.serving.thinking import Thought
-from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import whole_pages
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.serving.answers import Answers, Delta
+from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
     Conversation,
@@ -29,7 +30,6 @@ from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, Most, Sampled
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
-from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import timings, usage
 
 router = APIRouter()

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.errors import ContextLengthError, InputError, ModelFormatError
 from ipex_lookahead.serving.answers import TextRequest
+from ipex_lookahead.serving.calls.base import Function, Spell, Style
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.grammar import Grammar, inlined
 from ipex_lookahead.serving.limits import Limits
@@ -17,7 +18,7 @@ from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import BEGIN, END, TAIL, Mode, mode_of, rule
-from ipex_lookahead.serving.tools import Function, Parser, Spell, Style, in_words, style_of
+from ipex_lookahead.serving.tools import Parser, Ways, in_words, ways_of, with_calls, with_tools
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 Message = dict[str, Any]
@@ -70,27 +71,18 @@ def prepare(served: Served, conversation: Conversation) -> TextRequest:
         [*conversation.messages, *(conversation.functions if conversation.may_call else ()), conversation.begun]
     )
     template = served.template
-    style, knows_tools = style_of(template)
+    ways = ways_of(template)
+    style = ways.style
     # Templates are not given ``strict``, which is for the server.
     given = [_without(one, "strict") for one in conversation.functions] if conversation.may_call else []
-    ids_of = partial(_encoded, served, conversation)
-    spoken_of = bool(given) or any(m["role"] == "tool" or m.get("tool_calls") for m in conversation.messages)
-    if not template:
-        ids = _without_template(served, conversation)
-    elif spoken_of and not knows_tools:
-        ids = ids_of(in_words(conversation.messages, given), None)
-    else:
-        tools = [{"type": "function", "function": dict(one)} for one in given] or None
-        messages = [_with_objects(message) for message in conversation.messages]
-        ids = ids_of(messages, tools)
+    ids = _rendered(served, conversation, ways, given) if template else _without_template(served, conversation)
     thinking = mode_of(
         template, served.tokenizer.decode(ids[-TAIL - len(conversation.begun.encode()) :]), conversation.begun
     )
-    written = [*style.markers, style.end] if given else []
+    written = [*style.markers, *style.inner, style.end] if given else []
     markers = _markers(served, [*written, *(() if thinking is Mode.NONE else (BEGIN, END))])
     grammar = _grammar(served, conversation, style, markers, thinking)
-    names = [function["name"] for function in conversation.open]
-    parser = Parser(style, names, one=conversation.one_call) if given else None
+    parser = Parser(style, conversation.open, one=conversation.one_call) if given else None
     return TextRequest(ids, reader=Reader(thinking, parser), markers=markers, grammar=grammar)
 
 
@@ -136,6 +128,30 @@ def fitted(served: Served, conversation: Conversation, asked: int | None) -> Tex
     return found
 
 
+def _rendered(served: Served, conversation: Conversation, ways: Ways, given: Sequence[Function]) -> list[int]:
+    """The prompt by the chat template, and in words where that knows nothing of tools."""
+    ids_of = partial(_encoded, served, conversation)
+    called = any(m["role"] == "tool" or m.get("tool_calls") for m in conversation.messages)
+    if not given and not called:
+        return ids_of(conversation.messages, None)
+    messages: list[Any] = [_with_objects(message) for message in conversation.messages]
+    if not ways.known:
+        return ids_of(in_words(messages, given, ways.style), None)
+    if not ways.repeats:
+        messages = with_calls(messages, ways.style)
+    elif ways.needs_none:
+        messages = [{**m, "content": m["content"] or None} if m.get("tool_calls") else m for m in messages]
+    tools = [{"type": "function", "function": dict(one)} for one in given] or None
+    if not ways.lists:
+        messages, tools = with_tools(messages, given, ways.style), None
+    try:
+        return ids_of(messages, tools)
+    except ModelFormatError:  # there are templates that write arguments as the text that they came as
+        if not called:
+            raise
+        return ids_of([_with_texts(message) for message in messages], tools)
+
+
 def _encoded(served: Served, conversation: Conversation, messages: Sequence[Message], tools: Any) -> list[int]:
     variables = {**conversation.variables, "add_generation_prompt": True, "tools": tools}
     return served.tokenizer.prompt_ids(messages, variables, conversation.begun)
@@ -171,6 +187,18 @@ def _with_objects(message: Message) -> Message:
             arguments = function["arguments"]
         changed.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": changed}
+
+
+def _with_texts(message: Message) -> Message:
+    """Arguments of earlier calls as JSON text."""
+
+    def text_of(function: Mapping[str, Any]) -> str:
+        arguments = function["arguments"]
+        return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+    calls = message.get("tool_calls") or ()
+    changed = [{**one, "function": {**one["function"], "arguments": text_of(one["function"])}} for one in calls]
+    return {**message, "tool_calls": changed} if changed else message
 
 
 def _markers(served: Served, spelled: Sequence[str]) -> dict[int, str]:
@@ -240,13 +268,13 @@ def _at_will(
     try:
         return compiled(functions)
     except InputError:
-        kept = (one.get("strict") or _compiles(served, one) for one in functions)
+        kept = (one.get("strict") or _compiles(served, style, spell, one) for one in functions)
         return compiled([one if own else _without(one, "parameters") for one, own in zip(functions, kept, strict=True)])
 
 
-def _compiles(served: Served, function: Function) -> bool:
+def _compiles(served: Served, style: Style, spell: Spell, function: Function) -> bool:
     try:
-        served.grammars.json_schema(function.get("parameters") or {})
+        served.grammars.lark(f"start: calls\n{style.grammar([function], spell, one=True)}")
     except InputError:
         return False
     return True

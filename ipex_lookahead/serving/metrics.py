@@ -122,6 +122,10 @@ class _ServiceFigures(Collector):
             "num_requests_running": ("Answers in the making.", service.running),
             "num_requests_waiting": ("Requests that wait for a slot.", service.waiting),
             "kv_cache_bytes": ("Keys and values held.", service.kv_bytes),
+            "prefix_cache_state_bytes": (
+                "Bytes of recurrent layers' states kept for later prompts.",
+                service.state_bytes,
+            ),
             "prefix_cache_pages": ("Pages of 64 positions kept for later prompts.", service.cached_pages),
         }
         for name, (said, value) in gauges.items():

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish, TextRequest
+from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
@@ -25,7 +26,7 @@ from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import line
 from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import END
-from ipex_lookahead.serving.tools import Call, style_of
+from ipex_lookahead.serving.tools import ways_of
 
 router = APIRouter()
 _LATEST = ":latest"
@@ -297,7 +298,7 @@ async def show(request: Request, body: Named) -> dict[str, Any]:
     """What is known of the model."""
     server, served = _checked(request, body, body.model or body.name)
     architecture = _architecture(served)
-    capabilities = ["completion", *(["tools"] if style_of(served.template)[1] else [])]
+    capabilities = ["completion", *(["tools"] if ways_of(served.template).known else [])]
     sampling = "\n".join(f"{name} {value}" for name, value in served.sampling.items() if value is not None)
     return {
         "modelfile": "",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.thinking import Mode, Splitter, Thought
-from ipex_lookahead.serving.tools import Call, Parser
+from ipex_lookahead.serving.tools import Parser
 
 Part = Thought | str | Call
 

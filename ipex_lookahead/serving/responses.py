@@ -12,6 +12,7 @@ from pydantic import Field
 
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish
+from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
     Conversation,
@@ -34,7 +35,6 @@ from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import Thought
-from ipex_lookahead.serving.tools import Call
 from ipex_lookahead.serving.usage import cached, timings
 
 Keep = Callable[[str, list[dict[str, Any]]], None]

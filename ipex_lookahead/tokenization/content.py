@@ -28,6 +28,28 @@ Encode = Callable[[str, bool], list[int]]
 Respell = Callable[[Mapping[str, str]], Encode]
 """From other spellings of tokens: an encoder that knows those tokens by them alone."""
 
+
+class Own(str):
+    """A text that the program itself writes: control tokens in it are meant."""
+
+
+class Woven(str):
+    """A text of parts, of which those that are :class:`Own` keep their control tokens.
+
+    Attributes:
+        parts: as given.
+    """
+
+    parts: tuple[str, ...]
+
+    def __new__(cls, parts: Iterable[str]) -> Woven:
+        """Of parts in order."""
+        given = tuple(parts)
+        made = super().__new__(cls, "".join(given))
+        made.parts = given
+        return made
+
+
 LEAST_PART = 2
 """Characters of a token at an end of content that are broken too: what comes next might complete it."""
 
@@ -72,6 +94,8 @@ class ContentGuard:
         return self._special.broken(text, self._mark)
 
     def _marked(self, value: Any, spelled: _Spelled | None) -> Any:
+        if isinstance(value, Woven):
+            return "".join(part if isinstance(part, Own) else self._marked(part, spelled) for part in value.parts)
         if isinstance(value, str):
             return (self._any if spelled is None else spelled).broken(value, self._mark)
         if isinstance(value, Mapping):

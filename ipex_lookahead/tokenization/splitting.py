@@ -4,7 +4,8 @@ A splitting pattern is a regular expression, and a tokenizer file may bring any.
 so a hostile one takes for ever; hence only these run in this process, which take time in proportion to the text. They
 are the published patterns of the tokenizers in question, and their names those of ``tokenizer.ggml.pre`` in GGUF files,
 whose meaning llama.cpp defines (``llama-vocab.cpp``). Where it writes a pattern in a simpler way than the model's own
-tokenizer (letters' cases by the Latin alphabet alone, suffixes without the long s), the model's own stands here.
+tokenizer (letters' cases by the Latin alphabet alone, suffixes without the long s, digits in runs that DeepSeek's first
+models cut), the model's own stands here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACE
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + _TAIL
 QWEN2 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + _TAIL
-_QWEN35 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN35 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
@@ -36,6 +37,17 @@ _DEEPSEEK3 = (
 )
 _DIGIT, _DIGITS = r"\p{N}", r"\p{N}{1,3}"
 _HAN = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+_CASED_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ"
+    "\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗ"
+    "Ａ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+DEEPSEEK = (
+    r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"(?<!\s)\s++$", _HAN, _DIGIT,
+)  # fmt: skip
+"""Of DeepSeek's first models and V2. White space at the end is published as ``\\s+$``, which takes the square of a
+run's length; with line ends cut off before, both are the same."""
+SEED = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _SPACE
 _HAN_KANA = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
 
@@ -62,7 +74,8 @@ SPLITTINGS: dict[str, Splitting] = {
         ("default", Splitting((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
         ("gpt-2 phi-2 exaone4 gigachat a.x-4.0 mellum jais trillion granite-docling", Splitting((GPT2,))),
         ("mpt olmo", Splitting((GPT2,), compose=True)),  # both have GPT-NeoX's
-        ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", Splitting((_DIGIT, GPT2))),
+        ("smollm starcoder refact codeshell exaone minerva-7b mellum2", Splitting((_DIGIT, GPT2))),
+        ("command-r", Splitting((_DIGIT, GPT2), compose=True)),
         ("falcon", Splitting((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"))),
         (
             "llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
@@ -71,12 +84,14 @@ SPLITTINGS: dict[str, Splitting] = {
         ("dbrx smaug-bpe chatglm-bpe", Splitting((LLAMA3,))),
         ("glm4 glm5", Splitting((LLAMA3,), whole_words=True)),
         ("qwen2 deepseek-r1-qwen kormo megrez", Splitting((QWEN2,), compose=True)),
-        ("qwen35", Splitting((_QWEN35,), compose=True)),
+        ("qwen35", Splitting((QWEN35,), compose=True)),
         ("stablelm2 hunyuan solar-open grok-2", Splitting((QWEN2,))),
         ("tekken", Splitting((TEKKEN,), whole_words=True, bos=True)),
         ("gpt-4o llama4 kanana2 minimax-m2", Splitting((GPT4O,))),
+        ("seed-coder", Splitting((SEED,))),
+        ("deepseek-llm", Splitting(DEEPSEEK)),
         ("deepseek-coder", Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, _DIGIT))),
-        ("deepseek-v3 hunyuan-dense joyai-llm", Splitting((_DIGITS, _HAN_KANA, _DEEPSEEK3))),
+        ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", Splitting((_DIGITS, _HAN_KANA, _DEEPSEEK3))),
     )
     for name in names.split()
 }

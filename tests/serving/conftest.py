@@ -77,7 +77,9 @@ class FakeService:
 
     def __init__(self, most: int = 100) -> None:
         self.state = "ready"
-        self.running = self.waiting = self.steps = self.tokens = self.kv_bytes = self.cached_pages = 0
+        self.running = self.waiting = self.steps = self.tokens = self.kv_bytes = self.state_bytes = (
+            self.cached_pages
+        ) = 0
         self.tickets: list[FakeTicket] = []
         self.taken = threading.Semaphore(0)
         self.most = most

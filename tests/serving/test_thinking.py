@@ -18,10 +18,12 @@ from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.generation.service import Service
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
+from ipex_lookahead.serving.calls.base import Call
+from ipex_lookahead.serving.calls.json_calls import Tagged
 from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.server import Server, Settings
 from ipex_lookahead.serving.thinking import BEGIN, END, Mode, Thought, mode_of
-from ipex_lookahead.serving.tools import Call, Parser, Tagged
+from ipex_lookahead.serving.tools import Parser
 from ipex_lookahead.tokenization.folder import text_from_folder
 from tests.serving.conftest import LIMITS
 from tests.support.chat_tokenizer import CHAT_TEMPLATE
@@ -33,7 +35,7 @@ CALL = '<tool_call>\n{"name": "w", "arguments": {"a": 1}}\n</tool_call>'
 
 def parted(mode: Mode, text: str, cuts: Any, *, tools: bool = False) -> list[tuple[str, str]]:
     """What a reader makes of a text in pieces, in order."""
-    reader = Reader(mode, Parser(Tagged(), ["w"]) if tools else None)
+    reader = Reader(mode, Parser(Tagged(), [{"name": "w"}]) if tools else None)
     found: list[tuple[str, str]] = []
     at = 0
     for cut in [*sorted({min(cut, len(text)) for cut in cuts}), None]:

@@ -10,9 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipex_lookahead.serving.tools import Bare, Listed, Parser, Tagged, in_words, style_of
+from ipex_lookahead.serving.calls.elements import Coder, Keyed
+from ipex_lookahead.serving.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
+from ipex_lookahead.serving.calls.pythonic import Pythonic
+from ipex_lookahead.serving.tools import Parser, in_words, ways_of
 
+FUNCTIONS = [{"name": "w"}, {"name": "v"}]
 ARGUMENTS = {"city": "Zürich", "days": 3, "deep": {"a": [1, {"b": "}</tool"}]}}
+TOOLCALL, GRANITE = Bracketed("<TOOLCALL>", "</TOOLCALL>"), Bracketed("<|tool_call|>")
+FENCED, PLAIN = Sectioned(fenced=True), Sectioned(fenced=False)
+BEGIN, END = FENCED.markers[0], FENCED.end
+ONE, SEP, OUT = FENCED.inner
+FENCE = f"{ONE}function{SEP}w\n```json\n%s\n```{OUT}"
+CODER = "<tool_call>\n<function=w>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+STYLES = [
+    Tagged(), Bare(), Listed(), TOOLCALL, GRANITE, FENCED, PLAIN, Pythonic(), Coder(), Keyed("\n"), Keyed(""),
+]  # fmt: skip
 WRITTEN = [
     (Tagged(), 'I look.\n<tool_call>\n{"name": "w", "arguments": %s}\n</tool_call>', "I look.\n", 1),
     (
@@ -27,6 +40,22 @@ WRITTEN = [
     (Listed(), '[TOOL_CALLS][{"name": "w", "arguments": %s}, {"name": "w", "arguments": %s}]', "", 2),
     (Listed(), "[TOOL_CALLS]w[ARGS]%s", "", 1),
     (Listed(), "Well. [TOOL_CALLS]w%s[TOOL_CALLS]w%s", "Well. ", 2),
+    (
+        TOOLCALL,
+        'Well.\n<TOOLCALL>[{"name": "w", "arguments": %s}, {"name": "w", "arguments": %s}]</TOOLCALL>',
+        "Well.\n",
+        2,
+    ),
+    (GRANITE, '<|tool_call|>[{"name": "w", "arguments": %s}]', "", 1),
+    (
+        FENCED,
+        f"{BEGIN}{ONE}function{SEP}w\n```json\n%s\n```{OUT}\n{ONE}function{SEP}w\n```json\n%s\n```{OUT}{END}",
+        "",
+        2,
+    ),
+    (PLAIN, f"Well.{BEGIN}{ONE}w{SEP}%s{OUT}{ONE}w{SEP}%s{OUT}{END}", "Well.", 2),
+    (FENCED, f"{BEGIN}{ONE}w{SEP}%s{OUT}{END}", "", 1),
+    (Pythonic(), '<|tool_call_start|>[{"name": "w", "arguments": %s}]<|tool_call_end|>', "", 1),
 ]
 NO_CALLS = [
     (Tagged(), "a < b and <tool> is not </tool_call>"),
@@ -34,16 +63,43 @@ NO_CALLS = [
     (Tagged(), '<tool_call>{"name": "w", "arguments": 4}</tool_call> and on'),
     (Tagged(), "<tool_call>not JSON</tool_call>"),
     (Tagged(), '<tool_call>{"name": "w", "argum'),
+    (Tagged(), '<tool_call>{"name": "w", "arguments": {"a": 1e999}}</tool_call>'),
+    (Tagged(), '<tool_call>{"name": "w", "arguments": {"a": NaN}}</tool_call>'),
     (Bare(), '{"a": 1} is JSON'),
     (Bare(), 'Say {"name": "w", "parameters": {}}'),
     (Listed(), "[TOOL_CALLS][]"),
     (Listed(), "[TOOL_CALLS]w(1)"),
+    (TOOLCALL, '<TOOLCALL>[{"name": "other", "arguments": {}}]</TOOLCALL>'),
+    (TOOLCALL, "<TOOLCALL>[]</TOOLCALL> and on"),
+    (TOOLCALL, '<TOOLCALL>[{"name": "w", "arguments": {}}'),
+    (GRANITE, "<|tool_call|>[] and on"),
+    (FENCED, f"{BEGIN}{ONE}function{SEP}w\n```json\n[]\n```{OUT}{END}"),
+    (FENCED, f"{BEGIN}{ONE}function{SEP}w\n```json\n{{}}\n```"),
+    (PLAIN, f"{BEGIN}{ONE}w{SEP}{{}}{END}"),
+    (PLAIN, f"{BEGIN}{ONE}w{SEP}{{}}{OUT} so{END}"),
+    (PLAIN, f"{BEGIN}w{SEP}{{}}{END}"),
+    (Pythonic(), "<|tool_call_start|>[w(1)]<|tool_call_end|>"),
+    (Pythonic(), "<|tool_call_start|>[w(a=b)]<|tool_call_end|>"),
+    (Pythonic(), "<|tool_call_start|>[w(a=1), ]<|tool_call_end|>"),
+    (Pythonic(), "<|tool_call_start|>[x(a=1)]<|tool_call_end|>"),
+    (Pythonic(), "<|tool_call_start|>[w(a=1)] w<|tool_call_end|>"),
+    (Pythonic(), "<|tool_call_start|>[w(a=1e999)]<|tool_call_end|>"),
+    (Pythonic(), f"<|tool_call_start|>[w(a={'[' * 99})]<|tool_call_end|>"),
+    (Coder(), "<tool_call>\n<function=x>\n</function>\n</tool_call>"),
+    (Coder(), "<tool_call>\n<function=w>\n<parameter=a>\n1\n</function>\n</tool_call>"),
+    (Coder(), "<tool_call>\nw\n</tool_call>"),
+    (Coder(), "<tool_call>\n<function=w>\n</function>\nso\n</tool_call>"),
+    (Coder(), "<tool_call>\n<function=w>\n</function>\n<parameter=a>\n1</parameter></tool_call>"),
+    (Keyed("\n"), "<tool_call>x</tool_call>"),
+    (Keyed("\n"), "<tool_call>w\n<arg_key>a</arg_key>\n</tool_call>"),
+    (Keyed(""), "<tool_call>w<arg_key>a</arg_key><arg_value>1</tool_call>"),
+    (Keyed(""), "<tool_call>w<arg_key>a</arg_key><arg_value>1</arg_value> and</tool_call>"),
 ]
 
 
 def parsed(style, text, cuts, *, one=False):
     """What a parser makes of a text in pieces: texts and (name, arguments), in order."""
-    parser, found, at = Parser(style, ["w", "v"], one=one), [], 0
+    parser, found, at = Parser(style, FUNCTIONS, one=one), [], 0
     for cut in [*sorted({min(cut, len(text)) for cut in cuts}), None]:
         for part in parser.put(text[at:cut], last=cut is None):
             if isinstance(part, str) and found and isinstance(found[-1], str):
@@ -65,7 +121,7 @@ def test_calls_are_found(written, cuts):
 
 def test_calls_have_ids_of_their_own():
     style, text, _, count = WRITTEN[4]
-    calls = Parser(style, ["w"]).put(text.replace("%s", "{}"), last=True)
+    calls = Parser(style, FUNCTIONS).put(text.replace("%s", "{}"), last=True)
     assert len({call.id for call in calls}) == count
 
 
@@ -79,14 +135,19 @@ def test_what_is_no_call_is_text(written, cuts):
 PIECES = (
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "<tool", "_call>", "[TOOL_", "<|py",
     '{"name": "w", "arguments": {}}', '{"name": "v", "parameters": {"a": "</tool_call>"}}', '{"name": "x"}',
+    "<TOOLCALL>", "</TOOLCALL>", "<|tool_call|>", BEGIN, END, ONE, SEP, OUT, "function", "```json\n", "```",
+    '[{"name": "w", "arguments": {"a": 1}}]', "<|tool_call_start|>", "<|tool_call_end|>", "[w(a=1)]", 'w(a="x",b=[1])',
+    "w(", "a=", ")", "'", "<function=w>", "</function>", "<parameter=a>", "</parameter>", "<arg_key>", "</arg_key>",
+    "<arg_value>", "</arg_value>", CODER,
+    "<tool_call>w<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", f"{BEGIN}{ONE}w{SEP}{{}}{OUT}{END}",
     'w{"a": 1}', "v{}", "[", "]", ",", ";", "{", "}", '"', "\\", "\n", "\n\n", " ", "\t", "Done.", "\u00e9", "w",
 )  # fmt: skip
 """What calls are made of, whole and broken."""
 TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=14).map("".join)
 
 
-@settings(max_examples=1500, deadline=None, derandomize=True)
-@given(st.sampled_from([Tagged(), Bare(), Listed()]), TEXTS, st.lists(st.integers(0, 120), max_size=20), st.booleans())
+@settings(max_examples=4000, deadline=None, derandomize=True)
+@given(st.sampled_from(STYLES), TEXTS, st.lists(st.integers(0, 120), max_size=20), st.booleans())
 def test_what_is_found_does_not_hang_on_the_pieces(style, text, cuts, one):
     whole = parsed(style, text, [], one=one)
     assert parsed(style, text, cuts, one=one) == whole
@@ -119,10 +180,17 @@ def test_white_space_around_calls(style, text, found):
         (Listed(), '[TOOL_CALLS] [{"name": "w", "arguments": {}}', ', {"name": "v", "arguments": {}}]'),
         (Listed(), "[TOOL_CALLS]w{}", "[TOOL_CALLS]v{}"),
         (Listed(), "[TOOL_CALLS]w[CALL_ID]abc[ARGS]{}", "}"),
+        (TOOLCALL, '<TOOLCALL>[{"name": "w", "arguments": {}}', ', {"name": "v", "arguments": {}}]</TOOLCALL>'),
+        (GRANITE, '<|tool_call|>[{"name": "w", "arguments": {}}', "]"),
+        (FENCED, f"{BEGIN}{ONE}function{SEP}w\n```json\n{{}}\n```{OUT}", f"{ONE}v{SEP}{{}}{OUT}{END}"),
+        (PLAIN, f"{BEGIN}{ONE}w{SEP}{{}}{OUT}", END),
+        (Pythonic(), "<|tool_call_start|>[w()", ", v()]<|tool_call_end|>"),
+        (Coder(), "<tool_call>\n<function=w>\n</function>\n</tool_call>", "\nDone."),
+        (Keyed("\n"), "<tool_call>w\n</tool_call>", "\n<tool_call>v\n</tool_call>"),
     ],
 )
 def test_a_single_call_ends_the_answer_at_its_last_character(style, text, call):
-    parser = Parser(style, ["w", "v"], one=True)
+    parser = Parser(style, FUNCTIONS, one=True)
     for character in text:
         assert not parser.ended
         found = parser.put(character, last=False)
@@ -133,34 +201,50 @@ def test_a_single_call_ends_the_answer_at_its_last_character(style, text, call):
 
 
 @pytest.mark.parametrize(
-    ("template", "style", "knows"),
+    ("template", "style"),
     [
-        ("... <tool_call> ...", Tagged, True),
-        ("... [TOOL_CALLS] ...", Listed, True),
-        ("{'name': function name, \"parameters\": dict}", Bare, True),
-        ("{{ messages }}", Tagged, False),
+        ("... <tool_call> ...", Tagged),
+        ("... [TOOL_CALLS] ...", Listed),
+        ("{'name': function name, \"parameters\": dict}", Bare),
+        ("<tool_call>\n<function=name>", Coder),
+        ("<tool_call>{name}\n<arg_key>{k}</arg_key>\n<arg_value>", Keyed),
+        ("<TOOLCALL>[", Bracketed),
+        ("with <|tool_call|> and a list", Bracketed),
+        ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'", Sectioned),
+        ("<|tool_call_start|>[", Pythonic),
+        ('"List of tools: ["', Pythonic),
     ],
 )
-def test_styles_are_told_by_the_template(template, style, knows):
-    found, known = style_of(template)
-    assert (type(found), known) == (style, knows)
+def test_styles_are_told_by_the_template(template, style):
+    ways = ways_of(template)
+    assert (type(ways.style), ways.known, ways.repeats) == (style, True, False)
+
+
+def test_what_a_template_knows_of_tools():
+    nothing = ways_of("{{ messages }}")
+    assert (type(nothing.style), nothing.known, nothing.lists, nothing.repeats) == (Tagged, False, False, False)
+    whole = ways_of("{{ tools }} <tool_call> {{ message.tool_calls }}")
+    assert (whole.known, whole.lists, whole.repeats, whole.needs_none) == (True, True, True, False)
+    deepseek = "<｜tool▁calls▁begin｜> {% if message['content'] is none %}"
+    assert ways_of(deepseek).needs_none
+    assert not ways_of(deepseek.replace("<｜tool▁calls▁begin｜>", "<tool_call>")).needs_none
 
 
 def test_a_template_without_tools_is_told_in_words():
-    calls = [{"id": "x", "type": "function", "function": {"name": "w", "arguments": "{}"}}]
+    calls = [{"id": "x", "type": "function", "function": {"name": "w", "arguments": {}}}]
     messages = [
         {"role": "system", "content": "Be brief"},
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": "", "tool_calls": calls},
         {"role": "tool", "content": "sunny", "tool_call_id": "x"},
     ]
-    told = in_words(messages, [{"name": "w", "description": "weather"}])
+    told = in_words(messages, [{"name": "w", "description": "weather"}], Tagged())
     assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
     assert told[0]["content"].startswith("Be brief")
     assert '"name": "w"' in told[0]["content"]
     assert "<tool_call>" in told[2]["content"]
     assert told[3]["content"] == "<tool_response>\nsunny\n</tool_response>"
-    assert [m["role"] for m in in_words(messages[1:2], [{"name": "w"}])] == ["system", "user"]
+    assert [m["role"] for m in in_words(messages[1:2], [{"name": "w"}], Tagged())] == ["system", "user"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import unicodedata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,12 @@ SIMPLER = {
     **dict.fromkeys(("tekken", "gpt-4o"), lambda text: any(unicodedata.category(c)[0] == "M" for c in text)
                     or any(unicodedata.category(c) in ("Lu", "Ll", "Lt") and not c.isascii() for c in text)),
     "deepseek-coder": lambda text: any(c.isspace() and not c.isascii() for c in text),
+    "deepseek-llm": lambda text: any(c.isspace() and not c.isascii() for c in text)
+                    or any(unicodedata.category(a)[0] == unicodedata.category(b)[0] == "N"
+                           for a, b in pairwise(text)),
 }  # fmt: skip
 """Texts for which llama.cpp writes a pattern in a simpler way than the model's own: cases by the Latin alphabet alone,
-marks as no part of words; white space of ASCII alone."""
+marks as no part of words; white space of ASCII alone; digits in runs where the model's own stand alone."""
 
 
 def known_to_differ(pre: str, text: str) -> bool:

@@ -15,7 +15,7 @@ from ipex_lookahead.tokenization.detokenizer import Detokenizer
 from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.isolated import IsolatedText
-from ipex_lookahead.tokenization.splitting import GPT2, GPT4O, LLAMA3, QWEN2, SPLITTINGS, TEKKEN
+from ipex_lookahead.tokenization.splitting import GPT2, GPT4O, LLAMA3, QWEN2, QWEN35, SEED, SPLITTINGS, TEKKEN
 from ipex_lookahead.tokenization.text import BytePairText, TextTokenizer
 from tests.support import vocabularies
 from tests.support.vocabularies import TEXTS
@@ -110,6 +110,7 @@ GEMMA = {
 }
 NFC = {"type": "NFC"}
 DEEPSEEK = SPLITTINGS["deepseek-v3"].patterns
+DEEPSEEK2_CUTS = SPLITTINGS["deepseek-llm"].patterns
 REGEX_DIGITS = {**BYTES, "use_regex": True}
 
 FAST = "PreTrainedTokenizerFast"
@@ -133,11 +134,27 @@ FAMILIES: dict[str, tuple[dict[str, Any], str, str, str | None]] = {
     "olmo2": (byte_level(split(LLAMA3)), "GPT2Tokenizer", "olmo2", "dbrx"),
     "gpt_oss": (byte_level(split(GPT4O)), FAST, "gpt_oss", "gpt-4o"),
     "deepseek": (bos(byte_level(*map(split, DEEPSEEK))), FAST, "deepseek_v3", "deepseek-v3"),
+    "qwen3_5": (byte_level(split(QWEN35), normalizer=NFC), "Qwen3_5Tokenizer", "qwen3_5_text", "qwen35"),
+    "lfm2": (bos(byte_level(split(LLAMA3), whole_words=True)), FAST, "lfm2", "lfm2"),
+    "granite 4": (byte_level(split(LLAMA3)), "GPT2Tokenizer", "granitemoehybrid", "dbrx"),
+    "glm4": (byte_level(split(LLAMA3), whole_words=True), FAST, "glm4_moe", "glm4"),
+    "cohere2": (
+        byte_level(normalizer=NFC) | {"pre_tokenizer": cuts(DIGITS, REGEX_DIGITS)},
+        "CohereTokenizer",
+        "cohere2",
+        "command-r",
+    ),
+    "olmoe": (byte_level(normalizer=NFC) | {"pre_tokenizer": REGEX_DIGITS}, "GPTNeoXTokenizer", "olmoe", "olmo"),
+    "seed_oss": (byte_level(split(SEED)), FAST, "seed_oss", "seed-coder"),
 }
 """tokenizer.json, the class and the model that the folder names, and ``tokenizer.ggml.pre`` (or the kind) of the GGUF
 file of the same model."""
 
+DEEPSEEK2 = bos(
+    byte_level(*map(split, [*DEEPSEEK2_CUTS[:3], r"\s+$", DEEPSEEK2_CUTS[4]]), DIGITS, normalizer=normalizers())
+)
 APART: dict[str, dict[str, Any]] = {
+    "deepseek_v2": DEEPSEEK2,
     "an expression": byte_level(split(STARCODER)),
     "a rewriting expression": spelled(
         normalizer=normalizers({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, ESCAPE),
@@ -188,7 +205,14 @@ def test_ids_and_text_are_transformers(pair: tuple[TextTokenizer, Any]) -> None:
         for skip in (True, False):
             assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip), text
     more = set(theirs.get_vocab()) - set(ours.get_vocab())
-    assert more <= {"<|endoftext|>", "<mask>"}  # classes of transformers add what the real vocabularies have
+    assert more <= {
+        "<|endoftext|>",
+        "<mask>",
+        "<UNK>",
+        "<CLS>",
+        "<SEP>",
+        "<MASK_TOKEN>",
+    }  # classes of transformers add what the real vocabularies have
     assert {token: i for token, i in theirs.get_vocab().items() if token not in more} == ours.get_vocab()
     assert set(ours.all_special_ids) == set(theirs.all_special_ids) - {theirs.get_vocab()[token] for token in more}
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
@@ -234,9 +258,11 @@ def test_as_a_transformers_tokenizer(pair: tuple[TextTokenizer, Any]) -> None:
     assert full(["a", "cat"], **words)["offset_mapping"] == theirs(["a", "cat"], **words)["offset_mapping"]
 
 
-@pytest.mark.parametrize("family", [name for name, parts in FAMILIES.items() if parts[-1] is not None])
+@pytest.mark.parametrize("family", [*(f for f, parts in FAMILIES.items() if parts[-1]), "deepseek_v2"])
 def test_the_gguf_file_of_the_same_model_gives_the_same_ids(tmp_path: Path, family: str) -> None:
-    description, cls, model_type, pre = FAMILIES[family]
+    description, cls, model_type, pre = {**FAMILIES, "deepseek_v2": (DEEPSEEK2, FAST, "deepseek_v2", "deepseek-llm")}[
+        family
+    ]
     metadata = {**vocabularies.byte_level(), "tokenizer.ggml.pre": pre}
     if pre == "gemma4":
         metadata = dict(vocabularies.spelled())

@@ -13,6 +13,7 @@ from ipex_lookahead.tokenization import folder as folder_module
 from ipex_lookahead.tokenization.chat_template import render_chats
 from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
+from tests.support.tool_templates import TOOL_TEMPLATES
 
 WEATHER = {
     "type": "function",
@@ -218,7 +219,8 @@ DOCUMENTS = """{%- set opening = 'Hello.' %}
 {% endif %}"""
 
 TEMPLATES = {"qwen3": THINKING, "mistral": CHECKED, "gpt_oss": TYPED, "gemma": ALTERNATING, "smollm3": MODES,
-             "granite": DOCUMENTS}  # fmt: skip
+             "granite": DOCUMENTS,
+             **{f"{family}, tools": template for family, template in TOOL_TEMPLATES.items()}}  # fmt: skip
 """By the family whose own template has those features: among them namespaces, recursive macros, loops with conditions,
 ``break`` and ``continue``, blocks of ``generation``, the time, JSON in each of its forms, and refusals."""
 
@@ -258,7 +260,7 @@ def test_what_the_families_use(family: str, chat: str) -> None:
     assert rendered or (family, chat) in REFUSED
 
 
-REFUSED = {("gemma", "tools")}
+REFUSED = {("gemma", "tools"), ("granite, tools", "parts")}
 
 
 def test_tools_and_variables_reach_the_template(tmp_path: Path, bpe_metadata: dict[str, Any]) -> None:

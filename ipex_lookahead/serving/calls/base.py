@@ -1,0 +1,146 @@
+"""What every way of writing calls of tools has."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+Function = Mapping[str, Any]
+"""``{"name": ..., "description": ..., "parameters": schema}``; the name is always there."""
+Spell = Callable[[str], str]
+"""A mark as a grammar spells it: a text in quotes, or the id of a special token."""
+Named = tuple[str, Any]
+"""A function's name and its arguments."""
+
+ANYTHING = "TEXT: /(.|\\n)*/\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A whole call.
+
+    Attributes:
+        name: of the function.
+        arguments: JSON text.
+        id: of the call, which its result repeats.
+    """
+
+    name: str
+    arguments: str
+    id: str = field(default_factory=lambda: "call_" + secrets.token_hex(12))
+
+
+class Written(dict[str, str]):
+    """Arguments as texts, from a way of writing that has no types: the function's schema says what each is."""
+
+
+class Style(ABC):
+    """A way of writing calls.
+
+    Attributes:
+        markers: spellings that a call, or several, may begin with.
+        end: what they end with; "" where nothing says so.
+        inner: further marks between the two, which may be special tokens as well.
+    """
+
+    markers: tuple[str, ...] = ()
+    end = ""
+    inner: tuple[str, ...] = ()
+
+    @abstractmethod
+    def calls(self, body: str) -> list[Named] | None:
+        """What stands between the marker and the end -> name and arguments of each call; None where it is none."""
+
+    def first(self, body: str) -> tuple[Named, str] | None:
+        """The first call in what stands behind the marker, as soon as it is whole, and the text up to its end.
+
+        None where none is whole yet, and where each has a marker and an end of its own.
+        """
+        return None
+
+    @abstractmethod
+    def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
+        """The rule ``calls`` in Lark, as llguidance reads it: one call, or one or more, and nothing else.
+
+        Raises InputError for a schema that this way of writing cannot keep to.
+        """
+
+    def at_will(self, functions: Sequence[Function], spell: Spell) -> str | None:
+        """The rule ``start``: any text, in which a call that has begun is one. None where beginnings say too little."""
+        return None
+
+    @abstractmethod
+    def spelled(self, calls: Sequence[Named]) -> list[str]:
+        """Calls as the model would have written them, in parts; marks are ``Own``, for they may be special tokens."""
+
+
+def anywhere(begin: str, behind: str) -> str:
+    """The rule ``start`` of :meth:`Style.at_will`: text, and calls of which each is ``begin`` and then ``behind``."""
+    # A marker of letters is looked for in the text; one that is a token cannot be part of any.
+    head = f"head: TEXT {begin}" if begin.startswith("<[") else f"head[lazy]: TEXT {begin}"
+    return f"start: called* rest\nrest: TEXT\ncalled: head {behind}\n{head}\n{ANYTHING}"
+
+
+def one_of(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
+    """The JSON schema of a call of any of the functions; ``$defs`` has what their schemas' own references point to."""
+    calls, definitions = [], {}
+    for at, function in enumerate(functions):
+        parameters: Any = parameters_of(function)
+        if '"$ref"' in json.dumps(parameters):
+            definitions[f"f{at}"] = _moved(parameters, f"#/$defs/f{at}")
+            parameters = {"$ref": f"#/$defs/f{at}"}
+        call = {
+            "type": "object",
+            "properties": {"name": {"const": function["name"]}, arguments: parameters},
+            "required": ["name", arguments],
+            "additionalProperties": False,
+        }
+        calls.append(call)
+    found: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return {**found, "$defs": definitions} if definitions else found
+
+
+def _moved(schema: Any, path: str) -> Any:
+    """A schema whose references within itself are right where it stands at ``path`` of another."""
+    if isinstance(schema, list):
+        return [_moved(one, path) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: path + value[1:] if key == "$ref" and isinstance(value, str) and value.startswith("#") else
+        value if key in ("const", "enum", "default", "examples") else _moved(value, path)
+        for key, value in schema.items()
+    }  # fmt: skip
+
+
+def parameters_of(function: Function) -> Mapping[str, Any]:
+    """The schema of a function's arguments: any object where it names none."""
+    return function.get("parameters") or {"type": "object", "additionalProperties": True}
+
+
+def _finite(number: str) -> float:
+    if not isfinite(value := float(number)):
+        raise ValueError(number)
+    return value
+
+
+DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+"""Without NaN and infinity, and numbers as large, which no JSON has."""
+
+
+def json_of(text: str) -> Any:
+    """The value of a JSON text; None where it is none."""
+    try:
+        return DECODER.decode(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON text in the letters that it is of."""
+    return json.dumps(value, ensure_ascii=False)

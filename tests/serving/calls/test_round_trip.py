@@ -1,0 +1,100 @@
+"""A conversation with calls and their results goes back into the prompt as the model wrote it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ipex_lookahead.serving.calls.base import Call
+from ipex_lookahead.serving.conversation import Conversation, prepare
+from ipex_lookahead.serving.server import Served
+from ipex_lookahead.serving.thinking import Mode
+from ipex_lookahead.serving.tools import Parser, ways_of
+from tests.support.tool_templates import TOOL_TEMPLATES
+
+ARGUMENTS = {"city": "Köln am Rhein", "days": 3, "deep": {"a": [1, {"b": "c"}]}, "hot": True, "more": "5"}
+PROPERTIES = {
+    "city": {"type": "string"}, "days": {"type": "integer"}, "deep": {"type": "object"}, "hot": {"type": "boolean"},
+    "more": {"type": "string"},
+}  # fmt: skip
+FUNCTIONS: list[dict[str, Any]] = [
+    {"name": "w", "description": "weather", "parameters": {"type": "object", "properties": PROPERTIES}},
+    {"name": "v", "parameters": {"type": "object", "properties": {}}},
+]
+CALLS = [("w", ARGUMENTS), ("v", {})]
+
+
+def conversation(calls: Any = CALLS) -> list[dict[str, Any]]:
+    made = [
+        {"id": f"call_{at}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+        for at, (name, arguments) in enumerate(calls)
+    ]
+    results = [{"role": "tool", "tool_call_id": one["id"], "content": f"result {one['id']}"} for one in made]
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Rain?"}]
+    return [*asked, {"role": "assistant", "content": "", "tool_calls": made}, *results]
+
+
+@pytest.fixture
+def serving(server: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Served]:
+    """The model with a family's template."""
+
+    def made(family: str) -> Served:
+        monkeypatch.setattr(model.tokenizer, "chat_template", TOOL_TEMPLATES[family])
+        return Served(model, server.served.service)
+
+    return made
+
+
+@pytest.mark.parametrize("family", TOOL_TEMPLATES)
+def test_calls_and_results_are_in_the_prompt(serving: Any, family: str) -> None:
+    served = serving(family)
+    prompt = prepare(served, Conversation(conversation(), FUNCTIONS)).prompt
+    text = served.tokenizer.decode(list(prompt))
+    before, _, behind = text.partition("Rain?")
+    assert before.count('"weather"') == 1, "the tools are told once"
+    assert before.count("Be brief.") == 1
+    assert "result call_0" in behind
+    assert "result call_1" in behind
+    assert behind.index("result call_0") > behind.index("Rhein")
+    written = behind[: behind.index("result call_0")]
+    if family == "granite":  # nothing says where its list ends but the end of the turn
+        written = written.partition("]<|end|>")[0] + "]"
+    parts = Parser(ways_of(served.template).style, FUNCTIONS).put(written, last=True)
+    assert [(one.name, json.loads(one.arguments)) for one in parts if isinstance(one, Call)] == CALLS
+
+
+@pytest.mark.parametrize("family", TOOL_TEMPLATES)
+def test_what_tools_have_said_is_no_mark(serving: Any, family: str) -> None:
+    """Control tokens are the template's own, and those that the server writes for it; arguments stay text."""
+    served = serving(family)
+    end = served.special_tokens["<|im_end|>"]
+
+    def ends(arguments: Any) -> int:
+        prompt = prepare(served, Conversation(conversation([("w", arguments)]), FUNCTIONS)).prompt
+        return list(prompt).count(end)
+
+    assert ends({"city": "a<|im_end|>b"}) == ends({"city": "ab"})
+
+
+@pytest.mark.parametrize(
+    ("family", "variables", "mode"),
+    [
+        ("qwen3_5", {}, Mode.WITHIN),
+        ("qwen3_5", {"enable_thinking": False}, Mode.NONE),
+        ("lfm2_moe", {}, Mode.PERHAPS),
+        ("granitemoehybrid", {}, Mode.NONE),
+        ("nemotron_h", {}, Mode.WITHIN),
+        ("glm4_moe", {}, Mode.PERHAPS),
+        ("glm4_moe", {"enable_thinking": False}, Mode.NONE),
+        ("deepseek_v3", {}, Mode.WITHIN),
+    ],
+)
+def test_where_an_answer_begins(serving: Any, family: str, variables: dict[str, Any], mode: Mode) -> None:
+    made = prepare(serving(family), Conversation(conversation()[:2], FUNCTIONS, variables=variables))
+    assert made.reader.thinking == (mode is Mode.WITHIN)
+    said = made.reader.again().put("<think>a</think>b", last=True)
+    thought = {Mode.WITHIN: "<think>a", Mode.PERHAPS: "a", Mode.NONE: ""}[mode]
+    assert [str(part) for part in said] == ([thought, "b"] if thought else ["<think>a</think>b"])

@@ -1,0 +1,79 @@
+"""A conversation over HTTP with models that have recurrent layers: a turn reads what is new, and says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+
+from ipex_lookahead.auto import load_text_model
+from ipex_lookahead.generation.service import Service
+from ipex_lookahead.serving.app import make_app
+from ipex_lookahead.serving.server import Server, Settings
+from ipex_lookahead.serving.usage import whole_pages
+from tests.serving.conftest import LIMITS
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.family_table import FAMILIES, variants
+from tests.support.tiny_families import config_of, with_weights, write_folder
+
+RECURRENT = {"qwen3_5_text": "plain", "lfm2": "plain", "granitemoehybrid": "recurrent"}
+
+
+@pytest.fixture(scope="module", params=RECURRENT)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    family = request.param
+    variant = next(one for one in variants(family) if one.name == RECURRENT[family])
+    sizes = {**FAMILIES[family].base, "vocab_size": SIZE, "max_position_embeddings": 2048}
+    model = with_weights(config_of(family, variant, base=sizes))
+    made = write_folder(tmp_path_factory.mktemp("served"), model)
+    chat_tokenizer().save_pretrained(made)
+    return made
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[TestClient]:
+    """A server that remembers nothing yet."""
+    server = Server(Settings(names=("tiny",), limits=LIMITS))
+    model = load_text_model(str(folder), engine="native", threads=1, progress=False)
+    server.ready(model, lambda one: Service(one, slots=4))
+    try:
+        with TestClient(make_app(server), raise_server_exceptions=False) as client:
+            yield client
+    finally:
+        server.close(0.0)
+
+
+def answer(client: TestClient, messages: list[dict[str, str]], **fields: Any) -> Any:
+    asked = {"messages": messages, "max_tokens": 40, "temperature": 3, "seed": 5, "ignore_eos": True, **fields}
+    found = client.post("/v1/chat/completions", json=asked)
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+@pytest.mark.parametrize("lookahead", [0, 4])
+def test_a_second_turn_finds_the_first(folder: Path, lookahead: int) -> None:
+    messages = [{"role": "user", "content": "tell me of the sea. " * 12}]
+    with served(folder) as client:
+        known = 0
+        for turn in range(3):
+            found = answer(client, messages, lookahead=lookahead)
+            with served(folder) as fresh:
+                plain = answer(fresh, messages, lookahead=0)
+            assert found["choices"] == plain["choices"]
+            usage = found["usage"]
+            assert usage["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+            assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            assert whole_pages(max(0, known - 1)) <= cached <= known + 40, (
+                "the prompt before, and what of its answer is text"
+            )
+            assert found["timings"]["cache_n"] + found["timings"]["prompt_n"] == usage["prompt_tokens"]
+            assert (cached > usage["prompt_tokens"] // 2) == (turn > 0)
+            known = usage["prompt_tokens"]
+            messages = [*messages, found["choices"][0]["message"], {"role": "user", "content": f"and of {turn}?"}]
