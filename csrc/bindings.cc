@@ -85,7 +85,8 @@ std::vector<int32_t> rows_of(const std::optional<IntVector>& listed, int64_t row
 
 // (ids [wanted, top], logits [wanted, vocab], hidden states [layers, hidden rows, hidden], phases), None for what is not
 // wanted. Tokens and parents are copied too, and caches held.
-nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::vector<int64_t>& counts, IntVector tokens,
+nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::vector<int64_t>& counts,
+                  const std::vector<int64_t>& settled, IntVector tokens,
                   IntVector parents, std::optional<IntVector> want, bool logits, int top,
                   const std::vector<int32_t>& hidden_layers, std::optional<IntVector> hidden_rows, bool timings) {
   if (top < 1 || top > kMostTop) throw std::invalid_argument("top must be from 1 to " + std::to_string(kMostTop));
@@ -96,6 +97,8 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
       throw nb::type_error("caches must be made by new_cache() and fork()");
   }
   step.counts = counts;
+  step.settled = settled;
+  step.settled.resize(settled.empty() ? counts.size() : settled.size());
   step.rows = int64_t(tokens.shape(0));
   if (parents.shape(0) != tokens.shape(0)) throw std::invalid_argument("tokens and parents must have the same length");
   if (step.rows < 1 || step.rows > kMostRows)
@@ -317,8 +320,10 @@ NB_MODULE(_native, m) {
           "keep", [](Cache& c, const std::vector<int64_t>& rows) { c.keep(rows.data(), int64_t(rows.size())); }, "rows"_a)
       .def("crop", &Cache::crop, "length"_a)
       .def("fork", &Cache::fork)
+      .def("checkpoint", &Cache::checkpoint)
       .def("fill_blank", &Cache::fill_blank, "length"_a)
-      .def_prop_ro("bytes", &Cache::bytes);
+      .def_prop_ro("bytes", &Cache::bytes)
+      .def_prop_ro("state_bytes", &Cache::state_bytes);
 
   nb::class_<Decoder>(m, "Decoder")
       .def(
@@ -355,7 +360,7 @@ NB_MODULE(_native, m) {
       .def("missing", [](const Decoder& d) { return d.weights().missing(); }, nb::call_guard<nb::gil_scoped_release>())
       .def("new_cache", &Decoder::new_cache)
       .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
-      .def("forward", &forward, "caches"_a, "counts"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
+      .def("forward", &forward, "caches"_a, "counts"_a, "settled"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a, "hidden_layers"_a, "hidden_rows"_a.none().noconvert(),
            "timings"_a)
       .def("export_matrix",
@@ -370,6 +375,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("isa", [](const Decoder& d) { return std::string(d.isa()); })
       .def_prop_ro("threads", &Decoder::threads)
       .def_prop_ro("cache_bytes_per_position", [](const Decoder& d) { return d.cache_shape().bytes_per_position(); })
+      .def_prop_ro("cache_state_bytes", [](const Decoder& d) { return d.cache_shape().state_bytes(); })
       .def_prop_ro("weight_bytes", [](const Decoder& d) { return d.weights().bytes(); },
                    nb::call_guard<nb::gil_scoped_release>());
 }

@@ -40,7 +40,8 @@ class Description {
 
 inline NormShape norm_of(const Description& d) {
   if (d.is_none()) return {};
-  return {nb::cast<int64_t>(d["weight"]["shape"].object()[0]), d.get<float>("epsilon")};
+  return {nb::cast<int64_t>(d["weight"]["shape"].object()[0]), d.get<float>("epsilon"), d.get<bool>("centered"),
+          !d["bias"].is_none()};
 }
 
 inline Rope rope_of(const Description& d) {
@@ -48,7 +49,7 @@ inline Rope rope_of(const Description& d) {
   check_aligned(frequencies, sizeof(float));
   const float* first = frequencies.data();
   return {{first, first + frequencies.shape(0)}, d.get<float>("factor"), d.get<float>("query_beta"),
-          d.get<int64_t>("query_original")};
+          d.get<int64_t>("query_original"), d.get<bool>("interleaved")};
 }
 
 // Layers with the same rope share its tables.
@@ -63,8 +64,33 @@ inline int number_of(const Description& rope, std::vector<nb::object>& seen, std
 
 inline MlpShape mlp_of(const Description& d) {
   const Description a = d["activation"];
-  const auto kind = ActivationKind(one_of("activation", a.get<std::string>("kind"), {"silu", "gelu_tanh", "clamped"}));
-  return {nb::cast<int>(d["gate"]["weight"]["shape"].object()[0]), {kind, a.get<float>("alpha"), a.get<float>("limit")}};
+  const auto kind =
+      ActivationKind(one_of("activation", a.get<std::string>("kind"), {"silu", "gelu_tanh", "clamped", "relu_squared", "xielu"}));
+  return {nb::cast<int>(d["up"]["weight"]["shape"].object()[0]), !d["gate"].is_none(),
+          {kind, a.get<float>("alpha"), a.get<float>("limit")}};
+}
+
+inline RecurrenceShape recurrence_of(const Description& d, bool delta) {
+  RecurrenceShape r;
+  r.delta = delta;
+  r.heads = d.get<int>("heads");
+  r.groups = d.get<int>("groups");
+  r.key_dim = d.get<int>("key_dim");
+  r.value_dim = d.get<int>("value_dim");
+  r.tiled = d.get<bool>("tiled");
+  r.kernel = d.get<int>("kernel");
+  r.norm = norm_of(d["norm"]);
+  r.norm_group = delta ? r.value_dim : d.get<int64_t>("norm_group");
+  if (delta) {
+    r.length_epsilon = d.get<float>("length_epsilon");
+    return r;
+  }
+  r.convolution_bias = !d["convolution_bias"].is_none();
+  r.skip = true;
+  r.gate_first = d.get<bool>("gate_first");
+  r.least_step = d.get<float>("least_step");
+  r.most_step = d.get<float>("most_step");
+  return r;
 }
 
 inline OperationShape operation_of(const Description& d, std::vector<nb::object>& seen, std::vector<Rope>& ropes) {
@@ -72,16 +98,39 @@ inline OperationShape operation_of(const Description& d, std::vector<nb::object>
   if (kind == "Attention") {
     return AttentionShape{d.get<int>("heads"),           d.get<int>("kv_heads"),   d.get<int>("head_dim"),
                           number_of(d["rope"], seen, ropes), d.get<float>("scale"), d.get<int64_t>("window", 0),
-                          d.get<float>("softcap", 0),    !d["sinks"].is_none(),    norm_of(d["q_norm"]),
-                          norm_of(d["k_norm"])};
+                          d.get<float>("softcap", 0),    !d["gate"].is_none(),     !d["sinks"].is_none(), norm_of(d["q_norm"]),
+                          norm_of(d["k_norm"]), d.get<bool>("norm_after_rope")};
   }
+  if (kind == "LatentAttention") {
+    LatentAttentionShape a;
+    a.heads = d.get<int>("heads");
+    a.latent = d.get<int>("latent");
+    a.passed = d.get<int>("passed");
+    a.rotated = d.get<int>("rotated");
+    a.value_dim = d.get<int>("value_dim");
+    a.rope = number_of(d["rope"], seen, ropes);
+    a.query_scale = d.get<float>("scale");
+    a.q_norm = norm_of(d["q_norm"]);
+    a.kv_norm = norm_of(d["kv_norm"]);
+    return a;
+  }
+  if (kind == "GatedDeltaNet" || kind == "Mamba2") return recurrence_of(d, kind == "GatedDeltaNet");
+  if (kind == "ShortConv") return ShortConvShape{d.get<int>("kernel"), !d["convolution_bias"].is_none()};
   if (kind == "GatedMlp") return mlp_of(d);
-  one_of("a mixer or feed-forward", kind, {"Attention", "GatedMlp", "Experts"});
+  one_of("a mixer or feed-forward", kind, {"Attention", "LatentAttention", "GatedDeltaNet", "Mamba2", "ShortConv", "GatedMlp", "Experts"});
   ExpertsShape mixture;
   for (const Description& one : d.parts("experts")) mixture.experts.push_back(mlp_of(one));
   mixture.used = d.get<int>("used");
-  mixture.softmax = RouterSoftmax(one_of("softmax", d.get<std::string>("softmax"), {"all", "chosen"}));
+  mixture.scores = RouterScores(one_of("scores", d.get<std::string>("scores"), {"all", "chosen", "sigmoid"}));
   mixture.renormalise = d.get<bool>("renormalise");
+  mixture.sum_epsilon = d.get<float>("sum_epsilon");
+  mixture.correction = !d["correction"].is_none();
+  mixture.groups = d.get<int>("groups");
+  mixture.groups_used = d.get<int>("groups_used");
+  mixture.group_best = d.get<int>("group_best");
+  mixture.scale = d.get<float>("scale");
+  if (!d["shared"].is_none()) mixture.shared = mlp_of(d["shared"]);
+  mixture.shared_gate = !d["shared_gate"].is_none();
   return mixture;
 }
 
@@ -99,12 +148,13 @@ inline DecoderShape shape_of(const nb::object& spec, KvFormat kv_format) {
   shape.kv_format = kv_format;
   std::vector<nb::object> seen;
   for (const Description& block : d.parts("layers")) {
-    const auto branch = [&](const char* name) -> BranchShape {
+    const auto branch = [&](const char* name) -> std::optional<BranchShape> {
+      if (block[name].is_none()) return std::nullopt;
       const std::string before = std::string(name) + "_norm", after = std::string(name) + "_after";
-      return {operation_of(block[name], seen, shape.ropes), norm_of(block[before.c_str()]), norm_of(block[after.c_str()]),
+      return BranchShape{operation_of(block[name], seen, shape.ropes), norm_of(block[before.c_str()]), norm_of(block[after.c_str()]),
               block.get<float>("residual_multiplier")};
     };
-    shape.layers.push_back({branch("mixer"), branch("feed_forward")});
+    shape.layers.push_back({branch("mixer"), branch("feed_forward"), block.get<bool>("parallel")});
   }
   return shape;
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ipex_lookahead.architectures import family, granite, model_types
+from ipex_lookahead.architectures import family, granite, granitemoehybrid, model_types
 from ipex_lookahead.architectures.keys import Family
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
@@ -17,7 +17,8 @@ HEAD = """\
 ## On our own core
 
 These keep every promise, from safetensors and from GGUF, on the engines `native` and `opencl`
-([engines.md](engines.md)). `model_type` stands in a checkpoint's `config.json`, the architecture in a GGUF file's
+([engines.md](engines.md)); those whose layers keep a state (delta nets, Mamba-2, short convolutions) on `native` alone.
+`model_type` stands in a checkpoint's `config.json`, the architecture in a GGUF file's
 `general.architecture`.
 """
 REFUSED = """\
@@ -38,9 +39,9 @@ TAIL = """
 `engine="auto"` takes the torch engine for other families, from safetensors, and says so. Tested are GPT-2, OPT,
 Falcon, BLOOM, MPT, GPT-NeoX, GPT-J and Phi; other decoders of transformers are tried when they are loaded, and
 refused where their cache does not work. [`wrap(model)`](python.md#wrap) puts lookahead on a model that transformers
-has loaded. Recurrent models (Mamba, RWKV) are refused, and models that see (Llama 3.2 Vision, GLM-4V, ...) of which
-neither the text part's family is above nor transformers has a class that only writes. What is promised there:
-[engines.md](engines.md#what-is-promised-about-the-text).
+has loaded. Recurrent models (Mamba, RWKV, hybrids) are refused there, and models that see (Llama 3.2 Vision, GLM-4V,
+...) of which neither the text part's family is above nor transformers has a class that only writes. What is promised
+there: [engines.md](engines.md#what-is-promised-about-the-text).
 
 ## More
 
@@ -67,11 +68,13 @@ def text() -> str:
 
 def architectures(one: Family) -> str:
     """What its GGUF files call themselves; those of a wrapper are its parts'."""
+    if one is granitemoehybrid:  # those without recurrent layers call themselves by another's name
+        return f"`{one.GGUF.architecture}`, `{granite.GGUF.architecture}`"
     if one.GGUF is not None:
         return f"`{one.GGUF.architecture}`"
     parts = [family(keys.family or name).GGUF for name, keys in one.KEYS.parts.items()]
-    if not parts:  # a family whose files call themselves by another's name
-        parts = [granite.GGUF]
+    if not parts:
+        return "folders only"
     return ", ".join(dict.fromkeys(f"`{part.architecture}`" for part in parts if part is not None))
 
 

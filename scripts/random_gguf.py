@@ -20,7 +20,14 @@ from ipex_lookahead.bench.shapes import config_of, shape_of
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.temporary import temporary_file
 
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen3": "qwen3", "gemma3_text": "gemma3", "phi3": "phi3"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+    "phi3": "phi3",
+    "qwen3_5_text": "qwen35",
+}
 """Our model types to llama.cpp's, of families without experts."""
 TYPICAL = {"Q4_0": 4.6, "Q8_0": 74.0}
 """Root mean square of a random code: the scale makes weights of 0.02 of it."""
@@ -62,15 +69,26 @@ def describe(writer: Any, config: dict[str, Any]) -> None:
     elif writer.arch == "phi3":
         writer.add_rope_dimension_count(int(config["head_dim"] * config["partial_rotary_factor"]))
         writer.add_sliding_window(0)
+    elif writer.arch == "qwen35":
+        rotated = int(config["head_dim"] * config["partial_rotary_factor"])
+        writer.add_rope_dimension_count(rotated)
+        writer.add_rope_dimension_sections([rotated // 2, 0, 0, 0])
+        writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+        writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
     else:
         writer.add_rope_dimension_count(config["head_dim"])
     writer.add_tokenizer_model("no_vocab")
 
 
 def add(writer: Any, spec: ModelSpec, name: str, shape: tuple[int, ...]) -> None:
-    """One tensor: norms are ones, matrices random codes under one scale."""
-    if len(shape) == 1:
-        writer.add_tensor(name, np.ones(shape, np.float32))
+    """One tensor: vectors are ones, rates of recurrences and convolutions -1, matrices random codes under one scale."""
+    if len(shape) == 1 or "ssm_conv1d" in name:
+        negative = "ssm_a" in name or "ssm_conv1d" in name
+        writer.add_tensor(name, np.full(shape, -1 if negative else 1, np.float32))
         return
     head = "token_embd.weight" if spec.tied else "output.weight"
     kind = "Q8_0" if name == head else "Q4_0"

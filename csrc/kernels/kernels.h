@@ -68,10 +68,27 @@ struct Rows {
 //   silu       gate sigmoid(gate) up
 //   gelu_tanh  gate sigmoid(2 sqrt(2 / pi) (gate + 0.044715 gate^3)) up, GELU's tanh form
 //   clamped    g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up within [-limit, limit]
-enum class ActivationKind : int32_t { silu, gelu_tanh, clamped };
+//   relu_squared  max(gate, 0)^2 up
+//   xielu      (alpha gate^2 + beta gate) up above 0, else ((e^min(gate, epsilon) - 1 - gate) alpha_below + beta gate) up
+// Of a layer without a gate: f(up).
+enum class ActivationKind : int32_t { silu, gelu_tanh, clamped, relu_squared, xielu };
 struct Activation {
   ActivationKind kind = ActivationKind::silu;
   float alpha = 0, limit = 0;
+  float alpha_below = 0, beta = 0, epsilon = 0;
+};
+
+// What a gate makes of what it multiplies.
+enum class GateKind : int32_t { none, sigmoid, silu };
+
+// One row of a linear recurrence as a tile of 16 of a head's values sees it: S = decay S, d = beta (v - S^T k), or beta v
+// where there is no delta rule, S += k d^T, out = S^T q. The state S is [keys][16].
+struct Recurrence {
+  const float *q = nullptr, *k = nullptr;  // [keys]
+  const float* v = nullptr;                // [16]
+  float decay = 1, beta = 1;
+  bool delta = false;
+  float* out = nullptr;                    // [16]; null: the state alone is wanted
 };
 
 // How keys and values are held: binary16, or int8 with a float scale a position and head.
@@ -83,7 +100,7 @@ constexpr int64_t kv_bytes(KvFormat f) { return f == KvFormat::fp16 ? 2 : 1; }
 struct Keys {
   uint8_t* const* pages = nullptr;  // page i holds slots 64 i ...; slot = position for committed rows
   int64_t k_offset = 0;             // of this layer and head in a page: keys [4][head_dim][16]; of int8 by fours
-  int64_t v_offset = 0;             // values [64][head_dim16]; of int8 by fours (generic/attention_int8.inl)
+  int64_t v_offset = 0;             // values [64][value_dim16]; of int8 by fours (generic/attention_int8.inl)
   int64_t scale_offset = 0;         // int8 only: float key scales [64], then value scales [64]
   int64_t length = 0;               // committed positions; row r of the step lies in slot length + r
   const int32_t* depth = nullptr;   // [rows]: row r has position length + depth[r]
@@ -94,7 +111,7 @@ struct Keys {
 // What attention computes at a time: the rows [begin, end) of a step and `heads` query heads that share one key head, over
 // the positions [256 block, 256 block + 256). A row that sees none of them is left out.
 struct Attend {
-  int heads = 0, head_dim = 0;
+  int heads = 0, head_dim = 0, value_dim = 0;
   const float* q = nullptr;  // q + r * q_stride + h * head_dim is a query, prepared
   int64_t q_stride = 0;
   int64_t begin = 0, end = 0, step_rows = 0;
@@ -106,7 +123,7 @@ struct Attend {
   float* scratch = nullptr;  // attention_scratch(step_rows) floats
 };
 
-// A partial softmax over one block of positions: {max, sum, 14 unused, weighted values [head_dim16]}.
+// A partial softmax over one block of positions: {max, sum, 14 unused, weighted values [value_dim16]}.
 constexpr int kPartialHead = 16;
 
 constexpr int kNotFinite = -1;  // what top_k() returns for values that hold NaN or an infinity
@@ -117,7 +134,7 @@ struct KernelTable {
   // out[r][n - 16 begin] = (add ? what is there : 0) + bias[n] + sum over k of x[r][k] w[n][k], for the tiles of 16 outputs
   // [begin, end).
   void (*linear)(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride, bool add);
-  // f(gate(x)) * up(x) as the next layer's rows, for the groups of 32 outputs [begin, end): codes, scales and sums, or
+  // f(gate(x)) * up(x), or f(up(x)) where gate has no codes, as the next layer's rows, for the groups of 32 outputs [begin, end): codes, scales and sums, or
   // values where they are not to be quantised. Zero beyond the last output.
   void (*gate_up)(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                   int64_t end, const Rows& out, bool quantize);
@@ -125,6 +142,8 @@ struct KernelTable {
   void (*dequantize_row)(const Matrix& w, int64_t row, float* out);
   // out = x / sqrt(mean(x^2) + eps) * weight; x and weight are zero-padded to a multiple of 16.
   void (*rms_norm)(const float* x, const float* weight, int64_t n, float eps, float* out);
+  // The same of x - mean(x), with bias added unless null.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out);
   // Fills codes, scales and sums of row r from its values.
   void (*quantize_row)(const Rows& x, int64_t r);
   // Rotary embedding of a head's first 2 half values in place, i with i + half; then the whole head times `scale`.
@@ -137,7 +156,7 @@ struct KernelTable {
   // Scores, softmax and weighted values over one block of positions, by KvFormat.
   void (*attend[kKvFormats])(const Keys& keys, const Attend& a);
   // state = merge(state, next), both partials.
-  void (*merge)(float* state, const float* next, int head_dim);
+  void (*merge)(float* state, const float* next, int value_dim);
   // x *= factor; out += factor * x, fused; x = x * factor, and with a cap above 0 cap tanh(x / cap), NaN where x is not
   // finite.
   void (*scale)(float* x, int64_t n, float factor);
@@ -146,10 +165,22 @@ struct KernelTable {
   // x = softmax of x[0 .. n); what fills it up to a multiple of 16 is overwritten.
   void (*softmax)(float* x, int64_t n);
   // out = weighted values / sum.
-  void (*finish)(const float* state, int head_dim, float* out);
+  void (*finish)(const float* state, int value_dim, float* out);
   // The k largest of x[0 .. n), whose indices are first, first + 1, ...: largest first, the lowest index first among
   // equals. Returns how many there are, min(k, n); kNotFinite where any x is NaN or infinite.
   int (*top_k)(const float* x, int64_t n, int64_t first, int k, float* values, int32_t* indices);
+  // x = x f(gate), f the gate itself, its sigmoid or its silu.
+  void (*gate)(const float* gate, int64_t n, GateKind kind, float* x);
+  // out[c] = f(bias[c] + sum over t of weight[t][c] taps[t][c]) for n channels, f silu or nothing; weights [kernel][stride].
+  void (*convolve)(const float* const* taps, int kernel, const float* weight, int64_t stride, const float* bias, int64_t n,
+                   bool silu, float* out);
+  // steps = softplus(x + bias) within [least, most], decays = e^(rate steps).
+  void (*recurrence_steps)(const float* x, const float* bias, const float* rate, float least, float most, int64_t n,
+                           float* steps, float* decays);
+  // x = e^x.
+  void (*exponentials)(float* x, int64_t n);
+  // One row onto one tile of a recurrent state.
+  void (*recur)(float* state, int64_t keys, const Recurrence& row);
   // Reads a buffer from end to end; a multiple of 256 bytes. For measuring bandwidth.
   float (*read)(const uint8_t* data, int64_t bytes);
   // About `repeats` x 8 of 16 x 4 integer dot products in registers, as they are at their quickest. For measuring the peak.

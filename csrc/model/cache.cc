@@ -1,5 +1,6 @@
 #include "model/cache.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -7,8 +8,16 @@ namespace ipex_lookahead {
 namespace {
 
 std::unique_ptr<State> state_of(const KvShape& shape) { return std::make_unique<KvPages>(shape); }
+std::unique_ptr<State> state_of(const RecurrentShape& shape) { return std::make_unique<RecurrentState>(shape); }
 
 }  // namespace
+
+int64_t CacheShape::state_bytes() const {
+  int64_t bytes = 0;
+  for (const StateShape& state : states)
+    if (const auto* one = std::get_if<RecurrentShape>(&state); one != nullptr) bytes += one->bytes();
+  return bytes;
+}
 
 int64_t CacheShape::bytes_per_position() const {
   int64_t bytes = 0;
@@ -23,12 +32,35 @@ Cache::Cache(const CacheShape& shape) : shape_(shape) {
     states_.push_back(std::visit([](const auto& of) { return state_of(of); }, state));
 }
 
-void Cache::prepare(int64_t rows) {
-  for (auto& state : states_) state->prepare(length_, rows);
+void Cache::prepare(int64_t rows, int64_t settled) {
+  settled_ = 0;
+  for (auto& state : states_) state->prepare(length_, rows, settled);
+}
+
+int64_t Cache::accepted() const {
+  int64_t most = 0;
+  for (const auto& state : states_) most = std::max(most, state->accepted());
+  return most;
+}
+
+void Cache::stepped(const int32_t* parents, int64_t rows, int64_t settled) {
+  for (auto& state : states_) state->stepped();
+  parents_.assign(parents, parents + rows);
+  settled_ = std::max<int64_t>(settled, 0);
+}
+
+void Cache::checkpoint() {
+  const Claim claim(claimable_, "checkpoint");
+  parents_.clear();
+  settled_ = 0;
+  for (auto& state : states_) state->checkpoint(length_);
 }
 
 void Cache::keep(const int64_t* rows, int64_t count) {
   const Claim claim(claimable_, "keep");
+  if (count < settled_)
+    throw std::invalid_argument("keep: the last step's first " + std::to_string(settled_) + " rows were settled, and these are " +
+                                std::to_string(count));
   int64_t parent = -1;
   for (int64_t i = 0; i < count; ++i) {
     if (rows[i] < 0 || rows[i] >= int64_t(parents_.size()))
@@ -42,6 +74,7 @@ void Cache::keep(const int64_t* rows, int64_t count) {
   for (auto& state : states_) state->keep(length_, rows, count);
   length_ += count;
   parents_.clear();
+  settled_ = 0;
 }
 
 int64_t Cache::crop(int64_t length) {
@@ -57,6 +90,7 @@ int64_t Cache::crop(int64_t length) {
   for (auto& state : states_) state->crop(length);
   length_ = length;
   parents_.clear();
+  settled_ = 0;
   return length;
 }
 
@@ -84,6 +118,14 @@ int64_t Cache::bytes() {
   const Claim claim(claimable_, "bytes");
   int64_t bytes = 0;
   for (const auto& state : states_) bytes += state->bytes();
+  return bytes;
+}
+
+int64_t Cache::state_bytes() {
+  const Claim claim(claimable_, "state_bytes");
+  int64_t bytes = 0;
+  for (size_t i = 0; i < states_.size(); ++i)
+    if (std::holds_alternative<RecurrentShape>(shape_.states[i])) bytes += states_[i]->bytes();
   return bytes;
 }
 

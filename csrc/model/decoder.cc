@@ -50,11 +50,14 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
   blocks_.reserve(shape.layers.size());
   for (size_t i = 0; i < shape.layers.size(); ++i) {
     const std::string block = "layers." + std::to_string(i) + ".";
-    blocks_.push_back({operation_of(shape.layers[i].mixer, block + "mixer"),
-                       operation_of(shape.layers[i].feed_forward, block + "feed_forward")});
+    const auto& [mixer, feed_forward, parallel] = shape.layers[i];
+    blocks_.emplace_back();
+    if (mixer) blocks_.back().push_back(operation_of(*mixer, block + "mixer", parallel, nullptr));
+    const Operation* const beside = parallel ? blocks_.back().front().get() : nullptr;
+    if (feed_forward) blocks_.back().push_back(operation_of(*feed_forward, block + "feed_forward", false, beside));
   }
   for (Block& block : blocks_)
-    for (Operation* operation : {block.mixer.get(), block.feed_forward.get()}) operation->place(cache_shape_);
+    for (auto& operation : block) operation->place(cache_shape_);
   final_norm_.declare("final_norm", shape.final_norm, weights_);
   if (shape.tied)
     weights_.declare("embedding", lm_head_, shape.vocab, shape.hidden, {Phase::head});
@@ -63,9 +66,13 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
 }
 
 // Another kind of operation is one more line here.
-std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const std::string& name) {
-  const OperationParts of{shape, name, shape_.hidden, shape_.kv_format, weights_, cache_shape_};
+std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const std::string& name, bool held,
+                                                 const Operation* beside) {
+  const OperationParts of{shape, name, shape_.hidden, shape_.kv_format, weights_, cache_shape_, held, beside};
   if (std::holds_alternative<AttentionShape>(shape.operation)) return std::make_unique<Attention>(of, attention_);
+  if (std::holds_alternative<LatentAttentionShape>(shape.operation)) return std::make_unique<LatentAttention>(of, attention_, latent_);
+  if (std::holds_alternative<RecurrenceShape>(shape.operation)) return std::make_unique<LinearRecurrence>(of, recurrent_);
+  if (std::holds_alternative<ShortConvShape>(shape.operation)) return std::make_unique<ShortConv>(of, recurrent_);
   if (std::holds_alternative<ExpertsShape>(shape.operation)) return std::make_unique<Experts>(of, gated_, experts_);
   return std::make_unique<Mlp>(of, gated_);
 }
@@ -77,7 +84,7 @@ int64_t Decoder::experts_touched() const {
 
 void Decoder::check(const Step& step, const StepOutputs& out) const {
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
-  if (step.caches.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache");
+  if (step.caches.size() != step.counts.size() || step.settled.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache, and one of settled rows");
   if (step.rows < 1 || step.rows > kMostRows || step.wanted < 0 || step.wanted > step.rows)
     fail("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
   int64_t first = 0;
@@ -89,12 +96,16 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
         step.caches.begin() + std::ptrdiff_t(i))
       fail("the same cache was given twice in one step");
     if (step.counts[i] < 1 || step.counts[i] > step.rows - first) fail("counts must be positive and sum to the rows");
+    const int64_t settled = step.settled[i];
+    if (settled < kHold || settled > step.counts[i]) fail("settled rows must be among a sequence's rows");
     for (int64_t r = 0; r < step.counts[i]; ++r) {
       const int32_t token = step.tokens[first + r], parent = step.parents[first + r];
       if (token < 0 || token >= shape_.vocab)
         fail("token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(shape_.vocab));
       if (parent < -1 || parent >= r)
         fail("row " + std::to_string(r) + " has parent " + std::to_string(parent) + "; parents are -1 or an earlier row");
+      if (settled > 0 && (r < settled ? parent != r - 1 : parent < settled - 1))
+        fail("row " + std::to_string(r) + " has parent " + std::to_string(parent) + ", which does not follow the settled rows");
     }
     first += step.counts[i];
   }
@@ -133,7 +144,7 @@ void Decoder::plan(const Step& step) {
       throw std::out_of_range("position " + std::to_string(length + deepest) + " is beyond the context of " +
                               std::to_string(shape_.max_context) + " tokens");
     furthest = std::max(furthest, length + deepest);
-    rows_.sequences.push_back({step.caches[i], first, rows, length, chain, paths, (length + deepest) / kBlock + 1});
+    rows_.sequences.push_back({step.caches[i], first, rows, length, step.settled[i], chain, paths, (length + deepest) / kBlock + 1});
     if (!chain) {
       if (rows > kMostTree)
         throw std::invalid_argument("a tree has " + std::to_string(rows) + " rows; it may have " +
@@ -149,6 +160,7 @@ void Decoder::plan(const Step& step) {
     first += rows;
   }
   attention_.plan(rows_, furthest + 1);
+  recurrent_.plan(rows_);
 }
 
 void Decoder::forward(const Step& step, const StepOutputs& out) {
@@ -158,12 +170,12 @@ void Decoder::forward(const Step& step, const StepOutputs& out) {
   const StepClaim claim(step.caches);
   plan(step);
   reserve(step, out);
-  for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i]);
+  for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i], step.settled[i]);
   const auto job = [&](int thread) { run(thread, step, out); };
   crew.run(std::cref(job));  // a reference fits into std::function without memory of its own
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); first += step.counts[i], ++i)
-    step.caches[i]->set_step(step.parents + first, step.counts[i]);
+    step.caches[i]->stepped(step.parents + first, step.counts[i], step.settled[i]);
 }
 
 }  // namespace ipex_lookahead

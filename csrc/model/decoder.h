@@ -13,8 +13,11 @@
 #include "model/attention.h"
 #include "model/cache.h"
 #include "model/experts.h"
+#include "model/latent_attention.h"
 #include "model/operation.h"
 #include "model/phase_times.h"
+#include "model/recurrence.h"
+#include "model/short_conv.h"
 #include "model/spec.h"
 #include "model/thread_context.h"
 #include "model/weights.h"
@@ -31,6 +34,7 @@ constexpr int kMostTop = 64;
 struct Step {
   std::vector<Cache*> caches;
   std::vector<int64_t> counts;
+  std::vector<int64_t> settled;  // of each sequence's rows the first so many, a chain, are certain to be kept; or kHold
   const int32_t* tokens = nullptr;
   const int32_t* parents = nullptr;
   int64_t rows = 0;
@@ -79,7 +83,7 @@ class Decoder {
   void forward(const Step& step, const StepOutputs& out);
 
  private:
-  std::unique_ptr<Operation> operation_of(const BranchShape& shape, const std::string& name);
+  std::unique_ptr<Operation> operation_of(const BranchShape& shape, const std::string& name, bool held, const Operation* beside);
   void check(const Step& step, const StepOutputs& out) const;
   void plan(const Step& step);
   void reserve(const Step& step, const StepOutputs& out);
@@ -92,9 +96,7 @@ class Decoder {
   void head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out);
   void merge_tops(int64_t wanted, int top, int32_t* ids);
 
-  struct Block {
-    std::unique_ptr<Operation> mixer, feed_forward;
-  };
+  using Block = std::vector<std::unique_ptr<Operation>>;
 
   const DecoderShape shape_;
   CacheShape cache_shape_;
@@ -112,8 +114,10 @@ class Decoder {
 
   // Scratch that operations of a kind share, and the operations.
   AttentionScratch attention_;
+  LatentScratch latent_;
   RowsMemory gated_;
   ExpertsScratch experts_;
+  RecurrentScratch recurrent_;
   std::vector<Block> blocks_;
   int64_t reserved_rows_ = 0, reserved_partials_ = 0, reserved_orders_ = 0;  // what the operations' scratch is large enough for
 

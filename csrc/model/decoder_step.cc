@@ -29,10 +29,8 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
     ensure(rows_.hidden, rows * rows_.stride);
     ensure(rows_.branch, rows * rows_.stride);
     rows_.reserve_scratch(rows_.stride);
-    for (Block& block : blocks_) {
-      block.mixer->reserve(rows_);
-      block.feed_forward->reserve(rows_);
-    }
+    for (Block& block : blocks_)
+      for (auto& operation : block) operation->reserve(rows_);
     if (weights_.orders() > reserved_orders_) reserved_rows_ = reserved_partials_ = 0;  // inputs may be wider now
     reserved_orders_ = weights_.orders();
     reserved_rows_ = std::max(reserved_rows_, rows);
@@ -57,8 +55,7 @@ void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
   int32_t layer = 0;
   keep_hidden(context, out, layer);
   for (Block& block : blocks_) {
-    block.mixer->run(context, rows_);
-    block.feed_forward->run(context, rows_);
+    for (auto& operation : block) operation->run(context, rows_);
     keep_hidden(context, out, ++layer);
   }
   keep_hidden(context, out, kFinalNorm);

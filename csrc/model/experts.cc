@@ -51,55 +51,103 @@ void ExpertPlan::make(const ExpertChoice& choice, int64_t rows, int64_t used, in
   begins[0] = 0;
 }
 
+// Of the groups those stay whose best expert, or two best together, are best, the lowest first among equals.
+void Experts::limit_to_groups(float* scores) const {
+  const int64_t groups = shape_.groups, size = count() / groups;
+  if (shape_.groups_used == groups) return;
+  const auto worth = [&](int64_t group) {
+    float first = -INFINITY, second = -INFINITY;
+    for (int64_t e = group * size; e < (group + 1) * size; ++e)
+      if (scores[e] > first) {
+        second = first;
+        first = scores[e];
+      } else if (scores[e] > second) {
+        second = scores[e];
+      }
+    return size == 1 || shape_.group_best == 1 ? first : first + second;
+  };
+  // A group stays if fewer than groups_used are better.
+  for (int64_t group = 0; group < groups; ++group) scores[count() + group] = worth(group);
+  const float* const worths = scores + count();
+  for (int64_t group = 0; group < groups; ++group) {
+    int64_t better = 0;
+    for (int64_t other = 0; other < groups; ++other)
+      better += worths[other] > worths[group] || (worths[other] == worths[group] && other < group);
+    if (better >= shape_.groups_used) std::fill_n(scores + group * size, size, -INFINITY);
+  }
+}
+
 // The experts of a row, best first, the lowest first among equals, and their weights.
 void Experts::choose(const KernelTable& kernels, const float* logits, float* scratch, int32_t* experts,
                      float* weights) const {
+  const bool sigmoid = shape_.scores == RouterScores::sigmoid, all = shape_.scores == RouterScores::all;
+  const int64_t stride = padded(count(), kLanes);
+  float *const scores = scratch, *const wanted = scratch + stride;  // what weights are of, and what is chosen by
+  if (sigmoid) {
+    std::fill_n(scores, count(), 1.0f);
+    kernels.gate(logits, count(), GateKind::sigmoid, scores);
+  }
+  const bool corrected = sigmoid || correction_ != nullptr || shape_.groups > 1;
+  if (corrected) {
+    std::copy_n(sigmoid ? scores : logits, count(), wanted);
+    for (int64_t e = 0; correction_ != nullptr && e < count(); ++e) wanted[e] += correction_[e];
+    limit_to_groups(wanted);
+  }
+  const float* const by = corrected ? wanted : logits;
   const auto taken = [&](int k, int32_t e) { return std::find(experts, experts + k, e) != experts + k; };
   for (int k = 0; k < used_; ++k) {
     int32_t best = -1;
     for (int32_t e = 0; e < count(); ++e)
-      if ((best < 0 || logits[e] > logits[best]) && !taken(k, e)) best = e;
+      if ((best < 0 || by[e] > by[best]) && !taken(k, e)) best = e;
     experts[k] = best;
   }
-  const bool all = softmax_of_all_;
-  const int64_t n = all ? count() : used_;
-  for (int64_t i = 0; i < n; ++i) scratch[i] = logits[all ? i : experts[i]];
-  kernels.softmax(scratch, n);
+  if (!sigmoid) {
+    const int64_t n = all ? count() : used_;
+    for (int64_t i = 0; i < n; ++i) scores[i] = logits[all ? i : experts[i]];
+    kernels.softmax(scores, n);
+  }
   float sum = 0;
   for (int k = 0; k < used_; ++k) {
-    weights[k] = scratch[all ? experts[k] : k];
+    weights[k] = scores[all || sigmoid ? experts[k] : k];
     sum += weights[k];
   }
   for (int k = 0; k < used_; ++k) {
-    if (renormalise_) weights[k] /= sum;
+    if (shape_.renormalise) weights[k] /= sum + shape_.sum_epsilon;
+    if (shape_.scale != 1) weights[k] *= shape_.scale;
     if (!std::isfinite(logits[experts[k]])) weights[k] = NAN;  // what overflowed must show in the end
   }
 }
 
 Experts::Experts(const OperationParts& of, RowsMemory& gated, ExpertsScratch& scratch)
     : Operation(of),
-      used_(shape_of(of).used),
-      intermediate_(shape_of(of).experts[0].intermediate),
-      softmax_of_all_(shape_of(of).softmax == RouterSoftmax::all),
-      renormalise_(shape_of(of).renormalise),
+      shape_(shape_of(of)),
+      used_(shape_.used),
+      intermediate_(shape_.experts[0].intermediate),
       experts_(shape_of(of).experts.size()),
       gated_(gated),
       scratch_(scratch) {
   of.weights.declare_linear(of.name + ".router", router_, count(), of.hidden, {Phase::router, 1, true});
+  if (shape_.correction) of.weights.declare(of.name + ".correction", correction_, count());
   for (size_t e = 0; e < experts_.size(); ++e)  // of one size: as if the first ones were read
     experts_[e].declare(of.name + ".experts." + std::to_string(e), shape_of(of).experts[e], of.hidden,
                         int64_t(e) < used_ ? 1 : 0, nullptr, nullptr, of.weights);
+  if (shape_.shared.intermediate == 0) return;
+  shared_.declare(of.name + ".shared", shape_.shared, of.hidden, 1, nullptr, nullptr, of.weights);
+  if (shape_.shared_gate) of.weights.declare_linear(of.name + ".shared_gate", shared_gate_, 1, of.hidden, {Phase::router, 1, true});
 }
 
 void Experts::run(ThreadContext& context, StepRows& rows) {
   const KernelTable& kernels = rows.kernels;
-  const int64_t used = used_, assigned = rows.count * used, stride = padded(count(), kLanes);
-  const bool integer = std::any_of(experts_.begin(), experts_.end(), [](const GatedMlp& mlp) { return mlp.integer(); });
+  const int64_t used = used_, assigned = rows.count * used, gate_column = padded(count(), kLanes);
+  const int64_t stride = gate_column + kLanes;
+  const bool shares = shape_.shared.intermediate > 0;
+  const bool integer = (shares && shared_.integer()) || std::any_of(experts_.begin(), experts_.end(), [](const GatedMlp& mlp) { return mlp.integer(); });
   context.enter(Phase::router);
   auto x = context.inputs(rows.count, rows.width, integer, nullptr,
                           [&](int64_t row, float* out) { input(rows, row, out); });
-  context.split_tiles(router_.tiles(), [&](int64_t begin, int64_t end) {
-    kernels.linear(router_, x.get(), begin, end, scratch_.router_logits.data() + begin * kLanes, stride, false);
+  const JoinedLinears routers{{{{&router_, 0}, {shape_.shared_gate ? &shared_gate_ : nullptr, gate_column}}}};
+  context.split_tiles(routers.tiles(), [&](int64_t begin, int64_t end) {
+    routers.run(kernels, x.get(), begin, end, scratch_.router_logits.data(), stride);
   });
 
   // As with rows, few choices are made by every thread for itself; and like rows, inside an item: a thread that comes late
@@ -122,6 +170,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
   };
 
   const Rows gated = gated_.view(assigned, intermediate_);
+  const Rows shared = shares ? scratch_.shared.view(rows.count, shape_.shared.intermediate) : Rows{};
   // Places [a, a + n) of expert e: an expert's rows are banded together, whatever the others have.
   const auto gated_of = [&](int32_t e, int64_t a, int64_t n) {
     const int64_t first = plan.begins[size_t(e)];
@@ -151,6 +200,11 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
   context.each(pieces, [&](int64_t piece) {
     make_plan();
     if (piece == 0) scratch_.touched += plan.experts_touched;
+    if (shares) {
+      const auto own_part = part_of(shared.blocks, pieces, piece);
+      kernels.gate_up(shared_.gate, shared_.up, shared_.activation, x.get(), own_part.first, own_part.second, shared,
+                      !is_float(shared_.down.format));
+    }
     const auto part = part_of(plan.experts_touched * gated.blocks, pieces, piece);
     for (int64_t begin = part.first, end; begin < part.second; begin = end) {
       const int64_t i = begin / gated.blocks, first = i * gated.blocks;
@@ -172,29 +226,43 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
       kernels.linear(experts_[size_t(e)].down, gated_of(e, a, plan.begins[size_t(e + 1)] - a), begin, end,
                        made + a * width, width, false);
     }
+    float* const of_shared = made + assigned * width;  // [rows][width]
+    if (shares) kernels.linear(shared_.down, shared, begin, end, of_shared, width, false);
     for (int64_t row = 0; row < rows.count; ++row) {
       std::fill(sum, sum + n, 0.0f);
       for (int64_t k = row * used; k < (row + 1) * used; ++k)
         kernels.add_scaled(made + plan.at[size_t(k)] * width, n, choice.weights[size_t(k)], sum);
+      if (shares) {
+        float gate[kLanes] = {1};
+        if (shape_.shared_gate)
+          kernels.gate(scratch_.router_logits.data() + row * stride + gate_column, 1, GateKind::sigmoid, gate);
+        kernels.add_scaled(of_shared + row * width, n, gate[0], sum);
+      }
       float* to = out + row * rows.stride;
       if (add)
         kernels.add_scaled(sum, n, 1, to);
       else
         std::copy(sum, sum + n, to);
     }
-  }, expert_tiles(assigned));
+  }, expert_tiles(held_rows(rows)));
+}
+
+// Rows of outputs that a thread holds before it adds them up.
+int64_t Experts::held_rows(const StepRows& rows) const {
+  return rows.count * (used_ + (shape_.shared.intermediate > 0 ? 1 : 0));
 }
 
 void Experts::reserve(StepRows& rows) {
-  const int64_t assigned = rows.count * used_;
+  const int64_t assigned = rows.count * used_, results = held_rows(rows);
   if (assigned > INT32_MAX) throw std::invalid_argument("the step has too many rows for so many experts");
   gated_.reserve(assigned, intermediate_);
   rows.reserve_inputs(rows.width, false);
-  ensure(scratch_.router_logits, rows.count * padded(count(), kLanes));
+  ensure(scratch_.router_logits, rows.count * (padded(count(), kLanes) + kLanes));
+  if (shape_.shared.intermediate > 0) scratch_.shared.reserve(rows.count, shape_.shared.intermediate);
   if (rows.count > kPreparedByAll) scratch_.choice.reserve(rows.count, used_);
-  // At least (assigned + 1) * expert_tiles(assigned) * kLanes, and never less for more rows.
-  const int64_t held = std::min(2 * kHeld + (assigned + 1) * 2 * kLanes, (assigned + 1) * rows.stride);
-  rows.reserve_scratch(std::max(held, padded(count(), kLanes)));
+  // At least (results + 1) * expert_tiles(results) * kLanes, and never less for more rows.
+  const int64_t held = std::min(2 * kHeld + (results + 1) * 2 * kLanes, (results + 1) * rows.stride);
+  rows.reserve_scratch(std::max(held, 3 * padded(count(), kLanes)));
   for (ThreadMemory& own : rows.own) {
     own.choice.reserve(std::min(rows.count, kPreparedByAll), used_);
     own.plan.reserve(rows.count, used_, count());

@@ -14,8 +14,9 @@ namespace ipex_lookahead {
 
 // What the layers' mixtures share.
 struct ExpertsScratch {
+  RowsMemory shared;            // what shared experts make of rows
   ExpertChoice choice;
-  Buffer<float> router_logits;  // [rows][experts padded to 16]
+  Buffer<float> router_logits;  // [rows][experts padded to 16, and 16 for the shared expert's gate]
   int64_t touched = 0;          // experts that the step has read so far, over all layers
 };
 
@@ -26,13 +27,19 @@ class Experts : public Operation {
   void run(ThreadContext& context, StepRows& rows) override;
 
  private:
+  int64_t held_rows(const StepRows& rows) const;
   int64_t count() const { return int64_t(experts_.size()); }
   void choose(const KernelTable& kernels, const float* logits, float* scratch, int32_t* experts, float* weights) const;
 
+  // Scores of the experts that may be chosen, -inf for those of other groups.
+  void limit_to_groups(float* scores) const;
+
+  const ExpertsShape shape_;
   const int64_t used_, intermediate_;
-  const bool softmax_of_all_, renormalise_;
-  Matrix router_;
+  Matrix router_, shared_gate_;
+  const float* correction_ = nullptr;
   std::vector<GatedMlp> experts_;
+  GatedMlp shared_;
   RowsMemory& gated_;
   ExpertsScratch& scratch_;
 };

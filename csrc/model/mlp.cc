@@ -20,8 +20,9 @@ void Mlp::run(ThreadContext& context, StepRows& rows) {
   auto x = context.inputs(rows.count, rows.width, mlp_.integer(), order_,
                           [&](int64_t row, float* out) { input(rows, row, out); });
   const bool integer_down = !is_float(mlp_.down.format);
+  const Activation activation = mlp_.activation_now(kernels);
   context.split(gated.blocks, 1, [&](int64_t begin, int64_t end) {
-    kernels.gate_up(mlp_.gate, mlp_.up, mlp_.activation, x.get(), begin, end, gated, integer_down && down_order_ == nullptr);
+    kernels.gate_up(mlp_.gate, mlp_.up, activation, x.get(), begin, end, gated, integer_down && down_order_ == nullptr);
   });
   const auto down = [&](const Rows& from, int64_t begin, int64_t end, float* out, bool add) {
     kernels.linear(mlp_.down, from, begin, end, out, rows.stride, add);

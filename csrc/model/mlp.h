@@ -7,20 +7,36 @@
 
 namespace ipex_lookahead {
 
-// down(f(gate x) * up x)
+// down(f(gate x) * up x), or down(f(up x)).
 struct GatedMlp {
   Matrix gate, up, down;
   Activation activation;
+  struct {
+    const float *alpha_p = nullptr, *alpha_n = nullptr, *beta = nullptr, *eps = nullptr;
+  } parameters;  // of xielu
 
   // Reads in a step of one row. Inputs have orders of their own where there is a place for them.
   void declare(const std::string& name, const MlpShape& shape, int64_t hidden, int64_t reads, const int32_t** order,
                const int32_t** down_order, DecoderWeights& weights) {
     activation = shape.activation;
-    weights.declare_linear(name + ".gate", gate, shape.intermediate, hidden, {Phase::gate_up, reads, false, order});
-    weights.declare_linear(name + ".up", up, shape.intermediate, hidden, {Phase::gate_up, reads});
+    if (shape.gated) weights.declare_linear(name + ".gate", gate, shape.intermediate, hidden, {Phase::gate_up, reads, false, order});
+    weights.declare_linear(name + ".up", up, shape.intermediate, hidden, {Phase::gate_up, reads, false, shape.gated ? nullptr : order});
     weights.declare_linear(name + ".down", down, hidden, shape.intermediate, {Phase::down, reads, false, down_order});
+    if (activation.kind != ActivationKind::xielu) return;
+    weights.declare(name + ".parameters.alpha_p", parameters.alpha_p, 1);
+    weights.declare(name + ".parameters.alpha_n", parameters.alpha_n, 1);
+    weights.declare(name + ".parameters.beta", parameters.beta, 1);
+    weights.declare(name + ".parameters.eps", parameters.eps, 1);
   }
-  bool integer() const { return !is_float(gate.format) || !is_float(up.format); }  // reads quantised rows
+  // The activation with its parameters, of which alphas are softplus of what is trained.
+  Activation activation_now(const KernelTable& kernels) const {
+    if (activation.kind != ActivationKind::xielu) return activation;
+    const float raw[2] = {*parameters.alpha_p, *parameters.alpha_n}, none[2] = {0, 0};
+    float alphas[2], unused[2];
+    kernels.recurrence_steps(raw, none, none, 0, INFINITY, 2, alphas, unused);
+    return {activation.kind, alphas[0], 0, *parameters.beta + alphas[1], *parameters.beta, *parameters.eps};
+  }
+  bool integer() const { return (gate.codes != nullptr && !is_float(gate.format)) || !is_float(up.format); }  // reads quantised rows
 };
 
 class Mlp : public Operation {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,6 +20,7 @@ namespace ipex_lookahead {
 struct Sequence {
   const Cache* cache;
   int64_t first_row, rows, length;
+  int64_t settled;    // so many rows, the first, are certain to be kept; or kHold
   bool chain;         // every row follows the one before
   int64_t ancestors;  // offset of its paths in StepRows::ancestors, [rows][rows]
   int64_t blocks;     // of positions that its furthest row sees
@@ -52,21 +54,55 @@ struct StepRows {
   }
 };
 
-// RMS norm over rows; without weights the rows as they are.
+// Linear layers of the same inputs whose outputs lie side by side: pieces of all of them are shared out together.
+struct JoinedLinears {
+  struct Part {
+    const Matrix* matrix;  // null: none
+    int64_t column;
+  };
+  std::array<Part, 4> parts;
+
+  int64_t tiles() const {
+    int64_t sum = 0;
+    for (const Part& part : parts) sum += part.matrix == nullptr ? 0 : part.matrix->tiles();
+    return sum;
+  }
+  // Tiles [begin, end) of them all, for every row: out[row][column + ...], rows `stride` apart.
+  void run(const KernelTable& kernels, const Rows& x, int64_t begin, int64_t end, float* out, int64_t stride) const {
+    int64_t base = 0;
+    for (const Part& part : parts) {
+      if (part.matrix == nullptr) continue;
+      const int64_t tiles = part.matrix->tiles(), from = std::max(begin - base, int64_t(0)), to = std::min(end - base, tiles);
+      if (from < to) kernels.linear(*part.matrix, x, from, to, out + part.column + from * kLanes, stride, false);
+      base += tiles;
+    }
+  }
+};
+
+// RMS norm over rows, or layer norm; without weights the rows as they are.
 struct Norm {
-  const float* weight = nullptr;
+  const float *weight = nullptr, *bias = nullptr;
   int64_t width = 0;
   float epsilon = 0;
+  bool centered = false;
 
   void declare(const std::string& name, const NormShape& shape, DecoderWeights& weights) {
     width = shape.width;
     epsilon = shape.epsilon;
+    centered = shape.centered;
     if (width > 0) weights.declare(name + ".weight", weight, width);
+    if (shape.bias) weights.declare(name + ".bias", bias, width);
   }
   void operator()(const KernelTable& kernels, const float* x, float* out) const {
-    kernels.rms_norm(x, weight, width, epsilon, out);
+    if (centered)
+      kernels.layer_norm(x, weight, bias, width, epsilon, out);
+    else
+      kernels.rms_norm(x, weight, width, epsilon, out);
   }
 };
+
+class Operation;
+
 
 // What an operation is made of: its description, the name of its weights, and what it adds its weights and its state to.
 struct OperationParts {
@@ -76,6 +112,8 @@ struct OperationParts {
   KvFormat kv_format;
   DecoderWeights& weights;
   CacheShape& cache;
+  bool held = false;                  // the mixer of a parallel block: what it comes to is left to the feed-forward,
+  const Operation* beside = nullptr;  // which is beside it, and reads what it does
 };
 
 // x + multiplier * after(operation(before(x))). A kind of operation has its weights and its scratch, and one thing to do.
@@ -93,17 +131,19 @@ class Operation {
   virtual void run(ThreadContext& context, StepRows& rows) = 0;
 
  protected:
-  explicit Operation(const OperationParts& of) : multiplier_(of.shape.multiplier) {
+  explicit Operation(const OperationParts& of)
+      : input_norm_(of.beside == nullptr ? before_ : of.beside->before_),
+        multiplier_(of.shape.multiplier), held_(of.held), joins_(of.beside != nullptr) {
     before_.declare(of.name + "_norm", of.shape.before, of.weights);
     after_.declare(of.name + "_after", of.shape.after, of.weights);
   }
 
   // Row r as the operation's first linear layers read it.
   void input(StepRows& rows, int64_t r, float* out) const {
-    if (before_.weight == nullptr)
+    if (input_norm_.weight == nullptr)
       std::copy_n(rows.row(r), rows.width, out);
     else
-      before_(rows.kernels, rows.row(r), out);
+      input_norm_(rows.kernels, rows.row(r), out);
   }
 
   // Adds to hidden what the operation comes to, after its norm and multiplier. `linear(begin, end, out, add)` computes tiles of
@@ -111,6 +151,7 @@ class Operation {
   template <typename Linear>
   void add_to_hidden(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most = INT64_MAX) const {
     const int64_t tiles = rows.stride / kLanes;
+    if (held_ || joins_) return add_beside(context, rows, linear, most);
     if (after_.weight == nullptr && multiplier_ == 1) {
       const auto add = [&](int64_t begin, int64_t end) { linear(begin, end, rows.hidden.data() + begin * kLanes, true); };
       context.split_tiles(tiles, add, most);
@@ -135,7 +176,21 @@ class Operation {
   Norm before_, after_;
 
  private:
+  // Of a parallel block: the mixer's results wait in `branch`, since hidden is the feed-forward's input too.
+  template <typename Linear>
+  void add_beside(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most) const {
+    context.split_tiles(rows.stride / kLanes, [&](int64_t begin, int64_t end) {
+      const int64_t first = begin * kLanes, n = std::min<int64_t>(end * kLanes, rows.width) - first;
+      if (held_) return linear(begin, end, rows.branch.data() + first, false);
+      for (int64_t r = 0; r < rows.count; ++r)
+        rows.kernels.add_scaled(rows.branch.data() + r * rows.stride + first, n, 1, rows.row(r) + first);
+      linear(begin, end, rows.hidden.data() + first, true);
+    }, most);
+  }
+
+  const Norm& input_norm_;
   const float multiplier_;
+  const bool held_, joins_;
 };
 
 }  // namespace ipex_lookahead

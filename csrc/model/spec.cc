@@ -33,6 +33,7 @@ void check(const Rope& rope, int head_dim) {
 void check(const std::string& name, const NormShape& norm, std::initializer_list<int64_t> widths) {
   if (norm.width == 0) return;
   finite(name + "'s epsilon", norm.epsilon, 0);
+  if (norm.bias && !norm.centered) throw std::invalid_argument(name + " has a bias; only layer norms do");
   if (std::find(widths.begin(), widths.end(), norm.width) == widths.end())
     throw std::invalid_argument(name + " is over " + std::to_string(norm.width) + " values; it must be over " +
                                 std::to_string(*widths.begin()));
@@ -51,7 +52,51 @@ void check(const AttentionShape& a, const DecoderShape& shape) {
   finite("softcap", a.softcap, 0);
   check("q_norm", a.q_norm, {a.head_dim, a.q_width()});
   check("k_norm", a.k_norm, {a.head_dim, a.kv_width()});
+  if (!a.norm_after_rope) return;
+  if (std::max(a.q_norm.width, a.k_norm.width) > a.head_dim)
+    throw std::invalid_argument("norms after rope must be over heads");
+  if (a.rope >= 0 && shape.ropes[size_t(a.rope)].interleaved)
+    throw std::invalid_argument("norms after rope do not go with a rope that is interleaved");
 }
+
+void check(const LatentAttentionShape& a, const DecoderShape& shape) {
+  within("heads", a.heads, 1, kMostHeads);
+  within("latent", a.latent, 1, kMostHeadDim);
+  within("passed", a.passed, 1, kMostHeadDim);
+  within("rotated", a.rotated, 2, kMostHeadDim);
+  within("value_dim", a.value_dim, 1, kMostHeadDim);
+  within("latent and rotated", a.key_dim(), 1, kMostHeadDim);
+  if (a.key_dim() % 8 != 0 || a.rotated % 2 != 0)
+    throw std::invalid_argument("rotated must be even, and with latent a multiple of 8");
+  within("rope", a.rope, 0, int64_t(shape.ropes.size()) - 1);
+  check(shape.ropes[size_t(a.rope)], a.rotated);
+  if (shape.ropes[size_t(a.rope)].half() != a.rotated / 2) throw std::invalid_argument("the rotated part must be all that its rope turns");
+  finite("query_scale", a.query_scale, -INFINITY);
+  if (a.q_norm.width != 0) {
+    within("q_norm", a.q_norm.width, 1, kMostWidth);
+    finite("q_norm's epsilon", a.q_norm.epsilon, 0);
+  }
+  if (a.kv_norm.width == 0) throw std::invalid_argument("latents must have a norm");
+  check("kv_norm", a.kv_norm, {a.latent});
+}
+
+void check(const RecurrenceShape& r, const DecoderShape&) {
+  within("heads", r.heads, 1, kMostHeads);
+  within("groups", r.groups, 1, r.heads);
+  if (r.heads % r.groups != 0) throw std::invalid_argument("heads must be a multiple of groups");
+  within("key_dim", r.key_dim, 1, kMostHeadDim);
+  within("value_dim", r.value_dim, 1, kMostHeadDim);
+  within("kernel", r.kernel, 1, kMostTaps);
+  finite("least_step", r.least_step, 0);
+  if (!(r.most_step >= r.least_step)) throw std::invalid_argument("most_step must not be below least_step");
+  finite("length_epsilon", r.length_epsilon, 0);
+  within("norm_group", r.norm_group, 1, r.values());
+  if (r.values() % r.norm_group != 0) throw std::invalid_argument("a recurrence's values must be a multiple of norm_group");
+  if (r.norm.width == 0 || r.norm.centered) throw std::invalid_argument("a recurrence must have an RMS norm");
+  check("norm", r.norm, {r.norm_group, r.values()});
+}
+
+void check(const ShortConvShape& s, const DecoderShape&) { within("kernel", s.kernel, 1, kMostTaps); }
 
 void check(const MlpShape& mlp, const DecoderShape&) {
   within("intermediate", mlp.intermediate, 1, kMostWidth);
@@ -61,9 +106,19 @@ void check(const MlpShape& mlp, const DecoderShape&) {
 
 void check(const ExpertsShape& mixture, const DecoderShape& shape) {
   within("experts", int64_t(mixture.experts.size()), 1, kMostExperts);
-  within("experts used", mixture.used, 1, int64_t(mixture.experts.size()));
+  const int64_t count = int64_t(mixture.experts.size());
+  within("experts used", mixture.used, 1, count);
+  within("groups of experts", mixture.groups, 1, count);
+  within("groups of experts used", mixture.groups_used, 1, mixture.groups);
+  within("the best of a group", mixture.group_best, 1, 2);
+  if (count % mixture.groups != 0) throw std::invalid_argument("experts must be a multiple of their groups");
+  within("experts used", mixture.used, 1, count / mixture.groups * mixture.groups_used);
+  finite("sum_epsilon", mixture.sum_epsilon, 0);
+  finite("the router's scale", mixture.scale, -INFINITY);
+  if (mixture.shared.intermediate != 0) check(mixture.shared, shape);
   for (const MlpShape& mlp : mixture.experts) {
     check(mlp, shape);
+    if (mlp.activation.kind == ActivationKind::xielu) throw std::invalid_argument("experts have no xielu");
     if (mlp.intermediate != mixture.experts[0].intermediate)
       throw std::invalid_argument("the experts of a layer must be of one size");
   }
@@ -81,6 +136,15 @@ void check(const BranchShape& branch, const DecoderShape& shape) {
   finite("residual_multiplier", branch.multiplier, -INFINITY);
 }
 
+// Both branches of a parallel block are added as they are, and the second reads what the first does.
+void check_parallel(const BlockShape& block) {
+  if (!block.mixer || !block.feed_forward) throw std::invalid_argument("a parallel block has a mixer and a feed-forward");
+  if (block.feed_forward->before.width != 0) throw std::invalid_argument("a parallel block has one norm, before its mixer");
+  for (const auto& branch : {*block.mixer, *block.feed_forward})
+    if (branch.after.width != 0 || branch.multiplier != 1)
+      throw std::invalid_argument("a parallel block has no norms after its branches, and no residual_multiplier");
+}
+
 }  // namespace
 
 const DecoderShape& checked(const DecoderShape& s) {
@@ -94,11 +158,13 @@ const DecoderShape& checked(const DecoderShape& s) {
   check("the final norm", s.final_norm, {s.hidden});
   int64_t mlps = 0;
   for (const BlockShape& layer : s.layers) {
-    check(layer.mixer, s);
-    check(layer.feed_forward, s);
-    mlps += mlps_of(layer.feed_forward);
+    if (layer.parallel) check_parallel(layer);
+    if (layer.mixer) check(*layer.mixer, s);
+    if (!layer.feed_forward) continue;
+    check(*layer.feed_forward, s);
+    mlps += mlps_of(*layer.feed_forward);
   }
-  within("the number of experts in all layers", mlps, 1, kMostMlps);
+  within("the number of experts in all layers", mlps, 0, kMostMlps);
   return s;
 }
 

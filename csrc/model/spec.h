@@ -2,7 +2,9 @@
 // which switches. Tensors are not in here, only what their shapes must be.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -10,20 +12,25 @@
 
 namespace ipex_lookahead {
 
-enum class RouterSoftmax { all, chosen };  // over all experts' logits, or over the chosen ones' only
+// What a router's logits become: their softmax over all experts, or over the chosen ones only, or each one's sigmoid.
+enum class RouterScores { all, chosen, sigmoid };
 
-// Rotary position embedding of a head's first 2 * frequencies.size() values, i with i + frequencies.size().
+// Rotary position embedding of a head's first 2 * frequencies.size() values, i with i + frequencies.size(); or 2 i with
+// 2 i + 1, where they are interleaved.
 struct Rope {
   std::vector<float> frequencies;  // radians a position
   float factor = 1;                // multiplies cos and sin
   float query_beta = 0;            // a query at position p is multiplied by 1 + beta ln(1 + floor(p / original))
   int64_t query_original = 0;
+  bool interleaved = false;
   int64_t half() const { return int64_t(frequencies.size()); }
 };
 
 struct NormShape {
   int64_t width = 0;  // 0: there is none
   float epsilon = 0;
+  bool centered = false;  // of what is left after the mean: a layer norm
+  bool bias = false;      // of a layer norm alone
 };
 
 struct AttentionShape {
@@ -32,27 +39,78 @@ struct AttentionShape {
   float query_scale = 1;     // multiplies queries
   int64_t window = 0;        // positions that one sees, itself among them; 0: all
   float softcap = 0;         // scores become cap tanh(score / cap); 0: they stay
+  bool gate = false;         // what heads come to is multiplied by its sigmoid
   bool sinks = false;        // one more logit a head in the softmax's denominator
   NormShape q_norm, k_norm;  // over each head if as wide as one, else over the whole projection
+  bool norm_after_rope = false;  // these come after it, and are over heads
 
   int64_t q_width() const { return int64_t(heads) * head_dim; }
   int64_t kv_width() const { return int64_t(kv_heads) * head_dim; }
 };
 
+// Multi-head latent attention (model/latent_attention.h).
+struct LatentAttentionShape {
+  int heads = 0;
+  int latent = 0;            // what a position's keys and values are made of
+  int passed = 0, rotated = 0, value_dim = 0;  // of a head's query, first what meets the latents, then what is rotated
+  int rope = 0;              // which of the model's
+  float query_scale = 1;     // multiplies queries
+  NormShape q_norm;          // of queries of low rank; none: they are of the hidden state
+  NormShape kv_norm;
+
+  int key_dim() const { return rotated + latent; }
+  int64_t q_dim() const { return int64_t(passed) + rotated; }
+  int64_t q_width() const { return heads * q_dim(); }
+  int64_t values() const { return int64_t(heads) * value_dim; }
+};
+
 struct MlpShape {
   int intermediate = 0;
+  bool gated = true;
   Activation activation;
 };
 
 struct ExpertsShape {
   std::vector<MlpShape> experts;  // all of one size
   int used = 0;
-  RouterSoftmax softmax = RouterSoftmax::all;
+  RouterScores scores = RouterScores::all;
   bool renormalise = false;
+  float sum_epsilon = 0;            // added to the sum that weights are divided by
+  bool correction = false;          // a bias for the choice alone
+  int groups = 1, groups_used = 1;  // experts are chosen among the best groups,
+  int group_best = 2;               // by the sum of so many best of each
+  float scale = 1;                  // multiplies the weights
+  MlpShape shared;                  // an expert for every row; of no size: there is none
+  bool shared_gate = false;         // it is multiplied by the sigmoid of a product with the row
+};
+
+// A gated delta net, or Mamba-2 (model/recurrence.h).
+struct RecurrenceShape {
+  bool delta = false;
+  int heads = 0, groups = 0;       // of values; of queries and keys, which heads / groups value heads share
+  int key_dim = 0, value_dim = 0;
+  bool tiled = false;              // value head h has the keys of group h % groups, not of h / (heads / groups)
+  int kernel = 0;                  // taps of the convolution
+  bool convolution_bias = false, skip = false;
+  float least_step = 0, most_step = INFINITY;
+  float length_epsilon = 0;        // under the root of q's and k's lengths
+  int64_t norm_group = 0;          // so many values are normed together, with as many weights or with those of all
+  NormShape norm;
+  bool gate_first = false;         // before the norm
+
+  int64_t keys() const { return int64_t(groups) * key_dim; }
+  int64_t values() const { return int64_t(heads) * value_dim; }
+  int64_t channels() const { return 2 * keys() + values(); }
+};
+
+// A gated convolution (LFM2): out(c * convolution(b * x)), where b, c, x are inputs x.
+struct ShortConvShape {
+  int kernel = 0;
+  bool bias = false;  // of the convolution
 };
 
 // Another kind of operation is one more alternative here, and its class.
-using OperationShape = std::variant<AttentionShape, MlpShape, ExpertsShape>;
+using OperationShape = std::variant<AttentionShape, LatentAttentionShape, RecurrenceShape, ShortConvShape, MlpShape, ExpertsShape>;
 
 // x + multiplier * after(operation(before(x))).
 struct BranchShape {
@@ -62,7 +120,8 @@ struct BranchShape {
 };
 
 struct BlockShape {
-  BranchShape mixer, feed_forward;
+  std::optional<BranchShape> mixer, feed_forward;
+  bool parallel = false;  // x + mixer(y) + feed_forward(y), y = mixer.before(x)
 };
 
 struct DecoderShape {
@@ -79,6 +138,7 @@ struct DecoderShape {
 
 // What a decoder may be: beyond these, sums and products of its sizes would not fit.
 constexpr int kMostLayers = 1 << 16, kMostHeads = 1 << 16, kMostHeadDim = 1024, kMostWidth = 1 << 24, kMostVocab = 1 << 27;
+constexpr int kMostTaps = 16;
 constexpr int kMostExperts = 1 << 12, kMostMlps = 1 << 17;
 
 // Itself; std::invalid_argument, naming what is wrong, for what no decoder is.

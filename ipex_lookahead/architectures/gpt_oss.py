@@ -164,6 +164,6 @@ def _experts(names: Names, layer: int, activation: Activation) -> Experts:
         router=names.linear(layer, "mlp.router", "ffn_gate_inp", experts, hidden, bias=True),
         experts=tuple(mlp(expert) for expert in range(experts)),
         used=names.config["num_experts_per_tok"],
-        softmax="chosen",
+        scores="chosen",
         renormalise=False,
     )

@@ -9,7 +9,7 @@ from ipex_lookahead.architectures.hparams import check_even_heads, number
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, GatedMlp, ModelSpec, Rope
+from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import one_kind_of_layer
 from ipex_lookahead.files.refusal import Refusal
 
@@ -77,20 +77,19 @@ GGUF = GgufKeys(
 
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a granite ``config`` describes."""
-    names = Names(config, pairs=True)
-    return decoder(names, rope(config), names.gated_mlp)
-
-
-def decoder(names: Names, turn: Rope | None, mlp: Callable[[int], GatedMlp]) -> ModelSpec:
-    """A decoder of Granite's form with that ``mlp`` in each layer; ``turn`` as in ``Attention.rope``."""
-    config = names.config
+    names, turn = Names(config, pairs=True), rope(config)
 
     def block(i: int) -> Block:
         attention = names.attention(i, rope=turn, scale=config["attention_multiplier"])
-        return names.block(i, attention, mlp(i), residual_multiplier=config["residual_multiplier"])
+        return names.block(i, attention, names.gated_mlp(i), residual_multiplier=config["residual_multiplier"])
 
+    return model(names, block)
+
+
+def model(names: Names, block: Callable[[int], Block]) -> ModelSpec:
+    """A decoder of those blocks, with Granite's multipliers on embedding and logits."""
     return names.model(
         block,
-        embedding_multiplier=config["embedding_multiplier"],
-        logit_multiplier=1 / config["logits_scaling"],
+        embedding_multiplier=names.config["embedding_multiplier"],
+        logit_multiplier=1 / names.config["logits_scaling"],
     )

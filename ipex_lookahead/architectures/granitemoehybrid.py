@@ -1,6 +1,6 @@
-"""Granite 4 (dense): a Granite whose MLP is what its hybrids share between experts; attention in every layer.
+"""Granite 4: Mamba-2 in most layers or in none, and attention; an MLP for every row, and experts in the larger ones.
 
-Their GGUF files call themselves ``granite``, and are read as that.
+GGUF files of those with attention in every layer call themselves ``granite``, and are read as that.
 """
 
 from __future__ import annotations
@@ -8,45 +8,73 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.architectures import granite
-from ipex_lookahead.architectures.experts import MAX_EXPERTS
-from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, check_even_heads, integer, one_of, shown
-from ipex_lookahead.architectures.keys import ConfigKeys
+from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
+from ipex_lookahead.architectures.hparams import (
+    SIZES,
+    Check,
+    Source,
+    boolean,
+    check_even_heads,
+    integer,
+    one_of,
+    shown,
+)
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.mamba import MAX_HEADS, MAX_KERNEL, MAX_STATE, mamba2, no_limit, of_words
 from ipex_lookahead.architectures.names import SILU, Names
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import GatedMlp, Linear, ModelSpec, Place, Tensor
-from ipex_lookahead.errors import UnsupportedModelError
-from ipex_lookahead.files.refusal import Refusal
+from ipex_lookahead.architectures.spec import (
+    Attention,
+    Block,
+    Experts,
+    FeedForward,
+    GatedMlp,
+    Linear,
+    Mamba2,
+    ModelSpec,
+    Place,
+    Tensor,
+)
 
-_ATTENTION = ("attention", "full_attention")
-_RECURRENT = "for recurrent layers, and there are none"
+RECURRENT, FULL = "mamba", "full_attention"
+layer_types: Check = of_words(
+    ("linear_attention", RECURRENT), (FULL, FULL), (RECURRENT, RECURRENT), ("attention", FULL)
+)
 
 
-def _layer_types(source: Source, key: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise source.error(key, f"is {shown(value)}; it must be a list of kinds of layers")
-    if other := [one for one in value if one not in _ATTENTION]:
-        raise UnsupportedModelError(
-            f"{source.file}: {key} is {shown(value)}: {shown(other[0])} is no attention; a Granite 4 here has attention"
-            " in every layer",
-            hint="take one of the dense models of the family, whose names have no h, or a GGUF file in llama.cpp",
-        )
-    return list(value)
+def _head_dim(source: Source, key: str, value: Any) -> int | str:
+    """A check for the size of a recurrent head, which "auto" leaves to the others."""
+    return "auto" if value == "auto" else integer(1, MAX_STATE)(source, key, value)
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
     check_even_heads(config, source)
-    if experts := config["num_local_experts"]:
-        raise UnsupportedModelError(
-            f"{source.file}: num_local_experts is {experts}, which has experts beside a shared MLP; it must be 0"
+    layers = config["num_hidden_layers"]
+    if config["layer_types"] is None:
+        config["layer_types"] = [RECURRENT] * layers
+    if len(config["layer_types"]) != layers:
+        raise source.error("layer_types", f"names {len(config['layer_types'])} layers; there are {layers}")
+    if RECURRENT in config["layer_types"]:
+        _check_recurrent(config, source)
+    experts, used = config["num_local_experts"], config["num_experts_per_tok"]
+    if experts * layers > MAX_IN_ALL:
+        raise source.error(
+            "num_local_experts", f"is {experts} in each of {layers} layers; at most {MAX_IN_ALL} in all are read"
         )
-    types, layers = config["layer_types"], config["num_hidden_layers"]
-    if types is None:
-        raise UnsupportedModelError(
-            f"{source.file}: layer_types is not there, so all layers are recurrent; a Granite 4 here has attention in "
-            "every layer"
+    if experts and not 0 < used <= experts:
+        raise source.error("num_experts_per_tok", f"is {used}; it must be from 1 to {experts}, as many as there are")
+
+
+def _check_recurrent(config: dict[str, Any], source: Source) -> None:
+    inner, heads = config["mamba_expand"] * config["hidden_size"], config["mamba_n_heads"]
+    if config["mamba_d_head"] == "auto":
+        config["mamba_d_head"] = max(1, inner // heads)
+    if config["mamba_d_head"] * heads != inner:
+        raise source.error(
+            "mamba_n_heads", f"is {heads}; with heads of {config['mamba_d_head']} it must make up {inner} values"
         )
-    if len(types) != layers:
-        raise source.error("layer_types", f"names {len(types)} layers; there are {layers}")
+    if heads % config["mamba_n_groups"]:
+        raise source.error("mamba_n_groups", f"is {config['mamba_n_groups']}, which does not divide {heads} heads")
 
 
 KEYS = ConfigKeys(
@@ -55,9 +83,19 @@ KEYS = ConfigKeys(
         "attention_bias": boolean,
         "shared_intermediate_size": SIZES["intermediate_size"],
         "num_local_experts": integer(0, MAX_EXPERTS),
+        "num_experts_per_tok": integer(0, MAX_EXPERTS),
         "position_embedding_type": one_of("rope", "nope"),
-        "mamba_n_heads": integer(1, 1 << 16),  # transformers' class holds it to the hidden size, whatever layers are
-        "layer_types": _layer_types,
+        "layer_types": layer_types,
+        "layers_block_type": layer_types,
+        "mamba_n_heads": integer(1, MAX_HEADS),
+        "mamba_n_groups": integer(1, MAX_HEADS),
+        "mamba_d_state": integer(1, MAX_STATE),
+        "mamba_d_head": _head_dim,
+        "mamba_d_conv": integer(1, MAX_KERNEL),
+        "mamba_expand": integer(1, 64),
+        "mamba_conv_bias": boolean,
+        "mamba_proj_bias": boolean,
+        "time_step_limit": no_limit,
     },
     defaults={
         **{key: value for key, value in granite.KEYS.defaults.items() if key != "mlp_bias"},
@@ -68,46 +106,137 @@ KEYS = ConfigKeys(
         "num_attention_heads": 32,
         "shared_intermediate_size": 1024,
         "num_local_experts": 8,
+        "num_experts_per_tok": 2,
         "position_embedding_type": None,
-        "mamba_n_heads": 128,
         "layer_types": None,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_head": "auto",
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": False,
     },
     neutral={
-        **dict.fromkeys((
-            "mamba_chunk_size", "mamba_conv_bias", "mamba_d_conv", "mamba_d_head", "mamba_d_state", "mamba_expand",
-            "mamba_n_groups", "mamba_proj_bias", "time_step_limit",
-        ), _RECURRENT),
-        "num_experts_per_tok": "how many experts a row goes to, and there are none",
+        "mamba_chunk_size": "how many positions of a prompt others compute at a time",
         "output_router_logits": "what is returned beside the logits",
         "router_aux_loss_coef": "training only",
     },
-    refused={
-        "layers_block_type": Refusal("is another word for layer_types, which is read", unless=(None,)),
-        "sliding_window": Refusal(
-            "limits how far attention reaches back, which transformers' Granite 4 does not", unless=(None,)
-        ),
-    },
     check=_check,
-)  # fmt: skip
-GGUF = None
+)
+
+
+def _complete(file: GgufSource, config: dict[str, Any]) -> None:
+    inner, heads, hidden = config.pop("mamba_inner_size", None), config.get("mamba_n_heads"), config["hidden_size"]
+    if type(inner) is not int or heads is None or inner % heads or inner % hidden:
+        problem = f"is {shown(inner)}; {shown(heads)} heads (ssm.time_step_rank) and {hidden} must divide it"
+        raise file.error("granitehybrid.ssm.inner_size", None, problem)
+    config["mamba_d_head"], config["mamba_expand"] = inner // heads, inner // hidden
+    recurrent = config["layer_types"].index(RECURRENT) if RECURRENT in config["layer_types"] else 0
+    config["mamba_conv_bias"] = f"blk.{recurrent}.ssm_conv1d.bias" in file.tensors
+    config["mamba_proj_bias"] = f"blk.{recurrent}.ssm_in.bias" in file.tensors
+    config["attention_bias"] = False
+    config.setdefault("num_local_experts", 0)
+    config.setdefault("shared_intermediate_size", config["intermediate_size"])
+    config.setdefault("attention_multiplier", config["head_dim"] ** -0.5)
+    # A converter that says nothing of positions wrote files of the one hybrid that has them.
+    config["position_embedding_type"] = "rope" if file.scalar("granitehybrid.rope.scaling.finetuned", True) else "nope"
+
+
+GGUF = GgufKeys(
+    "granitehybrid",
+    "GraniteMoeHybridForCausalLM",
+    used={
+        **granite.GGUF.used,
+        "mamba_d_conv": "ssm.conv_kernel",
+        "mamba_d_state": "ssm.state_size",
+        "mamba_n_groups": "ssm.group_count",
+        "mamba_n_heads": "ssm.time_step_rank",
+        "mamba_inner_size": "ssm.inner_size",
+        "num_local_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "shared_intermediate_size": "expert_shared_feed_forward_length",
+    },
+    neutral={"rope.scaling.finetuned": "whether attention knows positions, which is read"},
+    without_attention=RECURRENT,
+    complete=_complete,
+)
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a granitemoehybrid ``config`` describes."""
     names = Names(config, pairs=True)
     turn = rope(config) if config["position_embedding_type"] == "rope" else None
-    hidden, inner = names.hidden, config["shared_intermediate_size"]
+    hidden, inner, experts = names.hidden, config["shared_intermediate_size"], config["num_local_experts"]
+    suffix = "_shexp" if experts else ""
 
     def half(i: int, which: str, first: int) -> Linear:
         """Gate or up: rows of a matrix that holds both; in a GGUF file each is one of its own."""
         both = Place(f"model.layers.{i}.shared_mlp.input_linear.weight", (2 * inner, hidden), rows=(first, 1))
-        alone = Place(f"blk.{i}.ffn_{which}.weight", (inner, hidden))
+        alone = Place(f"blk.{i}.ffn_{which}{suffix}.weight", (inner, hidden))
         return Linear(Tensor(f"model.layers.{i}.mlp.{which}_proj.weight", (inner, hidden), both, alone))
 
     def mlp(i: int) -> GatedMlp:
         shape = (hidden, inner)
         place = Place(f"model.layers.{i}.shared_mlp.output_linear.weight", shape)
-        down = Tensor(f"model.layers.{i}.mlp.down_proj.weight", shape, place, Place(f"blk.{i}.ffn_down.weight", shape))
+        alone = Place(f"blk.{i}.ffn_down{suffix}.weight", shape)
+        down = Tensor(f"model.layers.{i}.mlp.down_proj.weight", shape, place, alone)
         return GatedMlp(half(i, "gate", 0), half(i, "up", inner), Linear(down), SILU)
 
-    return granite.decoder(names, turn, mlp)
+    def mixture(i: int) -> Experts:
+        size = config["intermediate_size"]
+
+        def part(e: int, which: str, first: int, shape: tuple[int, int]) -> Linear:
+            module = f"model.layers.{i}.block_sparse_moe"
+            fused = f"{module}.{'output' if which == 'down' else 'input'}_linear.weight"
+            whole = (experts, *shape) if which == "down" else (experts, 2 * shape[0], shape[1])
+            hf = Place(fused, whole, e, None if which == "down" else (first, 1))
+            gguf = Place(f"blk.{i}.ffn_{which}_exps.weight", (experts, *shape), e)
+            return Linear(Tensor(f"{module}.experts.{e}.{which}_proj.weight", shape, hf, gguf))
+
+        return Experts(
+            router=names.linear(i, "block_sparse_moe.router.layer", "ffn_gate_inp", experts, hidden),
+            experts=tuple(
+                GatedMlp(
+                    part(e, "gate", 0, (size, hidden)),
+                    part(e, "up", size, (size, hidden)),
+                    part(e, "down", 0, (hidden, size)),
+                    SILU,
+                )
+                for e in range(experts)
+            ),
+            shared=mlp(i),
+            used=config["num_experts_per_tok"],
+            scores="chosen",
+            renormalise=False,
+        )
+
+    def mixer(i: int) -> Attention | Mamba2:
+        if config["layer_types"][i] == FULL:
+            bias = "qkvo" if config["attention_bias"] else ""
+            return names.attention(i, rope=turn, bias=bias, scale=config["attention_multiplier"])
+        return mamba2(
+            names,
+            i,
+            "mamba",
+            heads=config["mamba_n_heads"],
+            head_dim=config["mamba_d_head"],
+            groups=config["mamba_n_groups"],
+            state=config["mamba_d_state"],
+            kernel=config["mamba_d_conv"],
+            bias=config["mamba_proj_bias"],
+            convolution_bias=config["mamba_conv_bias"],
+        )
+
+    def block(i: int) -> Block:
+        feed_forward: FeedForward = mixture(i) if experts else mlp(i)
+        return Block(
+            mixer=mixer(i),
+            feed_forward=feed_forward,
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            feed_forward_norm=names.norm(i, "post_attention_layernorm", "ffn_norm"),
+            residual_multiplier=config["residual_multiplier"],
+        )
+
+    return granite.model(names, block)

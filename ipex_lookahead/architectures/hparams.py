@@ -158,6 +158,7 @@ def divisors(source: Source, key: str, value: Any) -> list[float]:
 
 ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
     "factor": number(1e-6, 1e6),
+    "alpha": number(1e-6, 1e6),
     "original_max_position_embeddings": integer(1, MAX_CONTEXT),
     "low_freq_factor": number(1e-6, 1e6),
     "high_freq_factor": number(1e-6, 1e6),
@@ -205,7 +206,7 @@ def check_sizes(config: dict[str, Any], source: Source) -> None:
                 "hidden_size", f"is {hidden}, which {heads} attention heads do not divide, and no head_dim is given"
             )
         config["head_dim"] = integer(1, MAX_HEAD_DIM)(source, "head_dim", hidden // heads)
-    if config["head_dim"] % 8:
+    if config["head_dim"] % 8 and "kv_lora_rank" not in config:  # around a latent sizes are the family's to check
         raise UnsupportedModelError(
             f"{source.file}: head_dim is {config['head_dim']}; this package runs head sizes that are multiples of 8"
         )

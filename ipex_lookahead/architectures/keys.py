@@ -46,7 +46,7 @@ NEUTRAL: Mapping[str, str] = {
     "loss_type": "training only",
     "name_or_path": "where the checkpoint came from",
     "num_labels": "for classifiers",
-    "number_of_conv_states": "no family here has convolution layers",
+    "number_of_conv_states": "how transformers keeps what convolutions need",
     "output_attentions": "what is returned beside the logits",
     "output_hidden_states": "what is returned beside the logits",
     "prefix": "text that a pipeline puts before a prompt",
@@ -82,6 +82,9 @@ REFUSED: Mapping[str, Refusal] = {
     "pruned_heads": Refusal("removes attention heads", unless=(None, {}, [])),
     "quantization_config": Refusal(
         "says that the weights are quantised already, in a format that is not read", unless=(None,), hint=FLOAT_ORIGINAL
+    ),
+    "sliding_window": Refusal(
+        "limits how far attention reaches back, which this family's does not in transformers", unless=(None,)
     ),
     "transformers_weights": Refusal(
         "names another weights file", unless=(None, "model.safetensors", "model.safetensors.index.json")
@@ -130,7 +133,8 @@ class ConfigKeys:
 
     def all_refused(self) -> dict[str, Refusal]:
         """Keys that must be at their harmless values."""
-        taken = {*self.used, *self.neutral}
+        parts = self.parts.values() if self.outside else ()
+        taken = {*self.used, *self.neutral, *(key for part in parts for key in part.used)}
         return {key: refusal for key, refusal in {**REFUSED, **self.refused}.items() if key not in taken}
 
     def refuse(self, raw: Mapping[str, Any], source: Source) -> None:
@@ -240,6 +244,8 @@ class GgufKeys:
         neutral, refused: more of both; harmless values are numbers, true being 1; without any the key must not
             be there.
         complete: fills in what follows from tensors or from several keys.
+        without_attention: what ``layer_types`` calls the layers that have no key heads in the file, and others
+            "full_attention"; "" where all layers have as many.
         claims: which files of this architecture are of this family, where families share one.
         unused_tensors: suffixes of tensors that old converters wrote and nobody reads.
     """
@@ -251,6 +257,7 @@ class GgufKeys:
     neutral: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     complete: Callable[[GgufSource, dict[str, Any]], None] = lambda file, config: None
+    without_attention: str = ""
     claims: Callable[[GgufSource], bool] = lambda file: True
     unused_tensors: tuple[str, ...] = (".attn_rot_embd.weight", ".rope_freqs.weight")
 

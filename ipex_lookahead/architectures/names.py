@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ipex_lookahead.architectures.experts import count
@@ -15,11 +16,13 @@ from ipex_lookahead.architectures.spec import (
     FeedForward,
     GatedMlp,
     Linear,
+    Mixer,
     ModelSpec,
     Norm,
     Place,
     Rope,
     Tensor,
+    Xielu,
 )  # fmt: skip
 from ipex_lookahead.architectures.windows import layer_types, window_of, window_size
 
@@ -51,11 +54,22 @@ class Names:
     Args:
         config: checked.
         pairs: the GGUF converter reorders the rows of q and k into neighbouring rotary pairs.
+        root: what tensors' names begin with in a folder.
         norm_offset: what Hugging Face's files leave out of a norm's weights, and GGUF's hold (Gemma's 1).
+        layer_norm: norms are layer norms, with biases ("biased") or without ("plain"); "": they are RMS norms.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, pairs: bool = False, norm_offset: float = 0.0) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        pairs: bool = False,
+        norm_offset: float = 0.0,
+        root: str = "model",
+        layer_norm: str = "",
+    ) -> None:
         self.config = config
+        self.root = root
         self.hidden: int = config["hidden_size"]
         self.heads: int = config["num_attention_heads"]
         self.kv_heads: int = config["num_key_value_heads"]
@@ -63,6 +77,7 @@ class Names:
         self.epsilon: float = config["rms_norm_eps"]
         self.pairs = pairs
         self.norm_offset = norm_offset
+        self.layer_norm = layer_norm
 
     def tensor(self, hf: str, gguf: str, shape: tuple[int, ...], *, pairs: int = 0, offset: float = 0.0) -> Tensor:
         """A weight that is a whole tensor in both kinds of file."""
@@ -72,17 +87,52 @@ class Names:
         self, layer: int, hf: str, gguf: str, n_out: int, n_in: int, *, bias: bool = False, pairs: int = 0
     ) -> Linear:
         """A linear layer of block ``layer``; ``pairs``: heads whose rows the GGUF converter reorders."""
-        ours, theirs = f"model.layers.{layer}.{hf}", f"blk.{layer}.{gguf}"
+        ours, theirs = f"{self.root}.layers.{layer}.{hf}", f"blk.{layer}.{gguf}"
         return Linear(
             self.tensor(f"{ours}.weight", f"{theirs}.weight", (n_out, n_in), pairs=pairs),
             self.tensor(f"{ours}.bias", f"{theirs}.bias", (n_out,), pairs=pairs) if bias else None,
         )
 
+    def part(
+        self, layer: int, name: str, hf: Place, gguf: Place, shape: tuple[int, int], *, bias: bool = False
+    ) -> Linear:
+        """A linear layer of block ``layer`` whose rows are among those of the tensors that ``hf`` and ``gguf`` name.
+
+        Places' names lack the block and ``weight``, and their shapes are those of the whole matrices.
+        """
+
+        def placed(place: Place, prefix: str, kind: str) -> Place:
+            whole = place.shape if kind == "weight" else place.shape[:1]
+            return replace(place, name=f"{prefix}{layer}.{place.name}.{kind}", shape=whole)
+
+        def tensor(kind: str, of: tuple[int, ...]) -> Tensor:
+            ours, theirs = placed(hf, f"{self.root}.layers.", kind), placed(gguf, "blk.", kind)
+            return Tensor(f"{self.root}.layers.{layer}.{name}.{kind}", of, ours, theirs)
+
+        return Linear(tensor("weight", shape), tensor("bias", shape[:1]) if bias else None)
+
+    def convolution(self, layer: int, hf: str, gguf: str, channels: int, kernel: int) -> Tensor:
+        """A convolution by channel, as a vector: ``Conv1d``'s weights, which have a dimension of 1 there."""
+        ours, theirs = f"{self.root}.layers.{layer}.{hf}.weight", f"blk.{layer}.{gguf}.weight"
+        return Tensor(ours, (channels * kernel,), Place(ours, (channels, 1, kernel)), Place(theirs, (channels, kernel)))
+
+    def vector(self, layer: int, hf: str, gguf: str, n: int) -> Tensor:
+        """A vector of block ``layer``."""
+        return self.tensor(f"{self.root}.layers.{layer}.{hf}", f"blk.{layer}.{gguf}", (n,))
+
+    def logarithm(self, hf: str, gguf: str, n: int) -> Tensor:
+        """A vector of which GGUF files hold -e^x."""
+        return Tensor(hf, (n,), Place(hf, (n,)), Place(gguf, (n,), negative_exponential=True))
+
     def norm(self, layer: int, hf: str, gguf: str, n: int | None = None, *, pairs: int = 0) -> Norm:
         """A norm of block ``layer`` over ``n`` values (None: the hidden size)."""
-        ours, theirs = f"model.layers.{layer}.{hf}.weight", f"blk.{layer}.{gguf}.weight"
         shape = (self.hidden if n is None else n,)
-        return Norm(self.tensor(ours, theirs, shape, pairs=pairs, offset=self.norm_offset), self.epsilon)
+        return self._norm(f"{self.root}.layers.{layer}.{hf}", f"blk.{layer}.{gguf}", shape, pairs)
+
+    def _norm(self, hf: str, gguf: str, shape: tuple[int], pairs: int = 0) -> Norm:
+        weight = self.tensor(f"{hf}.weight", f"{gguf}.weight", shape, pairs=pairs, offset=self.norm_offset)
+        bias = self.tensor(f"{hf}.bias", f"{gguf}.bias", shape) if self.layer_norm == "biased" else None
+        return Norm(weight, self.epsilon, bias, centered=bool(self.layer_norm))
 
     def attention(
         self,
@@ -133,6 +183,24 @@ class Names:
             activation=activation,
         )
 
+    def mlp(
+        self,
+        layer: int,
+        activation: Activation,
+        parts: tuple[str, str] = ("up_proj", "down_proj"),
+        parameters: Xielu | None = None,
+    ) -> GatedMlp:
+        """An MLP without a gate of block ``layer``, with the folder's names of up and down; biases as above."""
+        hidden, inner, bias = self.hidden, self.config["intermediate_size"], bool(self.config.get("mlp_bias"))
+        up, down = parts
+        return GatedMlp(
+            gate=None,
+            up=self.linear(layer, f"mlp.{up}", "ffn_up", inner, hidden, bias=bias),
+            down=self.linear(layer, f"mlp.{down}", "ffn_down", hidden, inner, bias=bias),
+            activation=activation,
+            parameters=parameters,
+        )
+
     def experts(
         self,
         layer: int,
@@ -143,6 +211,9 @@ class Names:
         used: int,
         inner: int,
         renormalise: bool = True,
+        router: str = "gate",
+        scores: str = "all",
+        **switches: Any,
     ) -> Experts:
         """A mixture whose experts have three matrices of their own in a folder; in a GGUF file all share three tensors.
 
@@ -154,6 +225,9 @@ class Names:
             used: experts a row goes to.
             inner: an expert's intermediate size.
             renormalise: as in ``Experts``.
+            router: what the folder calls it, within the module.
+            scores: as in ``Experts``.
+            switches: further fields of ``Experts``.
         """
         hidden, sizes = self.hidden, ((inner, self.hidden), (inner, self.hidden), (self.hidden, inner))
         stacked = [
@@ -162,18 +236,31 @@ class Names:
         ]
 
         def part(expert: int, which: int) -> Linear:
-            name = f"model.layers.{layer}.{module}.experts.{expert}.{parts[which]}.weight"
+            name = f"{self.root}.layers.{layer}.{module}.experts.{expert}.{parts[which]}.weight"
             return Linear(Tensor(name, sizes[which], Place(name, sizes[which]), Place(*stacked[which], expert)))
 
         return Experts(
-            router=self.linear(layer, f"{module}.gate", "ffn_gate_inp", count, hidden),
+            router=self.linear(layer, f"{module}.{router}", "ffn_gate_inp", count, hidden),
             experts=tuple(GatedMlp(part(e, 0), part(e, 1), part(e, 2), SILU) for e in range(count)),
             used=used,
-            softmax="all",
+            scores=scores,
             renormalise=renormalise,
+            **switches,
         )
 
-    def block(self, layer: int, mixer: Attention, feed_forward: FeedForward, **switches: Any) -> Block:
+    def shared_expert(
+        self, layer: int, module: str, inner: int, parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    ) -> GatedMlp:
+        """The expert for every row of block ``layer``; ``module`` and ``parts`` as the folder calls them."""
+        gate, up, down = parts
+        return GatedMlp(
+            gate=self.linear(layer, f"{module}.{gate}", "ffn_gate_shexp", inner, self.hidden),
+            up=self.linear(layer, f"{module}.{up}", "ffn_up_shexp", inner, self.hidden),
+            down=self.linear(layer, f"{module}.{down}", "ffn_down_shexp", self.hidden, inner),
+            activation=SILU,
+        )
+
+    def block(self, layer: int, mixer: Mixer, feed_forward: FeedForward, **switches: Any) -> Block:
         """A block with a norm before attention and one before the MLP; ``switches`` are further fields of it."""
         norms = {
             "mixer_norm": self.norm(layer, "input_layernorm", "attn_norm"),
@@ -184,16 +271,15 @@ class Names:
     def model(self, block: Callable[[int], Block], **switches: Any) -> ModelSpec:
         """The whole: embedding, the blocks ``block(0)``, ``block(1)``, ..., norm and head."""
         table = (self.config["vocab_size"], self.hidden)
-        norm = self.tensor("model.norm.weight", "output_norm.weight", (self.hidden,), offset=self.norm_offset)
+        norm = self._norm(f"{self.root}.norm", "output_norm", (self.hidden,))
+        embedding = self.tensor(f"{self.root}.embed_tokens.weight", "token_embd.weight", table)
         head = Linear(self.tensor("lm_head.weight", "output.weight", table))
         return ModelSpec(
             model_type=self.config["model_type"],
             hidden=self.hidden,
             vocab=table[0],
             max_context=self.config["max_position_embeddings"],
-            embedding=self.tensor("model.embed_tokens.weight", "token_embd.weight", table),
             layers=tuple(block(i) for i in range(self.config["num_hidden_layers"])),
-            final_norm=Norm(norm, self.epsilon),
             head=None if self.config["tie_word_embeddings"] else head,
-            **switches,
+            **{"embedding": embedding, "final_norm": norm, **switches},
         )

@@ -7,9 +7,8 @@ from typing import Any
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import Block, ModelSpec, Rope
-from ipex_lookahead.architectures.windows import one_kind_of_layer
-from ipex_lookahead.files.refusal import Refusal
+from ipex_lookahead.architectures.spec import Attention, Block, ModelSpec, Rope
+from ipex_lookahead.architectures.windows import no_window
 
 KEYS = ConfigKeys(
     used=usual("hidden_act tie_word_embeddings attention_bias"),
@@ -21,12 +20,7 @@ KEYS = ConfigKeys(
         "tie_word_embeddings": False,
         "attention_bias": False,
     },
-    refused={
-        "sliding_window": Refusal(
-            "limits how far attention reaches back, which transformers' OLMo 2 passes over", unless=(None,)
-        ),
-        **one_kind_of_layer("OLMo 2"),
-    },
+    refused=no_window("OLMo 2"),
 )
 
 
@@ -48,19 +42,22 @@ GGUF = GgufKeys(
 
 
 def block(names: Names, i: int, turn: Rope) -> Block:
-    """Norms behind attention and MLP instead of before them."""
+    """Norms over the whole of q and k, and behind attention and MLP."""
     attention = names.attention(
         i,
         rope=turn,
         q_norm=names.norm(i, "self_attn.q_norm", "attn_q_norm", names.heads * names.head_dim),
         k_norm=names.norm(i, "self_attn.k_norm", "attn_k_norm", names.kv_heads * names.head_dim),
     )
+    return after(names, i, attention)
+
+
+def after(names: Names, i: int, attention: Attention) -> Block:
+    """A block with norms behind attention and MLP instead of before them."""
     return Block(
         mixer=attention,
         feed_forward=names.gated_mlp(i),
-        mixer_norm=None,
         mixer_after=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
-        feed_forward_norm=None,
         feed_forward_after=names.norm(i, "post_feedforward_layernorm", "post_ffw_norm"),
     )
 

@@ -14,7 +14,7 @@ from ipex_lookahead.architectures.hparams import MAX_CONTEXT, Source, check_even
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import SILU, Names, usual
 from ipex_lookahead.architectures.rope import rope, rotated
-from ipex_lookahead.architectures.spec import Attention, GatedMlp, Linear, ModelSpec, Place, Tensor
+from ipex_lookahead.architectures.spec import Attention, GatedMlp, Linear, ModelSpec, Place
 from ipex_lookahead.architectures.windows import one_kind_of_layer
 from ipex_lookahead.errors import UnsupportedModelError
 
@@ -72,38 +72,32 @@ GGUF = GgufKeys("phi3", "Phi3ForCausalLM", used={"sliding_window": "attention.sl
 def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a phi3 ``config`` describes."""
     names, turn = Names(config), rope(config)
-    d, hidden, inner = names.head_dim, names.hidden, config["intermediate_size"]
+    d, hidden = names.head_dim, names.hidden
     q, kv = names.heads * d, names.kv_heads * d
-
-    def part(i: int, ours: str, hf: str, gguf: str, whole: int, first: int, rows: int) -> Linear:
-        """Rows of a matrix that holds several layers."""
-        shape, at = (whole, hidden), (first, 1)
-        return Linear(
-            Tensor(
-                f"model.layers.{i}.{ours}.weight",
-                (rows, hidden),
-                Place(f"model.layers.{i}.{hf}.weight", shape, rows=at),
-                Place(f"blk.{i}.{gguf}.weight", shape, rows=at),
-            )
-        )
 
     def attention(i: int) -> Attention:
         places = {"q": (0, q), "k": (q, kv), "v": (q + kv, kv)}
-        made = {
-            x: part(i, f"self_attn.{x}_proj", "self_attn.qkv_proj", "attn_qkv", q + 2 * kv, *place)
-            for x, place in places.items()
-        }
+        whole = (q + 2 * kv, hidden)
+        made = {}
+        for x, (first, rows) in places.items():
+            hf, gguf = (Place(name, whole, rows=(first, 1)) for name in ("self_attn.qkv_proj", "attn_qkv"))
+            made[x] = names.part(i, f"self_attn.{x}_proj", hf, gguf, (rows, hidden))
         o = names.linear(i, "self_attn.o_proj", "attn_output", hidden, q)
         return Attention(
             heads=names.heads, kv_heads=names.kv_heads, head_dim=d, q=made["q"], k=made["k"], v=made["v"], o=o,
             scale=d**-0.5, rope=turn, window=config["sliding_window"],
         )  # fmt: skip
 
-    def mlp(i: int) -> GatedMlp:
-        gate, up = (
-            part(i, f"mlp.{x}_proj", "mlp.gate_up_proj", "ffn_up", 2 * inner, first, inner)
-            for x, first in (("gate", 0), ("up", inner))
-        )
-        return GatedMlp(gate, up, names.linear(i, "mlp.down_proj", "ffn_down", hidden, inner), SILU)
+    return names.model(lambda i: names.block(i, attention(i), fused_mlp(names, i)))
 
-    return names.model(lambda i: names.block(i, attention(i), mlp(i)))
+
+def fused_mlp(names: Names, i: int) -> GatedMlp:
+    """The MLP of block ``i``, whose gate and up are halves of one matrix."""
+    hidden, inner = names.hidden, names.config["intermediate_size"]
+
+    def half(ours: str, first: int) -> Linear:
+        hf, gguf = (Place(name, (2 * inner, hidden), rows=(first, 1)) for name in ("mlp.gate_up_proj", "ffn_up"))
+        return names.part(i, f"mlp.{ours}_proj", hf, gguf, (inner, hidden))
+
+    down = names.linear(i, "mlp.down_proj", "ffn_down", hidden, inner)
+    return GatedMlp(half("gate", 0), half("up", inner), down, SILU)

@@ -21,11 +21,21 @@ def _layers(source: Source, key: str, value: Any) -> list[int]:
     return sorted(set(value))
 
 
-def _check(config: dict[str, Any], source: Source) -> None:
-    check_experts(config, source, "num_experts", usual=128)
+def check_dense(config: dict[str, Any], source: Source) -> None:
+    """Refuse a layer without experts that there is not."""
     dense, layers = config["mlp_only_layers"], config["num_hidden_layers"]
     if dense and dense[-1] >= layers:
         raise source.error("mlp_only_layers", f"names layer {dense[-1]}; the last of {layers} is {layers - 1}")
+
+
+def is_dense(config: dict[str, Any], layer: int) -> bool:
+    """Whether a layer has an MLP instead of experts."""
+    return layer in config["mlp_only_layers"] or (layer + 1) % config["decoder_sparse_step"] != 0
+
+
+def _check(config: dict[str, Any], source: Source) -> None:
+    check_experts(config, source, "num_experts", usual=128)
+    check_dense(config, source)
     full = config.pop("max_window_layers", None)
     if not config["use_sliding_window"]:
         config["sliding_window"] = None
@@ -42,7 +52,7 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
         config["moe_intermediate_size"] = max(1, config["intermediate_size"] // config["num_experts_per_tok"])
 
 
-KEYS = ConfigKeys(
+KEYS: ConfigKeys = ConfigKeys(
     used={
         **usual(
             "hidden_act tie_word_embeddings attention_bias use_sliding_window sliding_window"
@@ -95,7 +105,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     names, turn = Names(config), rope(config)
 
     def feed_forward(i: int) -> FeedForward:
-        if i in config["mlp_only_layers"] or (i + 1) % config["decoder_sparse_step"]:
+        if is_dense(config, i):
             return names.gated_mlp(i)
         return names.experts(
             i,

@@ -49,6 +49,13 @@ def rope(config: dict[str, Any]) -> Rope:
     return Rope(frequencies, factor, beta, scaling["original_max_position_embeddings"] if beta else 0)
 
 
+def stretched(theta: float, alpha: float, head_dim: int) -> float:
+    """The base that "NTK-aware" scaling by ``alpha`` gives: theta * alpha^(d / (d - 2)), whatever the length."""
+    digits = Context(prec=DIGITS)
+    power = digits.divide(Decimal(head_dim), Decimal(head_dim - 2))
+    return float(digits.multiply(Decimal(theta), digits.exp(digits.multiply(digits.ln(Decimal(alpha)), power))))
+
+
 def local_rope(config: dict[str, Any], theta: float) -> Rope:
     """Plain rope of another base, for layers with a window."""
     return rope({**config, "rope_theta": theta, "rope_scaling": None})
@@ -128,14 +135,16 @@ def _yarn(plain: Floats, config: dict[str, Any], scaling: dict[str, Any]) -> tup
     return frequencies.astype(np.float32), _yarn_attention(factor, scaling)
 
 
+def magnitude(factor: float, mscale: float) -> float:
+    """YaRN's temperature for contexts ``factor`` times as long."""
+    return 0.1 * mscale * _log(factor) + 1.0 if factor > 1 else 1.0
+
+
 def _yarn_attention(factor: float, scaling: dict[str, Any]) -> float:
     if (given := scaling.get("attention_factor")) is not None:
         return float(given)
 
-    def magnitude(mscale: float) -> float:
-        return 0.1 * mscale * _log(factor) + 1.0 if factor > 1 else 1.0
-
     mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if mscale and all_dim:
-        return magnitude(float(mscale)) / magnitude(float(all_dim))
-    return magnitude(1.0)
+        return magnitude(factor, float(mscale)) / magnitude(factor, float(all_dim))
+    return magnitude(factor, 1.0)

@@ -25,8 +25,14 @@ class Place:
         shape: the whole tensor's, as the file must have it.
         expert: which entry of a leading dimension that counts experts; None: there is none.
         rows: (first, step) of the weight's rows among the tensor's (or the entry's); as many as the weight has.
+        block: so many neighbouring rows stand at each of these places.
+        more: (rows behind ``first``, block) of further rows at that step, all of which come after those before them:
+            a tensor's heads may hold parts of several kinds, where the weight has all heads of the first kind first.
+        negative_exponential: the file holds -e^x of every value x.
         layout: "plain" is [n_out, n_in]; "transposed" [n_in, n_out]; "mxfp4" blocks of codes in this tensor, and their
-            scales in the one whose name ends in ``_scales`` instead of ``_blocks`` (gpt-oss).
+            scales in the one whose name ends in ``_scales`` instead of ``_blocks`` (gpt-oss); "key" an entry, the first
+            of ``rows``, of a list in a GGUF file's metadata (Apertus); "turned" is [n_in, n_out] too, ``rows`` being
+            the weight's inputs (a part of DeepSeek's ``kv_b_proj``).
         pairs: heads whose rows the file holds as neighbouring rotary pairs (i, i + 1) instead of halves (i, i + d / 2).
         offset: added to every value, a norm's that the file keeps less 1.
     """
@@ -38,6 +44,9 @@ class Place:
     layout: str = "plain"
     pairs: int = 0
     offset: float = 0.0
+    block: int = 1
+    more: tuple[tuple[int, int], ...] = ()
+    negative_exponential: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class Tensor:
 
     Attributes:
         name: what this package calls it and saves it as: Hugging Face's name, or in its manner where theirs is a part.
-        shape: [n_out, n_in] of a matrix, [n] of a vector.
+        shape: [n_out, n_in] of a matrix, [n] of a vector, [] of a number.
         hf: where it lies in a Hugging Face folder.
         gguf: where it lies in a GGUF file.
     """
@@ -72,10 +81,15 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x / sqrt(mean(x^2) + epsilon) * weight (RMS norm; Zhang and Sennrich, arXiv 1910.07467)."""
+    """x / sqrt(mean(x^2) + epsilon) * weight (RMS norm; Zhang and Sennrich, arXiv 1910.07467).
+
+    ``centered``: the same of x - mean(x), plus the bias if there is one (layer norm; Ba et al., arXiv 1607.06450).
+    """
 
     weight: Tensor
     epsilon: float
+    bias: Tensor | None = None
+    centered: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,12 +101,14 @@ class Rope:
         factor: multiplies cos and sin (yarn's and longrope's temperature).
         query_beta, query_original: a query at position p is multiplied by 1 + beta * ln(1 + floor(p / original))
             (Llama 4's and Ministral 3's temperature); beta 0: it is not.
+        interleaved: value 2 i is rotated with 2 i + 1 instead (GLM, Cohere, ERNIE).
     """
 
     frequencies: npt.NDArray[np.float32]
     factor: float = 1.0
     query_beta: float = 0.0
     query_original: int = 0
+    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +121,11 @@ class Attention:
         scale: multiplies a query's product with a key.
         rope: None: positions do not enter.
         q_norm, k_norm: before rope; over each head if as long as one, else over the whole projection. None: none.
+        norm_after_rope: these norms, over heads, come after it (Hunyuan).
         window: a position sees itself and the ``window - 1`` before it; None: all.
         softcap: scores become cap * tanh(score / cap); None: they stay.
         sinks: [heads], one more logit a head in the softmax's denominator.
+        gate: what heads come to is multiplied by its sigmoid (Qwen3-Next and after); None: it is not.
     """
 
     heads: int
@@ -120,18 +138,150 @@ class Attention:
     q: Linear
     k: Linear
     v: Linear
+    gate: Linear | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    norm_after_rope: bool = False
     sinks: Tensor | None = None
     o: Linear
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), a mixer that keeps a latent and one key a position.
+
+    c | r = kv_a x and q_h = q norm(q_a x), of which the last ``rotated`` values are rotated, and r too. A head's score
+    is (k_b_h q_h's first values) . norm(c) + q_h's last . r, times ``scale``; what it comes to is v_b_h of the sum of
+    norm(c) over what is seen: keys and values are never made of the latents.
+
+    Attributes:
+        heads: of queries.
+        latent: values of c.
+        passed, rotated: of a head of queries; ``value_dim``: of what heads come to.
+        scale: multiplies scores.
+        q_a, q_norm: None: q is of x.
+        k_b: [latent, passed] of each head; ``v_b``: [value_dim, latent].
+    """
+
+    heads: int
+    latent: int
+    passed: int
+    rotated: int
+    value_dim: int
+    scale: float
+    rope: Rope
+    q_a: Linear | None = None
+    q_norm: Norm | None = None
+    kv_a: Linear
+    kv_norm: Norm
+    q: Linear
+    k_b: tuple[Linear, ...]
+    v_b: tuple[Linear, ...]
+    o: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaNet:
+    """A gated delta net (Yang et al., arXiv 2412.06464), a mixer with a state S [key_dim, value_dim] a head, float32.
+
+    q, k, v = silu(convolution(inputs x)); q and k over their lengths, q over sqrt(key_dim). Then S = e^g S with
+    g = -e^rate softplus(steps x + step_bias), d = sigmoid(beta x) (v - S^T k), S = S + k d^T, and y = S^T q; and
+    out(norm(y) * silu(gate x)).
+
+    Attributes:
+        heads: of values; ``groups``: of queries and keys, each for ``heads / groups`` neighbouring ones of values.
+        tiled: value head i has the keys of group i % groups instead (Qwen3.5's GGUF files).
+        key_dim, value_dim: sizes of a head.
+        kernel: taps of the convolution, the position's own among them.
+        length_epsilon: under the root of q's and k's lengths.
+        convolution: [channels * kernel], by channel; channels are q's, k's and v's.
+        rate: [heads], a logarithm.
+        norm: over each head of values.
+    """
+
+    heads: int
+    groups: int
+    tiled: bool = False
+    key_dim: int
+    value_dim: int
+    kernel: int
+    length_epsilon: float = 1e-6
+    inputs: Linear
+    gate: Linear
+    steps: Linear
+    beta: Linear
+    convolution: Tensor
+    rate: Tensor
+    step_bias: Tensor
+    norm: Norm
+    out: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """Mamba-2 (Dao and Gu, arXiv 2405.21060), a mixer with a state S [key_dim, value_dim] a head, float32.
+
+    x, B, C = silu(convolution(inputs x)), t = softplus(steps x + step_bias) within [least_step, most_step]. Then
+    S = e^(-t e^rate) S + B (t x)^T, y = S^T C + skip x;
+    and out(norm(y * silu(gate x))), or out(norm(y) * silu(gate x)).
+
+    Attributes:
+        heads, value_dim: of x; ``groups``, ``key_dim``: of B and C, each for ``heads / groups`` neighbouring heads.
+        tiled: as a delta net's.
+        kernel: taps of the convolution, the position's own among them.
+        norm_group: so many values are normed together.
+        gate_first: before the norm.
+        convolution: [channels * kernel], by channel; channels are x's, B's and C's.
+        rate: [heads], a logarithm; ``skip``: [heads].
+        norm: weights for all values.
+    """
+
+    heads: int
+    groups: int
+    tiled: bool = False
+    key_dim: int
+    value_dim: int
+    kernel: int
+    norm_group: int
+    gate_first: bool = True
+    least_step: float = 0.0
+    most_step: float = float("inf")
+    inputs: Linear
+    gate: Linear
+    steps: Linear
+    convolution: Tensor
+    convolution_bias: Tensor | None = None
+    rate: Tensor
+    step_bias: Tensor
+    skip: Tensor
+    norm: Norm
+    out: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConv:
+    """out(c * convolution(b * x)), a mixer, where b, c and x are linear layers of its inputs (LFM2).
+
+    Attributes:
+        kernel: taps of the convolution, the position's own among them.
+        convolution: [hidden * kernel], by channel.
+    """
+
+    kernel: int
+    b: Linear
+    c: Linear
+    x: Linear
+    convolution: Tensor
+    convolution_bias: Tensor | None = None
+    out: Linear
+
+
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What becomes of gate and up: f(gate) * up.
+    """What becomes of gate and up: f(gate) * up; of up alone, where there is no gate, f(up).
 
-    ``kind`` is "silu", "gelu_tanh", or "clamped": gate at most ``limit``, up within it, gate * sigmoid(alpha * gate) *
-    (up + 1) (gpt-oss).
+    ``kind`` is "silu", "gelu_tanh", "relu_squared", "xielu", whose parameters are weights (``Xielu``), or "clamped":
+    gate at most ``limit``, up within it, gate * sigmoid(alpha * gate) * (up + 1) (gpt-oss).
     """
 
     kind: str
@@ -140,35 +290,64 @@ class Activation:
 
 
 @dataclass(frozen=True, slots=True)
-class GatedMlp:
-    """down(f(gate x) * up x)."""
+class Xielu:
+    """The parameters of xIELU (Huang and Schlag, arXiv 2411.13010), each of one value.
 
-    gate: Linear
-    up: Linear
-    down: Linear
-    activation: Activation
+    f(x) = softplus(alpha_p) x^2 + beta x above 0, else (beta + softplus(alpha_n)) (e^min(x, eps) - 1 - x) + beta x.
+    """
+
+    alpha_p: Tensor
+    alpha_n: Tensor
+    beta: Tensor
+    eps: Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """down(f(gate x) * up x), or down(f(up x)) where there is no gate; ``parameters`` are f's, of "xielu" alone."""
+
+    gate: Linear | None
+    up: Linear
+    down: Linear
+    activation: Activation
+    parameters: Xielu | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture: each row goes to the ``used`` experts that its router likes best.
 
     Attributes:
         router: [experts, hidden], never in a low-bit format.
+        correction: [experts], added to the scores by which experts are chosen, and not to their weights.
         experts: all of one size.
+        shared: an expert for every row, of a size of its own; None: there is none.
+        shared_gate: [1, hidden], a float: it is multiplied by the sigmoid of that product; None: it is not.
         used: experts a row goes to.
-        softmax: "all": over all experts' logits, then the chosen ones taken; "chosen": over the chosen ones' only.
-        renormalise: the chosen ones' weights are divided by their sum.
+        scores: what logits become: "all": their softmax over all experts, then the chosen ones taken; "chosen": over
+            the chosen ones' only; "sigmoid": each by itself.
+        renormalise: the chosen ones' weights are divided by their sum, and ``sum_epsilon``.
+        scale: multiplies the weights.
+        groups, groups_used: experts are in groups, and chosen among the best of these.
+        group_best: by the sum of so many best experts of each, 1 or 2.
     """
 
     router: Linear
+    shared_gate: Linear | None = None
+    correction: Tensor | None = None
     experts: tuple[GatedMlp, ...]
+    shared: GatedMlp | None = None
     used: int
-    softmax: str
+    scores: str
     renormalise: bool
+    sum_epsilon: float = 0.0
+    scale: float = 1.0
+    groups: int = 1
+    groups_used: int = 1
+    group_best: int = 2
 
 
-Mixer = Attention
+Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv
 """What makes a row of those before it: another kind of layer is one more dataclass here."""
 FeedForward = GatedMlp | Experts
 """What makes a row of itself alone."""
@@ -178,16 +357,18 @@ FeedForward = GatedMlp | Experts
 class Block:
     """x + multiplier * after(mixer(before(x))), and the same with the feed-forward; its fields as a step reads them.
 
-    ``None`` for a norm: there is none at that place.
+    ``None`` for a norm, the mixer or the feed-forward: there is none at that place. ``parallel``: x + mixer(y) +
+    feed_forward(y), y = before(x) of the mixer, without any other norm (Cohere).
     """
 
-    mixer_norm: Norm | None
-    mixer: Mixer
+    mixer_norm: Norm | None = None
+    mixer: Mixer | None = None
     mixer_after: Norm | None = None
-    feed_forward_norm: Norm | None
-    feed_forward: FeedForward
+    feed_forward_norm: Norm | None = None
+    feed_forward: FeedForward | None = None
     feed_forward_after: Norm | None = None
     residual_multiplier: float = 1.0
+    parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,6 +386,7 @@ class ModelSpec:
         embedding_multiplier: multiplies the embedding of a token.
         logit_multiplier: multiplies the logits.
         logit_softcap: logits become cap * tanh(logit / cap), after the multiplier.
+        read_past: how names of tensors begin that files hold for drafting (MTP), which are not of the decoder.
     """
 
     model_type: str
@@ -218,6 +400,7 @@ class ModelSpec:
     embedding_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     logit_softcap: float | None = None
+    read_past: tuple[str, ...] = ()
 
     @property
     def tied(self) -> bool:
@@ -236,7 +419,12 @@ class ModelSpec:
 
     def kept(self) -> tuple[str, ...]:
         """Names of the matrices that stay as they are in the file: an embedding that is no lm_head, and routers."""
-        return (*(() if self.tied else (self.embedding.name,)), *(one.router.weight.name for one in self.mixtures))
+        return (*(() if self.tied else (self.embedding.name,)), *self.routers())
+
+    def routers(self) -> tuple[str, ...]:
+        """Names of the matrices that are floats always: routers, and gates of shared experts."""
+        linears = (linear for one in self.mixtures for linear in (one.router, one.shared_gate) if linear is not None)
+        return tuple(linear.weight.name for linear in linears)
 
     def tensors(self) -> Iterator[Tensor]:
         """Every weight once, in the order a step reads them."""

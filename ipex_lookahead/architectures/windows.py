@@ -17,10 +17,21 @@ window_size = optional(integer(1, MAX_CONTEXT))
 """A check for ``sliding_window``: a number of positions, the present one among them, or null for no window."""
 
 
+def window_pattern(source: Source, key: str, value: Any) -> Any:
+    """A check for ``sliding_window_pattern``, each nth layer sees all; a GGUF file's list is ``gguf_layer_types``'s."""
+    return value if isinstance(value, np.ndarray) else integer(1, MAX_LAYERS)(source, key, value)
+
+
 def one_kind_of_layer(family: str) -> dict[str, Refusal]:
     """What a family refuses whose class in transformers does not look at ``layer_types``."""
     reason = f"has layers of several kinds, which transformers' {family} passes over"
     return {"layer_types": Refusal(reason, unless=(None,))}
+
+
+def no_window(family: str) -> dict[str, Refusal]:
+    """What a family refuses whose class in transformers knows neither kinds of layers nor windows."""
+    reason = f"limits how far attention reaches back, which transformers' {family} passes over"
+    return {**one_kind_of_layer(family), "sliding_window": Refusal(reason, unless=(None,))}
 
 
 def layer_types(source: Source, key: str, value: Any) -> list[str]:

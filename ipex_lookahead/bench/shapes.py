@@ -14,7 +14,7 @@ _WORDS = (
     "vocab_size", "max_position_embeddings",
 )  # fmt: skip
 
-#                   family, and the numbers of _WORDS, then what else the family says
+#                   family, and the numbers of _WORDS (0: the family has none), then what else the family says
 _SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "smollm2-135m": ("llama", (30, 576, 1536, 9, 3, 64, 49152, 8192), {"tie_word_embeddings": True}),
     "tinyllama-1.1b": ("llama", (22, 2048, 5632, 32, 4, 64, 32000, 4096), {"tie_word_embeddings": True}),
@@ -44,6 +44,43 @@ _SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
         (24, 2880, 2880, 64, 8, 64, 201088, 131072),
         {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
     ),
+    "qwen3.5-4b": ("qwen3_5_text", (32, 2560, 9216, 16, 4, 256, 248320, 262144), {"tie_word_embeddings": True}),
+    "qwen3.5-9b": ("qwen3_5_text", (32, 4096, 12288, 16, 4, 256, 248320, 262144), {}),
+    "qwen3.5-35b-a3b": (
+        "qwen3_5_moe_text",
+        (40, 2048, 0, 16, 2, 256, 248320, 262144),
+        {
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 512,
+            "shared_expert_intermediate_size": 512,
+        },
+    ),
+    "lfm2-8b-a1b": (
+        "lfm2_moe",
+        (24, 2048, 7168, 32, 8, 0, 65536, 128000),
+        {
+            "layer_types": ["full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)],
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1792,
+            "num_dense_layers": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        (27, 2048, 10944, 16, 16, 0, 102400, 163840),
+        {
+            "q_lora_rank": None,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 6,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 1,
+        },
+    ),
+    "glm-4.7-flash": ("glm4_moe_lite", (47, 2048, 10240, 20, 20, 0, 154880, 202752), {}),
 }
 SHAPES = tuple(_SHAPES)
 """Names of the shapes that can be measured."""
@@ -54,7 +91,7 @@ def config_of(name: str) -> dict[str, Any]:
     if name not in _SHAPES:
         raise InputError(f"shape is {name!r}; it must be one of {', '.join(SHAPES)}")
     family, sizes, more = _SHAPES[name]
-    raw = {"model_type": family, **dict(zip(_WORDS, sizes, strict=True)), **more}
+    raw = {"model_type": family, **{word: n for word, n in zip(_WORDS, sizes, strict=True) if n}, **more}
     if isinstance(rope := raw.get("rope_scaling"), dict):
         raw["rope_scaling"] = JsonObject(rope)
     return checked_config(JsonObject(raw), name)

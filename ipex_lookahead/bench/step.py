@@ -26,7 +26,7 @@ def linear_operations(spec: ModelSpec) -> int:
     weights = sum(prod(tensor.shape) for tensor in spec.tensors() if tensor.is_matrix)
     for mixture in spec.mixtures:
         one, idle = mixture.experts[0], len(mixture.experts) - mixture.used
-        weights -= idle * sum(prod(part.weight.shape) for part in (one.gate, one.up, one.down))
+        weights -= idle * sum(prod(part.weight.shape) for part in (one.gate, one.up, one.down) if part)
     return 2 * (weights if spec.tied else weights - spec.vocab * spec.hidden)
 
 
@@ -153,8 +153,11 @@ def _phases(engine: NativeEngine, batch: Batch, repeat: int) -> list[dict[str, A
 
 
 def _batch(cache: Any, rows: int) -> Batch:
-    want = None if rows <= 64 else np.array([rows - 1], dtype=np.int32)
-    return chain(cache, np.arange(7, 7 + rows, dtype=np.int32), OutputRequest(want))  # in a mixture, rows that differ
+    """Rows that may be rejected, or more than 64 of a prompt; in a mixture of experts they differ."""
+    prompt = rows > 64
+    want = np.array([rows - 1], dtype=np.int32) if prompt else None
+    batch = chain(cache, np.arange(7, 7 + rows, dtype=np.int32), OutputRequest(want))
+    return replace(batch, settled=[rows]) if prompt else batch
 
 
 def _row_operations(spec: ModelSpec, operations: int, rows: int) -> int:

@@ -72,7 +72,7 @@ def _read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> P
     _check_finite(file, place.name, stored.dtype, entry, start)
     if place.layout == "transposed":
         return _weight(stored.dtype, transposed_part(tensor, place, entry))
-    return _weight(stored.dtype, np.ascontiguousarray(entry[:: run.step]))
+    return _weight(stored.dtype, np.ascontiguousarray(entry[run.rows]))
 
 
 def read_placed(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
@@ -162,14 +162,18 @@ def check_kind(
     *,
     most_dimensions: int = 2,
     dtypes: Collection[str] = tuple(FLOATS),
+    number: bool = False,
 ) -> None:
-    """Refuse a tensor that is no float vector or matrix. Raises UnsupportedModelError or ModelFormatError."""
+    """Refuse a tensor that is no float vector or matrix, nor a ``number`` where that is one of the model's.
+
+    Raises UnsupportedModelError or ModelFormatError.
+    """
     if tensor.dtype not in dtypes:
         raise UnsupportedModelError(
             f"{file.path}: tensor {name} has dtype {tensor.dtype}; the supported dtypes are {', '.join(dtypes)}",
             hint="use the original float checkpoint",
         )
-    if not 1 <= len(tensor.shape) <= most_dimensions:
+    if not (0 if number else 1) <= len(tensor.shape) <= most_dimensions:
         raise UnsupportedModelError(
             f"{file.path}: tensor {name} has shape {list(tensor.shape)}; vectors and matrices are supported"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,19 @@ from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.gguf_reader import GgufTensor
 from ipex_lookahead.checkpoints.gguf_repacked import read_repacked
 from ipex_lookahead.checkpoints.gguf_types import REPACKED_TYPES, names_of_read_types
-from ipex_lookahead.checkpoints.placed import Run, row_order, run_of, split_experts, tensors_by_name, with_offset
+from ipex_lookahead.checkpoints.placed import (
+    Run,
+    as_logarithm,
+    in_old_place,
+    joined,
+    lying,
+    row_order,
+    run_of,
+    tensors_by_name,
+    turned,
+    turned_format,
+    with_offset,
+)
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, FORMATS
 from ipex_lookahead.formats.base import PackedWeight
@@ -41,6 +54,7 @@ class GgufCheckpoint:
     Attributes:
         metadata: the file's own metadata (the first part's), unmapped: key to int, float, bool, str, list of str, or
             numpy array.
+        read_past: how many tensors are of blocks for drafting, and not of the decoder.
         unknown_keys: metadata keys of the architecture that this package does not know; a warning names them.
     """
 
@@ -63,11 +77,13 @@ class GgufCheckpoint:
             self.generation_config |= gguf_sampling(self._file)
             self.spec: ModelSpec = spec_for(self.config)
             self._tensors = {
-                name: split_experts(tensor, self._file.tensors) for name, tensor in tensors_by_name(self.spec).items()
+                name: in_old_place(tensor, self._file.tensors) for name, tensor in tensors_by_name(self.spec).items()
             }
+            self._numbers = {t.name: self._number(t) for t in self._tensors.values() if t.gguf.layout == "key"}
             declared = family(model_type).GGUF
             assert declared is not None  # it claimed the file
             self._check_tensors(declared.unused_tensors)
+            self.read_past = sum(name.startswith(self.spec.read_past) for name in self._file.tensors)
             self.unknown_keys = declared.unknown(self.metadata)
         except BaseException:
             self._file.close()
@@ -109,10 +125,13 @@ class GgufCheckpoint:
         file = self._file
         for tensor in self._tensors.values():
             place = tensor.gguf
+            if tensor.name in self._numbers:
+                continue
             if place.name not in file.tensors:
                 raise file.error(place.name, None, "is missing from the file")
             found = file.tensors[place.name]
-            if found.shape != place.shape:
+            # llama.cpp's tools leave out dimensions of 1 before the others.
+            if (*(1,) * (len(place.shape) - len(found.shape)), *found.shape) != place.shape:
                 raise found.error(
                     found.entry, f"has shape {list(found.shape)}; the metadata asks for {list(place.shape)}"
                 )
@@ -122,10 +141,21 @@ class GgufCheckpoint:
                 )
         known = {tensor.gguf.name for tensor in self._tensors.values()} | set(ROPE_TENSORS)
         for name in file.tensors:
-            if name not in known and not name.endswith(unused):
+            if name not in known and not name.endswith(unused) and not name.startswith(self.spec.read_past):
                 raise UnsupportedModelError(
                     f"{file.path}: tensor {name} is not part of a {self.spec.model_type} model as this package knows it"
                 )
+
+    def _number(self, tensor: Tensor) -> PackedWeight:
+        """A weight that is an entry of a list in the metadata. Raises ModelFormatError."""
+        key, at = tensor.gguf.name, self._file.offsets.get(tensor.gguf.name)
+        values = self.metadata.get(key)
+        if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.shape != tensor.gguf.shape:
+            raise self._file.error(key, at, f"is no list of {tensor.gguf.shape[0]} numbers, one a layer")
+        (first, _) = tensor.gguf.rows or (0, 1)
+        if not np.isfinite(values[first]):
+            raise self._file.error(key, at, f"value {first} is NaN or infinite")
+        return PackedWeight("fp32", tensor.shape, np.full(tensor.shape, values[first], np.float32))
 
     def names(self) -> Sequence[str]:
         """Tensor names in Hugging Face's spelling, in the order the model uses them."""
@@ -133,9 +163,13 @@ class GgufCheckpoint:
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
+        if name in self._numbers:
+            return TensorInfo(self._numbers[name].shape, "fp32")
         tensor, source = self._find(name)
         low_bit = self._kept_in(source)
         decoded = source.type.name if source.type.decoded else ""
+        if tensor.gguf.layout == "turned" and low_bit != turned_format(low_bit):
+            low_bit, decoded = turned_format(low_bit), source.type.name
         return TensorInfo(tensor.shape, low_bit, FORMATS[low_bit].group_sizes[0], decoded)
 
     def _kept_in(self, source: GgufTensor) -> str:
@@ -154,8 +188,31 @@ class GgufCheckpoint:
         Memory: the tensor and 4 MiB, or twice the tensor for float tensors whose rows move. Raises ModelFormatError for
         NaN and infinity (in a float or a scale), and if the file has been cut meanwhile.
         """
+        if name in self._numbers:
+            return self._numbers[name]
         tensor, source = self._find(name)
-        run, order = run_of(tensor, tensor.gguf), row_order(tensor, tensor.gguf)
+        if tensor.gguf.layout == "turned":
+            rows = lying(tensor, tensor.gguf)
+            return turned(self._read(rows, source, run_of(rows, rows.gguf)))
+        run = run_of(tensor, tensor.gguf)
+        parts = [
+            self._read(replace(tensor, shape=(count, *tensor.shape[1:])), source, Run(first, count, 1))
+            for first, count in run.stretches()
+        ]
+        weight = parts[0] if len(parts) == 1 else joined(parts)
+        return self._as_logarithm(weight, source) if tensor.gguf.negative_exponential else weight
+
+    @staticmethod
+    def _as_logarithm(weight: PackedWeight, source: GgufTensor) -> PackedWeight:
+        values = as_logarithm(weight)
+        if not (good := np.isfinite(values.codes)).all():
+            bad = int(np.argmin(good))
+            raise source.error(source.offset + 4 * bad, f"value {bad} is not below 0")
+        return values
+
+    def _read(self, tensor: Tensor, source: GgufTensor, run: Run) -> PackedWeight:
+        """Rows of a tensor that lie in a row."""
+        order = row_order(tensor, tensor.gguf)
         if source.type.name in _REPACKED:
             return read_repacked(source, tensor.shape, run, order)
         if source.type.decoded:

@@ -106,6 +106,11 @@ class _Reader:
                 raise source.error(key, "is missing")
             if value is None:
                 continue
+            if key == "num_key_value_heads" and self.gguf.without_attention and isinstance(value, np.ndarray):
+                kinds = (self.gguf.without_attention, "full_attention")
+                config["layer_types"] = [kinds[int(count != 0)] for count in value]
+                heads = value[value != 0] if value.any() else value[:1]
+                value = self._same_in_all_layers(key, heads, len(heads))
             if key in _PER_LAYER and isinstance(value, np.ndarray):
                 value = self._same_in_all_layers(key, value, layers)
             if key in _ZERO_IS_NONE and not isinstance(value, np.ndarray) and value == 0:
@@ -142,7 +147,12 @@ class _Reader:
         return self.file.tensors["token_embd.weight"].shape[0]
 
     def _check_head_sizes(self, config: dict[str, Any]) -> None:
-        """Keys and values are of one size, and whole heads are rotated, or the part that the family has a word for."""
+        """Keys and values are of one size, and whole heads are rotated, or the part that the family has a word for.
+
+        Sizes around a latent are the family's to read.
+        """
+        if "kv_lora_rank" in self.keys.used:
+            return
         prefix = self.gguf.architecture
         for key in (f"{prefix}.attention.value_length", f"{prefix}.rope.dimension_count"):
             source = Source.at(self.file.path, {key: (key, self.file.offsets.get(key))})

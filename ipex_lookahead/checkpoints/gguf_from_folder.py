@@ -14,7 +14,7 @@ from ipex_lookahead.checkpoints.gguf_metadata import METADATA, has_metadata
 from ipex_lookahead.checkpoints.gguf_reader import GgufFile, GgufTensor
 from ipex_lookahead.checkpoints.gguf_types import TENSOR_TYPES
 from ipex_lookahead.checkpoints.low_bit import LowBitCheckpoint
-from ipex_lookahead.checkpoints.placed import row_order, run_of, with_offset
+from ipex_lookahead.checkpoints.placed import as_in_gguf, row_order, run_of
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import dequantize
 
@@ -53,6 +53,8 @@ class FolderAsGguf:
             yield stored, []
         parts: dict[str, list[Tensor]] = {}
         for tensor in self.spec.tensors():
+            if tensor.gguf.layout == "key":  # metadata.gguf has it
+                continue
             parts.setdefault(tensor.gguf.name, []).append(tensor)
         for name, weights in parts.items():
             shape = weights[0].gguf.shape
@@ -66,9 +68,9 @@ class FolderAsGguf:
             return data
         joined = np.empty(math.prod(stored.shape), np.float32)
         for part in parts:
-            values = dequantize(with_offset(self._checkpoint.read(part.name), -part.gguf.offset))
+            values = as_in_gguf(dequantize(self._checkpoint.read(part.name)), part.gguf)
             run, order = run_of(part, part.gguf), row_order(part, part.gguf)
-            joined[run.first : run.first + run.span : run.step] = values if order is None else values[order]
+            joined[run.first :][run.rows] = values if order is None else values[order]
         return joined.view(np.uint8)
 
     def close(self) -> None:

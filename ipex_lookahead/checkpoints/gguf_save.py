@@ -124,6 +124,8 @@ def save_gguf(
 
 def _format(stored: GgufTensor, parts: list[Tensor], formats: Mapping[str, str]) -> str | None:
     """The format that a tensor of the file is to have; None to copy it."""
+    if any(part.gguf.layout == "turned" for part in parts):  # its blocks go along rows that are a weight's inputs
+        return None
     wanted = {formats.get(part.name) for part in parts} or {None}
     if len(wanted) > 1:
         raise InputError(f"{stored.name} holds {', '.join(part.name for part in parts)}: they must have one format")
@@ -177,7 +179,7 @@ def _joined(
     for part in parts:
         run, order = run_of(part, part.gguf), row_order(part, part.gguf)
         blocks = _blocks(weight(part), form)
-        data[run.first : run.first + run.span : run.step] = blocks if order is None else blocks[order]
+        data[run.first :][run.rows] = blocks if order is None else blocks[order]
         filled += run.count
     if filled != rows:
         raise InputError(f"{stored.name} has {rows} rows, of which the model's weights are {filled}")

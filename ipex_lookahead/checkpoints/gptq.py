@@ -28,6 +28,7 @@ from ipex_lookahead.checkpoints.quantized_layers import (
     AUTO_ROUND_REFUSED,
     Array,
     Layer,
+    Rows,
     Scheme,
     Settings,
     choice,
@@ -111,7 +112,7 @@ class Gptq(Scheme):
         layer.check("qzeros", (groups, n_out * bits // 32), "I32")
         layer.check("scales", (groups, n_out), *FLOATS)
 
-    def _zeros(self, layer: Layer, rows: slice) -> Array | None:
+    def _zeros(self, layer: Layer, rows: Rows) -> Array | None:
         words, bits = layer.read("qzeros").view(np.uint32), self.grouped.bits
         if self.first_version and bits != 3:
             words = words + np.uint32(_ONES[bits])

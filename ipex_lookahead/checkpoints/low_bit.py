@@ -31,7 +31,16 @@ from ipex_lookahead.checkpoints.base import Folder, TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
 from ipex_lookahead.checkpoints.float_tensors import check_kind, read_float, read_placed
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
-from ipex_lookahead.checkpoints.placed import Run, fused_experts, run_of, tensors_by_name, with_offset
+from ipex_lookahead.checkpoints.placed import (
+    Run,
+    fused_experts,
+    lying,
+    run_of,
+    tensors_by_name,
+    turned,
+    turned_format,
+    with_offset,
+)
 from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
@@ -176,7 +185,8 @@ class LowBitCheckpoint(Folder):
         for name, tensor in stored.items():
             if (ours := self._renamed(name)) is None:
                 continue
-            check_kind(self._file, name, tensor, most_dimensions=self._most_dimensions)
+            number = ours in self._weights and not self._weights[ours].shape
+            check_kind(self._file, name, tensor, most_dimensions=self._most_dimensions, number=number)
             if ours in found:
                 raise self._error(name, tensor.entry, "is stored both as a float and as a low-bit tensor, or twice")
             if self._has_checksums and name not in checksums:
@@ -234,6 +244,8 @@ class LowBitCheckpoint(Folder):
                 tensor.hf.name, None,
                 f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}",
             )  # fmt: skip
+        if tensor.hf.layout == "turned":
+            return TensorInfo(tensor.shape, turned_format(stored.format))
         return TensorInfo(tensor.shape, stored.format, stored.group_size, ordered=stored.ordered)
 
     def read(self, name: str) -> PackedWeight:
@@ -241,8 +253,15 @@ class LowBitCheckpoint(Folder):
 
         Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
         """
+        tensor = self._weights.get(name)
+        if tensor is not None and name not in self._tensors and tensor.hf.layout == "turned":
+            self.info(name)
+            return turned(self._read(name, lying(tensor, tensor.hf)))
+        return self._read(name, tensor)
+
+    def _read(self, name: str, tensor: Tensor | None) -> PackedWeight:
         stored = self._find(name)
-        info, whole, tensor = stored.info, name in self._tensors, self._weights.get(name)
+        info, whole = stored.info, name in self._tensors
         if not whole and stored.name not in self._intact:  # of a part alone there is no checksum
             self._check(stored, (piece for part in stored.parts for piece in self._pieces(part)))
         if info.format in FLOATS:
@@ -254,7 +273,7 @@ class LowBitCheckpoint(Folder):
         target = FORMATS[info.format]
         arrays: dict[str, npt.NDArray[Any]] = {}
         for stream, part in zip(target.streams, stored.parts, strict=False):
-            run = None if whole else run_of(self._weights[name], self._weights[name].hf)
+            run = None if whole or tensor is None else run_of(tensor, tensor.hf)
             array = self._array(part, stream, run)
             if (bad := target.bad_scale(stream.name, array)) is not None:
                 at = part.offset + bad.index * stream.itemsize
@@ -263,7 +282,8 @@ class LowBitCheckpoint(Folder):
         order = self._order(stored.parts[-1]) if info.ordered else None
         if whole:
             self._check(stored, [*arrays.values(), *([] if order is None else [order])])
-        return PackedWeight(info.format, self.info(name).shape, group_size=info.group_size, order=order, **arrays)
+        shape = self.info(name).shape if whole or tensor is None else tensor.shape
+        return PackedWeight(info.format, shape, group_size=info.group_size, order=order, **arrays)
 
     def _order(self, stored: StoredTensor) -> npt.NDArray[np.int32]:
         """An order of inputs. Raises ModelFormatError for what is no permutation."""
@@ -297,7 +317,7 @@ class LowBitCheckpoint(Folder):
         array = np.empty((run.span, *stored.shape[1:]), stream.dtype)
         at = stored.offset + run.first * (array.nbytes // run.span)
         self._file.file.read_into(at, array, stored.name)
-        return np.ascontiguousarray(array[:: run.step])
+        return np.ascontiguousarray(array[run.rows])
 
     def _place_of(self, name: str) -> str | None:
         """The name that a weight is stored under: its own, or that of the tensor it is a part of.

@@ -6,7 +6,7 @@ be taken out of a tensor without touching a bit; only floats can be transposed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,22 +14,51 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import ModelSpec, Place, Tensor
+from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import widen
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows ``first``, ``first + step``, ... of a tensor seen as [rows, columns]; a vector is one column of rows."""
+    """``block`` rows at ``first``, ``first + step``, ... of a tensor seen as [rows, columns]; a vector: one column.
+
+    ``more``: as a place's, behind these.
+    """
 
     first: int
     count: int
     step: int
+    block: int = 1
+    more: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def _kinds(self) -> tuple[tuple[int, int], ...]:
+        """(rows behind ``first``, block) of each."""
+        return ((0, self.block), *self.more)
+
+    @property
+    def _places(self) -> int:
+        return self.count // sum(block for _, block in self._kinds)
 
     @property
     def span(self) -> int:
         """Rows from the first to the last."""
-        return (self.count - 1) * self.step + 1
+        return (self._places - 1) * self.step + max(at + block for at, block in self._kinds)
+
+    @property
+    def rows(self) -> slice | npt.NDArray[np.intp]:
+        """Where they are, from ``first`` on."""
+        if self.block == 1 and not self.more:
+            return slice(0, self.span, self.step)
+        places = np.arange(self._places) * self.step
+        return np.concatenate([np.add.outer(places + at, np.arange(block)).reshape(-1) for at, block in self._kinds])
+
+    def stretches(self) -> list[tuple[int, int]]:
+        """(place of the first, how many) of rows that lie in a row."""
+        if self.step == self.block and not self.more:
+            return [(self.first, self.count)]
+        return [(self.first + at + i * self.step, block) for at, block in self._kinds for i in range(self._places)]
 
 
 def run_of(tensor: Tensor, place: Place) -> Run:
@@ -37,7 +66,7 @@ def run_of(tensor: Tensor, place: Place) -> Run:
     first, step = place.rows or (0, 1)
     entry = place.shape if place.expert is None else place.shape[1:]
     rows = entry[0]
-    return Run((place.expert or 0) * rows + first, tensor.shape[0], step)
+    return Run((place.expert or 0) * rows + first, tensor.shape[0], step, place.block, place.more)
 
 
 def in_blocks(tensor: Tensor, names: Collection[str]) -> Tensor:
@@ -63,7 +92,7 @@ def fused_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
         return tensor
     if place.name.endswith(".gate.weight"):
         return replace(tensor, hf=replace(place, name=f"{layer}.mlp.gate.weight"))
-    if other.expert is None:
+    if other.expert is None or "_exps." not in other.name:
         return tensor
     (experts, rows, columns), part = other.shape, other.name.split("ffn_")[1].removesuffix("_exps.weight")
     if part == "down":
@@ -88,6 +117,53 @@ def transposed_part(tensor: Tensor, place: Place, entry: npt.NDArray[Any]) -> np
     return np.ascontiguousarray(entry[:, first : first + (tensor.shape[0] - 1) * step + 1 : step].T)
 
 
+def lying(tensor: Tensor, place: Place) -> Tensor:
+    """The rows of ``place``'s tensor that are the weight's inputs (layout "turned"), as a weight of their own."""
+    plain = replace(place, layout="plain")
+    return replace(tensor, shape=tensor.shape[::-1], hf=plain, gguf=plain)
+
+
+def turned(weight: PackedWeight) -> PackedWeight:
+    """A matrix's rows as inputs: floats as they are, others as float32, since codes' scales go along rows."""
+    if weight.format in FLOATS:
+        return replace(weight, shape=weight.shape[::-1], codes=np.ascontiguousarray(weight.codes.T))
+    values = dequantize(weight)
+    if weight.order is not None:
+        values[:, weight.order] = values.copy()
+    return PackedWeight("fp32", weight.shape[::-1], np.ascontiguousarray(values.T))
+
+
+def turned_format(low_bit: str) -> str:
+    """What the format of a matrix is once it is turned."""
+    return low_bit if low_bit in FLOATS else "fp32"
+
+
+def joined_heads(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """The weight where GGUF files of before April 2025 have it: ``attn_k_b`` and ``attn_v_b`` of all heads in one."""
+    place = tensor.gguf
+    stem, _, part = place.name.rpartition(".attn_")
+    name = f"{stem}.attn_kv_b.weight"
+    if place.expert is None or place.name in names or name not in names or part not in ("k_b.weight", "v_b.weight"):
+        return tensor
+    return replace(tensor, gguf=replace(tensor.hf, name=name))
+
+
+def fused_inputs(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """The weight where the first GGUF files of Qwen3-Next have it: ``ssm_in``, fused as in folders."""
+    stem, _, part = tensor.gguf.name.rpartition(".")[0].rpartition(".")
+    name = f"{stem}.ssm_in.weight"
+    if tensor.gguf.name in names or name not in names or part not in ("attn_qkv", "attn_gate"):
+        return tensor
+    return replace(tensor, gguf=replace(tensor.hf, name=name))
+
+
+def in_old_place(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """The weight where a GGUF file has it, which may be of a time when converters had other tensors for some."""
+    for move in (split_experts, joined_heads, fused_inputs):
+        tensor = move(tensor, names)
+    return tensor
+
+
 def row_order(tensor: Tensor, place: Place) -> npt.NDArray[np.intp] | None:
     """Where each row of the file belongs, int [n_out], or None where rows stay.
 
@@ -109,6 +185,31 @@ def with_offset(weight: PackedWeight, offset: float) -> PackedWeight:
         return weight
     values = widen(weight.codes, weight.format) + np.float32(offset)
     return PackedWeight("fp32", weight.shape, values)
+
+
+def as_logarithm(weight: PackedWeight) -> PackedWeight:
+    """The values whose -e^x a file holds; NaN for one that is none."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = np.log(-widen(weight.codes, weight.format).astype(np.float64)).astype(np.float32)
+    return PackedWeight("fp32", weight.shape, values)
+
+
+def as_in_gguf(values: npt.NDArray[np.float32], place: Place) -> npt.NDArray[np.float32]:
+    """A vector's values as a GGUF file holds them at that place."""
+    if not place.negative_exponential:
+        plain: npt.NDArray[np.float32] = values - np.float32(place.offset)
+        return plain
+    exponentials: npt.NDArray[np.float64] = np.exp(values.astype(np.float64))
+    return (-exponentials).astype(np.float32)
+
+
+def joined(parts: Sequence[PackedWeight]) -> PackedWeight:
+    """Rows of one format as one weight."""
+    streams: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name, _ in parts[0].arrays()
+    }
+    rows = sum(part.shape[0] for part in parts)
+    return replace(parts[0], shape=(rows, *parts[0].shape[1:]), **streams)
 
 
 def tensors_by_name(spec: ModelSpec) -> dict[str, Tensor]:

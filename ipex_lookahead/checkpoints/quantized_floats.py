@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.quantized_groups import is_half
-from ipex_lookahead.checkpoints.quantized_layers import Array, Layer
+from ipex_lookahead.checkpoints.quantized_layers import Array, Layer, Rows
 from ipex_lookahead.checkpoints.safetensors_reader import FLOATS
 from ipex_lookahead.formats import fp8_e4m3, fp8_e4m3_fp32
 from ipex_lookahead.formats.base import GROUP, PackedWeight
@@ -91,7 +91,7 @@ class FloatBlocks:
             return TensorInfo(tensor.shape, "fp8_e4m3")
         return TensorInfo(tensor.shape, "fp32", decoded_from=f"fp8 e4m3, blocks of {width} inputs")
 
-    def weight(self, info: TensorInfo, layer: Layer, weight: str, scales: str, rows: slice) -> PackedWeight:
+    def weight(self, info: TensorInfo, layer: Layer, weight: str, scales: str, rows: Rows) -> PackedWeight:
         """The rows of the matrix as :meth:`info` says.
 
         Raises ModelFormatError for NaN, infinity, and a scale that makes a value so.

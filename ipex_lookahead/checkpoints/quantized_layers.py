@@ -144,10 +144,15 @@ class Layer:
         return wide
 
 
-def rows_of(tensor: Tensor) -> slice:
+Rows = slice | npt.NDArray[np.intp]
+
+
+def rows_of(tensor: Tensor) -> Rows:
     """Which of the file's rows are this weight: a fused tensor holds several weights' rows."""
     run = run_of(tensor, tensor.hf)
-    return slice(run.first, run.first + run.span, run.step)
+    if isinstance(rows := run.rows, slice):
+        return slice(run.first, run.first + run.span, run.step)
+    return run.first + rows
 
 
 _MAY_MATTER = re.compile(

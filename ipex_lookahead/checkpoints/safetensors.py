@@ -32,7 +32,7 @@ from ipex_lookahead.checkpoints.float_tensors import (
 )
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.mxfp4_blocks import check_blocks, read_blocks, scales_name
-from ipex_lookahead.checkpoints.placed import fused_experts, in_blocks, tensors_by_name
+from ipex_lookahead.checkpoints.placed import fused_experts, in_blocks, lying, tensors_by_name, turned, turned_format
 from ipex_lookahead.checkpoints.quantized import KEY, scheme_of, without_scheme
 from ipex_lookahead.checkpoints.quantized_layers import Layer, Scheme
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
@@ -61,12 +61,14 @@ class SafetensorsCheckpoint(Folder):
 
     Attributes:
         scheme: how its matrices are quantised; None: they are floats, or the family has a way of its own.
+        read_past: how many tensors are of blocks for drafting, and not of the decoder.
         own_head: the config has the embedding for the lm_head, and the files hold another one, which is used.
     """
 
     spec: ModelSpec
     scheme: Scheme | None = None
     own_head: bool = False
+    read_past: int = 0
 
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
         """Open and validate the config, the index and every header.
@@ -137,13 +139,18 @@ class SafetensorsCheckpoint(Folder):
             if name in found:
                 raise ModelFormatError(file.path, in_file, tensor.entry, f"is there under another name of {name} too")
             if name not in bytes_of and name not in parts:
-                check_kind(file, in_file, tensor, most_dimensions=max(2, wanted.get(name, 2)), dtypes=READ)
+                past = name.startswith(self.spec.read_past)  # all experts in one tensor, perhaps
+                dimensions = 3 if past else wanted.get(name, 2)
+                check_kind(
+                    file, in_file, tensor, most_dimensions=max(2, dimensions), dtypes=READ, number=dimensions == 0
+                )
                 refuse_scales(file, in_file, tensor, scaled)
             found[name] = (file, tensor)
-            known_here = name in wanted or name in bytes_of or name in parts
+            known_here = name in wanted or name in bytes_of or name in parts or name.startswith(self.spec.read_past)
             if not known_here and not name.endswith(_UNUSED) and name != HEAD:
                 unused.append(in_file)
         self._tensors = found
+        self.read_past = sum(name.startswith(self.spec.read_past) for name in found)
         self._layers = {
             name: Layer({part: found[full] for part, full in parts.items()}) for name, parts in parts_of.items()
         }
@@ -175,13 +182,20 @@ class SafetensorsCheckpoint(Folder):
         """Check the tensors of quantised matrices against each other, and find the formats that hold their values."""
         for name, tensor in self._weights.items():
             if (layer := self._layers.get(tensor.hf.name)) is not None:
-                self._infos[name] = scheme.info(tensor, layer)
+                self._infos[name] = self._turned_info(scheme, tensor, layer)
         for (source, low_bit), count in Counter(
             (info.decoded_from, info.format) for info in self._infos.values() if info.decoded_from
         ).items():
             _log.warning(
                 "%s: %d matrices of %s (%s) are decoded and kept in %s", self.path, count, scheme.name, source, low_bit
             )
+
+    @staticmethod
+    def _turned_info(scheme: Scheme, tensor: Tensor, layer: Layer) -> TensorInfo:
+        if tensor.hf.layout != "turned":
+            return scheme.info(tensor, layer)
+        info = scheme.info(lying(tensor, tensor.hf), layer)
+        return TensorInfo(tensor.shape, turned_format(info.format), decoded_from=info.decoded_from or info.format)
 
     def _is_zero_bias(self, name: str) -> bool:
         """Whether it is a bias of zeros that a quantiser has given a layer which has none in this model.
@@ -274,7 +288,11 @@ class SafetensorsCheckpoint(Folder):
         """
         if name in self._infos and self.scheme is not None:
             quantised = self._weights[name]
-            return self.scheme.read(quantised, self._layers[quantised.hf.name], self._infos[name])
+            layer = self._layers[quantised.hf.name]
+            if quantised.hf.layout != "turned":
+                return self.scheme.read(quantised, layer, self._infos[name])
+            rows = lying(quantised, quantised.hf)
+            return turned(self.scheme.read(rows, layer, self.scheme.info(rows, layer)))
         file, stored = self.stored(name)
         tensor = self._weights.get(name)
         if tensor is None:
@@ -283,6 +301,8 @@ class SafetensorsCheckpoint(Folder):
             self.info(name)
         if tensor.hf.layout == "mxfp4":
             return read_blocks(tensor, (file, stored), self.stored(scales_name(tensor)))
+        if tensor.hf.layout == "turned":
+            return turned(read_placed(file, lying(tensor, tensor.hf), stored))
         return read_placed(file, tensor, stored)
 
     def stored(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-_TEXT = ("language_model.model.", "model.language_model.", "language_model.", "model.text_model.", "text_model.")
+_TEXT = (
+    "language_model.model.",
+    "model.language_model.",
+    "language_model.",
+    "model.text_model.",
+    "text_model.",
+    "backbone.",
+)
 """What a text part's names begin with, by family and release: the whole was saved, or it without its head."""
-_OWN = ("embed_tokens.", "layers.", "norm.")
+_OWN = ("embed_tokens.", "embeddings.", "layers.", "norm.", "norm_f.", "embedding_norm.")
 """What stands behind that, and behind ``model.``: a model saved without its head (``AutoModel``) has these alone."""
 _OTHER = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "connector.", "image_newline",

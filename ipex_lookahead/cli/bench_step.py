@@ -28,6 +28,12 @@ SHAPES = (
     "mistral-7b",
     "qwen3-30b-a3b",
     "gpt-oss-20b",
+    "qwen3.5-4b",
+    "qwen3.5-9b",
+    "qwen3.5-35b-a3b",
+    "lfm2-8b-a1b",
+    "deepseek-v2-lite",
+    "glm-4.7-flash",
 )
 
 

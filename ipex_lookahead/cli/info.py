@@ -132,7 +132,22 @@ def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
     config = found.pop("config")
     found["licence"] = DEFAULT.licence if name == "default" else licence_of(path, found)
     costs = known_costs(cost_folder(), config)[:MOST_COSTS] if config is not None else []
-    return {"model": name, "path": str(path), **found, "step_costs": costs}
+    return {"model": name, "path": str(path), **found, **_sequence_bytes(config), "step_costs": costs}
+
+
+def _sequence_bytes(config: dict[str, Any] | None) -> dict[str, int]:
+    """What a sequence takes natively: bytes of a position's keys and values, and of what does not grow with them."""
+    from ipex_lookahead.architectures import spec_for
+    from ipex_lookahead.engines.native.decoder import kv_bytes_per_token, state_bytes
+    from ipex_lookahead.errors import LookaheadError
+
+    try:
+        spec = None if config is None else spec_for(dict(config))
+    except LookaheadError:  # what runs on another engine
+        spec = None
+    if spec is None:
+        return {}
+    return {"kv_bytes_per_token": kv_bytes_per_token(spec, "fp16"), "state_bytes": state_bytes(spec)}
 
 
 def forget_step_costs(model: str | None) -> int:
@@ -168,6 +183,8 @@ LABELS = {
     "engine": "runs on",
     "hidden_size": "hidden size",
     "kv_heads": "heads of keys and values",
+    "kv_bytes_per_token": "keys, values a position",
+    "state_bytes": "states a sequence",
     "vocab_size": "vocabulary",
     "chat_template": "chat template",
     "unknown_keys": "unknown metadata",
@@ -193,7 +210,7 @@ LABELS = {
     "opencl problem": "OpenCL",
 }
 """What people read for a fact whose name is not a word of theirs."""
-SILENT = ("requantized_from", "quantised_by", "problem", "hint", "unknown_keys", "step_costs")
+SILENT = ("state_bytes", "requantized_from", "quantised_by", "problem", "hint", "unknown_keys", "step_costs")
 """Facts that are shown only where they have a value."""
 
 
@@ -240,6 +257,8 @@ def _spoken(label: str, fact: object) -> str:
         return f"{counted(fact['tensors'], 'tensor')}, {fact['bytes'] / 1e6:,.1f} MB"
     if isinstance(fact, list):
         return ", ".join(map(str, fact)) or "none"
+    if label in ("kv_bytes_per_token", "state_bytes") and isinstance(fact, int):
+        return f"{fact / 1e3:,.1f} kB"
     if isinstance(fact, int) and not isinstance(fact, bool):
         return f"{fact / 1e6:,.1f} MB" if "bytes" in label else f"{fact:,}"
     return {None: "-", True: "yes", False: "no"}.get(fact, str(fact)) if fact in (None, True, False) else str(fact)

@@ -37,6 +37,14 @@ class ModelOptions:
     low_bit: str | None = low_bit_option
     threads: int | None = threads_option
     kv_cache: Literal["fp16", "int8"] = kv_cache_option
+    engine: Literal["auto", "native", "torch", "ipex-llm", "opencl"] = option(
+        "What runs the model; auto: native where it can, opencl where --device says so, else torch.", "auto"
+    )
+    device: str | None = option("cpu, xpu (Intel GPUs), cuda or opencl; the engine's own if not given.", type=PLACES)
+    gpu_layers: int | None = option(
+        "On OpenCL: how many of the last layers are on the device, the others on the CPU; as many as fit if not given.",
+        None, "-ngl", low=0,
+    )  # fmt: skip
 
     def settings(self) -> dict[str, Any]:
         """All but the model, as the functions that load one take them."""
@@ -51,14 +59,6 @@ class ModelOptions:
 class TextModelOptions(ModelOptions):
     """What a command that answers text takes."""
 
-    engine: Literal["auto", "native", "torch", "ipex-llm", "opencl"] = option(
-        "What runs the model; auto: native where it can, opencl where --device says so, else torch.", "auto"
-    )
-    device: str | None = option("cpu, xpu (Intel GPUs), cuda or opencl; the engine's own if not given.", type=PLACES)
-    gpu_layers: int | None = option(
-        "On OpenCL: how many of the last layers are on the device, the others on the CPU; as many as fit if not given.",
-        None, "-ngl", low=0,
-    )  # fmt: skip
     deterministic: bool | None = option("On torch: the very text of plain decoding with lookahead too, at some cost.")
     draft_model: str | None = draft_model_option
     special_tokens_in_content: bool = option(

@@ -114,6 +114,7 @@ def _gguf(path: Path) -> dict[str, Any]:
         "tokenizer": {"llama": "SentencePiece", "gpt2": "byte pairs"}.get(str(model), str(model)) if model else None,
         "chat_template": isinstance(said.get("tokenizer.chat_template"), str),
         "licence": said.get("general.license") if isinstance(said.get("general.license"), str) else None,
+        **_drafting(checkpoint),
         "unknown_keys": list(getattr(checkpoint, "unknown_keys", [])),
         **problem,
     }
@@ -167,6 +168,7 @@ def _folder(folder: Path, kind: str) -> dict[str, Any]:
         **{word: size if type(size) is int else None for word, size in found.items()},
         **({"quantised_by": by} if (by := _quantiser(quantised, checkpoint)) else {}),
         **({"output_layer": OWN_HEAD} if getattr(checkpoint, "own_head", False) else {}),
+        **_drafting(checkpoint),
         **({"requantized_from": before} if isinstance(before, str) and before else {}),
         "tokenizer": _tokenizer(folder),
         "chat_template": _has_chat_template(folder),
@@ -232,6 +234,12 @@ def _opened(open_it: Callable[[], Checkpoint]) -> tuple[Checkpoint | None, dict[
         problem, hint = in_options(error)
         return None, {"problem": problem, "hint": hint}
     return checkpoint, {}
+
+
+def _drafting(checkpoint: Checkpoint | None) -> dict[str, str]:
+    """What the files hold for drafting, if they do."""
+    tensors = getattr(checkpoint, "read_past", 0)
+    return {"drafting": f"{tensors} tensors of blocks for drafting (MTP), which are read past"} if tensors else {}
 
 
 def _weights(formats: Formats) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.base import Batch, Engine, OutputRequest
+from ipex_lookahead.engines.prefill import settled_rows
 from ipex_lookahead.errors import InputError
 
 LOGITS = OutputRequest(logits=True)
@@ -165,6 +166,7 @@ def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
     """Prompt rows after the others; of these the last of each prompt are answered, and all of one that is shown."""
     answers = len(batch.tokens)
     caches, counts, want = list(batch.caches), list(batch.counts), list(range(answers))
+    settled = [0] * len(counts) + [settled_rows(chunk.rows, last=chunk.cut) for chunk in chunks]
     tokens, parents = [batch.tokens], [batch.parents]
     end, wants = answers, batch.wants
     for chunk in chunks:
@@ -185,7 +187,7 @@ def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
             if shown or chunk.group.logits:
                 wants |= LOGITS
     answered = replace(wants, rows=np.array(want, np.int32))
-    return Batch(caches, counts, np.concatenate(tokens), np.concatenate(parents), answered)
+    return Batch(caches, counts, np.concatenate(tokens), np.concatenate(parents), answered, settled)
 
 
 def _checked(draft: Draft, proposer: Proposer, budget: int, engine: Engine) -> Draft:

@@ -10,14 +10,14 @@ from collections import Counter, abc
 from collections.abc import Callable
 from time import perf_counter
 
-from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
+from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, alike, pages_of
 from ipex_lookahead.decoding.rule_price import RulePrice
 from ipex_lookahead.decoding.running_batch import RunningBatch
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup, StepEvent
 from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensable
-from ipex_lookahead.engines.base import Batch, Engine, StepOutput
-from ipex_lookahead.engines.prefill import PREFILL_ROWS
+from ipex_lookahead.engines.base import Batch, Engine, StepOutput, state_bytes
+from ipex_lookahead.engines.prefill import PREFILL_ROWS, TAIL
 from ipex_lookahead.errors import ContextLengthError, EngineError
 
 DELAY = 4.0
@@ -69,6 +69,7 @@ class Scheduler:
         self._slots = slots
         self._shares = Shares(slots, per_owner)
         self._memory = memory
+        self._tail = TAIL if state_bytes(engine) else 0
         self._time = time
         self._prefill_rows = prefill_rows
         self._groups: dict[int, SequenceGroup] = {}
@@ -214,6 +215,8 @@ class Scheduler:
         for group, own in by_group.items():
             try:
                 group.read(own, argmax, output)
+                if self._memory is not None and group.readers and group.readers[0].at_cut:
+                    self._keep(self._memory, group.readers[0], group.key, goes_on=True)
                 if not group.readers:
                     if self._memory is not None:
                         self._keep(self._memory, group.sequences[0], group.key, goes_on=True)
@@ -265,7 +268,7 @@ class Scheduler:
                 if needs < 0:
                     passed.add(group)
                     continue
-                while full or (needs > 0 and self.running and needs > self._memory.available - self.running):
+                while full or (needs > 0 and self.running and not self._memory.admits(needs, self.running)):
                     ahead = self._ahead_of(group)
                     if ahead is None:
                         return  # nobody overtakes: it would wait for ever
@@ -291,6 +294,8 @@ class Scheduler:
         self._release(sequence)
         found = None if sequence.shows_prompt else memory.take(sequence.plan_reading(), group.key)
         sequence.cache, sequence.pages = (self._engine.new_cache(), []) if found is None else found
+        if memory.has_states:
+            sequence.cuts = _cuts(memory, sequence, group.key)
         if group.furthest:  # it gets on further than it fell back, or two could take turns for ever
             again = group.furthest - sequence.cache.length
             group.spared = group.furthest + max(QUANTUM, again)
@@ -305,7 +310,9 @@ class Scheduler:
         for other in self._reading:
             same = other.readers[0].to_read
             if other.key == group.key and min(len(same), len(tokens) - 1) >= end and (same[:end] == tokens[:end]).all():
-                return -1
+                parts = alike(tokens[: min(len(same), len(tokens) - 1)], same)
+                if not memory.has_states or other.readers[0].cut_at(parts):
+                    return -1
         return pages_of(len(tokens) + 1) - held
 
     def _settle(self, group: SequenceGroup) -> None:
@@ -371,10 +378,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _keep(self, memory: PrefixCache, sequence: Sequence, key: str, *, goes_on: bool = False) -> None:
-        length = sequence.cache.length
-        if goes_on:
-            length -= length % PAGE
-        memory.keep(sequence.ids[:length], sequence.cache, sequence.pages, key)
+        memory.keep(sequence.ids[: sequence.cache.length], sequence.cache, sequence.pages, key, goes_on=goes_on)
 
     def _release(self, sequence: Sequence) -> None:
         if self._memory is not None:
@@ -398,7 +402,7 @@ class Scheduler:
                 for number, group in enumerate(groups):
                     share = _share(own, len(groups) - number)
                     for sequence in group.readers:
-                        rows = min(share, sequence.left)
+                        rows = self._chunk(sequence, share)
                         if sequence.shows_prompt:
                             rows = min(rows, shown)
                             shown -= rows
@@ -411,6 +415,15 @@ class Scheduler:
                 break
             self._preempt_one(self._memory)
         return chunks
+
+    def _chunk(self, sequence: Sequence, most: int) -> int:
+        """Rows of its next chunk: to where its state is wanted, and its last one has those that states go back over."""
+        left = sequence.left
+        rows = min(most, left)
+        if not self._tail:
+            return rows
+        rows = min(rows, sequence.to_cut)
+        return left - self._tail if self._tail < left and 0 < left - rows < self._tail else rows
 
     def _room(self) -> int:
         """Rows of prompts in a step."""
@@ -437,6 +450,16 @@ def _number(group: SequenceGroup) -> int:
 def _left(group: SequenceGroup) -> int:
     """Tokens of its prompts that are to be read."""
     return sum(sequence.left for sequence in group.readers)
+
+
+def _cuts(memory: PrefixCache, sequence: Sequence, key: str) -> list[int]:
+    """Where a prompt's state is kept while it is read: where it parts from a kept text, and every so many positions."""
+    held, apart = sequence.cache.length, memory.apart
+    found = {*range((held // apart + 1) * apart, len(sequence.to_read) - TAIL, apart)}
+    parts = memory.parts(sequence.to_read, key)
+    if held + PAGE <= parts < len(sequence.to_read) - TAIL:
+        found.add(parts)
+    return sorted(found)
 
 
 def _share(room: int, among: int) -> int:

@@ -14,7 +14,8 @@ from ipex_lookahead.decoding.sampling import Ids, Logits, Processor, Sampler, gr
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Cache, Hidden, StepOutput
+from ipex_lookahead.engines.base import Cache, Checkpointed, Hidden, StepOutput
+from ipex_lookahead.engines.prefill import TAIL
 from ipex_lookahead.errors import EngineError
 
 NO_DRAFT = Draft()
@@ -56,6 +57,8 @@ class Sequence:
         needs_logits: whether tokens are chosen from logits; else the engine's argmax is all there is to it.
         to_read: what its cache is to hold before it decodes.
         twins: sequences with the same prompt, which get forks of the cache once it is read.
+        cuts: lengths, ascending, at which its cache is kept while it reads: a chunk ends there.
+        checkpoints: whether its cache, which is used again, is to go back to the end of its prompt.
         pages: its pages, as the scheduler's memory numbers them.
         proposed: whether its proposer was called in this step.
         pending_outcomes: outcomes of steps since it last was, which it observes before it is called again.
@@ -86,6 +89,8 @@ class Sequence:
     needs_logits: bool = False
     to_read: Tokens = field(init=False)
     twins: list[Sequence] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)
+    checkpoints: bool = False
     pages: list[int] = field(default_factory=list)
     proposed: bool = False
     pending_outcomes: list[Outcome] = field(default_factory=list)
@@ -184,6 +189,30 @@ class Sequence:
     def left(self) -> int:
         """Tokens that are still to be read."""
         return len(self.to_read) - self.cache.length
+
+    @property
+    def to_cut(self) -> int:
+        """Tokens of them before the next of ``cuts``, or all."""
+        at = self.cache.length
+        return next((cut for cut in self.cuts if cut > at), len(self.to_read)) - at
+
+    @property
+    def at_cut(self) -> bool:
+        """Whether it has read as far as one of ``cuts``."""
+        return self.cache.length in self.cuts
+
+    def cut_at(self, length: int) -> bool:
+        """Have a chunk end there too, for others that begin so; False where that is read already."""
+        if length < self.cache.length:
+            return False
+        if length < len(self.to_read) - TAIL and length not in self.cuts:
+            self.cuts = sorted([*self.cuts, length])
+        return True
+
+    def checkpoint(self) -> None:
+        """Have its cache go back to here, if it can and is to."""
+        if self.checkpoints and isinstance(self.cache, Checkpointed):
+            self.cache.checkpoint()
 
     @property
     def shows_prompt(self) -> bool:

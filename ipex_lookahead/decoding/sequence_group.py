@@ -91,6 +91,11 @@ class PrefillChunk:
     answer: int = -1
     first: int = 0
 
+    @property
+    def cut(self) -> bool:
+        """Whether the cache may be kept after them: the text ends there, or one of its ``cuts`` is there."""
+        return self.sequence.to_cut == self.rows
+
 
 class SequenceGroup:
     """Sequences that are submitted, counted and ended together.
@@ -162,6 +167,8 @@ class SequenceGroup:
         readers: dict[bytes, Sequence] = {}
         for number, sequence in enumerate(self.live):
             fresh, held, tokens = sequence.fresh, sequence.cache.length, sequence.plan_reading()
+            if held:
+                sequence.checkpoint()
             sequence.twins, sequence.states = [], []
             if fresh and held:
                 self._count(held, cached=True)
@@ -215,6 +222,7 @@ class SequenceGroup:
 
     def _prompt_read(self, reader: Sequence, argmax: list[int], output: StepOutput, row: int) -> None:
         """A prompt is read, ``row`` being the output after it."""
+        reader.checkpoint()
         for twin in reader.twins:
             twin.cache = reader.cache.fork()
             self._count(len(twin.prompt), cached=True)

@@ -180,6 +180,7 @@ def _joined(batches: Sequence[Batch]) -> Batch:
         np.concatenate([batch.tokens for batch in batches]),
         np.concatenate([batch.parents for batch in batches]),
         wants,
+        [rows for batch in batches for rows in batch.settled or [0] * len(batch.counts)],
     )
 
 

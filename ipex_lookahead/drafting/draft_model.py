@@ -160,13 +160,16 @@ class DraftModel:
 
     def _next(self, end: int) -> tuple[int, float] | None:
         """What follows the first ``end`` tokens; those that the draft model has not seen are fed first."""
-        output = self._feed(end, answer=True)
+        output = self._feed(end, answer=True, held=self._drafted > 0)
         if output.logits is None:
             return int(output.argmax[0]), 1.0
         return self._choose(output.logits[0], self._tokens[:end])
 
-    def _feed(self, end: int, *, answer: bool = False) -> StepOutput:
-        """Bring the cache to ``end`` tokens, more than it holds; the output is of the last row, if it is asked for."""
+    def _feed(self, end: int, *, answer: bool = False, held: bool = False) -> StepOutput:
+        """Bring the cache to ``end`` tokens, more than it holds; the output is of the last row, if it is asked for.
+
+        ``held``: some of these, which were drafted, may have to go again.
+        """
         unread = self._tokens[self._cache.length : end].astype(np.int32)
         wanted = None if answer else [()]
         *_, (_, output) = prefill(
@@ -174,6 +177,7 @@ class DraftModel:
             [(self._cache, unread)],
             wanted=wanted,
             wants=OutputRequest(logits=answer and self._wants_logits),
+            held=held,
         )
         return output
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel
-from ipex_lookahead.engines.base import Cache, Engine
+from ipex_lookahead.engines.base import Cache, Engine, StepOutput
 
 
 class SelfSpeculation(DraftModel):
@@ -48,6 +48,10 @@ class SelfSpeculation(DraftModel):
 
     def _read_prompt(self) -> None:
         """The target has read it."""
+
+    def _feed(self, end: int, *, answer: bool = False, held: bool = False) -> StepOutput:
+        """The copy takes nothing into the target's states."""
+        return super()._feed(end, answer=answer, held=True)
 
     def _crop(self, length: int) -> None:
         """The loop keeps the target's cache."""

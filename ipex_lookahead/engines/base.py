@@ -34,6 +34,8 @@ class Cache(Protocol):
         """Go back to the first ``length`` positions (absolute), or to fewer where a layer's state cannot.
 
         Layers with a sliding window give back keys more than 1,024 positions behind it: further back there is only 0.
+        Recurrent layers go back over the last step's rows that were not ``settled``, over those of steps that were
+        ``HELD``, and to where ``checkpoint`` was called (:class:`Checkpointed`).
 
         Returns:
             the length now; whoever wanted more runs the tokens from there on again.
@@ -44,6 +46,23 @@ class Cache(Protocol):
 
     def fork(self) -> Cache:
         """A second sequence that shares this one's committed prefix and goes on independently."""
+        ...
+
+
+@runtime_checkable
+class Checkpointed(Protocol):
+    """A cache that may hold states of recurrent layers, which do not grow with the positions and cannot be cropped."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of them now, those that forks share included, and of what the last rows left; 0 = there are none."""
+        ...
+
+    def checkpoint(self) -> None:
+        """Make the present length one that ``crop`` can go back to; only the last four are, and each keeps its states.
+
+        Nothing is copied, but the next step writes elsewhere.
+        """
         ...
 
 
@@ -101,6 +120,9 @@ class PhaseTime:
     weight_bytes: int
 
 
+HELD = -1
+"""In ``Batch.settled``: ``crop`` is to go back over this step's rows and those before it, as a draft model's."""
+
 Hidden = Mapping[int, npt.NDArray[np.float32]]
 """Hidden states, float32 [rows, hidden size], by what of ``OutputRequest.hidden`` they are."""
 
@@ -117,6 +139,9 @@ class Batch:
             the row follows the committed prefix. A row's position is ``cache.length`` + its depth, and it attends to
             the committed prefix, its ancestors and itself.
         wants: what is to be returned of which rows.
+        settled: of each sequence's rows the first so many, a chain that the others follow, are certain to be kept, if
+            the forward is not dropped as a whole: layers with states take them in at once, and the rows that the last
+            step left and that were kept. ``HELD``: neither of them. () = none.
     """
 
     caches: Sequence[Cache]
@@ -124,6 +149,7 @@ class Batch:
     tokens: npt.NDArray[np.int32]
     parents: npt.NDArray[np.int32]
     wants: OutputRequest = ARGMAX
+    settled: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -178,10 +204,31 @@ class Engine(Protocol):
     def describe(self) -> dict[str, Any]:
         """Facts for ``info`` and for reports: engine, isa, threads, low_bit, weight_bytes, kv_bytes_per_token.
 
+        ``state_bytes``, where it is there: as :class:`KeepsStates`.
         ``step_bytes``, where it is there: what of the weights a step of one row reads, all but idle experts;
         ``experts``, in a mixture: how many there are, in all layers.
         """
         ...
+
+
+@runtime_checkable
+class KeepsStates(Protocol):
+    """An engine whose caches are ``Checkpointed``."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state of a sequence, in all its recurrent layers; 0 = the model has none."""
+        ...
+
+
+def state_bytes(engine: Engine) -> int:
+    """Bytes of a sequence's states beside its keys and values; 0 where all of it grows with the positions."""
+    return engine.state_bytes if isinstance(engine, KeepsStates) else 0
+
+
+def position_bytes(engine: Engine) -> int:
+    """Bytes of keys and values of a position; 0 where there are none, or the engine does not say."""
+    return int(engine.describe().get("kv_bytes_per_token") or 0)
 
 
 @runtime_checkable

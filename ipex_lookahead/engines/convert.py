@@ -93,7 +93,7 @@ class _Conversion:
             if tensor.is_matrix:
                 yield tensor.name, self._matrix(tensor)
             else:
-                values = PackedWeight("fp32", tensor.shape, read_vector(self._checkpoint, tensor))
+                values = PackedWeight("fp32", tensor.shape, read_vector(self._checkpoint, tensor).reshape(tensor.shape))
                 yield tensor.name, with_offset(values, -tensor.hf.offset)
 
     def _matrix(self, tensor: Tensor) -> PackedWeight:

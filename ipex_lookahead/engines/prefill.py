@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import ARGMAX, Batch, Cache, Engine, OutputRequest, StepOutput
+from ipex_lookahead.engines.base import ARGMAX, HELD, Batch, Cache, Engine, OutputRequest, StepOutput
 
 PREFILL_ROWS = 512
 """Rows in one forward: enough to be compute bound, few enough to bound the engine's scratch memory."""
+TAIL = 8
+"""Last rows of a text that are not settled: states go back over them, as to where a template's ``<think>`` begins."""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ def prefill(
     wanted: Sequence[Sequence[int]] | None = None,
     wants: OutputRequest = ARGMAX,
     rows: int = PREFILL_ROWS,
+    held: bool = False,
 ) -> Iterator[tuple[list[CommittedChunk], StepOutput]]:
     """Feed chains of tokens and commit them, several to a forward where they fit.
 
@@ -64,6 +67,7 @@ def prefill(
         wanted: for each chain the tokens whose output is wanted, indices, ascending; None = the last one.
         wants: what is to be returned of those tokens, and the hidden states of all tokens; its rows are not looked at.
         rows: most rows in a forward.
+        held: the caches are to go back over these tokens, as over those kept before (``engines.base.HELD``).
 
     Yields:
         After each forward what it has committed, and its output.
@@ -94,6 +98,7 @@ def prefill(
                 np.concatenate([chains[p.chain][1][p.first : p.first + p.count] for p in chunks]),
                 np.concatenate([_in_a_row(chunk.count) for chunk in chunks]),
                 replace(wants, rows=np.array(want, np.int32), hidden_rows=None),
+                [HELD if held else settled_rows(chunk.count, last=chunk.done) for chunk in chunks],
             )
         )
         for chunk in chunks:
@@ -102,6 +107,11 @@ def prefill(
             if chunk.done:
                 waiting.popleft()
         yield chunks, output
+
+
+def settled_rows(count: int, *, last: bool) -> int:
+    """How many rows of a chunk are settled, which is the last one of a text or not."""
+    return max(0, count - TAIL) if last else count
 
 
 def _in_a_row(count: int) -> npt.NDArray[np.int32]:

@@ -303,11 +303,13 @@ def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.ra
 
 
 def read_vector(checkpoint: Checkpoint, tensor: Tensor) -> npt.NDArray[np.float32]:
-    """A norm's weights, a bias or sinks, as float32 [n].
+    """A norm's weights, a bias or sinks, as float32 [n]; a number as [1].
 
     Raises ModelFormatError for values beyond ``LARGEST``: a step's products would overflow, far from what is wrong.
     """
-    values = np.require(dequantize(_read(checkpoint, tensor)), np.float32, ("C", "A"))  # as the core takes it
+    values = np.require(dequantize(_read(checkpoint, tensor)), np.float32, ("C", "A")).reshape(
+        -1
+    )  # as the core takes it
     at = int(np.argmax(np.abs(values)))
     if abs(values[at]) > LARGEST:
         raise ModelFormatError(

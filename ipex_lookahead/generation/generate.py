@@ -201,8 +201,12 @@ def generate_stepwise(
         options.callbacks = wish.apply(
             ids, sequences, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
         )
+        returned = bool(settings.return_dict_in_generate) and settings.use_cache is not False
+        used_again = returned or given_past is not None
+        for sequence in sequences:
+            sequence.checkpoints = used_again
         yield from run_stepwise(engine, sequences, options)
-        return _result(settings, ids, sequences, eos_ids, stats, engine.vocab_size, past)
+        return _result(settings, ids, sequences, eos_ids, stats, engine.vocab_size, past if used_again else None)
     finally:
         if streamer is not None:
             streamer.end()
@@ -355,7 +359,7 @@ def _result(
     eos_ids: Sequence[int],
     stats: GenerationStats,
     vocab_size: int,
-    past: LookaheadCache,
+    past: LookaheadCache | None,
 ) -> torch.Tensor | LookaheadGenerateOutput:
     new = max((s.length - len(s.prompt) for s in sequences), default=0)
     rows = torch.full((len(ids), ids.shape[1] + new), _pad(settings, eos_ids), dtype=torch.int64)
@@ -363,7 +367,7 @@ def _result(
     for row, sequence in zip(rows, sequences, strict=bool(sequences)):
         found = sequence.ids[len(sequence.prompt) : sequence.length]
         row[ids.shape[1] : ids.shape[1] + len(found)] = torch.from_numpy(found)
-    if sequences:
+    if sequences and past is not None:
         past.hold([s.cache for s in sequences], rows, [ids.shape[1] - len(s.prompt) for s in sequences])
     if not settings.return_dict_in_generate:
         return rows

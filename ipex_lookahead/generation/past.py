@@ -86,11 +86,11 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
             self.cut(row)
 
     def cut(self, row: int) -> None:
-        """Bring a row's cache back to the tokens of that row here; what a window has forgotten is run again."""
+        """Bring a row's cache back to the tokens of that row here; what layers have forgotten is run again."""
         cache, ids = self.rows[row], self.ids[row][self.mask[row]].numpy().astype(np.int32)
-        cache.crop(len(ids))
-        if cache.length < len(ids):
-            deque(prefill(self.engine, [(cache, ids)], wanted=[()]), maxlen=0)
+        left = ids[cache.crop(len(ids)) :]
+        if len(left):
+            deque(prefill(self.engine, [(cache, left)], wanted=[()]), maxlen=0)
 
     def reset(self) -> None:
         """Drop everything."""

@@ -41,6 +41,7 @@ class Family:
     source: str
 
 
+_QWEN35 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 FAMILIES = (
     Family("SmolLM2", ("llama",), "named SmolLM, trained by Hugging Face", {"temperature": 0.2, "top_p": 0.9},
            "the model card of HuggingFaceTB/SmolLM2-135M-Instruct"),
@@ -54,6 +55,14 @@ FAMILIES = (
            "the model card of Qwen/Qwen3-8B, best practices"),
     Family("Qwen3, instruct", ("qwen3", "qwen3_moe"), "", {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
            "the model card of Qwen/Qwen3-4B-Instruct-2507, best practices"),
+    Family("Qwen3.5, thinking", _QWEN35, "enable_thinking is false", {"temperature": 1.0, "top_p": 0.95, "top_k": 20},
+           "the model card of Qwen/Qwen3.5-35B-A3B, best practices"),
+    Family("Qwen3.5, instruct", _QWEN35, "", {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+           "the model card of Qwen/Qwen3.5-35B-A3B, best practices without thinking"),
+    Family("LFM2", ("lfm2", "lfm2_moe"), "<|tool_list_start|>", {"temperature": 0.3, "min_p": 0.15},
+           "the model card of LiquidAI/LFM2-1.2B"),
+    Family("Nemotron 3 Nano", ("nemotron_h",), "<function=", {"temperature": 1.0, "top_p": 1.0},
+           "the model card of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     Family("Gemma 3", ("gemma3", "gemma3_text"), "", {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
            "generation_config.json of google/gemma-3-4b-it"),
     Family("gpt-oss", ("gpt_oss",), "", {"temperature": 1.0, "top_p": 1.0, "top_k": 0},

@@ -18,7 +18,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.loop import decode
-from ipex_lookahead.decoding.prefix_cache import PrefixCache, pages_of
+from ipex_lookahead.decoding.prefix_cache import PrefixCache, memory_for
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import BatchCallbacks, SequenceGroup
 from ipex_lookahead.decoding.shared import SharedForwards
@@ -134,8 +134,8 @@ def run_stepwise(
     for number, sequence in enumerate(sequences):
         sequence.index = number
     draft_memory = options.draft_memory
-    if draft_memory is None and len(sequences) > 1:
-        draft_memory = PrefixCache(sum(pages_of(sequence.limit) + 1 for sequence in sequences))
+    if draft_memory is None and options.draft_engine is not None and len(sequences) > 1:
+        draft_memory = memory_for(options.draft_engine, [sequence.limit for sequence in sequences])
     seconds: list[DraftModel] = []
 
     def proposer_of() -> Proposer | None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache
+from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.sampling import Processor, Sampler
 from ipex_lookahead.drafting.draft_model import most_likely
 from ipex_lookahead.engines.base import Cache, Engine
@@ -84,9 +84,8 @@ class DraftKeys:
 
     def keep(self, tokens: npt.NDArray[np.int64], cache: Cache, *, ended: bool) -> None:
         """See :class:`~ipex_lookahead.drafting.draft_model.Keys`."""
-        count = len(tokens) if ended else len(tokens) // PAGE * PAGE
         if self._pages:
-            self._memory.keep(tokens[:count], cache, self._pages, self._key)
+            self._memory.keep(tokens, cache, self._pages, self._key, goes_on=not ended)
         if ended:
             self._release()
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.decoding.budget import Controller
-from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
+from ipex_lookahead.decoding.prefix_cache import PAGE, RUNNING_STATES, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer
 from ipex_lookahead.drafting.prediction import SOURCE, Filtered, Prediction
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import Engine, position_bytes, state_bytes
 from ipex_lookahead.errors import InputError, LookaheadError, ServiceError
 from ipex_lookahead.generation.events import Event, OnEvent, TokenLogprob
 from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logprob_of
@@ -96,15 +96,16 @@ class Service:
         slots: most requests that are decoded at a time. Keys that want more than there are get equal shares.
         queue: most requests that wait for a slot.
         running_per_key, queued_per_key: the same of one key; None = as many as of all.
-        cache_memory: bytes of keys and values, of running requests and of what is kept for later ones, a draft model's
-            own included: there is room for as many positions in both. Engines that do not say how many bytes a position
-            takes hold what their slots need.
+        cache_memory: bytes of keys, values and states, of running requests and of what is kept for later ones, a draft
+            model's own included: there is room for as many positions in both. Engines that do not say how many bytes a
+            position takes hold what their slots need.
 
     Attributes:
         state: "loading", "ready", "draining" or "closed".
         running, waiting: requests.
         steps, tokens: forwards and emitted tokens so far.
-        kv_bytes, cached_pages: keys and values held, and pages of 64 positions kept for later requests.
+        kv_bytes, cached_pages: keys, values and states held, and pages of 64 positions kept for later requests.
+        state_bytes: of them the states of recurrent layers that are kept for later requests.
         cached_tokens: prompt tokens so far that were found, not read.
         preemptions: how often a request gave its memory to an older one, or its slot to another key's.
     """
@@ -124,15 +125,10 @@ class Service:
         self.model = model
         self.state = "loading"
         self.running = self.waiting = self.steps = self.tokens = self.preemptions = 0
-        self.kv_bytes = self.cached_pages = self.cached_tokens = 0
+        self.kv_bytes = self.state_bytes = self.cached_pages = self.cached_tokens = 0
         self._slots = slots
-        self._position_bytes = _position_bytes(model.engine)
-        self._draft_bytes = 0 if model.draft_engine is None else _position_bytes(model.draft_engine)
-        pages = slots * pages_of(model.engine.max_context)
-        if self._position_bytes:
-            pages = cache_memory // (PAGE * (self._position_bytes + self._draft_bytes))
-        self._memory = PrefixCache(pages, keeps=model.engine.row_invariant)
-        self._draft_memory = None if model.draft_engine is None else PrefixCache(pages)
+        self._memory, self._draft_memory = _memories(model, slots, cache_memory)
+        self._counts_bytes = _sequence_bytes(model.engine) > 0
         self._controllers: dict[LookaheadConfig | None, Controller] = {}
         self._requests: dict[int, _RequestGroup] = {}
         self._submitted: dict[int, _RequestGroup] = {}  # by the scheduler's number
@@ -293,9 +289,11 @@ class Service:
         memory = self._memory
         self.running, self.waiting = scheduler.running, scheduler.waiting
         self.steps, self.preemptions = scheduler.steps, scheduler.preemptions
-        self.kv_bytes, self.cached_pages = memory.used * PAGE * self._position_bytes, memory.kept
-        if self._draft_memory is not None:
-            self.kv_bytes += self._draft_memory.used * PAGE * self._draft_bytes
+        self.cached_pages = memory.kept
+        if self._counts_bytes:
+            memories = [one for one in (memory, self._draft_memory) if one is not None]
+            self.kv_bytes = sum(one.used for one in memories)
+            self.state_bytes = sum(one.states for one in memories)
         self.cached_tokens = memory.hits
         return True
 
@@ -392,9 +390,30 @@ class Service:
         return True
 
 
-def _position_bytes(engine: Engine) -> int:
-    """Bytes of keys and values of a position; 0 where the engine does not say."""
-    return int(engine.describe().get("kv_bytes_per_token") or 0)
+USUAL = 4096
+"""Positions by which a model's and its draft model's shares of the memory are judged, where one of them has states."""
+
+
+def _sequence_bytes(engine: Engine) -> int:
+    """Bytes of a sequence of so many positions; 0 where the engine does not say."""
+    return USUAL * position_bytes(engine) + RUNNING_STATES * state_bytes(engine)
+
+
+def _memories(model: TextModel, slots: int, cache_memory: int) -> tuple[PrefixCache, PrefixCache | None]:
+    """For the model's sequences, and for its draft model's."""
+    engines = [model.engine] if model.draft_engine is None else [model.engine, model.draft_engine]
+    shares = [_sequence_bytes(engine) for engine in engines]
+    made: list[PrefixCache] = []
+    for engine, share in zip(engines, shares, strict=True):
+        keeps = engine is not model.engine or engine.row_invariant
+        if not share:
+            pages = made[0].pages if shares[0] else slots * pages_of(model.engine.max_context)
+            made.append(PrefixCache(pages, keeps=keeps))
+        else:
+            page, state = PAGE * position_bytes(engine), state_bytes(engine)
+            budget = cache_memory * share // sum(shares)
+            made.append(PrefixCache(budget, page=page, state=state, keeps=keeps))
+    return made[0], made[1] if len(made) > 1 else None
 
 
 def _as_ours(error: Exception | None) -> LookaheadError:

@@ -19,7 +19,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
-from ipex_lookahead.decoding.prefix_cache import PrefixCache, crop_to_shared, pages_of
+from ipex_lookahead.decoding.prefix_cache import PrefixCache, crop_to_shared, memory_for
 from ipex_lookahead.decoding.sampling import Ids, Processor, Sampler, WarperParams
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.shared import SharedForwards
@@ -41,6 +41,10 @@ from ipex_lookahead.tokenization.text import TextTokenizer
 
 SEED_BITS = 53
 """Of seeds that are drawn and reported: every JSON reader keeps these many."""
+
+
+CHECKPOINTS = 4
+"""Lengths of a conversation at which a draft model's states are kept, where it has some."""
 
 
 class TextModel:
@@ -102,7 +106,7 @@ class TextModel:
         """
         check_vocabulary(self, draft, draft.engine)
         self.draft_engine = draft.engine
-        self._draft_memory = PrefixCache(pages_of(draft.engine.max_context) + 1)  # one conversation
+        self._draft_memory = memory_for(draft.engine, [draft.engine.max_context], CHECKPOINTS)  # one conversation
 
     def generate(
         self,
@@ -191,7 +195,7 @@ class TextModel:
             options.config = None  # the one token comes with the prompt: there is nothing to draft
         self.costs.ready(options.config)
         keep = keep and self.engine.row_invariant
-        sequence.cache = self._reused(sequence.prompt) if keep else self.engine.new_cache()
+        sequence.cache, sequence.checkpoints = self._reused(sequence.prompt) if keep else self.engine.new_cache(), keep
         if options.on_prefill is not None:
             options.on_prefill(sequence.cache.length, len(ids))
         options.costs, options.stores, options.forwards = self.costs, self.stores, self.forwards

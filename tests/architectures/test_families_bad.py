@@ -21,10 +21,13 @@ from tests.support.gguf_families import write_gguf
 from tests.support.tiny_families import build, write_folder
 
 Change = Callable[[dict[str, Any]], None]
-EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe")
+EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "lfm2_moe", "qwen3_5_moe_text")
 IN_GGUF = [one for one in model_types() if family(one).GGUF is not None and variants(one)[0].gguf]
-PATTERNS = [one for one in model_types() if "layer_types" in family(one).KEYS.used and one != "llama"]
-"""Llama's is passed over by transformers, whatever its length."""
+PATTERNS = [
+    one for one in model_types() if "layer_types" in family(one).KEYS.used and one not in ("llama", "nemotron_h")
+]
+"""Llama's is passed over by transformers, whatever its length; Nemotron-H's is what says how many layers there are."""
+NO_ROPE = ("nemotron_h",)
 
 
 @pytest.fixture(autouse=True)
@@ -75,11 +78,16 @@ def test_a_missing_tensor_is_named(tmp_path: Path, model_type: str) -> None:
         refused(folder, name.rpartition("layers.")[2])
 
 
+def size(config: dict[str, Any]) -> str:
+    """The key of a head's size; with latents it is that of the part that is rotated."""
+    return "qk_rope_head_dim" if "qk_rope_head_dim" in config else "head_dim"
+
+
 @pytest.mark.parametrize("model_type", model_types())
 def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type: str) -> None:
     for number, change in enumerate(
         (
-            lambda config: config.update(head_dim=(config.get("head_dim") or 16) + 8),
+            lambda config: config.update({size(config): (config.get(size(config)) or 16) + 8}),
             lambda config: config.update(num_key_value_heads=1 if config["num_key_value_heads"] > 1 else 2),
             lambda config: config.update(
                 intermediate_size=config["intermediate_size"] + 32,
@@ -87,16 +95,21 @@ def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type
                 shared_intermediate_size=40,
             ),
             lambda config: config.update(vocab_size=config["vocab_size"] + 1),
-            lambda config: config.update(num_hidden_layers=config["num_hidden_layers"] + 1),
+            lambda config: (
+                config.update(num_hidden_layers=config["num_hidden_layers"] + 1)
+                if "num_hidden_layers" in config
+                else config["layers_block_type"].append("mlp")
+            ),
         )
     ):
         refused(
             folder_of(tmp_path / str(number), model_type, change),
             "has shape", "there is no tensor", "is missing", "layer_types", "no_rope_layers", "head_dim",
+            "num_key_value_heads",
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.parametrize("model_type", [one for one in model_types() if one not in NO_ROPE])
 def test_an_unknown_rope_is_refused_by_name(tmp_path: Path, model_type: str) -> None:
     def change(config: dict[str, Any]) -> None:
         rope = config["rope_parameters"]
@@ -133,7 +146,7 @@ def test_a_count_of_experts_that_the_tensors_do_not_have_is_refused(
 
 
 @pytest.mark.parametrize("model_type", [one for one in model_types() if one in EXPERTS])
-@pytest.mark.parametrize("used", [0, -1, 6, 2**40])
+@pytest.mark.parametrize("used", [0, -1, 7, 2**40])
 def test_more_experts_a_token_than_there_are_is_refused(tmp_path: Path, model_type: str, used: int) -> None:
     folder = folder_of(tmp_path, model_type, lambda config: config.update(num_experts_per_tok=used))
     refused(folder, "num_experts_per_tok")
@@ -143,10 +156,19 @@ def test_more_experts_a_token_than_there_are_is_refused(tmp_path: Path, model_ty
 def test_a_gguf_file_that_contradicts_itself_is_refused(tmp_path: Path, model_type: str) -> None:
     model = build(model_type, variants(model_type)[0])
     changes: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], tuple[str, ...]]] = {
-        "missing": (lambda keys, tensors: tensors.pop("output_norm.weight"), ("output_norm.weight",)),
-        "layers": (lambda keys, tensors: _set(keys, "block_count", 9), ("blk.", "sliding_window_pattern")),
-        "heads": (lambda keys, tensors: _set(keys, "attention.head_count", 8), ("blk.0.attn", "rope.dimension_count")),
-        "width": (lambda keys, tensors: _set(keys, "embedding_length", 128), ("token_embd", "rope.dimension_count")),
+        "missing": (lambda keys, tensors: tensors.pop(norm_of(tensors)), ("output_norm.weight", "embd_norm.weight")),
+        "layers": (
+            lambda keys, tensors: _set(keys, "block_count", 9),
+            ("blk.", "sliding_window_pattern", "xielu.alpha", "layer_types", "recurrent_layers", "head_count_kv"),
+        ),
+        "heads": (
+            lambda keys, tensors: _set(keys, "attention.head_count", 8),
+            ("blk.0.attn", "attn_k", "attn_q", "rope.dimension_count", "rope_freqs", "head_dim"),
+        ),
+        "width": (
+            lambda keys, tensors: _set(keys, "embedding_length", 128),
+            ("token_embd", "rope.dimension_count", "rope_freqs", "head_dim"),
+        ),
     }
     if model_type in EXPERTS:
         changes |= {
@@ -159,6 +181,11 @@ def test_a_gguf_file_that_contradicts_itself_is_refused(tmp_path: Path, model_ty
         file = tmp_path / f"{name}.gguf"
         write_gguf(file, model, change=change)
         refused(file, *words)
+
+
+def norm_of(tensors: dict[str, Any]) -> str:
+    """The norm before the head."""
+    return next(name for name in tensors if name in ("output_norm.weight", "token_embd_norm.weight"))
 
 
 def _set(keys: dict[str, Any], key: str, value: int) -> None:

@@ -14,9 +14,11 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.architectures import model_types
+from ipex_lookahead.architectures.spec import Attention, GatedDeltaNet, Mamba2
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.engines.native.core import available_isas
+from ipex_lookahead.errors import UnsupportedModelError
 from tests.gates import cases
 from tests.support.family_engines import each, every_state, in_chunks, load, on, some, step
 from tests.support.family_table import CONTEXT, VOCAB, Variant, variants
@@ -24,9 +26,10 @@ from tests.support.generate import generate
 from tests.support.gguf_families import write_gguf
 from tests.support.native import chain
 from tests.support.pairs import pairwise
-from tests.support.tiny_families import build, distance, logits, text, write_folder
+from tests.support.tiny_families import build, distance, keeps_states, logits, text, write_folder
 
 EACH = each(some())
+ON_TORCH = each([one for one in some() if not keeps_states(*one)])
 FLOATS = 1e-2
 """Of the logits' standard deviation: keys and values are float16, and some sums are in another order."""
 
@@ -41,18 +44,32 @@ def test_float_weights_agree_with_transformers(tmp_path: Path, model_type: str, 
     if variant.gguf:
         file = load(write_gguf(tmp_path / "m.gguf", model))
         again = in_chunks(file, ids, [len(ids)])
-        if frequencies(file) == frequencies(engine):
+        if as_it_is(file) == as_it_is(engine):
             assert again.tobytes() == got.tobytes()
-        else:  # a file's divisors of frequencies are float32 themselves
+        else:  # a file has divisors of frequencies, and the exponentials of rates, in float32
             assert distance(again, got) < 1e-4
 
 
-def frequencies(engine: Any) -> list[bytes]:
-    ropes = (block.mixer.rope for block in engine.spec.layers)
-    return [b"" if rope is None else rope.frequencies.tobytes() for rope in ropes]
+@pytest.mark.parametrize("model_type", [one for one in model_types() if keeps_states(one, variants(one)[0])])
+def test_the_torch_engine_refuses_what_it_cannot_take_back(tmp_path: Path, model_type: str) -> None:
+    """Transformers' caches of recurrent states cannot go back to before a rejected draft."""
+    write_folder(tmp_path, build(model_type, variants(model_type)[0]))
+    with pytest.raises(UnsupportedModelError, match="recurrent state|does not run on the torch engine"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, engine="torch", dtype="float32", threads=1, progress=False)
 
 
-@EACH
+def as_it_is(engine: Any) -> list[bytes]:
+    """What may be different in a file: the frequencies of rope, and rates of recurrent heads, and their order."""
+    found, weights = [], dict(engine.weights())
+    for mixer in (block.mixer for block in engine.spec.layers):
+        if isinstance(mixer, Attention):
+            found.append(b"" if mixer.rope is None else mixer.rope.frequencies.tobytes())
+        elif isinstance(mixer, GatedDeltaNet | Mamba2):
+            found.append(weights[mixer.rate.name].codes.tobytes())
+    return found
+
+
+@ON_TORCH
 def test_the_torch_engine_agrees_with_transformers(tmp_path: Path, model_type: str, variant: Variant) -> None:
     model = build(model_type, variant)
     ids = text(model)
@@ -66,6 +83,8 @@ def test_the_torch_engine_agrees_with_transformers(tmp_path: Path, model_type: s
 @EACH
 def test_hidden_states_agree_with_transformers(tmp_path: Path, model_type: str, variant: Variant, engine: str) -> None:
     """The last ones spread less evenly than logits: a final norm's weights are of many sizes."""
+    if engine == "torch" and keeps_states(model_type, variant):
+        return  # it refuses them, as the test above has it
     bound, options = (2 * FLOATS, {"max_context": CONTEXT}) if engine == "native" else (1e-4, {})
     model = build(model_type, variant)
     ids = torch.from_numpy(text(model)[None]).long()
@@ -157,7 +176,7 @@ def test_what_was_cropped_or_dropped_leaves_no_trace(tmp_path: Path, model_type:
     step(engine, [cache], [other[:17]], [chain(17)])
     cache.keep([0, 1])  # then back to where both agree
     for length in (30, 21, 4, 0):
-        cache.crop(length)
+        length = cache.crop(length)  # a recurrent state may only go back further
         twin = cache.fork()
         for one in (cache, twin):
             rest = ids[length:]
@@ -228,7 +247,7 @@ def test_what_is_saved_is_loaded_by_bytes(tmp_path: Path, model_type: str, low_b
             assert weight.codes.tobytes() == other.codes.tobytes(), name
 
 
-@pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.parametrize("model_type", [one for one in model_types() if not keeps_states(one, variants(one)[0])])
 def test_the_torch_engines_low_bit_folder_runs_on_the_native_engine(tmp_path: Path, model_type: str) -> None:
     """It saves a family's tensors as transformers has them, which may be several weights in one."""
     variant = variants(model_type)[0]

@@ -125,7 +125,9 @@ def test_the_defaults_are_those_of_the_config_class(tmp_path: Path, model_type: 
     theirs = inspect.signature(type(text_config(model_type))).parameters
     ours = text_keys(model_type).defaults
     compared = [key for key in ours if key in theirs and theirs[key].default is not None]
-    assert {"max_position_embeddings", "rms_norm_eps"} <= set(compared)
+    assert "max_position_embeddings" in compared
+    epsilons = {"rms_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_eps", "layer_norm_epsilon"}
+    assert epsilons & set(compared)
     assert "tie_word_embeddings" in compared or "tie_word_embeddings" not in theirs
     for key in compared:
         assert ours[key] == theirs[key].default, key
@@ -135,7 +137,8 @@ def _config_file(folder: Path, model_type: str, changes: dict[str, Any]) -> Path
     config = json.loads(config_of(model_type, variants(model_type)[0]).to_json_string(use_diff=False))
     inside = config[family(model_type).KEYS.inside] if family(model_type).KEYS.inside else config
     inside.update(changes)
-    for rope in (inside["rope_parameters"], *inside["rope_parameters"].values()):
+    ropes = inside.get("rope_parameters") or {}  # Nemotron-H has none
+    for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict):
             rope.update({key: value for key, value in changes.items() if key in rope})
     path = folder / "config.json"
@@ -167,6 +170,12 @@ attention.layer_norm_rms_epsilon vocab_size
 """.split()
 """What llama.cpp asks a file of any of these architectures for (at the sources of llama-cpp-python 0.3.36)."""
 _WINDOW = ["attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa"]
+_STATE = [f"ssm.{one}" for one in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")]
+_DELTA = ["rope.dimension_sections", "attention.recurrent_layers", "full_attention_interval"]
+_ROUTED = [
+    "leading_dense_block_count", "expert_feed_forward_length", "expert_shared_count", "expert_weights_scale",
+    "expert_weights_norm", "expert_gating_func",
+]  # fmt: skip
 OWN = {
     "llama": [],
     "qwen2": [],
@@ -188,6 +197,35 @@ OWN = {
     "qwen2vl": ["rope.dimension_sections"],
     "qwen3vl": ["rope.dimension_sections", "n_deepstack_layers"],
     "qwen3moe": ["expert_feed_forward_length"],
+    "gemma": [],
+    "olmoe": [],
+    "qwen2moe": ["expert_feed_forward_length", "expert_shared_feed_forward_length"],
+    "seed_oss": [],
+    "exaone4": _WINDOW,
+    "ernie4_5": ["rope.dimension_sections"],
+    "glm4": ["rope.dimension_sections"],
+    "arcee": [],
+    "hunyuan-dense": ["rope.dimension_sections"],
+    "starcoder2": [],
+    "cohere2": [*_WINDOW, "logit_scale"],
+    "apertus": [],
+    "granitehybrid": [
+        *_STATE, "logit_scale", "residual_scale", "embedding_scale", "attention.scale",
+        "expert_shared_feed_forward_length",
+    ],
+    "lfm2": ["shortconv.l_cache"],
+    "lfm2moe": [
+        "shortconv.l_cache", "leading_dense_block_count", "expert_feed_forward_length", "expert_gating_func",
+    ],
+    "qwen35": [*_STATE, *_DELTA],
+    "glm4moe": [*_ROUTED, "rope.dimension_sections"],
+    "deepseek2": [
+        *_ROUTED, "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
+        "attention.value_length_mla", "rope.scaling.yarn_log_multiplier", "attention.temperature_scale",
+        "attention.temperature_length",
+    ],
+    "qwen3next": [*_STATE, *_DELTA[1:], "expert_feed_forward_length", "expert_shared_feed_forward_length"],
+    "qwen35moe": [*_STATE, *_DELTA, "expert_feed_forward_length", "expert_shared_feed_forward_length"],
 }  # fmt: skip
 """What it asks one architecture for besides."""
 CONVERTER = """

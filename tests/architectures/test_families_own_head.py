@@ -22,7 +22,8 @@ from tests.support.tiny_families import config_of, distance, kind_of, logits, te
 
 FLOATS = 1e-2
 """Of the logits' standard deviation: keys and values are float16, and some sums are in another order."""
-EACH = pytest.mark.parametrize("model_type", model_types())
+EACH = pytest.mark.parametrize("model_type", [one for one in model_types() if one != "nemotron_h"])
+"""But for Nemotron-H, which transformers does not tie whatever its config says."""
 
 
 def tied(model_type: str) -> Any:
@@ -41,7 +42,7 @@ def with_head(folder: Path, model: Any, *, equal: bool = False) -> Path:
     write_folder(folder, model)
     file = folder / "model.safetensors"
     tensors = load_file(file)
-    (embedding,) = (name for name in tensors if name.endswith("embed_tokens.weight"))
+    (embedding,) = (name for name in tensors if name.endswith(("embed_tokens.weight", "embeddings.weight")))
     prefix = "language_model." if embedding.startswith("language_model.") else ""
     assert f"{prefix}lm_head.weight" not in tensors
     head = tensors[embedding].clone()

@@ -14,14 +14,14 @@ from ipex_lookahead.architectures import family, model_types, spec_for
 from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
 from tests.support import family_table, tiny_families
 from tests.support.family_table import Variant, variants
-from tests.support.gguf_families import write_gguf
+from tests.support.gguf_families import as_in_file, write_gguf
 from tests.support.spec_model import SpecModel
-from tests.support.tiny_families import build, logits, rename_text_part, text, write_folder
+from tests.support.tiny_families import build, keeps_states, logits, rename_text_part, text, write_folder
 
 EVERY = [(model_type, variant) for model_type in model_types() for variant in variants(model_type)]
 IN_GGUF = [(model_type, variant) for model_type, variant in EVERY if variant.gguf]
-CLOSE = 2e-5
-"""Of the logits' standard deviation: transformers computes in float32."""
+CLOSE, CHUNKED = 2e-5, 5e-5
+"""Of the logits' standard deviation: transformers computes in float32, and recurrent layers by chunks of positions."""
 
 
 def names(of: list[tuple[str, Variant]]) -> list[str]:
@@ -32,14 +32,15 @@ def assert_as_transformers(path: Path, model_type: str, variant: Variant) -> Non
     model = build(model_type, variant)
     ids = text(model)
     expected = logits(model, ids)
+    close = CHUNKED if keeps_states(model_type, variant) else CLOSE
     checkpoint = open_checkpoint(path)
     got = SpecModel(checkpoint, spec_for(checkpoint.config, family_table.CONTEXT)).logits(ids)
     if (most := checkpoint.spec.max_context) < len(ids):  # one set of frequencies for so many, another beyond
         short = SpecModel(checkpoint).logits(ids[:most])
-        assert np.abs(short - logits(model, ids[:most])).max() / expected.std() < CLOSE
+        assert np.abs(short - logits(model, ids[:most])).max() / expected.std() < close
         assert np.abs(short - got[:most]).max() / expected.std() > 0.02
     checkpoint.close()
-    assert np.abs(got - expected).max() / expected.std() < CLOSE
+    assert np.abs(got - expected).max() / expected.std() < close
 
 
 @pytest.mark.parametrize(("model_type", "variant"), EVERY, ids=names(EVERY))
@@ -67,7 +68,11 @@ def test_gguf_and_folder_give_the_same_weights_bit_for_bit(tmp_path: Path, model
     for name in theirs:
         one, two = folder.read(name), file.read(name)
         assert (one.format, one.shape) == (two.format, two.shape) == ("fp32", file.info(name).shape)
-        assert one.codes.tobytes() == two.codes.tobytes(), name
+        values = as_in_file(name, one.codes, model.config)
+        if name.endswith(".A_log"):  # of which a file has -e^x: the last bit is lost
+            np.testing.assert_allclose(two.codes, values, rtol=3e-7)
+        else:
+            assert values.tobytes() == two.codes.tobytes(), name
     folder.close()
     file.close()
 

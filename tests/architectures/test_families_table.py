@@ -13,7 +13,7 @@ import transformers
 
 from ipex_lookahead.architectures import model_types
 from tests.support.family_table import FAMILIES, SIZES, Variant, variants
-from tests.support.tiny_families import build, config_of, kind_of, logits, text, with_weights, write_folder
+from tests.support.tiny_families import build, config_of, distance, kind_of, logits, text, with_weights, write_folder
 
 EVERY = [(model_type, variant) for model_type in FAMILIES for variant in variants(model_type)]
 EACH = pytest.mark.parametrize(("model_type", "variant"), EVERY, ids=[f"{one}-{each.name}" for one, each in EVERY])
@@ -48,14 +48,14 @@ def test_every_switch_of_a_variant_shows_in_the_logits(model_type: str, variant:
         if value is None or key in SIZES or key.endswith("_config") or (model_type, key) in SILENT:
             continue
         without = Variant(f"without {key}", {name: value for name, value in values.items() if name != key})
-        config = config_of(model_type, without, base={})
-        if config.to_dict() == config_of(model_type, variant).to_dict():
-            continue  # it says what is there without it
         try:
+            config = config_of(model_type, without, base={})
+            if config.to_dict() == config_of(model_type, variant).to_dict():
+                continue  # it says what is there without it
             if shapes(config) != shapes(model.config):
                 continue  # without it there is another model altogether
             changed = logits(with_weights(config), ids)
-        except (ValueError, KeyError, TypeError, RuntimeError, IndexError):
+        except (ValueError, KeyError, TypeError, RuntimeError, IndexError, ZeroDivisionError):
             continue  # transformers takes no such model
         difference = float(np.abs(changed - expected).max() / expected.std())
         assert difference > 0.02, f"{key} changes next to nothing"
@@ -74,7 +74,8 @@ def test_a_saved_folder_is_the_model_in_either_spelling(tmp_path: Path, model_ty
     for old_words in (False, True):
         folder = write_folder(tmp_path / str(old_words), model, old_words=old_words)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        assert ("rope_parameters" in config.get("text_config", config)) != old_words
+        had = "rope_parameters" in config_of(model_type, variant).get_text_config().to_dict()  # Nemotron-H knows none
+        assert ("rope_parameters" in config.get("text_config", config)) == (had and not old_words)
         kind = getattr(transformers, config["architectures"][0])
         loaded = kind.from_pretrained(folder, attn_implementation="eager", dtype="float32").eval()
-        assert (logits(loaded, ids) == logits(model, ids)).all()
+        assert distance(logits(loaded, ids), logits(model, ids)) < 1e-5  # products of one row go by weights' alignment

@@ -160,7 +160,7 @@ def test_every_other_layer_has_a_window_and_all_have_sinks(tmp_path: Path) -> No
     assert [names.bias is not None for names in (spec.layers[0].mixer.q, spec.layers[0].mixer.o)] == [True] * 2
     mlp = spec.layers[0].feed_forward
     assert isinstance(mlp, Experts)
-    assert (mlp.softmax, mlp.used, len(mlp.experts)) == ("chosen", 2, 6)
+    assert (mlp.scores, mlp.used, len(mlp.experts)) == ("chosen", 2, 6)
     gate, up = mlp.experts[3].gate.weight, mlp.experts[3].up.weight
     assert gate.hf.name == up.hf.name
     assert (gate.hf.rows, up.hf.rows, gate.hf.shape) == ((0, 2), (1, 2), (6, 64, 192))

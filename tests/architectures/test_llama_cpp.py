@@ -18,10 +18,11 @@ import torch
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import GgufCheckpoint
+from ipex_lookahead.engines.base import state_bytes
 from ipex_lookahead.engines.gguf_export import export_gguf
 from ipex_lookahead.engines.weights import WeightPlan
 from tests.support.family_table import CONTEXT, FAMILIES, VOCAB, Variant, variants
-from tests.support.gguf_families import ARCHITECTURES, PAIRED, write_gguf
+from tests.support.gguf_families import PAIRED, architecture, write_gguf
 from tests.support.mxfp4 import rounded
 from tests.support.spec_model import SpecModel
 from tests.support.tiny_families import build, config_of, distance, logits, text, with_weights
@@ -34,16 +35,22 @@ IN_GGUF = [(model_type, variant) for model_type in FAMILIES for variant in varia
 EACH = pytest.mark.parametrize(
     ("model_type", "variant"), IN_GGUF, ids=[f"{model_type}-{variant.name}" for model_type, variant in IN_GGUF]
 )
-CLOSE = {"gemma2": 5e-3, "gemma3_text": 5e-3}
-"""Of the logits' standard deviation, 2e-5 else: llama.cpp takes GELU from a table in float16."""
+CLOSE = {
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "starcoder2"), 5e-3),
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"), 2e-4),
+}
+"""Of the logits' standard deviation, 2e-5 else: llama.cpp takes GELU from a table in float16, and its delta nets read a
+prompt in chunks."""
 
 
 def file_of(folder: Path, model_type: str, variant: Variant, **how: str) -> Path:
     """A GGUF file that llama.cpp takes: it wants to hear that there is no tokenizer, and of how many tokens."""
     metadata: dict[str, str | int] = {"tokenizer.ggml.model": "none"}
-    if ARCHITECTURES[model_type] not in PAIRED:
-        metadata[f"{ARCHITECTURES[model_type]}.vocab_size"] = VOCAB
-    return write_gguf(folder / "m.gguf", build(model_type, variant), metadata=metadata, **how)
+    model = build(model_type, variant)
+    name = architecture(model.config.get_text_config())
+    if name not in PAIRED:
+        metadata[f"{name}.vocab_size"] = VOCAB
+    return write_gguf(folder / "m.gguf", model, metadata=metadata, **how)
 
 
 def logits_of_llama_cpp(file: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -84,7 +91,13 @@ def test_this_package_has_the_logits_of_llama_cpp(
     expected = logits_of_llama_cpp(file, ids)
     model = AutoModelForCausalLM.from_pretrained(file, threads=1, progress=False, max_context=CONTEXT)
     got = model(torch.from_numpy(ids[None])).logits[0].numpy()
-    assert distance(got, expected) < (1e-2 if quant == "F32" else 0.25)
+    if quant == "F32":
+        assert distance(got, expected) < 1e-2
+        return
+    off = np.abs(got - expected).max(axis=1) / expected.std()
+    # Of the rows, where the rounding sends some to other experts, or states carry what came of it.
+    many = model.engine.spec.mixtures or state_bytes(model.engine)
+    assert (np.median(off) if many else off.max()) < 0.25
 
 
 @pytest.mark.parametrize("variant", [one for one in variants("gpt_oss") if one.gguf and "odd" in one.name])

@@ -43,7 +43,7 @@ def test_a_layer_is_a_router_and_its_experts(tmp_path: Path) -> None:
         assert (
             len(block.feed_forward.experts),
             block.feed_forward.used,
-            block.feed_forward.softmax,
+            block.feed_forward.scores,
             block.feed_forward.renormalise,
         ) == (6, 3, "all", True)
         assert block.mixer.window == 9

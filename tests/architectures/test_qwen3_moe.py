@@ -52,7 +52,7 @@ def test_layers_are_dense_or_mixtures(tmp_path: Path, values: dict[str, Any], mi
 def test_weights_of_experts_are_normalised_where_the_config_says_so(tmp_path: Path, normalised: bool) -> None:
     mlp = spec_for(read(tmp_path, norm_topk_prob=normalised)).layers[0].feed_forward
     assert isinstance(mlp, Experts)
-    assert (mlp.softmax, mlp.renormalise) == ("all", normalised)
+    assert (mlp.scores, mlp.renormalise) == ("all", normalised)
 
 
 @pytest.mark.parametrize(

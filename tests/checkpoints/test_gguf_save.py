@@ -101,7 +101,10 @@ def test_a_folder_made_of_a_file_becomes_one_again(tmp_path: Path, model_type: s
     assert {*written.metadata} - {*OWN} == {*file.metadata} - {*OWN}
     assert all(np.array_equal(written.metadata[key], value) for key, value in file.metadata.items() if key not in OWN)
     for name in file.names():
-        same_bits(written.read(name), folder.read(name))
+        if name.endswith(".A_log"):  # of which a file has -e^x: the last bit may be lost
+            np.testing.assert_allclose(written.read(name).codes, folder.read(name).codes, rtol=1e-6)
+        else:
+            same_bits(written.read(name), folder.read(name))
     assert {one.name: one.shape for one, _ in written.stored()} == {one.name: one.shape for one, _ in file.stored()}
 
 

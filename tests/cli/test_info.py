@@ -77,7 +77,7 @@ def test_a_gguf_file_of_another_architecture(tmp_path, capsys):
                for key, kind, value in entries]  # fmt: skip
     facts = facts_of(write(tmp_path / "q.gguf", bytes(build(entries, tensors).data)), capsys)
     assert (facts["architecture"], facts["engine"], facts["layers"], facts["context"]) == ("falcon", None, 1, 64)
-    assert "is 'falcon'; the supported architectures are: gemma2" in facts["problem"]
+    assert "is 'falcon'; the supported architectures are: " in facts["problem"]
     assert "torch engine, from their Hugging Face folder" in facts["hint"]
 
 

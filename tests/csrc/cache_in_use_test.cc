@@ -24,7 +24,7 @@ constexpr int32_t kToken = 3;
 DecoderShape with_mixtures() {
   DecoderShape shape = tiny_shape();
   for (size_t i = 0; i < 2; ++i) {
-    BranchShape& branch = shape.layers[i].feed_forward;
+    BranchShape& branch = *shape.layers[i].feed_forward;
     branch.operation = ExpertsShape{std::vector<MlpShape>(i == 0 ? 3 : 40, std::get<MlpShape>(branch.operation)), 2};
   }
   return shape;
@@ -66,6 +66,7 @@ std::vector<float> step(Decoder& decoder, Cache& cache, const std::vector<int32_
   Step step;
   step.caches = {&cache};
   step.counts = {int64_t(parents.size())};
+  step.settled = {0};
   step.tokens = tokens.data();
   step.parents = parents.data();
   step.rows = int64_t(parents.size());

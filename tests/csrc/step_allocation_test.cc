@@ -53,6 +53,7 @@ long count_in_step(Decoder& decoder, Cache& cache, const std::vector<int32_t>& p
   Step step;
   step.caches = {&cache};
   step.counts = {rows};
+  step.settled = {0};
   step.tokens = tokens.data();
   step.parents = parents.data();
   step.rows = rows;
@@ -92,15 +93,15 @@ DecoderShape with_switches() {
   DecoderShape shape = tiny_shape();
   for (size_t i = 0; i < 2; ++i) {
     BlockShape& layer = shape.layers[i];
-    auto& attention = std::get<AttentionShape>(layer.mixer.operation);
+    auto& attention = std::get<AttentionShape>(layer.mixer->operation);
     attention.sinks = true;
     if (i == 0) attention.window = 7;
     if (i == 1) attention.kv_heads = 1;
     attention.q_norm = {attention.q_width(), 1e-5f};
     attention.k_norm = {attention.kv_width(), 1e-5f};
-    layer.mixer.after = layer.feed_forward.after = shape.final_norm;
-    const MlpShape mlp = std::get<MlpShape>(layer.feed_forward.operation);
-    layer.feed_forward.operation = ExpertsShape{std::vector<MlpShape>(i == 0 ? 3 : 70, mlp), i == 0 ? 1 : 2};
+    layer.mixer->after = layer.feed_forward->after = shape.final_norm;
+    const MlpShape mlp = std::get<MlpShape>(layer.feed_forward->operation);
+    layer.feed_forward->operation = ExpertsShape{std::vector<MlpShape>(i == 0 ? 3 : 70, mlp), i == 0 ? 1 : 2};
   }
   return shape;
 }

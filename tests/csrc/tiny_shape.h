@@ -19,7 +19,7 @@ inline DecoderShape tiny_shape() {
   shape.tied = true;
   shape.final_norm = {64, 1e-5f};
   shape.ropes = {{{1, 0.5f, 0.25f, 0.1f, 0.05f, 0.01f, 0.005f, 0.001f}}};
-  const BlockShape layer = {{attention, shape.final_norm, {}, 1}, {MlpShape{96, {}}, shape.final_norm, {}, 1}};
+  const BlockShape layer = {BranchShape{attention, shape.final_norm, {}, 1}, BranchShape{MlpShape{96, true, {}}, shape.final_norm, {}, 1}};
   shape.layers = {layer, layer};
   return shape;
 }

@@ -14,8 +14,10 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.self_speculation import SelfSpeculation
+from tests.support.family_table import variants
 from tests.support.scripted_engine import markov
 from tests.support.tiny import write_tiny_llama
+from tests.support.tiny_families import build, write_folder
 
 SAMPLED = {"do_sample": True, "temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 11}
 IDS = torch.tensor([[1, 40, 7, 7, 40, 7], [0, 0, 1, 9, 30, 31]])
@@ -26,10 +28,20 @@ def load(folder: Path, low_bit: str | None = "sym_int8", **kwargs: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, load_in_low_bit=low_bit, threads=1, progress=False, **kwargs)
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+HYBRIDS = {"qwen3_5_text": "plain", "lfm2_moe": "plain", "granitemoehybrid": "recurrent", "nemotron_h": "plain"}
+"""Families with recurrent layers, and the variant that has them."""
+
+
+@pytest.fixture(scope="module", params=["tied", "untied", *HYBRIDS])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sizes = {"vocab": 96, "hidden": 64, "layers": 3, "tie": request.param, "attention_bias": not request.param}
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny"), context=128, **sizes)
+    made = tmp_path_factory.mktemp("tiny")
+    if request.param in HYBRIDS:
+        pytest.importorskip("transformers", minversion="5", reason="these families came with transformers 5")
+        variant = next(one for one in variants(request.param) if one.name == HYBRIDS[request.param])
+        return write_folder(made, build(request.param, variant))
+    tied = request.param == "tied"
+    sizes = {"vocab": 96, "hidden": 64, "layers": 3, "tie": tied, "attention_bias": not tied}
+    return write_tiny_llama(made, context=128, **sizes)
 
 
 @pytest.mark.parametrize("low_bit", ["sym_int8", "bf16", "fp16", None])

@@ -26,7 +26,8 @@ def test_the_table_holds_what_can_be_run_and_drawn(family):
     assert set(family.settings) <= set(SETTINGS)
     assert family.source
     assert 0 < family.settings["temperature"] <= 1
-    assert 0 < family.settings["top_p"] <= 1
+    assert 0 < family.settings.get("top_p", 1) <= 1
+    assert 0 <= family.settings.get("min_p", 0) < 1
     config = {"model_type": family.model_types[0]}
     found, source = with_recommended({"eos_token_id": 2}, config, f"begin {family.marker} end")
     assert (found, source) == ({"eos_token_id": 2, "do_sample": True, **family.settings}, family.source)
@@ -64,6 +65,22 @@ def test_others_are_greedy(model_type, template):
     found, source = with_recommended({"repetition_penalty": 1.1}, {"model_type": model_type}, template)
     assert (found, source) == ({"repetition_penalty": 1.1}, "")
     assert resolved(SamplingParams(4, temperature=None), found).temperature == 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "template", "name"),
+    [
+        ("qwen3_5", "{% if enable_thinking is defined and enable_thinking is false %}", "Qwen3.5, thinking"),
+        ("qwen3_5_moe", "{% if enable_thinking is defined and enable_thinking is true %}", "Qwen3.5, instruct"),
+        ("lfm2_moe", "List of tools: <|tool_list_start|>[", "LFM2"),
+        ("lfm2", "List of tools: [", ""),
+        ("nemotron_h", "<tool_call>\n<function=", "Nemotron 3 Nano"),
+        ("nemotron_h", "<TOOLCALL>[", ""),
+    ],
+)
+def test_families_are_told_apart_by_their_templates(model_type, template, name):
+    _, source = with_recommended({}, {"model_type": model_type}, template)
+    assert source == next((family.source for family in FAMILIES if family.name == name), "")
 
 
 def test_of_several_templates_one_may_hold_the_mark():

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ipex_lookahead.engines.base import Batch, Cache, Engine, OutputRequest
+from ipex_lookahead.engines.base import Batch, Cache, Engine, OutputRequest, state_bytes
 from ipex_lookahead.errors import InputError
 
 MOST_ROWS = 9
@@ -57,6 +57,7 @@ def walk(engine: Engine, seed: int, steps: int = 12, plain: Plain | None = None,
     """Grow, keep, crop and fork at random, several sequences at once; check every row's logits and every length."""
     rng = np.random.default_rng(seed)
     plain = plain or Plain(engine)
+    states = state_bytes(engine) > 0  # which cannot go back to any length
     live: list[tuple[Cache, list[int]]] = [(engine.new_cache(), [])]
     for _ in range(steps):
         action = rng.choice(["grow", "grow", "grow", "crop", "fork", "new", "bad"])
@@ -66,8 +67,9 @@ def walk(engine: Engine, seed: int, steps: int = 12, plain: Plain | None = None,
             _grow(engine, [live[int(i)] for i in chosen], rng, plain, longest)
         elif action == "crop":
             length = int(rng.integers(0, len(tokens) + 1))
-            cache.crop(length)
-            del tokens[length:]
+            reached = cache.crop(length)
+            assert reached == length or (states and 0 <= reached < length)
+            del tokens[reached:]
         elif action == "fork" and len(live) < MOST_SEQUENCES:
             live.append((cache.fork(), list(tokens)))
         elif action == "new" and len(live) < MOST_SEQUENCES:

@@ -29,7 +29,7 @@ MINISTRAL = {
     **YARN, "original_max_position_embeddings": 16, "factor": 12.0, "beta_fast": 4.0, "beta_slow": 1.0,
     "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5,
 }  # fmt: skip
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, LINEAR_ATTENTION = "sliding_attention", "full_attention", "linear_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,13 @@ def _layered(full: dict[str, Any], local: float) -> dict[str, Any]:
 
 _APART = {"head_dim": 24}
 _TIED = {"tie_word_embeddings": True}
+_ROUTED = {
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+}  # fmt: skip
+_LATENT = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 48, "qk_nope_head_dim": 24, "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}  # fmt: skip
 _PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 _GEMMA = {
     **SIZES, "head_dim": 24, "query_pre_attn_scalar": 24, "sliding_window": 7, "rms_norm_eps": 1e-6,
@@ -85,6 +92,45 @@ _VISION = {
     "patch_size": 14,
 }  # fmt: skip
 
+_QUARTER = {**_PLAIN, "rope_theta": 300.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 1]}
+_DELTA = {
+    **SIZES, **_APART, "num_hidden_layers": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "rope_parameters": _QUARTER,
+}  # fmt: skip
+"""Delta nets with two heads of values to one of keys, attention in the last layer; llama.cpp has one size of heads."""
+_DELTA_ODD = {
+    **ODD, **_TIED, "head_dim": 24, "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 12,
+    "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3, "num_hidden_layers": 3,
+    "layer_types": [FULL, LINEAR_ATTENTION, LINEAR_ATTENTION],
+    "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [2, 2, 2]},
+}  # fmt: skip
+_NEXT, _NEXT_ODD = (
+    {**of, "rope_parameters": {key: value for key, value in of["rope_parameters"].items() if key != "mrope_section"}}
+    for of in (_DELTA, _DELTA_ODD)
+)
+_DELTA_EXPERTS = {
+    "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 64,
+}  # fmt: skip
+_DELTA_EYES = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4,
+    "num_position_embeddings": 16,
+}  # fmt: skip
+_INSIDE = {key: value for key, value in _DELTA.items() if key not in SIZES or value != SIZES[key]}
+_SHORT = {
+    **{key: value for key, value in SIZES.items() if key != "rms_norm_eps"}, "norm_eps": 1e-5, "num_hidden_layers": 3,
+    "layer_types": ["conv", FULL, "conv"], "tie_word_embeddings": False,
+}  # fmt: skip
+_MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
+_NEMOTRON = {
+    **{key: value for key, value in SIZES.items() if key not in ("rms_norm_eps", "num_hidden_layers")},
+    "layer_norm_epsilon": 1e-5, "head_dim": 16, "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
+    "ssm_state_size": 16, "layers_block_type": [LINEAR_ATTENTION, "mlp", FULL, LINEAR_ATTENTION],
+}  # fmt: skip
+_NEMOTRON_EXPERTS = {
+    "layers_block_type": [LINEAR_ATTENTION, "moe", FULL, "moe"], "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 72,
+    "routed_scaling_factor": 2.5,
+}  # fmt: skip
 _GRID = {"image_grid_pinpoints": [[28, 28], [28, 56]]}
 
 
@@ -204,8 +250,83 @@ FAMILIES: dict[str, Family] = {
             Variant("odd tied biased", {**ODD, **_TIED, "attention_bias": True, "shared_intermediate_size": 100,
                                         "rope_parameters": LINEAR}),
             Variant("no rope, an MLP of another size", {"position_embedding_type": None,
-                    "shared_intermediate_size": 160}, gguf=False, why="its files have rope, and one size"),
+                    "shared_intermediate_size": 160}, gguf=False, why="dense files have rope, and one size"),
+            Variant("recurrent", {**_MAMBA, "position_embedding_type": None, "num_hidden_layers": 3,
+                    "layer_types": [LINEAR_ATTENTION, FULL, LINEAR_ATTENTION]}),
+            Variant("recurrent, experts, odd, tied", {**ODD, **_TIED, **_MAMBA, "mamba_n_heads": 6, "mamba_d_state": 12,
+                    "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 40, "num_hidden_layers": 3,
+                    "shared_intermediate_size": 56, "layer_types": [LINEAR_ATTENTION, LINEAR_ATTENTION, FULL]}),
+            Variant("recurrent, biased", {**_MAMBA, "mamba_proj_bias": True, "mamba_d_conv": 3, "attention_bias": True,
+                    "layer_types": [LINEAR_ATTENTION, FULL]}, gguf=False, why="no biases"),
         ),
+    ),
+    "nemotron_h": Family(
+        "NemotronHConfig",
+        _NEMOTRON,
+        (
+            Variant("plain", gguf=False, why="its files are not read yet"),
+            Variant("experts", _NEMOTRON_EXPERTS, gguf=False, why="as above"),
+            Variant("odd biased", {**ODD, "head_dim": 24, "mlp_bias": True,
+                    "use_bias": True, "ssm_state_size": 12, "mamba_num_heads": 4, "mamba_head_dim": 20, "n_groups": 1,
+                    "conv_kernel": 3}, gguf=False, why="no biases"),
+        ),
+    ),
+    "lfm2": Family(
+        "Lfm2Config",
+        _SHORT,
+        (
+            Variant("plain", {"block_multiple_of": 32}),
+            Variant("odd tied biased", {**ODD, **_TIED, "block_auto_adjust_ff_dim": False, "conv_bias": True,
+                    "conv_L_cache": 4, "layer_types": [FULL, "conv", "conv"]}, gguf=False, why="no bias"),
+            Variant("odd", {**ODD, "block_auto_adjust_ff_dim": False}),
+        ),
+    ),
+    "lfm2_moe": Family(
+        "Lfm2MoeConfig",
+        {**_SHORT, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1},
+        (
+            Variant("plain"),
+            Variant("odd tied, no bias, not normalised", {**ODD, **_TIED, "use_expert_bias": False, "num_experts": 5,
+                    "norm_topk_prob": False, "routed_scaling_factor": 1.7, "moe_intermediate_size": 40},
+                    gguf=False, why="it always normalises"),
+            Variant("odd", {**ODD, "num_dense_layers": 2, "layer_types": ["conv", "conv", FULL]}),
+        ),
+    ),
+    "qwen3_5_text": Family(
+        "Qwen3_5TextConfig",
+        _DELTA,
+        (
+            Variant("plain"),
+            Variant("odd tied", _DELTA_ODD),
+            Variant("three to one, biased", {"linear_num_value_heads": 6, "linear_value_head_dim": 20,
+                    "attention_bias": True, "num_hidden_layers": 2, "layer_types": [LINEAR_ATTENTION, FULL]},
+                    gguf=False, why="no bias, and one size of heads"),
+        ),
+    ),
+    "qwen3_5_moe_text": Family(
+        "Qwen3_5MoeTextConfig",
+        {**_DELTA, **_DELTA_EXPERTS},
+        (
+            Variant("plain"),
+            Variant("odd tied", {**_DELTA_ODD, "num_experts": 4, "moe_intermediate_size": 40}),
+            Variant("more heads", {"linear_num_value_heads": 8, "linear_value_head_dim": 16, "num_hidden_layers": 2,
+                    "layer_types": [LINEAR_ATTENTION, FULL]}),
+        ),
+    ),
+    "qwen3_next": Family(
+        "Qwen3NextConfig",
+        {**_NEXT, **_DELTA_EXPERTS},
+        (
+            Variant("plain"),
+            Variant("odd tied", {**_NEXT_ODD, "num_experts": 4, "moe_intermediate_size": 40}),
+            Variant("three to one, dense layers, not normalised, biased", {"linear_num_value_heads": 6,
+                    "norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [3], "attention_bias": True},
+                    gguf=False, why="it always normalises; no dense layers, no bias"),
+        ),
+    ),
+    "qwen3_5": _seeing("Qwen3_5Config", "qwen3_5_text", _DELTA_EYES, gguf=True, **_INSIDE),
+    "qwen3_5_moe": _seeing(
+        "Qwen3_5MoeConfig", "qwen3_5_moe_text", _DELTA_EYES, gguf=True, **_INSIDE, **_DELTA_EXPERTS
     ),
     "phi3": Family(
         "Phi3Config",
@@ -352,6 +473,188 @@ FAMILIES: dict[str, Family] = {
             Variant("window, every 2nd", {"num_hidden_layers": 4, "decoder_sparse_step": 2, "use_sliding_window": True,
                     "sliding_window": 9}, gguf=False, why="no window, no dense layers"),
         ),
+    ),
+    "gemma": Family(
+        "GemmaConfig",
+        {**SIZES, **_APART, "rms_norm_eps": 1e-6},
+        (
+            Variant("plain"),
+            Variant("odd linear", {**ODD, "head_dim": 32, "rope_parameters": LINEAR}, gguf=False, why="no rope keys"),
+            Variant("biased untied", {"attention_bias": True, "tie_word_embeddings": False}, gguf=False,
+                    why="always tied, no bias"),
+            Variant("odd", {**ODD, "head_dim": 32}),
+        ),
+    ),
+    "olmoe": Family(
+        "OlmoeConfig",
+        {**SIZES, "num_key_value_heads": 4, "num_experts": 5, "num_experts_per_tok": 3, "rms_norm_eps": 1e-5},
+        (
+            Variant("plain"),
+            Variant("normalised biased tied", {**_TIED, "norm_topk_prob": True, "attention_bias": True,
+                    "num_key_value_heads": 2}, gguf=False, why="it never normalises; untied, no bias"),
+            Variant("odd eight", {**ODD, "num_key_value_heads": 3, "num_experts": 8, "num_experts_per_tok": 2,
+                                  "rope_parameters": YARN}),
+        ),
+    ),
+    "qwen2_moe": Family(
+        "Qwen2MoeConfig",
+        {**SIZES, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+         "shared_expert_intermediate_size": 80},
+        (
+            Variant("plain"),
+            Variant("normalised, dense layers, windows, no bias", {**_TIED, "num_hidden_layers": 4,
+                    "norm_topk_prob": True, "mlp_only_layers": [1], "qkv_bias": False, "use_sliding_window": True,
+                    "sliding_window": 9, "layer_types": [SLIDING, FULL, FULL, SLIDING]}, gguf=False,
+                    why="it never normalises; no dense layers, no window"),
+            Variant("odd eight", {**ODD, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 52,
+                                  "shared_expert_intermediate_size": 37, "rope_parameters": YARN}),
+        ),
+    ),
+    "seed_oss": Family(
+        "SeedOssConfig",
+        {**SIZES, **_APART},
+        (
+            Variant("plain"),
+            Variant("all biased odd tied", {**ODD, **_TIED, "attention_out_bias": True, "mlp_bias": True}, gguf=False,
+                    why="no bias of the output or the MLP"),
+            Variant("no bias yarn odd", {**ODD, "head_dim": 32, "attention_bias": False, "rope_parameters": YARN}),
+        ),
+    ),
+    "exaone4": Family(
+        "Exaone4Config",
+        {**SIZES, "num_hidden_layers": 4, "sliding_window": 9},
+        (
+            Variant("plain", llama_cpp=False, why="it has windows where there are 64 layers"),
+            Variant("pattern tied", {**_TIED, "num_hidden_layers": 3, "layer_types": [FULL, SLIDING, SLIDING]},
+                    llama_cpp=False, why="as above"),
+            Variant("no windows, llama3 odd", {**ODD, "num_hidden_layers": 2, "sliding_window": None,
+                    "layer_types": [FULL, FULL], "rope_parameters": LLAMA3}),
+        ),
+    ),
+    "ernie4_5": Family(
+        "Ernie4_5Config",
+        {**SIZES, **_APART},
+        (
+            Variant("plain", {"rope_parameters": {**_PLAIN, "rope_theta": 5e5}}),
+            Variant("biased untied odd", {**ODD, "head_dim": 32, "use_bias": True, "tie_word_embeddings": False},
+                    gguf=False, why="no bias"),
+            Variant("linear odd", {**ODD, "head_dim": 32, "rope_parameters": LINEAR}),
+        ),
+    ),
+    "glm4": Family(
+        "Glm4Config",
+        {**SIZES, "head_dim": 16},
+        (
+            Variant("plain"),
+            Variant("odd tied, no bias, a quarter", {**ODD, **_TIED, "head_dim": 32, "attention_bias": False,
+                    "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.25}}),
+            Variant("whole heads", {"head_dim": 24, "rope_parameters": {**LINEAR, "partial_rotary_factor": 1.0}}),
+        ),
+    ),
+    "arcee": Family(
+        "ArceeConfig",
+        SIZES,
+        (
+            Variant("plain"),
+            Variant("biased odd tied", {**ODD, **_TIED, "attention_bias": True, "mlp_bias": True}, gguf=False,
+                    why="no bias of the MLP"),
+            Variant("llama3 odd", {**ODD, "rope_parameters": LLAMA3}),
+            Variant("yarn apart", {**_APART, "rope_parameters": YARN}),
+        ),
+    ),
+    "hunyuan_v1_dense": Family(
+        "HunYuanDenseV1Config",
+        {**SIZES, **_APART},
+        (
+            Variant("plain"),
+            Variant("stretched odd tied", {**ODD, **_TIED, "rope_parameters": {"rope_type": "dynamic",
+                    "rope_theta": 10000.0, "alpha": 1000.0, "factor": 1.0}}),
+            Variant("biased yarn", {"attention_bias": True, "rope_parameters": YARN}, gguf=False, why="no bias"),
+        ),
+    ),
+    "starcoder2": Family(
+        "Starcoder2Config",
+        {**{key: value for key, value in SIZES.items() if key != "rms_norm_eps"}, "norm_epsilon": 1e-5},
+        (
+            Variant("plain"),
+            Variant("window untied no bias", {"tie_word_embeddings": False, "use_bias": False, "sliding_window": 9},
+                    gguf=False, why="always biased, no window"),
+            Variant("odd untied", {**ODD, "tie_word_embeddings": False, "rope_parameters": LINEAR}),
+        ),
+    ),
+    "cohere2": Family(
+        "Cohere2Config",
+        {**{key: value for key, value in SIZES.items() if key != "rms_norm_eps"}, "layer_norm_eps": 1e-5,
+         "num_hidden_layers": 4, "sliding_window": 9, "logit_scale": 0.25},
+        (
+            Variant("plain"),
+            Variant("pattern biased untied", {"num_hidden_layers": 3, "layer_types": [FULL, SLIDING, FULL],
+                    "attention_bias": True, "tie_word_embeddings": False}, gguf=False,
+                    why="every fourth layer sees all; tied, no bias"),
+            Variant("odd", {**ODD, "rope_parameters": {**_PLAIN, "rope_theta": 5e4}}),
+        ),
+    ),
+    "apertus": Family(
+        "ApertusConfig",
+        {**SIZES, "rope_parameters": LLAMA3},
+        (
+            Variant("plain"),
+            Variant("biased odd tied", {**ODD, **_TIED, "attention_bias": True, "rope_parameters": _PLAIN}, gguf=False,
+                    why="untied"),
+            Variant("odd biased", {**ODD, "attention_bias": True}),
+        ),
+    ),
+    "glm4_moe": Family(
+        "Glm4MoeConfig",
+        {**SIZES, **_ROUTED, **_APART, "num_key_value_heads": 2, "use_qk_norm": True,
+         "first_k_dense_replace": 1},
+        (
+            Variant("plain"),
+            Variant("odd tied biased, groups", {**ODD, **_TIED, "head_dim": 32, "attention_bias": True,
+                    "use_qk_norm": False, "n_routed_experts": 6, "n_group": 3, "topk_group": 2, "n_shared_experts": 2,
+                    "routed_scaling_factor": 1.5, "first_k_dense_replace": 2, "num_hidden_layers": 3,
+                    "rope_parameters": {**LINEAR, "partial_rotary_factor": 0.5}}),
+            Variant("whole heads rotated, not normalised", {"norm_topk_prob": False, "first_k_dense_replace": 0,
+                    "rope_parameters": {**_PLAIN, "partial_rotary_factor": 1.0}}),
+        ),
+    ),
+    "deepseek_v2": Family(
+        "DeepseekV2Config",
+        {**SIZES, **_ROUTED, **_LATENT, "n_shared_experts": 2, "num_experts_per_tok": 3, "first_k_dense_replace": 1},
+        (
+            Variant("plain"),
+            Variant("lite odd tied yarn", {**ODD, **_TIED, "num_key_value_heads": 3, "q_lora_rank": None,
+                    "kv_lora_rank": 44, "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 28,
+                    "rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.707}}),
+            Variant("groups biased", {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy",
+                    "num_experts_per_tok": 3, "routed_scaling_factor": 3.0, "attention_bias": True,
+                    "first_k_dense_replace": 0}, llama_cpp=False, why="its groups are worth their two best experts"),
+        ),
+    ),
+    "deepseek_v3": Family(
+        "DeepseekV3Config",
+        {**SIZES, **_ROUTED, **_LATENT, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1},
+        (
+            Variant("plain", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}}),
+            Variant("odd tied biased", {**ODD, **_TIED, "num_key_value_heads": 3, "kv_lora_rank": 44, "q_lora_rank": 28,
+                    "qk_nope_head_dim": 20, "qk_rope_head_dim": 12, "v_head_dim": 28, "attention_bias": True,
+                    "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5},
+                    llama_cpp=False, why="it has no biases there"),
+            Variant("halves, no low rank, not normalised", {"rope_interleave": False, "q_lora_rank": None,
+                    "norm_topk_prob": False, "n_shared_experts": 2}, gguf=False, why="its pairs are neighbours"),
+        ),
+    ),
+    "glm4_moe_lite": Family(
+        "Glm4MoeLiteConfig",
+        {**SIZES, **_ROUTED, **_LATENT},
+        tuple(Variant(name, values, gguf=False, why="its GGUF file is deepseek_v3's") for name, values in (
+            ("plain", {"mlp_layer_types": ["dense", "sparse"]}),
+            ("sparse first, odd tied", {**ODD, **_TIED, "num_key_value_heads": 3, "kv_lora_rank": 42,
+             "qk_rope_head_dim": 14, "mlp_layer_types": ["sparse", "dense"], "routed_scaling_factor": 1.8}),
+            ("groups yarn biased", {"n_group": 2, "topk_group": 1, "attention_bias": True,
+             "mlp_layer_types": ["sparse", "sparse"], "rope_parameters": {**YARN, "mscale": 1.0,
+                                                                          "mscale_all_dim": 0.5}}),
+        )),
     ),
 }  # fmt: skip
 """``model_type`` to family."""

@@ -21,9 +21,10 @@ import numpy.typing as npt
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from tests.support.family_table import FULL, SLIDING
+from tests.support.family_table import FULL, LINEAR_ATTENTION, SLIDING
+from tests.support.gguf_routing import LATENT, NAMES, ROUTED, add_routed, by_heads
 from tests.support.tiny import llama3_frequency_divisors
-from tests.support.tiny_families import write_folder
+from tests.support.tiny_families import added_to_one, write_folder
 
 Array = npt.NDArray[np.float32]
 
@@ -33,10 +34,30 @@ ARCHITECTURES = {
     "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3",
     "olmo2": "olmo2", "olmo3": "olmo2", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe",
     "qwen2_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
+    "gemma": "gemma", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "seed_oss": "seed_oss", "exaone4": "exaone4",
+    "ernie4_5": "ernie4_5", "glm4": "glm4", "arcee": "arcee", "hunyuan_v1_dense": "hunyuan-dense",
+    "starcoder2": "starcoder2", "cohere2": "cohere2", "apertus": "apertus", "lfm2": "lfm2", "lfm2_moe": "lfm2moe",
+    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
+    "glm4_moe": "glm4moe",
+    **dict.fromkeys(LATENT, "deepseek2"),
 }  # fmt: skip
 """``model_type`` to ``general.architecture``."""
-PAIRED = ("llama", "mistral3", "smollm3", "granite")
+PAIRED = ("llama", "mistral3", "smollm3", "granite", "granitehybrid", "arcee")
 """Architectures whose rotary pairs are neighbours: rows of q and k are interleaved against Hugging Face's halves."""
+TILED = ("qwen35", "qwen35moe")
+"""Architectures whose heads of values stand in turn by their groups of keys."""
+DELTA_NETS = (*TILED, "qwen3next")
+
+
+def architecture(config: Any) -> str:
+    """What a file calls a model of that config: Granite's with recurrent layers have a name of their own."""
+    if config.model_type == "granitemoehybrid" and LINEAR_ATTENTION in config.layer_types:
+        return "granitehybrid"
+    return ARCHITECTURES[config.model_type]
+
+
+LAYER_NORMS = {"starcoder2": "norm_epsilon", "cohere2": "layer_norm_eps"}
+"""Families with layer norms, and what their configs call the epsilon."""
 
 _AFTER = {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"}
 _NAMES = {
@@ -44,11 +65,28 @@ _NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.qkv_proj": "attn_qkv", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "self_attn.sinks": "attn_sinks",
-    "shared_mlp.output_linear": "ffn_down",
+    "linear_attn.in_proj_qkv": "attn_qkv", "linear_attn.in_proj_z": "attn_gate", "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.in_proj_b": "ssm_beta", "linear_attn.in_proj_ba": "ssm_ba",
+    **{f"{one}.conv1d": "ssm_conv1d" for one in ("linear_attn", "mamba")},
+    **{f"{one}.norm": "ssm_norm" for one in ("linear_attn", "mamba")},
+    **{f"{one}.out_proj": "ssm_out" for one in ("linear_attn", "mamba")},
+    "mamba.in_proj": "ssm_in", "block_sparse_moe.router.layer": "ffn_gate_inp",
+    "operator_norm": "attn_norm", "ffn_norm": "ffn_norm", "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj", "conv.conv": "shortconv.conv", "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
+    **NAMES,
     "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm", "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm",
+    "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
 }  # fmt: skip
-_EXPERT = re.compile(r"(?:block_sparse_moe|mlp)\.experts\.(\d+)\.(\w+)")
+_EXPERT = re.compile(r"(?:block_sparse_moe|mlp|feed_forward)\.experts\.(\d+)\.(\w+)")
+_GRANITE_MLP = re.compile(r"(block_sparse_moe|shared_mlp)\.(input|output)_linear\.")
 _EXPERT_NAMES = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "down_proj": "down", "up_proj": "up"}
 
 
@@ -68,9 +106,11 @@ def write_gguf(
     ``change`` may do what it likes to the keys (``gguf.GGUFValue`` by name) and the tensors before they are written.
     """
     config = model.config.get_text_config()
-    writer = gguf.GGUFWriter(file, ARCHITECTURES[config.model_type])
+    writer = gguf.GGUFWriter(file, architecture(config))
     writer.add_name("tiny")
     add_keys(writer, config)
+    if config.model_type == "apertus":
+        _add_xielu(writer, model)
     for key, value in (metadata or {}).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string,
                  list: writer.add_array}  # fmt: skip
@@ -80,7 +120,8 @@ def write_gguf(
     for name, values in tensors.items():
         wanted = experts if experts and "_exps" in name else quant
         kind = gguf.GGMLQuantizationType[wanted]
-        if values.ndim == 1 or "ffn_gate_inp" in name or not name.endswith(".weight"):
+        floats = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "ssm_norm")
+        if values.ndim == 1 or any(one in name for one in floats) or not name.endswith(".weight"):
             kind = gguf.GGMLQuantizationType.F32
         elif values.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
             kind = gguf.GGMLQuantizationType.F16
@@ -105,8 +146,10 @@ def gguf_tensors(model: Any) -> dict[str, Array]:
     found: dict[str, Array] = {}
     gathered: dict[str, list[Array]] = {}
     for name, values in sorted(stored.items(), key=lambda item: _in_order(item[0])):
-        if config.model_type.startswith("gemma") and name.endswith("norm.weight"):
+        if name.endswith("norm.weight") and added_to_one(name, config):
             values = values + 1
+        if ".act_fn." in name:  # keys, below
+            continue
         for target, part in _converted(name, values, config):
             if target.endswith("_exps.weight") and part.ndim == 2:
                 gathered.setdefault(target, []).append(part)
@@ -122,7 +165,10 @@ def _in_order(name: str) -> list[Any]:
 
 def _converted(name: str, values: Array, config: Any) -> list[tuple[str, Array]]:
     """The tensors that one of the folder's becomes."""
-    outside = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    outside = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+        "model.embedding_norm": "token_embd_norm",
+    }  # fmt: skip
     stem, _, kind = name.rpartition(".")
     if stem in outside:
         return [(f"{outside[stem]}.{kind}", values)]
@@ -130,22 +176,78 @@ def _converted(name: str, values: Array, config: Any) -> list[tuple[str, Array]]
     block = f"blk.{layer}."
     if rest.startswith("mlp.experts.") and config.model_type == "gpt_oss":
         return [(block + target, part) for target, part in _gpt_oss_experts(rest, values)]
-    if rest.startswith("shared_mlp.input_linear."):
-        return [
-            (f"{block}ffn_{part}.weight", rows) for part, rows in zip(("gate", "up"), np.split(values, 2), strict=True)
-        ]
+    if found := _GRANITE_MLP.match(rest):
+        suffix = "_exps" if found[1] == "block_sparse_moe" else "_shexp" if config.num_local_experts else ""
+        parts = np.split(values, 2, axis=-2) if found[2] == "input" else [values]
+        names = ("gate", "up") if found[2] == "input" else ("down",)
+        return [(f"{block}ffn_{part}{suffix}.weight", rows) for part, rows in zip(names, parts, strict=True)]
     if found := _EXPERT.match(rest):
         return [(f"{block}ffn_{_EXPERT_NAMES[found[2]]}_exps.weight", values)]
+    if rest == "self_attn.kv_b_proj.weight":
+        return by_heads(block, values, config)
     if rest.endswith("sinks"):
         return [(block + "attn_sinks.weight", values)]
+    if rest == "linear_attn.in_proj_qkvz.weight":
+        return _apart(block, values, config)
+    if "linear_attn." in rest and architecture(config) in TILED:
+        values = in_tiles(rest, values, config)
+    alone = {"A_log": "ssm_a", "D": "ssm_d", "dt_bias": "ssm_dt.bias", "expert_bias": "exp_probs_b.bias",
+             "e_score_correction_bias": "exp_probs_b.bias"}  # fmt: skip
+    if (name := alone.get(rest.split(".")[-1])) is not None:
+        values = -np.exp(values) if name == "ssm_a" else values
+        column = name in ("ssm_a", "ssm_d") and not rest.startswith("linear_attn.")
+        return [(block + name, values[:, None] if column else values)]
+    if rest.endswith(("conv1d.weight", "conv.conv.weight")):
+        values = values[:, 0]
+    if rest == "mamba.norm.weight":
+        values = values.reshape(config.mamba_n_groups, -1)
     stem, _, kind = rest.rpartition(".")
     names = _NAMES | {"post_attention_layernorm": "ffn_norm"}
-    if config.model_type in ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss"):
+    after = ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss", "exaone4", "seed_oss",
+             "glm4_moe")  # fmt: skip
+    if config.model_type in after or architecture(config) in DELTA_NETS:
         names = _NAMES | _AFTER
     heads = {"self_attn.q_proj": config.num_attention_heads, "self_attn.k_proj": config.num_key_value_heads}
-    if stem in heads and ARCHITECTURES[config.model_type] in PAIRED:
+    if stem in heads and architecture(config) in PAIRED:
         values = in_pairs(values, heads[stem])
     return [(f"{block}{names[stem]}.{kind}", values)]
+
+
+def _apart(block: str, values: Array, config: Any) -> list[tuple[str, Array]]:
+    """Qwen3-Next's fused matrix, which has q, k, v and the gate of each head of keys, as two."""
+    groups, key = config.linear_num_key_heads, config.linear_key_head_dim
+    of_values = config.linear_num_value_heads // groups * config.linear_value_head_dim
+    by_head = values.reshape(groups, -1, values.shape[1])
+    parts = np.split(by_head, np.cumsum([key, key, of_values]), axis=1)
+    q, k, v, gate = (part.reshape(-1, values.shape[1]) for part in parts)
+    return [(f"{block}attn_qkv.weight", np.concatenate([q, k, v])), (f"{block}attn_gate.weight", gate)]
+
+
+def in_tiles(rest: str, values: Array, config: Any) -> Array:
+    """Heads of values, which stand by the group of keys that they have, in turn by group (Qwen3.5's files)."""
+    groups, heads = config.linear_num_key_heads, config.linear_num_value_heads
+    keys, value = 2 * groups * config.linear_key_head_dim, config.linear_value_head_dim
+
+    def turned(rows: Array) -> Array:
+        return rows.reshape(groups, heads // groups, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)
+
+    if "in_proj_qkv" in rest or "conv1d" in rest:
+        return np.concatenate([values[:keys], turned(values[keys:])])
+    if "out_proj" in rest:
+        return turned(values.T).T
+    if rest.endswith(("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")):
+        return turned(values)
+    assert values.shape == (value,), rest  # the norm, of every head
+    return values
+
+
+def as_in_file(name: str, values: Array, config: Any) -> Array:
+    """A weight, by its name here, with its heads in the order that a file has them in."""
+    config = config.get_text_config()
+    if architecture(config) not in TILED or ".linear_attn." not in name:
+        return values
+    rows = values.reshape(-1, config.linear_conv_kernel_dim) if "conv1d" in name else values
+    return np.ascontiguousarray(in_tiles(name, rows, config)).reshape(values.shape)
 
 
 def in_pairs(values: Array, heads: int) -> Array:
@@ -189,56 +291,114 @@ def add_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if kind != "qwen3_5_moe_text":
+        writer.add_feed_forward_length(mlp_size(config))
     writer.add_head_count(config.num_attention_heads)
-    kv_heads = config.num_key_value_heads
-    writer.add_head_count_kv([kv_heads] * config.num_hidden_layers if kind == "granitemoehybrid" else kv_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    kv_heads: Any = config.num_key_value_heads
+    if kind in ("granitemoehybrid", "lfm2", "lfm2_moe"):
+        kv_heads = [kv_heads if one == FULL else 0 for one in config.layer_types]
+    writer.add_head_count_kv(1 if kind in LATENT else kv_heads)
+    if kind in LAYER_NORMS:
+        writer.add_layer_norm_eps(getattr(config, LAYER_NORMS[kind]))
+    else:
+        writer.add_layer_norm_rms_eps(config.norm_eps if kind in ("lfm2", "lfm2_moe") else config.rms_norm_eps)
     if kind == "phi3":
         return _add_phi3(writer, config)
-    if getattr(config, "head_dim", None) is not None and kind != "granite":
+    if getattr(config, "head_dim", None) is not None and kind not in ("granite", "lfm2", "lfm2_moe", *LATENT):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if kind == "gemma2":  # its rope is not said: theta 10000
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
         return writer.add_sliding_window(config.sliding_window)
+    if kind == "gemma":  # nor is its
+        return None
     _add_rope(writer, config)
-    if ARCHITECTURES[kind] in PAIRED:
+    if architecture(config) in PAIRED:
         writer.add_vocab_size(config.vocab_size)
         writer.add_rope_dimension_count(head_size(config))
-    if "_vl_" in kind:
+    if "_vl_" in kind or architecture(config) in TILED:
         writer.add_rope_dimension_sections([*config.rope_parameters["mrope_section"], 0])
     if kind == "qwen3_vl_text":
         writer.add_num_deepstack_layers(1)
     if kind == "ministral3":
         writer.add_rope_scaling_yarn_log_mul(config.rope_parameters["mscale_all_dim"])
         writer.add_attn_temperature_scale(config.rope_parameters["llama_4_scaling_beta"])
-    elif ARCHITECTURES[kind] == "granite":
+    elif architecture(config) in ("granite", "granitehybrid"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
-        if kind == "granitemoehybrid":  # dense: what is for layers and experts that there are not
+        if kind == "granitemoehybrid":  # of dense ones too: what is for layers and experts that there are not
             writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
             writer.add_ssm_conv_kernel(config.mamba_d_conv)
             writer.add_ssm_state_size(config.mamba_d_state)
             writer.add_ssm_group_count(config.mamba_n_groups)
             writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
             writer.add_ssm_time_step_rank(config.mamba_n_heads)
-            writer.add_rope_scaling_finetuned(True)
+            writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        if architecture(config) == "granitehybrid" and config.num_local_experts:
+            writer.add_expert_count(config.num_local_experts)
+            writer.add_expert_used_count(config.num_experts_per_tok)
     elif kind == "gemma3_text":
         _add_gemma3(writer, config)
     elif kind == "olmo3":
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern([one == SLIDING for one in config.layer_types])
-    elif kind in ("gpt_oss", "mixtral", "qwen3_moe"):
+    elif kind == "glm4":
+        writer.add_rope_dimension_count(int(head_size(config) * config.rope_parameters["partial_rotary_factor"]))
+    elif kind == "exaone4":
+        writer.add_vocab_size(config.vocab_size)
+        if config.sliding_window is not None:
+            writer.add_sliding_window(config.sliding_window)
+            writer.add_sliding_window_pattern([one == SLIDING for one in config.layer_types])
+    elif kind == "cohere2":
+        writer.add_logit_scale(config.logit_scale)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_vocab_size(config.vocab_size)
+        writer.add_rope_dimension_count(head_size(config))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    elif kind in ("lfm2", "lfm2_moe"):
+        writer.add_shortconv_l_cache(config.conv_L_cache)
+        writer.add_vocab_size(config.vocab_size)
+    elif architecture(config) in DELTA_NETS:
+        _add_delta_net(writer, config)
+    if kind in ("gpt_oss", "mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "lfm2_moe", "qwen3_5_moe_text",
+                "qwen3_next"):  # fmt: skip
         _add_experts(writer, config)
+    if kind in ROUTED:
+        add_routed(writer, config)
+
+
+def mlp_size(config: Any) -> int:
+    """What the MLP has: LFM2's configs may say more than that."""
+    inner: int = config.intermediate_size
+    if config.model_type == "lfm2" and config.block_auto_adjust_ff_dim:
+        return -(-int(2 * inner / 3) // config.block_multiple_of) * config.block_multiple_of
+    return inner
+
+
+def _add_delta_net(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+    writer.add_ssm_state_size(config.linear_key_head_dim)
+    writer.add_ssm_group_count(config.linear_num_key_heads)
+    writer.add_ssm_time_step_rank(config.linear_num_value_heads)
+    writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
+    writer.add_array(f"{architecture(config)}.attention.recurrent_layers",
+                     [one == LINEAR_ATTENTION for one in config.layer_types])  # fmt: skip
+    writer.add_full_attention_interval(4)
+    writer.add_rope_dimension_count(int(head_size(config) * config.rope_parameters["partial_rotary_factor"]))
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: Any) -> None:
     rope, local = rope_of(config)
-    writer.add_rope_freq_base(rope["rope_theta"])
+    theta, alpha = rope["rope_theta"], rope.get("alpha")
+    if alpha:  # Hunyuan's: the base is that for every length
+        size = head_size(config)
+        theta *= alpha ** (size / (size - 2))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
+    writer.add_rope_freq_base(theta)
     if local:
         writer.add_rope_freq_base_swa(local["rope_theta"])
     if rope["rope_type"] in ("linear", "yarn"):
@@ -274,10 +434,26 @@ def _add_gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
 
 
 def _add_experts(writer: gguf.GGUFWriter, config: Any) -> None:
-    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type == "qwen3_moe":
+    if config.model_type in ("lfm2_moe", "qwen3_5_moe_text", "qwen3_next"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if config.model_type == "lfm2_moe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    elif config.model_type in ("qwen3_5_moe_text", "qwen3_next"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    elif config.model_type in ("qwen3_moe", "qwen2_moe"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        if config.model_type == "qwen2_moe":
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     elif config.model_type == "gpt_oss":
         writer.add_expert_feed_forward_length(config.intermediate_size)
         writer.add_sliding_window(config.sliding_window)
+
+
+def _add_xielu(writer: gguf.GGUFWriter, model: Any) -> None:
+    """The parameters of each layer's activation, one list of each."""
+    acts = [layer.mlp.act_fn for layer in model.model.layers]
+    for name in ("alpha_n", "alpha_p", "beta", "eps"):
+        getattr(writer, f"add_xielu_{name}")([float(getattr(act, name)) for act in acts])

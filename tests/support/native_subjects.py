@@ -86,7 +86,7 @@ DECODERS = {"whole": whole_decoder(), "other": whole_decoder(), "mixture": whole
 
 def cache_after_a_step() -> Any:
     cache = DECODERS["whole"].new_cache()
-    DECODERS["whole"].forward([cache], [3], ints(1, 2, 3), ints(-1, 0, 0), None, False, 1, [], None, False)
+    DECODERS["whole"].forward([cache], [3], [], ints(1, 2, 3), ints(-1, 0, 0), None, False, 1, [], None, False)
     return cache
 
 
@@ -189,7 +189,9 @@ GOOD: dict[str, Arguments] = {
     "Cache.keep": lambda: {"rows": [0, 2]},
     "Cache.crop": lambda: {"length": 1},
     "Cache.fork": dict,
+    "Cache.checkpoint": dict,
     "Cache.bytes": dict,
+    "Cache.state_bytes": dict,
     "Cache.fill_blank": lambda: {"length": 5},
     "Decoder.__init__": decoder_arguments,
     "Decoder.set_matrix": named(f"name {STREAMS}", lambda: ("layers.1.mixer.q.weight", *asym_int4(32, 32))),
@@ -201,6 +203,7 @@ GOOD: dict[str, Arguments] = {
     "Decoder.forward": lambda: {
         "caches": [kept_cache(), cache_after_a_step()],
         "counts": [2, 1],
+        "settled": [1, -1],
         "tokens": ints(1, 2, 3),
         "parents": ints(-1, 0, -1),
         "want": ints(0, 2),
@@ -213,6 +216,7 @@ GOOD: dict[str, Arguments] = {
     "Decoder.export_matrix": lambda: {"name": "layers.1.feed_forward.down.weight"},
     "Decoder.export_vector": lambda: {"name": "layers.1.feed_forward_norm.weight"},
     "Decoder.cache_bytes_per_position": dict,
+    "Decoder.cache_state_bytes": dict,
     "Decoder.isa": dict,
     "Decoder.threads": dict,
     "Decoder.weight_bytes": dict,

@@ -17,15 +17,19 @@ from ipex_lookahead.architectures.spec import (
     Block,
     Experts,
     GatedMlp,
+    LatentAttention,
     Linear,
     ModelSpec,
     Norm,
     Place,
     Rope,
     Tensor,
+    Xielu,
 )
 from ipex_lookahead.engines.base import Batch, StepOutput
 from ipex_lookahead.errors import ContextLengthError, InputError
+from tests.support.numpy_latent import latent_row
+from tests.support.numpy_mixers import Recurrent, chosen_experts, recurrent_row, sigmoid
 from tests.support.scripted_engine import output_of
 
 Array = npt.NDArray[np.float32]
@@ -142,23 +146,41 @@ class SpecEngine:
             parent = cache.parents[parent]
         past = cache.committed + ancestors[::-1]
         position = len(past)
-        own: list[tuple[Array, Array]] = []
+        own: list[Any] = []
         x = self._weights[self._spec.embedding.name][token] * self._dtype(self._spec.embedding_multiplier)
         for layer, block in enumerate(self._spec.layers):
-            normed = self._norm(block.mixer_norm, x)
-            out, key_value = self._attention(block.mixer, normed, [p[layer] for p in past], position)
-            own.append(key_value)
-            x = x + block.residual_multiplier * self._norm(block.mixer_after, out)
-            out = self._mlp(block.feed_forward, self._norm(block.feed_forward_norm, x))
-            x = x + block.residual_multiplier * self._norm(block.feed_forward_after, out)
+            left, normed = None, self.norm(block.mixer_norm, x)
+            if block.mixer is not None:
+                out, left = self._mixer(block.mixer, normed, [p[layer] for p in past], position)
+                if block.parallel:
+                    out = out + self._mlp(block.feed_forward, normed)
+                x = x + block.residual_multiplier * self.norm(block.mixer_after, out)
+            own.append(left)
+            if block.feed_forward is not None and not block.parallel:
+                out = self._mlp(block.feed_forward, self.norm(block.feed_forward_norm, x))
+                x = x + block.residual_multiplier * self.norm(block.feed_forward_after, out)
         cache.pending.append(own)
         return x
 
+    def _mixer(
+        self, mixer: Attention | LatentAttention | Recurrent, x: Array, past: list[Any], position: int
+    ) -> tuple[Array, Any]:
+        if isinstance(mixer, Attention):
+            return self._attention(mixer, x, past, position)
+        if isinstance(mixer, LatentAttention):
+            kept = (lambda one: one) if self._kv is None else (lambda one: _kept(one, self._kv).astype(self._dtype))
+            return latent_row(self, mixer, x, past, kept)
+        return recurrent_row(self, mixer, x, past)
+
     def _attention(self, a: Attention, x: Array, past: list[Any], position: int) -> tuple[Array, Any]:
-        query = self._heads(self._linear(a.q, x), a.q_norm, a.head_dim)
-        key = self._heads(self._linear(a.k, x), a.k_norm, a.head_dim)
-        value = self._linear(a.v, x).reshape(-1, a.head_dim)
+        before = (None, None) if a.norm_after_rope else (a.q_norm, a.k_norm)
+        query, key = (
+            self._heads(self.linear(one, x), norm, a.head_dim) for one, norm in zip((a.q, a.k), before, strict=True)
+        )
+        value = self.linear(a.v, x).reshape(-1, a.head_dim)
         query, key = self._rope(a.rope, query, position), self._rope(a.rope, key, position)
+        if a.norm_after_rope:
+            query, key = self._heads(query, a.q_norm, a.head_dim), self._heads(key, a.k_norm, a.head_dim)
         if a.rope is not None and a.rope.query_beta:
             query = query * (1 + a.rope.query_beta * np.log(1 + position // a.rope.query_original))
         if self._kv is not None:
@@ -175,12 +197,13 @@ class SpecEngine:
                 scores = np.append(scores, self._weights[a.sinks.name][head])
             weights = np.exp(scores - scores.max())
             out[head] = (weights / weights.sum())[: len(values)] @ values[:, head // group]
-        return self._linear(a.o, out.reshape(-1)), (key, value)
+        y = out.reshape(-1)
+        return self.linear(a.o, y if a.gate is None else y * sigmoid(self.linear(a.gate, x))), (key, value)
 
     def _heads(self, x: Array, norm: Norm | None, head_dim: int) -> Array:
         if norm is not None and norm.weight.shape == x.shape:
-            return self._norm(norm, x).reshape(-1, head_dim)
-        return np.stack([self._norm(norm, head) for head in x.reshape(-1, head_dim)])
+            return self.norm(norm, x).reshape(-1, head_dim)
+        return np.stack([self.norm(norm, head) for head in x.reshape(-1, head_dim)])
 
     def _rope(self, rope: Rope | None, x: Array, position: int) -> Array:
         if rope is None:
@@ -188,50 +211,65 @@ class SpecEngine:
         angles = position * rope.frequencies.astype(np.float64)
         cos, sin = (f(angles) * rope.factor for f in (np.cos, np.sin))
         half = len(angles)
+        if rope.interleaved:  # of value 2 i with 2 i + 1
+            x = np.concatenate([x[:, : 2 * half : 2], x[:, 1 : 2 * half : 2], x[:, 2 * half :]], axis=1)
         left, right, rest = x[:, :half], x[:, half : 2 * half], x[:, 2 * half :]
         return np.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=1).astype(self._dtype)
 
     def _mlp(self, mlp: GatedMlp | Experts, x: Array) -> Array:
         if isinstance(mlp, Experts):
             return self._experts(mlp, x)
-        kind, gate, up = mlp.activation, self._linear(mlp.gate, x), self._linear(mlp.up, x)
-        if kind.kind == "silu":
+        kind, up = mlp.activation, self.linear(mlp.up, x)
+        gate, up = (up, np.ones_like(up)) if mlp.gate is None else (self.linear(mlp.gate, x), up)
+        if mlp.parameters is not None:
+            inner = self._xielu(mlp.parameters, gate) * up
+        elif kind.kind == "relu_squared":
+            inner = np.maximum(gate, 0) ** 2 * up
+        elif kind.kind == "silu":
             inner = gate * (0.5 + 0.5 * np.tanh(0.5 * gate)) * up
         elif kind.kind == "gelu_tanh":
             inner = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
         else:
             gate, up = np.minimum(gate, kind.limit), np.clip(up, -kind.limit, kind.limit)
             inner = gate * (0.5 + 0.5 * np.tanh(0.5 * kind.alpha * gate)) * (up + 1)
-        return self._linear(mlp.down, inner.astype(self._dtype))
+        return self.linear(mlp.down, inner.astype(self._dtype))
+
+    def _xielu(self, p: Xielu, x: Array) -> Array:
+        names = (p.alpha_p.name, p.alpha_n.name, p.beta.name, p.eps.name)
+        alpha_p, alpha_n, beta, eps = (self._weights[name].reshape(-1)[0] for name in names)
+        above, below = np.log1p(np.exp(alpha_p)), beta + np.log1p(np.exp(alpha_n))
+        found: Array = np.where(x > 0, above * x * x, (np.expm1(np.minimum(x, eps)) - x) * below) + beta * x
+        return found
 
     def _experts(self, mlp: Experts, x: Array) -> Array:
-        logits = self._linear(mlp.router, x)
-        order = sorted(range(len(logits)), key=lambda e: (-logits[e], e))
-        chosen = order[: mlp.used]
-        for other in order[mlp.used : mlp.used + 1]:
-            self.closest_choice = min(self.closest_choice, logits[chosen[-1]] - logits[other])
-        exponentials = np.exp(logits - logits.max())
-        among = chosen if mlp.softmax == "chosen" else order
-        weights = exponentials[chosen] / exponentials[among].sum()
-        if mlp.renormalise:
-            weights = weights / weights.sum()
-        return sum(w * self._mlp(mlp.experts[e], x) for w, e in zip(weights, chosen, strict=True)).astype(self._dtype)
+        correction = None if mlp.correction is None else self.value(mlp.correction)
+        chosen, weights, closest = chosen_experts(mlp, self.linear(mlp.router, x), correction)
+        self.closest_choice = min(self.closest_choice, closest)
+        y = sum(w * self._mlp(mlp.experts[e], x) for w, e in zip(weights, chosen, strict=True))
+        if mlp.shared is not None:
+            every = self._mlp(mlp.shared, x)
+            y = y + (every if mlp.shared_gate is None else every * sigmoid(self.linear(mlp.shared_gate, x)))
+        return np.asarray(y, self._dtype)
 
-    def _linear(self, layer: Linear, x: Array) -> Array:
+    def value(self, tensor: Tensor) -> Array:
+        return self._weights[tensor.name]
+
+    def linear(self, layer: Linear, x: Array) -> Array:
         y = self._weights[layer.weight.name] @ x
         return y if layer.bias is None else y + self._weights[layer.bias.name]
 
-    def _norm(self, norm: Norm | None, x: Array) -> Array:
+    def norm(self, norm: Norm | None, x: Array) -> Array:
         if norm is None:
             return x
-        scaled = x / np.sqrt((x * x).mean() + self._dtype(norm.epsilon))
-        return (scaled * self._weights[norm.weight.name]).astype(self._dtype)
+        if norm.centered:
+            x = x - x.mean()
+        scaled = x / np.sqrt((x * x).mean() + self._dtype(norm.epsilon)) * self._weights[norm.weight.name]
+        biased = scaled if norm.bias is None else scaled + self._weights[norm.bias.name]
+        return biased.astype(self._dtype)
 
     def _logits(self, hidden: Array) -> Array:
         head = Linear(self._spec.embedding) if self._spec.head is None else self._spec.head
-        logits = self._linear(head, self._norm(self._spec.final_norm, hidden)) * self._dtype(
-            self._spec.logit_multiplier
-        )
+        logits = self.linear(head, self.norm(self._spec.final_norm, hidden)) * self._dtype(self._spec.logit_multiplier)
         cap = self._spec.logit_softcap
         return logits if cap is None else cap * np.tanh(logits / cap)
 

@@ -17,6 +17,7 @@ from ipex_lookahead.architectures.spec import (
     Block,
     Experts,
     GatedMlp,
+    LatentAttention,
     Linear,
     ModelSpec,
     Norm,
@@ -24,6 +25,8 @@ from ipex_lookahead.architectures.spec import (
     Tensor,
 )
 from ipex_lookahead.formats import dequantize
+from tests.support.numpy_latent import latent_row
+from tests.support.numpy_mixers import Recurrent, chosen_experts, recurrent_row, sigmoid
 
 Array = npt.NDArray[np.float64]
 
@@ -50,8 +53,15 @@ class SpecModel:
         return self._weights[tensor.name]
 
     def block(self, block: Block, x: Array) -> Array:
-        y = self.attention(block.mixer, self.norm(block.mixer_norm, x))
-        x = x + block.residual_multiplier * self.norm(block.mixer_after, y)
+        if block.mixer is not None:
+            normed = self.norm(block.mixer_norm, x)
+            attends = isinstance(block.mixer, Attention)
+            y = self.attention(block.mixer, normed) if attends else self.mixed(block.mixer, normed)
+            if block.parallel:
+                return x + y + self.gated(block.feed_forward, normed)
+            x = x + block.residual_multiplier * self.norm(block.mixer_after, y)
+        if block.feed_forward is None:
+            return x
         m = self.norm(block.feed_forward_norm, x)
         y = (
             self.experts(block.feed_forward, m)
@@ -67,19 +77,35 @@ class SpecModel:
     def norm(self, norm: Norm | None, x: Array) -> Array:
         if norm is None:
             return x
-        return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm.epsilon) * self.value(norm.weight)
+        if norm.centered:
+            x = x - np.mean(x, axis=-1, keepdims=True)
+        y = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm.epsilon) * self.value(norm.weight)
+        return y if norm.bias is None else y + self.value(norm.bias)
+
+    def mixed(self, layer: LatentAttention | Recurrent, x: Array) -> Array:
+        rows: list[Array] = []
+        past: list[Any] = []
+        for row in x:
+            made = latent_row if isinstance(layer, LatentAttention) else recurrent_row
+            y, left = made(self, layer, row, past)
+            rows.append(y)
+            past.append(left)
+        return np.stack(rows)
 
     def attention(self, layer: Attention, x: Array) -> Array:
         rows, d = len(x), layer.head_dim
         q, k, v = (self.linear(one, x) for one in (layer.q, layer.k, layer.v))
-        q = self.head_norm(layer.q_norm, q, d).reshape(rows, layer.heads, d)
-        k = self.head_norm(layer.k_norm, k, d).reshape(rows, layer.kv_heads, d)
+        after = layer.norm_after_rope
+        q = self.head_norm(None if after else layer.q_norm, q, d).reshape(rows, layer.heads, d)
+        k = self.head_norm(None if after else layer.k_norm, k, d).reshape(rows, layer.kv_heads, d)
         v = v.reshape(rows, layer.kv_heads, d)
         if layer.rope is not None:
             q, k = turned(layer.rope, q), turned(layer.rope, k)
-            if layer.rope.query_beta:
-                turns = np.floor(np.arange(rows) / layer.rope.query_original)
-                q = q * (1 + layer.rope.query_beta * np.log1p(turns))[:, None, None]
+        if after:
+            q, k = self.norm(layer.q_norm, q), self.norm(layer.k_norm, k)
+        if layer.rope is not None and layer.rope.query_beta:
+            turns = np.floor(np.arange(rows) / layer.rope.query_original)
+            q = q * (1 + layer.rope.query_beta * np.log1p(turns))[:, None, None]
         sinks = None if layer.sinks is None else self.value(layer.sinks)
         group, out = layer.heads // layer.kv_heads, np.empty_like(q)
         for row in range(rows):
@@ -91,7 +117,8 @@ class SpecModel:
                     scores = np.append(scores, sinks[head])
                 shares = softmax(scores)[: len(keys)]
                 out[row, head] = shares @ values
-        return self.linear(layer.o, out.reshape(rows, -1))
+        y = out.reshape(rows, -1)
+        return self.linear(layer.o, y if layer.gate is None else y * sigmoid(self.linear(layer.gate, x)))
 
     def head_norm(self, norm: Norm | None, x: Array, d: int) -> Array:
         """Over each head where the norm is as long as one, else over all of the projection."""
@@ -100,19 +127,25 @@ class SpecModel:
         return self.norm(norm, x.reshape(len(x), -1, d)).reshape(x.shape)
 
     def gated(self, mlp: GatedMlp, x: Array) -> Array:
-        return self.linear(mlp.down, activated(mlp.activation, self.linear(mlp.gate, x), self.linear(mlp.up, x)))
+        up = self.linear(mlp.up, x)
+        if mlp.parameters is not None:
+            p = mlp.parameters
+            numbers = (self.value(one).item() for one in (p.alpha_p, p.alpha_n, p.beta, p.eps))
+            return self.linear(mlp.down, xielu(*numbers, up))
+        gate, up = (up, np.ones_like(up)) if mlp.gate is None else (self.linear(mlp.gate, x), up)
+        return self.linear(mlp.down, activated(mlp.activation, gate, up))
 
     def experts(self, layer: Experts, x: Array) -> Array:
-        logits = self.linear(layer.router, x)
-        y = np.zeros_like(x)
+        logits, y = self.linear(layer.router, x), np.zeros_like(x)
+        correction = None if layer.correction is None else self.value(layer.correction)
         for row in range(len(x)):
-            chosen = np.argsort(-logits[row], kind="stable")[: layer.used]
-            shares = softmax(logits[row])[chosen] if layer.softmax == "all" else softmax(logits[row][chosen])
-            if layer.renormalise:
-                shares = shares / shares.sum()
+            chosen, shares, _ = chosen_experts(layer, logits[row], correction)
             for expert, share in zip(chosen, shares, strict=True):
                 y[row] += share * self.gated(layer.experts[expert], x[row : row + 1])[0]
-        return y
+        if layer.shared is None:
+            return y
+        every = self.gated(layer.shared, x)
+        return y + (every if layer.shared_gate is None else every * sigmoid(self.linear(layer.shared_gate, x)))
 
 
 def _checked(checkpoint: Any, tensor: Tensor) -> Array:
@@ -122,11 +155,15 @@ def _checked(checkpoint: Any, tensor: Tensor) -> Array:
 
 
 def turned(rope: Rope, x: Array) -> Array:
-    """Rows [n, heads, d] at positions 0 to n - 1: value i is rotated with value i + half."""
+    """Rows [n, heads, d] at positions 0 to n - 1: value i is rotated with value i + half, or 2 i with 2 i + 1."""
     half = len(rope.frequencies)
     angles = np.arange(len(x))[:, None, None] * rope.frequencies.astype(np.float64)
     cos, sin = np.cos(angles) * rope.factor, np.sin(angles) * rope.factor
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    if rope.interleaved:
+        a, b = x[..., : 2 * half : 2], x[..., 1 : 2 * half : 2]
+        pairs = np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        return np.concatenate([pairs.reshape(*x.shape[:-1], 2 * half), rest], axis=-1)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, rest], axis=-1)
 
 
@@ -135,9 +172,16 @@ def activated(kind: Activation, gate: Array, up: Array) -> Array:
         return gate / (1 + np.exp(-gate)) * up
     if kind.kind == "gelu_tanh":
         return gate * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    if kind.kind == "relu_squared":
+        return np.maximum(gate, 0) ** 2 * up
     assert kind.kind == "clamped", kind
     gate, up = np.minimum(gate, kind.limit), np.clip(up, -kind.limit, kind.limit)
     return gate / (1 + np.exp(-kind.alpha * gate)) * (up + 1)
+
+
+def xielu(alpha_p: float, alpha_n: float, beta: float, eps: float, x: Array) -> Array:
+    above, below = np.log1p(np.exp(alpha_p)), beta + np.log1p(np.exp(alpha_n))
+    return np.where(x > 0, above * x * x, (np.expm1(np.minimum(x, eps)) - x) * below) + beta * x
 
 
 def capped(x: Array, cap: float | None) -> Array:

@@ -21,6 +21,7 @@ from ipex_lookahead.architectures.spec import (
     Place,
     Rope,
     Tensor,
+    Xielu,
 )
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.formats import quantize
@@ -36,11 +37,13 @@ SWITCHES: dict[str, Any] = {
     "mixer_norm": True, "mixer_after": False, "feed_forward_norm": True, "feed_forward_after": False, "bias": "",
     "q_norm": "none", "k_norm": "none", "rope": "whole", "scale": None, "window": None, "softcap": None,
     "sinks": False, "activation": Activation("silu"), "residual_multiplier": 1.0,
-    "experts": 0, "used": 0, "softmax": "all", "renormalise": False,
+    "experts": 0, "used": 0, "scores": "all", "renormalise": False,
     "embedding_multiplier": 1.0, "logit_multiplier": 1.0, "logit_softcap": None,
+    "layer_norm": "", "parallel": False, "norm_after_rope": False, "gated": True,
 }  # fmt: skip
 """A Llama's. ``bias``: those of "qkvogudrh" (gate, up, down, router, head) that have one. A list for one of a block's
-switches, of its heads, their size and its norms' epsilon goes around its layers; a tuple of activations its experts."""
+switches, of its heads, their size and its norms' epsilon goes around its layers; a tuple of activations its experts.
+Norms of a model are all layer norms with a bias ("biased"), without ("plain"), or none; a parallel block has one."""
 
 NAMED: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -68,12 +71,12 @@ NAMED: dict[str, dict[str, Any]] = {
         "sinks": True, "bias": "qkvogud", "window": [5, None], "rope": "yarn", "head_dim": 64, "heads": 8,
         "activation": Activation("clamped", 1.702, 0.7),
     },
-    "mixtral": {"experts": 4, "used": 2, "softmax": "chosen"},
+    "mixtral": {"experts": 4, "used": 2, "scores": "chosen"},
     "qwen3_moe": {"experts": 9, "used": 3, "renormalise": True, "q_norm": "head", "k_norm": "head", "intermediate": 48},
     "qwen3_moe_plain": {"experts": 5, "used": 2, "intermediate": 37},
     "gpt_oss": {
         "sinks": True, "bias": "qkvogudr", "window": [5, None], "rope": "yarn", "experts": 6, "used": 3,
-        "softmax": "chosen", "activation": Activation("clamped", 1.702, 0.7), "intermediate": 40,
+        "scores": "chosen", "activation": Activation("clamped", 1.702, 0.7), "intermediate": 40,
     },
     "mixture_after": {
         "experts": [0, 3], "used": [0, 1], "mixer_after": True, "feed_forward_after": True, "residual_multiplier": 0.5,
@@ -89,8 +92,22 @@ MIXED: dict[str, dict[str, Any]] = {
         "epsilon": [1e-5, 0.1, 1e-6], "experts": [0, 3, 0], "used": [0, 2, 0],
         "activation": (Activation("silu"), Activation("gelu_tanh"), Activation("clamped", 1.702, 0.7)),
     },
+    "starcoder2": {
+        "layer_norm": "biased", "gated": False, "activation": Activation("gelu_tanh"), "bias": "qkvoud", "hidden": 72,
+        "heads": 3, "kv_heads": 1, "head_dim": 24,
+    },
+    "cohere2": {
+        "layer_norm": "plain", "parallel": True, "rope": ["interleaved", "none"], "window": [9, None],
+        "logit_multiplier": 0.25,
+    },
+    "glm4": {"mixer_after": True, "feed_forward_after": True, "rope": "interleaved half", "bias": "qkv"},
+    "hunyuan": {"q_norm": "head", "k_norm": "head", "norm_after_rope": True, "rope": ["whole", "beta"], "head_dim": 24},
+    "apertus": {"q_norm": "head", "k_norm": "head", "gated": False, "activation": Activation("xielu")},
+    "arcee": {"gated": False, "activation": Activation("relu_squared"), "intermediate": 37},
+    "parallel_mixture": {"parallel": [True, False], "experts": 5, "used": 2, "sinks": True, "bias": "od"},
 }  # fmt: skip
-"""Layers, norms and experts that differ in what they have alike in every family; the native engine takes them."""
+"""Layers, norms and experts that differ in what they have alike in every family, and words that other engines have not;
+the native engine takes them."""
 
 
 def tensor(name: str, *shape: int) -> Tensor:
@@ -107,6 +124,10 @@ def make_spec(**options: Any) -> ModelSpec:
     hidden = o["hidden"]
     ropes: dict[tuple[str, int], Rope] = {}
 
+    def normed(name: str, n: int, epsilon: float) -> Norm:
+        bias = tensor(f"{name}.bias", n) if o["layer_norm"] == "biased" else None
+        return Norm(tensor(name, n), epsilon, bias, centered=bool(o["layer_norm"]))
+
     def block(i: int) -> Block:
         def s(name: str) -> Any:
             return o[name][i % len(o[name])] if isinstance(o[name], list) else o[name]
@@ -114,7 +135,7 @@ def make_spec(**options: Any) -> ModelSpec:
         at = f"layers.{i}."
 
         def norm(name: str, there: bool, n: int = hidden) -> Norm | None:
-            return Norm(tensor(at + name, n), s("epsilon")) if there else None
+            return normed(at + name, n, s("epsilon")) if there else None
 
         def linear(name: str, letter: str, n_out: int, n_in: int) -> Linear:
             bias = tensor(f"{at}{name}.bias", n_out) if letter in s("bias") else None
@@ -122,11 +143,13 @@ def make_spec(**options: Any) -> ModelSpec:
 
         def mlp(name: str, number: int = 0) -> GatedMlp:
             inner, kinds = s("intermediate"), s("activation")
+            kind = kinds[number % len(kinds)] if isinstance(kinds, tuple) else kinds
             return GatedMlp(
-                linear(name + "gate", "g", inner, hidden),
+                linear(name + "gate", "g", inner, hidden) if s("gated") else None,
                 linear(name + "up", "u", inner, hidden),
                 linear(name + "down", "d", hidden, inner),
-                kinds[number % len(kinds)] if isinstance(kinds, tuple) else kinds,
+                kind,
+                Xielu(*(tensor(f"{at}{one}", 1) for one in Xielu.__slots__)) if kind.kind == "xielu" else None,
             )
 
         heads, kv_heads, d = s("heads"), s("kv_heads"), s("head_dim")
@@ -143,18 +166,26 @@ def make_spec(**options: Any) -> ModelSpec:
             rope=None if s("rope") == "none" else ropes.setdefault((s("rope"), d), _rope(s("rope"), d)),
             q_norm=norm("q_norm", s("q_norm") != "none", d if s("q_norm") == "head" else q),
             k_norm=norm("k_norm", s("k_norm") != "none", d if s("k_norm") == "head" else kv),
+            norm_after_rope=s("norm_after_rope"),
             window=s("window"),
             softcap=s("softcap"),
             sinks=tensor(at + "sinks", heads) if s("sinks") else None,
         )
         experts = s("experts")
         mixture = experts and Experts(
-            linear("router", "r", experts, hidden),
-            tuple(mlp(f"experts.{e}.", e) for e in range(experts)),
-            s("used"),
-            s("softmax"),
-            s("renormalise"),
+            router=linear("router", "r", experts, hidden),
+            experts=tuple(mlp(f"experts.{e}.", e) for e in range(experts)),
+            used=s("used"),
+            scores=s("scores"),
+            renormalise=s("renormalise"),
         )
+        if s("parallel"):
+            return Block(
+                mixer=attention,
+                feed_forward=mixture or mlp(""),
+                mixer_norm=norm("mixer_norm", s("mixer_norm")),
+                parallel=True,
+            )
         return Block(
             mixer=attention,
             feed_forward=mixture or mlp(""),
@@ -173,9 +204,7 @@ def make_spec(**options: Any) -> ModelSpec:
         max_context=o["context"],
         embedding=tensor("embedding", o["vocab"], hidden),
         layers=tuple(block(i) for i in range(o["layers"])),
-        final_norm=Norm(
-            tensor("final_norm", hidden), o["epsilon"][0] if isinstance(o["epsilon"], list) else o["epsilon"]
-        ),
+        final_norm=normed("final_norm", hidden, o["epsilon"][0] if isinstance(o["epsilon"], list) else o["epsilon"]),
         head=None if o["tied"] else head,
         embedding_multiplier=o["embedding_multiplier"],
         logit_multiplier=o["logit_multiplier"],
@@ -184,12 +213,32 @@ def make_spec(**options: Any) -> ModelSpec:
 
 
 def _rope(kind: str, head_dim: int) -> Rope:
-    rotated = max(head_dim // 2 // 2 * 2, 2) if kind == "half" else head_dim
+    rotated = max(head_dim // 2 // 2 * 2, 2) if kind.endswith("half") else head_dim
     theta = 100.0 if kind == "local" else 10000.0
     frequencies = (theta ** -(np.arange(0, rotated, 2) / rotated)).astype(np.float32)
     if kind == "yarn":
         return Rope(frequencies / np.float32(3), 1.2)
+    if kind.startswith("interleaved"):
+        return Rope(frequencies, 1.1, interleaved=True)
     return Rope(frequencies, query_beta=0.3, query_original=9) if kind == "beta" else Rope(frequencies)
+
+
+def random_native_switches(chance: random.Random) -> dict[str, Any]:
+    """``random_switches``, and words that the native engine alone has."""
+    drawn = random_switches(chance)
+    layers = drawn["layers"]
+    drawn["layer_norm"] = chance.choice(("", "", "plain", "biased"))
+    drawn["parallel"] = [chance.random() < 0.3 for _ in range(layers)]
+    drawn["rope"] = [chance.choice((one, one, "interleaved", "interleaved half")) for one in drawn["rope"]]
+    drawn["norm_after_rope"] = [
+        "whole" not in (q, k) and not rope.startswith("interleaved") and chance.random() < 0.4
+        for q, k, rope in zip(drawn["q_norm"], drawn["k_norm"], drawn["rope"], strict=True)
+    ]
+    if chance.random() < 0.4:
+        drawn["gated"] = False
+        own = () if any(drawn["experts"]) else (Activation("xielu"),)
+        drawn["activation"] = chance.choice((Activation("relu_squared"), Activation("gelu_tanh"), *own))
+    return drawn
 
 
 def random_switches(chance: random.Random, *, mixtures: bool = True) -> dict[str, Any]:
@@ -229,7 +278,7 @@ def random_switches(chance: random.Random, *, mixtures: bool = True) -> dict[str
         "residual_multiplier": chance.choice((1.0, 1.0, 0.3)),
         "experts": experts,
         "used": [min(n, chance.choice((1, 2, 3))) for n in experts],
-        "softmax": each("all", "chosen"),
+        "scores": each("all", "chosen"),
         "renormalise": each(False, True),
         "embedding_multiplier": chance.choice((1.0, 1.0, 5.0)),
         "logit_multiplier": chance.choice((1.0, 1.0, 0.2)),
@@ -245,7 +294,9 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> Weights:
         values = rng.standard_normal(one.shape)
         if one.is_matrix:
             values *= 0.5 if one is spec.embedding or one is spec.head_weight else 1 / math.sqrt(one.shape[1])
-        elif "norm" in one.name or "after" in one.name:
+        elif one.name.endswith("eps"):
+            values = -0.02 - 0.01 * abs(values)
+        elif ("norm" in one.name or "after" in one.name) and not one.name.endswith("bias"):
             values = 1 + 0.3 * values
         elif not one.name.endswith("sinks"):
             values *= 0.3

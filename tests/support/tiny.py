@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,14 +148,20 @@ def write_tiny_llama(folder: str | Path, *, dtype: str = "float32", shards: int 
 
 
 def write_tiny_gguf(
-    file: str | Path, *, quant: str = "Q4_0", split: int = 0, metadata: dict[str, Any] | None = None, **sizes: Any
+    file: str | Path,
+    *,
+    quant: str = "Q4_0",
+    quants: Mapping[str, str] | None = None,
+    split: int = 0,
+    metadata: dict[str, Any] | None = None,
+    **sizes: Any,
 ) -> Path:
     """Write the same model as :func:`write_tiny_llama` as a GGUF v3 file and return its path.
 
     ``quant`` is any type that is read, for every matrix whose rows it divides (others are F16, as in llama.cpp's
-    converter); vectors stay F32. What the gguf package does not make is made by this package,
-    or random (IQ1 to IQ3). ``metadata`` are further
-    keys, of Python's types. ``split``: most tensors of a part; the first part's path is returned then.
+    converter); vectors stay F32. ``quants``: other types, by how the tensor's name in the file begins. What the gguf
+    package does not make is made by this package, or random (IQ1 to IQ3). ``metadata`` are further keys, of Python's
+    types. ``split``: most tensors of a part; the first part's path is returned then.
     """
     import gguf
     from gguf.quants import quantize
@@ -181,10 +188,10 @@ def write_tiny_gguf(
     for key, value in (metadata or {}).items():
         kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         (kinds | {list: writer.add_array})[type(value)](key, value)
-    kind = gguf.GGMLQuantizationType[quant]
     for name, values in tiny.weights().items():
         stored = _interleave_rope_rows(name, values, tiny)
-        chosen = kind
+        own = (other for start, other in (quants or {}).items() if gguf_name(name).startswith(start))
+        kind = chosen = gguf.GGMLQuantizationType[next(own, quant)]
         if values.ndim == 1:
             chosen = gguf.GGMLQuantizationType.F32
         elif values.shape[1] % gguf.GGML_QUANT_SIZES[kind][0]:

@@ -21,7 +21,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.support.family_table import FAMILIES, FULL, SLIDING, TEXT, VOCAB, Variant, variants
+from tests.support.family_table import FAMILIES, FULL, LINEAR_ATTENTION, SLIDING, TEXT, VOCAB, Variant, variants
 
 
 def config_of(model_type: str, variant: Variant, *, base: dict[str, Any] | None = None) -> Any:
@@ -30,6 +30,12 @@ def config_of(model_type: str, variant: Variant, *, base: dict[str, Any] | None 
     start = family.base if base is None else base
     values = json.loads(json.dumps({**start, **variant.values}))  # transformers changes what it is given
     return getattr(transformers, family.config)(**values)
+
+
+def keeps_states(model_type: str, variant: Variant) -> bool:
+    """Whether some of the variant's layers are recurrent."""
+    kinds = getattr(config_of(model_type, variant).get_text_config(), "layer_types", None) or []
+    return any(one in ("conv", LINEAR_ATTENTION) for one in kinds)
 
 
 @functools.lru_cache(maxsize=8)
@@ -63,24 +69,38 @@ def with_weights(config: Any) -> Any:
 
 def weight(name: str, shape: tuple[int, ...], config: Any) -> npt.NDArray[np.float32]:
     """Random values for a parameter, of a size at which it matters: norms about 1, biases and sinks away from 0."""
-    values = np.random.default_rng(zlib.crc32(name.removeprefix("model.language_").encode())).standard_normal(shape)
+    chance = np.random.default_rng(zlib.crc32(name.removeprefix("model.language_").encode()))
+    values: Any = np.asarray(chance.standard_normal(shape))
     gemma = config.model_type.startswith("gemma")
-    if name.endswith("norm.weight"):
-        values = 0.3 * values + (0.0 if gemma else 1.0)  # gemma's files hold what is added to 1
+    if name.endswith(("norm.weight", "norm_f.weight")):
+        values = 0.3 * values + (0.0 if added_to_one(name, config) else 1.0)
     elif name.endswith(".sinks"):
         values = 1.5 * values
+    elif "act_fn." in name:  # xIELU's: of alphas a little, a slope, and a bound below 0 that shows
+        values = {"eps": lambda v: -0.02 - 0.01 * v * v, "beta": lambda v: 0.5 + 0.1 * v}.get(
+            name.rpartition(".")[2], lambda v: 0.3 * v
+        )(values)
     elif name.endswith("bias"):
         values = 0.3 * values
+    elif name.endswith(".A_log"):
+        values = 0.5 * values - 1.5  # of states that last for some positions
     elif "embed_tokens" in name:
         values = values / (math.sqrt(shape[-1]) if gemma else 2)
     elif name.endswith(("gate.weight", "router.weight")):
         values = 3 * values / math.sqrt(shape[-1])
     elif "experts" in name:
-        n_in = shape[1] if config.model_type == "gpt_oss" else shape[2]
+        n_in = shape[1] if config.model_type == "gpt_oss" else shape[-1]
         values = (2.5 if config.model_type == "gpt_oss" and "gate_up" in name else 1) * values / math.sqrt(n_in)
     else:
         values = (2 if name == "lm_head.weight" else 1) * values / math.sqrt(max(1, math.prod(shape[1:])))
-    return values.astype(np.float32)
+    return np.asarray(values, np.float32)
+
+
+def added_to_one(name: str, config: Any) -> bool:
+    """Whether a file holds a norm's weights less 1: Gemma's, and Qwen's since its recurrent layers but for those."""
+    since = config.get_text_config().model_type.startswith(("qwen3_5", "qwen3_next"))
+    inside = name.endswith("linear_attn.norm.weight") or "visual." in name
+    return config.model_type.startswith("gemma") or (since and not inside)
 
 
 def text(model: Any, length: int = TEXT) -> npt.NDArray[np.int32]:
@@ -93,16 +113,25 @@ def text(model: Any, length: int = TEXT) -> npt.NDArray[np.int32]:
 
 
 def _margin(model: Any, ids: npt.NDArray[np.int32]) -> float:
-    """The least distance between the last logit chosen by a router and the first one that was not."""
+    """The least distance between the last expert, or group of experts, that a router chose and the next one."""
     seen: list[float] = [math.inf]
     hooks = []
     for name, module in model.named_modules():
-        if name.endswith((".mlp.gate", ".mlp.router")):
+        if name.endswith((".mlp.gate", ".mlp.router", ".feed_forward.gate", ".mixer.gate", ".block_sparse_moe.router")):
 
-            def look(module: Any, _: Any, output: Any) -> None:
-                ordered = output[0].sort(descending=True).values
-                if module.top_k < ordered.shape[1]:
-                    seen.append(float((ordered[:, module.top_k - 1] - ordered[:, module.top_k]).min()))
+            def look(module: Any, given: Any, output: Any) -> None:
+                scores, bias = output[0], getattr(module, "e_score_correction_bias", None)
+                if bias is None and len(given) > 1:
+                    bias = given[1]
+                if bias is not None:
+                    scores = 4 * (scores.sigmoid() + bias)  # whose slope is a quarter at most
+                if (groups := getattr(module, "num_group", None) or 1) > 1:
+                    apart = scores.view(len(scores), groups, -1)
+                    best = apart.topk(1 if bias is None else 2).values.sum(-1)
+                    seen.append(_apart(best, module.topk_group))
+                    last = best.sort(descending=True).values[:, module.topk_group - 1, None]
+                    scores = apart.masked_fill((best < last)[..., None], -math.inf).view(len(scores), -1)
+                seen.append(_apart(scores, module.top_k))
 
             hooks.append(module.register_forward_hook(look))
     if hooks:
@@ -110,6 +139,11 @@ def _margin(model: Any, ids: npt.NDArray[np.int32]) -> float:
     for hook in hooks:
         hook.remove()
     return min(seen)
+
+
+def _apart(scores: torch.Tensor, chosen: int) -> float:
+    ordered = scores.sort(descending=True).values
+    return float((ordered[:, chosen - 1] - ordered[:, chosen]).min()) if chosen < ordered.shape[1] else math.inf
 
 
 def logits(model: Any, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -160,7 +194,10 @@ def as_of_old(config: dict[str, Any]) -> dict[str, Any]:
         return config
     if "dtype" in config:
         config["torch_dtype"] = config.pop("dtype")
-    rope = config.pop("rope_parameters")
+    if config["model_type"] in ("granitemoehybrid", "nemotron_h"):
+        _hybrids_of_old(config)
+    if (rope := config.pop("rope_parameters", None)) is None:
+        return config
     if FULL in rope:
         local, rope = rope[SLIDING], rope[FULL]
         if config["model_type"] == "gemma3_text":
@@ -168,14 +205,21 @@ def as_of_old(config: dict[str, Any]) -> dict[str, Any]:
     rope = dict(rope)
     if "rope_theta" in rope:
         config["rope_theta"] = rope.pop("rope_theta")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+    halved = config["model_type"] in ("glm4", "glm4_moe")  # which have half of it without
+    if rope.get("partial_rotary_factor", 1.0) != 1.0 or halved:
         config["partial_rotary_factor"] = rope["partial_rotary_factor"]
     rope.pop("partial_rotary_factor", None)
-    without = rope == {"rope_type": "default"} and config["model_type"] != "gpt_oss"  # whose default is yarn
+    without = rope == {"rope_type": "default"} and config["model_type"] not in (
+        "gpt_oss",
+        "apertus",
+    )  # not plain without
     config["rope_scaling"] = None if without else rope
     if rope["rope_type"] == "longrope":
         config["rope_scaling"].pop("original_max_position_embeddings")
-    if config["model_type"] == "qwen3_moe":
+    if (
+        config["model_type"] in ("qwen3_moe", "lfm2_moe", "qwen3_5_moe_text", "qwen3_next")
+        and "num_local_experts" in config
+    ):
         config["num_experts"] = config.pop("num_local_experts")
     if "_sliding_window_pattern" in config:
         config["sliding_window_pattern"] = config.pop("_sliding_window_pattern")
@@ -185,3 +229,12 @@ def as_of_old(config: dict[str, Any]) -> dict[str, Any]:
         ]:
             del config["layer_types"]
     return config
+
+
+def _hybrids_of_old(config: dict[str, Any]) -> None:
+    """The words of kinds of layers before transformers had its own."""
+    if config["model_type"] == "nemotron_h":
+        letters = {LINEAR_ATTENTION: "M", FULL: "*", "mlp": "-", "moe": "E"}
+        config["hybrid_override_pattern"] = "".join(letters[one] for one in config.pop("layers_block_type"))
+    else:
+        config["layer_types"] = ["attention" if one == FULL else "mamba" for one in config["layer_types"]]

@@ -21,6 +21,23 @@ SIMD_INLINE f32x16 exponential(f32x16 x) {
   return scale_by_power(p, n);
 }
 
+// e^x - 1, as exponential() takes e^x; near 0 as exact as x is.
+SIMD_INLINE f32x16 exponential_less_1(f32x16 x) {
+  x = min(set1(88.0f), max(set1(-87.0f), x));
+  const i32x16 n = round(mul(x, set1(1.44269504f)));
+  const f32x16 nf = to_float(n);
+  f32x16 r = fma(nf, set1(-0.693359375f), x);
+  r = fma(nf, set1(2.12194440e-4f), r);
+  f32x16 p = set1(1.0f / 720);
+  p = fma(p, r, set1(1.0f / 120));
+  p = fma(p, r, set1(1.0f / 24));
+  p = fma(p, r, set1(1.0f / 6));
+  p = fma(p, r, set1(0.5f));
+  p = fma(mul(p, r), r, r);
+  const f32x16 power = scale_by_power(set1(1.0f), n);
+  return fma(power, p, sub(power, set1(1.0f)));
+}
+
 // x / (1 + e^-y): silu and its kin.
 SIMD_INLINE f32x16 gated(f32x16 x, f32x16 y) { return div(x, add(set1(1.0f), exponential(sub(zero(), y)))); }
 
@@ -34,6 +51,17 @@ SIMD_INLINE f32x16 activated(const Activation& a, f32x16 gate, f32x16 up) {
       // The operand that is NaN comes second, so that NaN stays NaN.
       const f32x16 g = min(set1(a.limit), gate), u = max(set1(-a.limit), min(set1(a.limit), up));
       return mul(gated(g, mul(g, set1(a.alpha))), add(u, set1(1.0f)));
+    }
+    case ActivationKind::relu_squared: {
+      const f32x16 positive = max(zero(), gate);  // NaN where that is NaN
+      return mul(mul(positive, positive), up);
+    }
+    case ActivationKind::xielu: {
+      const f32x16 above = max(zero(), gate), below = min(zero(), gate);
+      const f32x16 is_below = min(set1(1.0f), mul(below, set1(-3e38f)));  // 1 or 0, and for numbers next to 0 between them
+      const f32x16 bend = sub(exponential_less_1(min(set1(a.epsilon), gate)), below);
+      const f32x16 line = fma(gate, set1(a.beta), mul(mul(bend, set1(a.alpha_below)), is_below));
+      return mul(fma(mul(above, above), set1(a.alpha), line), up);
     }
     default:
       return mul(gated(gate, gate), up);

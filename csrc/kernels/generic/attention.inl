@@ -99,7 +99,7 @@ struct QueryTile {
 };
 
 SIMD_INLINE QueryTile query_tile(const Keys& keys, const Attend& a, int64_t r0, int64_t r1, int h0, int h1) {
-  const int padded = padded_head(a.head_dim);
+  const int padded = padded_head(a.value_dim);
   const int64_t first = a.block * kBlock;
   QueryTile t;
   for (int64_t r = r0; r < r1; ++r) {
@@ -189,27 +189,27 @@ static void attend(const Keys& keys, const Attend& a) {
   }
 }
 
-static void merge(float* state, const float* next, int head_dim) {
+static void merge(float* state, const float* next, int value_dim) {
   const float top = state[0] > next[0] ? state[0] : next[0];
   const float keep = exponential(state[0] - top), take = exponential(next[0] - top);
   state[0] = top;
   state[1] = __builtin_fmaf(state[1], keep, next[1] * take);
-  for (int d = 0; d < head_dim; d += kLanes) {
+  for (int d = 0; d < value_dim; d += kLanes) {
     float* at = state + kPartialHead + d;
     store(at, fma(load(at), set1(keep), mul(load(next + kPartialHead + d), set1(take))));
   }
 }
 
-static void finish(const float* state, int head_dim, float* out) {
+static void finish(const float* state, int value_dim, float* out) {
   const f32x16 sum = set1(state[1]);
   alignas(64) float tail[kLanes];
-  for (int d = 0; d < head_dim; d += kLanes) {
+  for (int d = 0; d < value_dim; d += kLanes) {
     const f32x16 v = div(load(state + kPartialHead + d), sum);
-    if (head_dim - d >= kLanes) {
+    if (value_dim - d >= kLanes) {
       store(out + d, v);
     } else {
       store(tail, v);
-      for (int i = 0; i < head_dim - d; ++i) out[d + i] = tail[i];
+      for (int i = 0; i < value_dim - d; ++i) out[d + i] = tail[i];
     }
   }
 }

@@ -130,7 +130,7 @@ struct Fp16 {
 
   // Adds the block's values, weighed by its exponentials, to those of every query.
   static void add_values(const Keys& keys, const Attend& a, const QueryTile& t, const Span& span) {
-    const int padded = padded_head(a.head_dim);
+    const int padded = padded_head(a.value_dim);
     const float* e[kQueries];
     const auto add_alone = [&](int i, int64_t begin, int64_t end) {
       const int64_t slots = span.chain || span.prefix > end ? end : span.prefix > begin ? span.prefix : begin;

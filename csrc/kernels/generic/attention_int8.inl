@@ -5,7 +5,7 @@
 // No sum leaves 32 bits: 1,024 dimensions of 8191 * 255, 256 positions of 16319 * 255.
 //
 // Bytes are held 128 larger, unsigned as dot products of bytes want them, and by fours, as those add them: keys
-// [4][head_dim / 4][16 positions][4 dimensions], values [16][head_dim16][4 positions].
+// [4][head_dim / 4][16 positions][4 dimensions], values [16][value_dim16][4 positions].
 
 constexpr float kMostQuery = 8191, kMostWeight = 127 * 128 + 63;  // two bytes of seven bits, the lower one rounded to
 constexpr int kFour = 4;
@@ -229,7 +229,7 @@ struct Int8 {
   }
 
   static void add_values(const Keys& keys, const Attend& a, const QueryTile& t, const Span& span) {
-    const int padded = padded_head(a.head_dim);
+    const int padded = padded_head(a.value_dim);
     const int64_t end = (span.direct + kLanes - 1) / kLanes * kLanes;
     const StepSlots of_step(keys, a);
     const StepSlots* step = !span.chain && span.highest > span.prefix ? &of_step : nullptr;

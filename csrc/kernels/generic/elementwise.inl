@@ -20,6 +20,25 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
   for (int64_t k = 0; k < n; k += kLanes) store(out + k, mul(mul(load(x + k), inverse), load(weight + k)));
 }
 
+static void layer_norm(const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out) {
+  f32x16 sums = zero();
+  for (int64_t k = 0; k < n; k += kLanes) sums = add(sums, load(x + k));
+  const f32x16 mean = set1(reduce_add(sums) / float(n));
+  f32x16 squares = zero();
+  for (int64_t k = 0; k < n; k += kLanes) {
+    store(out + k, sub(load(x + k), mean));
+    for (int64_t rest = n; rest < k + kLanes; ++rest) out[rest] = 0;  // what fills up is no value, and must stay zero
+    const f32x16 v = load(out + k);
+    squares = fma(v, v, squares);
+  }
+  const float variance = reduce_add(squares) / float(n);
+  const f32x16 inverse = add(div(set1(1.0f), set1(__builtin_sqrtf(variance + eps))), set1(0.0f * variance));  // as above
+  for (int64_t k = 0; k < n; k += kLanes) {
+    const f32x16 v = mul(load(out + k), inverse), w = load(weight + k);
+    store(out + k, bias == nullptr ? mul(v, w) : fma(v, w, load(bias + k)));
+  }
+}
+
 static void quantize_row(const Rows& x, int64_t r) {
   const float* values = x.values_of(r);
   for (int64_t b = 0; b < x.blocks; ++b)

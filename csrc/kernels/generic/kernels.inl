@@ -3,6 +3,7 @@
 #include "elementwise.inl"
 #include "linear.inl"
 #include "attention.inl"
+#include "recurrence.inl"
 
 static const KernelTable* table(const char* name) {
   static const KernelTable kernels = {name,
@@ -10,6 +11,7 @@ static const KernelTable* table(const char* name) {
                                       gate_up,
                                       dequantize_row,
                                       rms_norm,
+                                      layer_norm,
                                       quantize_row,
                                       rope,
                                       {Fp16::store_key, Int8::store_key},
@@ -23,6 +25,11 @@ static const KernelTable* table(const char* name) {
                                       softmax,
                                       finish,
                                       top_k,
+                                      gate,
+                                      convolve,
+                                      recurrence_steps,
+                                      exponentials,
+                                      recur,
                                       read,
                                       integer_peak};
   return &kernels;

@@ -459,21 +459,23 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
 // Two tiles are a group of 32.
 static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                     int64_t end, const Rows& out, bool quantize) {
-  const LinearFunctions &of_gate = functions(gate.format), &of_up = functions(up.format);
+  const bool gated = gate.codes != nullptr;
+  const LinearFunctions &of_up = functions(up.format), &of_gate = gated ? functions(gate.format) : of_up;
   alignas(64) float g[2 * kMaxRows * kLanes], u[2 * kMaxRows * kLanes];
   for (int64_t group = begin; group < end; ++group)
     for (int64_t row = 0, rows; row < x.count; row += rows) {
       rows = least(least(of_gate.rows, of_up.rows), least(x.together(row), x.count - row));
-      const int64_t first = 2 * group, last = least(first + 2, gate.tiles());
+      const int64_t first = 2 * group, last = least(first + 2, up.tiles());
       for (int64_t tile = first; tile < last; tile += kTilesAtOnce) {
-        biased_tiles(gate, of_gate, tile, last, x, row, int(rows), g + (tile - first) * rows * kLanes);
+        if (gated) biased_tiles(gate, of_gate, tile, last, x, row, int(rows), g + (tile - first) * rows * kLanes);
         biased_tiles(up, of_up, tile, last, x, row, int(rows), u + (tile - first) * rows * kLanes);
       }
       for (int64_t m = 0; m < rows; ++m) {
         f32x16 half[2] = {zero(), zero()};
         for (int64_t t = 0; t < last - first; ++t) {
           const int64_t at = (t * rows + m) * kLanes;
-          half[t] = activated(activation, load(g + at), load(u + at));
+          const f32x16 of_up_row = load(u + at);
+          half[t] = gated ? activated(activation, load(g + at), of_up_row) : activated(activation, of_up_row, set1(1.0f));
         }
         store_group(out, row + m, group, half[0], half[1], quantize);
       }

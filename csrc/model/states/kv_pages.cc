@@ -51,14 +51,14 @@ struct SlotPart {
   }
 };
 
-// Keys are [4][head_dim][16], or of int8 [4][head_dim / 4][16][4]; values [64][head_dim16], or of int8 [16][head_dim16][4].
+// Keys are [4][head_dim][16], or of int8 [4][head_dim / 4][16][4]; values [64][value_dim16], or of int8 [16][value_dim16][4].
 SlotPart key_part(const KvShape& shape, int64_t offset, int64_t slot) {
   const bool by_fours = shape.format == KvFormat::int8;
   const int64_t size = by_fours ? 4 : 2, count = by_fours ? shape.head_dim / 4 : shape.head_dim;
   return {offset + (slot / kLanes * count * kLanes + slot % kLanes) * size, kLanes * size, size, count};
 }
 SlotPart value_part(const KvShape& shape, int64_t offset, int64_t slot) {
-  const int64_t row = shape.head_dim16();
+  const int64_t row = shape.value_dim16();
   if (shape.format == KvFormat::fp16) return {offset + slot * row * 2, 0, row * 2, 1};
   return {offset + slot / 4 * row * 4 + slot % 4, 4, 1, row};
 }
@@ -67,7 +67,7 @@ int64_t pages_of(int64_t positions) { return (positions + kPage - 1) / kPage; }
 
 }  // namespace
 
-void KvPages::prepare(int64_t length, int64_t rows) { grow(length / kPage, pages_of(length + rows)); }
+void KvPages::prepare(int64_t length, int64_t rows, int64_t) { grow(length / kPage, pages_of(length + rows)); }
 
 // Makes the pages [first, needed) writable.
 void KvPages::grow(int64_t first, int64_t needed) {

@@ -20,18 +20,19 @@ constexpr int64_t kKeptBehind = 1024;
 
 struct KvShape {
   int64_t window = 0;  // 0: all positions
-  int layers = 0, kv_heads = 0, head_dim = 0;
+  int layers = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   KvFormat format = KvFormat::fp16;
 
   bool alike(const KvShape& o) const {  // but for how many layers there are
-    return window == o.window && kv_heads == o.kv_heads && head_dim == o.head_dim && format == o.format;
+    return window == o.window && kv_heads == o.kv_heads && head_dim == o.head_dim &&
+           value_dim == o.value_dim && format == o.format;
   }
   bool operator==(const KvShape& o) const { return alike(o) && layers == o.layers; }
 
-  int head_dim16() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+  int value_dim16() const { return (value_dim + kLanes - 1) / kLanes * kLanes; }
   // Bytes of one head's keys, values and scales in a page.
   int64_t key_bytes() const { return int64_t(kPage) * head_dim * kv_bytes(format); }
-  int64_t value_bytes() const { return int64_t(kPage) * head_dim16() * kv_bytes(format); }
+  int64_t value_bytes() const { return int64_t(kPage) * value_dim16() * kv_bytes(format); }
   int64_t scale_bytes() const { return format == KvFormat::int8 ? 2 * kPage * int64_t(sizeof(float)) : 0; }
   // A page holds the keys of every layer and head, then the values, then the scales: a head's keys are whole pages of the
   // system then, where they are in size, and what fetches memory ahead stops at those. `layer` counts among these layers.
@@ -54,7 +55,7 @@ class KvPages : public State {
   // Where layers write and read: the page of position p is pages()[p / kPage], null where it was given back.
   uint8_t* const* pages() const { return raw_.data(); }
 
-  void prepare(int64_t length, int64_t rows) override;  // pages exist and are not shared
+  void prepare(int64_t length, int64_t rows, int64_t settled) override;  // pages exist and are not shared
   void keep(int64_t length, const int64_t* rows, int64_t count) override;
   int64_t reach(int64_t length) const override;
   void crop(int64_t length) override;

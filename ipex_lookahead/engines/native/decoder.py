@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import ModelSpec, Rope, Tensor, named_tensors
+from ipex_lookahead.architectures.spec import (
+    Attention,
+    GatedDeltaNet,
+    LatentAttention,
+    Mamba2,
+    ModelSpec,
+    Rope,
+    ShortConv,
+    Tensor,
+    named_tensors,
+)
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
 from ipex_lookahead.errors import InputError, UnsupportedModelError
@@ -20,8 +30,27 @@ def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
     """Bytes of a position's keys and values in all layers, and with ``int8`` of their scales."""
     total = 0
     for block in spec.layers:
-        head_dim, padded = block.mixer.head_dim, (block.mixer.head_dim + 15) // 16 * 16
-        total += block.mixer.kv_heads * (2 * (head_dim + padded) if kv_cache == "fp16" else head_dim + padded + 8)
+        if isinstance(block.mixer, Attention):
+            heads, key, value = block.mixer.kv_heads, block.mixer.head_dim, block.mixer.head_dim
+        elif isinstance(block.mixer, LatentAttention):
+            heads, key, value = 1, block.mixer.rotated + block.mixer.latent, block.mixer.latent
+        else:
+            continue
+        padded = (value + 15) // 16 * 16
+        total += heads * (2 * (key + padded) if kv_cache == "fp16" else key + padded + 8)
+    return total
+
+
+def state_bytes(spec: ModelSpec) -> int:
+    """Bytes of a sequence's states: matrices whose values go in tiles of 16, and what convolutions look back on."""
+    total = 0
+    for mixer in (block.mixer for block in spec.layers):
+        if isinstance(mixer, ShortConv):
+            total += 4 * (mixer.kernel - 1) * spec.hidden
+        elif isinstance(mixer, GatedDeltaNet | Mamba2):
+            channels = 2 * mixer.groups * mixer.key_dim + mixer.heads * mixer.value_dim
+            matrices = mixer.heads * mixer.key_dim * ((mixer.value_dim + 15) // 16 * 16)
+            total += 4 * (matrices + (mixer.kernel - 1) * channels)
     return total
 
 

@@ -37,7 +37,7 @@ AT_A_TIME = 4 << 20
 
 
 class NativeCache:
-    """Keys and values of one sequence, float16, in pages that forks share. See ``engines.base.Cache``."""
+    """Keys and values of one sequence, in pages that forks share, and its states. See ``engines.base.Cache``."""
 
     __slots__ = ("raw",)
 
@@ -57,12 +57,27 @@ class NativeCache:
             raise core_error(error) from None
 
     def crop(self, length: int) -> int:
-        """Go back to the first ``length`` positions, or to 0 where a window has moved on by more than 1,024 since then.
+        """Go back to the first ``length`` positions, or as far as layers can: see ``engines.base.Cache``.
 
         Returns the length now. Raises InputError if there are fewer.
         """
         try:
             return int(self.raw.crop(length))
+        except CORE_RAISES as error:
+            raise core_error(error) from None
+
+    @property
+    def state_bytes(self) -> int:
+        """See ``engines.base.Checkpointed``. Raises EngineError while another thread is at it."""
+        try:
+            return int(self.raw.state_bytes)
+        except CORE_RAISES as error:
+            raise core_error(error) from None
+
+    def checkpoint(self) -> None:
+        """Make the present length one that ``crop`` can go back to; drops the last step's rows."""
+        try:
+            self.raw.checkpoint()
         except CORE_RAISES as error:
             raise core_error(error) from None
 
@@ -120,7 +135,7 @@ class NativeEngine:
         threads = default_threads() if threads is None else check_threads(threads)
         total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
         # In no low-bit format unless the file's are: routers, and an embedding that the plan does not know.
-        kept, routers = {*spec.kept()} - {plan.embedding}, _routers(spec)
+        kept, routers = {*spec.kept()} - {plan.embedding}, {*spec.routers()}
 
         def read(tensor: Tensor) -> PackedWeight | Floats:
             if not tensor.is_matrix:
@@ -172,7 +187,7 @@ class NativeEngine:
         Layers repeat the same random matrices, each in memory of its own. ``head_low_bit`` is the lm_head's format.
         """
         rng = np.random.default_rng(seed)
-        routers = _routers(spec)
+        routers = {*spec.routers()}
         norms = {tensor.name for name, tensor in named_tensors(spec) if name.endswith(".weight")}  # of the vectors
         matrices: dict[tuple[tuple[int, ...], str], PackedWeight] = {}
         vectors: dict[tuple[int, ...], Floats] = {}
@@ -266,6 +281,7 @@ class NativeEngine:
             ids, logits, states, phases = self._forward(
                 [_raw(c) for c in batch.caches],
                 batch.counts,
+                batch.settled,
                 batch.tokens,
                 batch.parents,
                 wants.rows,
@@ -296,6 +312,11 @@ class NativeEngine:
         return int(self._decoder.experts_touched())
 
     @property
+    def state_bytes(self) -> int:
+        """See :class:`ipex_lookahead.engines.base.KeepsStates`."""
+        return int(self._decoder.cache_state_bytes)
+
+    @property
     def kernels(self) -> str:
         """See :class:`ipex_lookahead.engines.base.NamesKernels`."""
         return core_build()
@@ -312,6 +333,7 @@ class NativeEngine:
             "expert_bytes": self._expert_bytes,
             "kv_cache": self.kv_cache,
             "kv_bytes_per_token": int(self._decoder.cache_bytes_per_position),
+            **({"state_bytes": self.state_bytes} if self.state_bytes else {}),
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
             **({"experts": self._experts()} if self._is_mixture else {}),
@@ -331,8 +353,8 @@ class NativeEngine:
                 weight = plain(self._decoder.export_matrix(name))
                 yield tensor.name, with_order(weight, self._orders.get(_shared(name)))
             else:
-                values = self._decoder.export_vector(name)
-                yield tensor.name, with_offset(PackedWeight("fp32", values.shape, values), -tensor.hf.offset)
+                values = self._decoder.export_vector(name).reshape(tensor.shape)
+                yield tensor.name, with_offset(PackedWeight("fp32", tensor.shape, values), -tensor.hf.offset)
 
 
 def _shared(name: str) -> str:
@@ -344,10 +366,6 @@ def _shared(name: str) -> str:
 def _bytes(part: GatedMlp, sizes: dict[str, int]) -> int:
     """Of its matrices, by those of each tensor."""
     return sum(sizes[tensor.name] for _, tensor in named_tensors(part) if tensor.is_matrix)
-
-
-def _routers(spec: ModelSpec) -> set[str]:
-    return {mixture.router.weight.name for mixture in spec.mixtures}
 
 
 def _raw(cache: Cache) -> Any:

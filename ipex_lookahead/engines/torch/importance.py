@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from ipex_lookahead.architectures.spec import Experts, ModelSpec
+from ipex_lookahead.architectures.spec import Experts, LatentAttention, ModelSpec
 from ipex_lookahead.engines.machine import check_threads
 from ipex_lookahead.engines.torch.device import torch_threads
 from ipex_lookahead.errors import EngineError, InputError, UnsupportedModelError
@@ -110,8 +110,11 @@ def _hooked(model: Any, spec: ModelSpec, totals: _Totals) -> Iterator[None]:
         for mixture in mixtures.values()
         for mlp in mixture.experts
         for linear in (mlp.gate, mlp.up, mlp.down)
+        if linear is not None
     )
-    outside = {*spec.kept(), *parts, spec.embedding.name, spec.head_weight.name}
+    latents = [block.mixer for block in spec.layers if isinstance(block.mixer, LatentAttention)]
+    of_heads = {linear.weight.name for one in latents for linear in (*one.k_b, *one.v_b)}  # no module's inputs there
+    outside = {*spec.kept(), *parts, *of_heads, spec.embedding.name, spec.head_weight.name}
     layers = {
         tensor.gguf.name: tensor.hf.name.removesuffix(".weight")
         for tensor in spec.tensors()
@@ -154,4 +157,5 @@ def _of_experts(totals: _Totals, mixture: Experts, module: Any, inputs: tuple[to
         if module.has_bias:
             both = both + module.gate_up_proj_bias[expert]
         for linear, given in ((mlp.gate, rows), (mlp.up, rows), (mlp.down, module._apply_gate(both))):
-            totals.add(linear.weight.gguf.name, given, expert, len(mixture.experts))
+            if linear is not None:
+                totals.add(linear.weight.gguf.name, given, expert, len(mixture.experts))

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ipex_lookahead.architectures import ModelSpec, model_types
 from ipex_lookahead.architectures import family as family_of_type
-from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.architectures.spec import Attention, Tensor
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
@@ -218,8 +218,8 @@ def _set_rope(model: Any, spec: ModelSpec, config: dict[str, Any]) -> None:
             "this GGUF file has rope frequencies of its own, which this release of transformers cannot take",
             hint=f"use {arg('engine', 'native')}",
         )
-    turn = spec.layers[0].mixer.rope
-    assert turn is not None  # freq_factors is a rope
+    ropes = (block.mixer.rope for block in spec.layers if isinstance(block.mixer, Attention))
+    turn = next(rope for rope in ropes if rope is not None)  # freq_factors is one
     rotary.inv_freq = torch.from_numpy(turn.frequencies).to(rotary.inv_freq.device)
 
 

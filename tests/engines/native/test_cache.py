@@ -13,6 +13,8 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError
+from tests.support.cache_walk import Plain, walk
+from tests.support.hybrids import HYBRIDS, hybrid
 from tests.support.native import ids_of, load, one_by_one, run
 from tests.support.specs import make_spec, native_engine, random_weights
 from tests.support.tiny import write_tiny_llama
@@ -158,3 +160,12 @@ def test_blank_positions_are_memory_and_pages_are_given_back_one_by_one(kv_cache
     assert 0.35 * whole < resident() - before < 0.65 * whole  # half of the pages that were made together
     del cache, fork
     assert resident() - before < 0.2 * whole
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_walks_over_states(name: str) -> None:
+    """A crop goes back as far as it says, at times to the beginning."""
+    engine = hybrid(name)
+    plain = Plain(engine)
+    for seed in range(10):
+        walk(engine, seed, plain=plain)

@@ -18,7 +18,7 @@ from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.engines.native.engine import NativeEngine
 from tests.support.native import chain, ids_of, one_by_one, run
 from tests.support.numpy_engine import SpecEngine
-from tests.support.specs import MIXED, NAMED, make_spec, native_engine, random_switches, random_weights
+from tests.support.specs import MIXED, NAMED, make_spec, native_engine, random_native_switches, random_weights
 
 ISAS = available_isas()
 
@@ -77,7 +77,7 @@ def test_families_switches_agree_with_numpy(name: str) -> None:
 @settings(max_examples=60, deadline=None)
 @given(chance=st.randoms(use_true_random=False), seed=st.integers(0, 1000), rows=st.integers(1, 90))
 def test_any_switches_together_agree_with_numpy(chance: random.Random, seed: int, rows: int) -> None:
-    assume(check_against_numpy(random_switches(chance), seed, rows))
+    assume(check_against_numpy(random_native_switches(chance), seed, rows))
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 63, 64, 255, 256, 257, 300])
@@ -164,7 +164,7 @@ def test_windows_are_exact_over_the_edge_of_a_block(name: str, monkeypatch: pyte
 @given(chance=st.randoms(use_true_random=False), rows=st.integers(1, 80))
 def test_any_switches_together_are_exact(chance: random.Random, rows: int) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        check_exact(random_switches(chance), chance, monkeypatch, rows)
+        check_exact(random_native_switches(chance), chance, monkeypatch, rows)
 
 
 def test_the_experts_that_a_step_reads_are_counted() -> None:

@@ -1,0 +1,61 @@
+// Linear recurrences: gated delta nets (Yang et al., arXiv 2412.06464) and Mamba-2 (Dao and Gu, arXiv 2405.21060), which are one
+// operation but for what a row does to the state.
+//
+//   qkv = silu(convolution(inputs x)), steps = softplus(steps x + bias), decay = e^(rate steps)
+//   delta   q, k over their lengths, q scaled;  S = decay S, d = sigmoid(beta x) (v - S^T k), S += k d^T, y = S^T q
+//   Mamba-2 (v, k, q are called x, B, C)        S = decay S + k (steps v)^T, y = S^T q + skip v
+//   out(norm(y) silu(gate x)), or out(norm(y silu(gate x)))
+//
+// Every row goes through the recurrence by itself and in order, a prompt's too, so no cut of a text shows in the bytes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/lineage.h"
+#include "model/operation.h"
+#include "model/recurrent_scratch.h"
+
+namespace ipex_lookahead {
+
+class LinearRecurrence : public Operation {
+ public:
+  LinearRecurrence(const OperationParts& of, RecurrentScratch& scratch);
+  void place(const CacheShape& cache) override { state_shape_ = std::get<RecurrentShape>(cache.states[state_]); }
+  void reserve(StepRows& rows) override;
+  void run(ThreadContext& context, StepRows& rows) override;
+
+ private:
+  // A head's worth of the convolution's channels: which they are, and where they go.
+  struct Unit {
+    int64_t channel, width, column;
+    const float* norm;  // over its length; null: none
+  };
+
+  const RecurrentState& state(const Sequence& s) const { return s.cache->state<RecurrentState>(state_); }
+  Lineage lineage(const StepRows& rows, size_t sequence) const;
+  float* mixed(size_t sequence, int64_t row) const { return scratch_.mixed.data() + (scratch_.first[sequence] + row) * mixed_width_; }
+  void convolve(const StepRows& rows, size_t sequence, const Unit& unit) const;
+  void steps(const StepRows& rows, size_t sequence) const;
+  void recur(const StepRows& rows, size_t sequence, int64_t tile, float* scratch) const;
+  void finish(ThreadContext& context, const StepRows& rows, int64_t row, float* out) const;
+
+  const RecurrenceShape shape_;
+  RecurrentScratch& scratch_;
+  Matrix inputs_, gate_, steps_, beta_, out_;
+  const float *convolution_ = nullptr, *convolution_bias_ = nullptr, *rate_ = nullptr, *step_bias_ = nullptr, *skip_ = nullptr;
+  Norm norm_;
+  Taps taps_;
+  Buffer<float> rates_;            // -e^rate
+  const int32_t *order_ = nullptr, *out_order_ = nullptr;
+  Buffer<float> q_norm_, k_norm_;  // constant weights, which make lengths of 1, and of q the scale
+  std::vector<Unit> units_;
+  RecurrentShape state_shape_;
+  size_t state_ = 0;
+  int number_ = 0;                 // among the layers of that state
+  int64_t tiles_;                  // of a head
+  int64_t q_column_, k_column_, v_column_, steps_column_, decay_column_, beta_column_, mixed_width_;  // of `mixed`
+  int64_t gates_raw_, gate_raw_, raw_width_;                                                          // of `raw`
+};
+
+}  // namespace ipex_lookahead

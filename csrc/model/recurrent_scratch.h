@@ -1,0 +1,58 @@
+// What layers with recurrent states share: memory that one layer after the other uses.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "model/operation.h"
+#include "model/states/recurrent.h"
+
+namespace ipex_lookahead {
+
+struct RecurrentScratch {
+  Buffer<float> raw;           // [rows][raw_width]: what the step's rows bring
+  Buffer<float> mixed;         // [accepted and step's rows][mixed_width]: after the convolution, and steps, decays, betas
+  Buffer<float> y;             // [rows][y_width]
+  std::vector<int64_t> first;  // of each sequence's among the rows of `mixed`
+  int64_t raw_width = 0, mixed_width = 0, y_width = 0;
+
+  void need(int64_t raw_floats, int64_t mixed_floats, int64_t y_floats) {
+    raw_width = std::max(raw_width, raw_floats);
+    mixed_width = std::max(mixed_width, mixed_floats);
+    y_width = std::max(y_width, padded(y_floats, kLanes));
+  }
+  // For the sequences of a step.
+  void plan(const StepRows& rows) {
+    if (raw_width == 0) return;
+    int64_t count = 0;
+    first.clear();
+    for (const Sequence& s : rows.sequences) {
+      first.push_back(count);
+      count += s.cache->accepted() + s.rows;
+    }
+    ensure(raw, rows.count * raw_width);
+    ensure(mixed, count * mixed_width);
+    ensure(y, rows.count * y_width);
+  }
+};
+
+// The weights of a convolution as kernels read them, tap by tap.
+class Taps {
+ public:
+  // Of weights by channel, unless they are those that it was made of last.
+  void prepare(const float* by_channel, int kernel, int64_t channels) {
+    if (made_of_ == by_channel) return;
+    by_tap_.resize(size_t(kernel * channels));
+    for (int64_t c = 0; c < channels; ++c)
+      for (int t = 0; t < kernel; ++t) by_tap_[size_t(t * channels + c)] = by_channel[c * kernel + t];
+    made_of_ = by_channel;
+  }
+  const float* at(int64_t channel) const { return by_tap_.data() + channel; }
+
+ private:
+  Buffer<float> by_tap_;
+  const float* made_of_ = nullptr;
+};
+
+}  // namespace ipex_lookahead

@@ -1,0 +1,268 @@
+"""Nemotron-H and Nemotron 3 Nano: one operation a layer, by a pattern.
+
+It is Mamba-2, attention without positions, an MLP of squared relu without a gate, or experts that are such MLPs, with a
+sigmoid router and one expert for every row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ipex_lookahead.architectures.experts import MAX_IN_ALL, count
+from ipex_lookahead.architectures.hparams import (
+    MAX_LAYERS,
+    SIZES,
+    Source,
+    boolean,
+    integer,
+    number,
+    one_of,
+    shown,
+)
+from ipex_lookahead.architectures.keys import ConfigKeys
+from ipex_lookahead.architectures.mamba import MAX_HEADS, MAX_KERNEL, MAX_STATE, mamba2, no_limit, of_words
+from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.spec import (
+    Activation,
+    Attention,
+    Block,
+    Experts,
+    GatedMlp,
+    Linear,
+    ModelSpec,
+    Norm,
+    Place,
+    Tensor,
+)
+from ipex_lookahead.files.refusal import Refusal
+
+MAMBA, FULL, MLP, MOE = "mamba", "attention", "mlp", "moe"
+RELU_SQUARED = Activation("relu_squared")
+_PATTERN = {"M": MAMBA, "*": FULL, "-": MLP, "E": MOE}
+layer_types = of_words(
+    ("linear_attention", MAMBA), ("full_attention", FULL), (MAMBA, MAMBA), (FULL, FULL), (MLP, MLP), (MOE, MOE)
+)
+
+
+def _pattern(source: Source, key: str, value: Any) -> list[str]:
+    """A check for a pattern of layers in one word."""
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_LAYERS or {*value} - {*_PATTERN}:
+        raise source.error(key, f"is {shown(value)}; it must be a word of {', '.join(_PATTERN)}")
+    return [_PATTERN[one] for one in value]
+
+
+_OF_OLD = {
+    "layer_types": "layers_block_type", "num_local_experts": "n_routed_experts", "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel", "mamba_dt_min": "time_step_min", "mamba_dt_limit": "time_step_limit",
+    "mamba_conv_bias": "use_conv_bias",
+}  # fmt: skip
+"""Other words for keys, which go before them."""
+
+
+def _check(config: dict[str, Any], source: Source) -> None:
+    for other, key in _OF_OLD.items():
+        if (value := config.pop(other, None)) is not None:
+            config[key] = value
+    pattern = config.pop("hybrid_override_pattern", None)
+    types = config["layers_block_type"] or pattern or [MAMBA, MOE, FULL, MLP]
+    config["layers_block_type"], config["num_hidden_layers"] = types, len(types)
+    config["rms_norm_eps"] = config["layer_norm_epsilon"]
+    heads, groups = config["mamba_num_heads"], config["n_groups"]
+    if heads % groups:
+        raise source.error("n_groups", f"is {groups}, which does not divide {heads} heads")
+    experts, used = config["n_routed_experts"], config["num_experts_per_tok"]
+    if MOE not in types:
+        return
+    if experts * types.count(MOE) > MAX_IN_ALL:
+        raise source.error(
+            "n_routed_experts", f"is {experts} in {types.count(MOE)} layers; at most {MAX_IN_ALL} are read"
+        )
+    if experts % config["n_group"] or config["topk_group"] > config["n_group"]:
+        raise source.error(
+            "n_group", f"is {config['n_group']}, with topk_group {config['topk_group']} and {experts} experts"
+        )
+    if used > experts // config["n_group"] * config["topk_group"]:
+        raise source.error("num_experts_per_tok", f"is {used}, more experts than there are to choose from")
+
+
+_USED = {
+    "layers_block_type": layer_types,
+    "hybrid_override_pattern": _pattern,
+    "layer_norm_epsilon": number(1e-30, 1),
+    "tie_word_embeddings": boolean,
+    "mlp_bias": boolean,
+    "use_bias": boolean,
+    "use_conv_bias": boolean,
+    "mlp_hidden_act": one_of("relu2"),
+    "mamba_hidden_act": one_of("silu"),
+    "mamba_num_heads": integer(1, MAX_HEADS),
+    "mamba_head_dim": integer(1, MAX_STATE),
+    "n_groups": integer(1, MAX_HEADS),
+    "ssm_state_size": integer(1, MAX_STATE),
+    "conv_kernel": integer(1, MAX_KERNEL),
+    "time_step_min": number(0, 1e6),
+    "time_step_limit": no_limit,
+    "n_routed_experts": count,
+    "num_experts_per_tok": count,
+    "moe_intermediate_size": SIZES["intermediate_size"],
+    "moe_shared_expert_intermediate_size": SIZES["intermediate_size"],
+    "routed_scaling_factor": number(1e-6, 1e6),
+    "n_group": count,
+    "topk_group": count,
+    "norm_topk_prob": boolean,
+}
+KEYS = ConfigKeys(
+    used={**_USED, **{other: _USED[key] for other, key in _OF_OLD.items()}},
+    defaults={
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "layer_norm_epsilon": 1e-5,
+        "layers_block_type": None,
+        "tie_word_embeddings": False,
+        "mlp_bias": False,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "mlp_hidden_act": "relu2",
+        "mamba_hidden_act": "silu",
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "n_groups": 8,
+        "ssm_state_size": 128,
+        "conv_kernel": 4,
+        "time_step_min": 0.001,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
+    neutral={
+        "chunk_size": "how many positions of a prompt others compute at a time",
+        "expand": "the recurrent layers' heads say how wide they are",
+        "hidden_dropout": "zero outside training",
+        "mamba_chunk_size": "how many positions of a prompt others compute at a time",
+        "mamba_dt_init_floor": "how weights are made that no file gives",
+        "mamba_dt_max": "how weights are made that no file gives",
+        "mamba_expand": "the recurrent layers' heads say how wide they are",
+        "mamba_proj_bias": "use_bias says it",
+        "mamba_ssm_cache_dtype": "the type that states are kept in; float32 here",
+        "moe_shared_expert_overlap": "what is computed at the same time, not what",
+        "mtp_hybrid_override_pattern": "of the blocks for drafting",
+        "mtp_layers_block_type": "of the blocks for drafting",
+        "n_shared_experts": "one, whose size is a key of its own",
+        "num_logits_to_keep": "which positions' logits others compute",
+        "num_nextn_predict_layers": "how many blocks there are for drafting, which are read past",
+        "output_router_logits": "what is returned beside the logits",
+        "rescale_prenorm_residual": "how weights are made that no file gives",
+        "residual_in_fp32": "float32 here always",
+        "time_step_floor": "how weights are made that no file gives",
+        "time_step_max": "how weights are made that no file gives",
+        "use_mamba_kernels": "which kernel computes the same",
+    },
+    refused={
+        "attention_bias": Refusal("gives attention biases, which transformers' has not", unless=(None, False)),
+        "moe_latent_size": Refusal("has experts work on a projection of the hidden state", unless=(None,)),
+    },
+    check=_check,
+)
+GGUF = None
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that a nemotron_h ``config`` describes."""
+    names = Names(config)
+    hidden = names.hidden
+
+    def mlp(i: int, module: str, suffix: str, inner: int) -> GatedMlp:
+        bias = config["mlp_bias"]
+        return GatedMlp(
+            gate=None,
+            up=names.linear(i, f"{module}.up_proj", f"ffn_up{suffix}", inner, hidden, bias=bias),
+            down=names.linear(i, f"{module}.down_proj", f"ffn_down{suffix}", hidden, inner, bias=bias),
+            activation=RELU_SQUARED,
+        )
+
+    def mixture(i: int) -> Experts:
+        experts, inner = config["n_routed_experts"], config["moe_intermediate_size"]
+
+        def part(e: int, which: str, shape: tuple[int, int]) -> Linear:
+            name = f"model.layers.{i}.mixer.experts.{e}.{which}_proj.weight"
+            gguf = Place(f"blk.{i}.ffn_{which}_exps.weight", (experts, *shape), e)
+            return Linear(Tensor(name, shape, Place(name, shape), gguf))
+
+        bias = f"model.layers.{i}.mixer.gate.e_score_correction_bias"
+        return Experts(
+            router=names.linear(i, "mixer.gate", "ffn_gate_inp", experts, hidden),
+            correction=Tensor(
+                bias, (experts,), Place(bias, (experts,)), Place(f"blk.{i}.exp_probs_b.bias", (experts,))
+            ),
+            experts=tuple(
+                GatedMlp(None, part(e, "up", (inner, hidden)), part(e, "down", (hidden, inner)), RELU_SQUARED)
+                for e in range(experts)
+            ),
+            shared=mlp(i, "mixer.shared_experts", "_shexp", config["moe_shared_expert_intermediate_size"]),
+            used=config["num_experts_per_tok"],
+            scores="sigmoid",
+            renormalise=config["norm_topk_prob"],
+            sum_epsilon=1e-20,
+            scale=config["routed_scaling_factor"],
+            groups=config["n_group"],
+            groups_used=config["topk_group"],
+        )
+
+    def attention(i: int) -> Attention:
+        d = names.head_dim
+        q, kv = names.heads * d, names.kv_heads * d
+        return Attention(
+            heads=names.heads,
+            kv_heads=names.kv_heads,
+            head_dim=d,
+            scale=d**-0.5,
+            rope=None,
+            q=names.linear(i, "mixer.q_proj", "attn_q", q, hidden),
+            k=names.linear(i, "mixer.k_proj", "attn_k", kv, hidden),
+            v=names.linear(i, "mixer.v_proj", "attn_v", kv, hidden),
+            o=names.linear(i, "mixer.o_proj", "attn_output", hidden, q),
+        )
+
+    def block(i: int) -> Block:
+        norm, kind = names.norm(i, "norm", "attn_norm"), config["layers_block_type"][i]
+        if kind == FULL:
+            return Block(mixer=attention(i), mixer_norm=norm)
+        if kind == MLP:
+            return Block(feed_forward=mlp(i, "mixer", "", config["intermediate_size"]), feed_forward_norm=norm)
+        if kind == MOE:
+            return Block(feed_forward=mixture(i), feed_forward_norm=norm)
+        mixer = mamba2(
+            names,
+            i,
+            "mixer",
+            heads=config["mamba_num_heads"],
+            head_dim=config["mamba_head_dim"],
+            groups=config["n_groups"],
+            state=config["ssm_state_size"],
+            kernel=config["conv_kernel"],
+            bias=config["use_bias"],
+            convolution_bias=config["use_conv_bias"],
+            least_step=config["time_step_min"],
+        )
+        return Block(mixer=mixer, mixer_norm=norm)
+
+    table = (config["vocab_size"], hidden)
+    return names.model(
+        block,
+        embedding=names.tensor("model.embeddings.weight", "token_embd.weight", table),
+        read_past=("mtp.",),
+        final_norm=Norm(names.tensor("model.norm_f.weight", "output_norm.weight", (hidden,)), names.epsilon),
+    )

@@ -1,0 +1,14 @@
+"""Qwen3.5 to 3.8 (dense), the whole: a text part, which is a `qwen3_5_text`; no images and videos."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ipex_lookahead.architectures import qwen3_5_text
+from ipex_lookahead.architectures.keys import ConfigKeys
+
+_TEXT = replace(qwen3_5_text.KEYS, family="qwen3_5_text")
+KEYS = ConfigKeys(inside="text_config", parts={"qwen3_5_text": _TEXT})
+GGUF = None
+
+spec = qwen3_5_text.spec

@@ -1,0 +1,64 @@
+"""Small models with recurrent layers and random weights: delta nets, short convolutions, and no attention at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ipex_lookahead.architectures import spec_for
+from ipex_lookahead.checkpoints.config_json import checked_config
+from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.files.safe_json import JsonObject
+
+LINEAR, FULL = "linear_attention", "full_attention"
+_SIZES = {
+    "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+_DELTA = {
+    **_SIZES, "model_type": "qwen3_5_text", "num_hidden_layers": 3, "layer_types": [LINEAR, LINEAR, FULL],
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "tie_word_embeddings": True,
+    "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "attention_bias": False,
+}  # fmt: skip
+_SHORT = {
+    **_SIZES, "model_type": "lfm2", "num_hidden_layers": 3, "layer_types": ["conv", FULL, "conv"], "norm_eps": 1e-5,
+    "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True,
+    "rope_theta": 10000.0,
+}  # fmt: skip
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "delta net": _DELTA,
+    "short convolution": _SHORT,
+    "no attention": {**_DELTA, "num_hidden_layers": 2, "layer_types": [LINEAR, LINEAR]},
+}
+DENSE: dict[str, Any] = {**_DELTA, "layer_types": [FULL] * 3}
+"""The delta net's sizes, and no state."""
+
+
+class CountedEngine(NativeEngine):
+    """A native engine that counts the rows it runs."""
+
+    rows = 0
+
+    def forward(self, batch: Batch) -> StepOutput:
+        """As the native engine's."""
+        self.rows += len(batch.tokens)
+        return super().forward(batch)
+
+
+def hybrid(name: str, seed: int = 0, *, layers: int | None = None, context: int = 4096) -> CountedEngine:
+    """A model of ``HYBRIDS``, or "dense", in sym_int4 on one thread; ``layers``: its last so many only."""
+    config = {**HYBRIDS, "dense": DENSE}[name] | {"max_position_embeddings": context}
+    if layers is not None:
+        config = {**config, "num_hidden_layers": layers, "layer_types": config["layer_types"][-layers:]}
+    engine = CountedEngine.random(spec_for(checked_config(JsonObject(config), name)), "sym_int4", threads=1, seed=seed)
+    assert isinstance(engine, CountedEngine)
+    return engine
+
+
+def random_text(count: int, seed: int = 0) -> list[int]:
+    """So many of their tokens."""
+    return [int(token) for token in np.random.default_rng(seed).integers(1, 96, count)]
