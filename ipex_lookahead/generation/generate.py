@@ -96,7 +96,7 @@ def generate_stepwise(
         stopping_criteria: called with the ids so far after each position; True for a row ends it there. One that has
             an attribute ``during_prompt = True`` is also called, with the prompt, between two pieces of a long prompt
             (512 tokens each); others, which may count their calls, are not.
-        prefix_allowed_tokens_fn: as in transformers: gets the row's number and its ids so far.
+        prefix_allowed_tokens_fn: as in transformers: gets the prompt's number and the row's ids so far.
         streamer: gets the prompts, then the tokens of each position, int64 [batch], as accepted; ``end()`` is called
             whatever happens. transformers' own streamers take one sequence.
         model_defaults: the model's own generation configuration.
@@ -197,7 +197,7 @@ def generate_stepwise(
         in_prompt = [*criteria]
         in_prompt += [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
         options.cancelled = cancellation(cancel, in_prompt, ids, lambda: stats.prompt_tokens < read)
-        constrained = None if prefix_allowed_tokens_fn is None else constrain(prefix_allowed_tokens_fn)
+        constrained = None if prefix_allowed_tokens_fn is None else constrain(prefix_allowed_tokens_fn, times)
         options.callbacks = wish.apply(
             ids, sequences, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
         )

@@ -100,9 +100,9 @@ class RepetitionPenalty(hf.RepetitionPenaltyLogitsProcessor):  # type: ignore[mi
         return torch.from_numpy(penalties.RepetitionPenalty(self.penalty)(ids, logits))[None]
 
 
-def constrain(allowed: Callable[[int, torch.Tensor], list[int]]) -> Processor:
-    """Only the tokens that a ``prefix_allowed_tokens_fn`` allows."""
-    made: Processor = hf.PrefixConstrainedLogitsProcessor(allowed, 1)
+def constrain(allowed: Callable[[int, torch.Tensor], list[int]], times: int) -> Processor:
+    """Only the tokens that a ``prefix_allowed_tokens_fn`` allows; it gets a prompt's number, of ``times`` rows."""
+    made: Processor = hf.PrefixConstrainedLogitsProcessor(allowed, times)
     return made
 
 
