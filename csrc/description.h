@@ -99,7 +99,8 @@ inline OperationShape operation_of(const Description& d, std::vector<nb::object>
     return AttentionShape{d.get<int>("heads"),           d.get<int>("kv_heads"),   d.get<int>("head_dim"),
                           number_of(d["rope"], seen, ropes), d.get<float>("scale"), d.get<int64_t>("window", 0),
                           d.get<float>("softcap", 0),    !d["gate"].is_none(),     !d["sinks"].is_none(), norm_of(d["q_norm"]),
-                          norm_of(d["k_norm"]), d.get<bool>("norm_after_rope")};
+                          norm_of(d["k_norm"]), d.get<bool>("norm_after_rope"), d["v"].is_none() && d["shared"].is_none(),
+                          d.get<float>("value_norm", 0), d.get<int>("shared", -1)};
   }
   if (kind == "LatentAttention") {
     LatentAttentionShape a;
@@ -116,8 +117,9 @@ inline OperationShape operation_of(const Description& d, std::vector<nb::object>
   }
   if (kind == "GatedDeltaNet" || kind == "Mamba2") return recurrence_of(d, kind == "GatedDeltaNet");
   if (kind == "ShortConv") return ShortConvShape{d.get<int>("kernel"), !d["convolution_bias"].is_none()};
+  if (kind == "PerLayerGate") return PerLayerGateShape{d.get<int>("layer")};
   if (kind == "GatedMlp") return mlp_of(d);
-  one_of("a mixer or feed-forward", kind, {"Attention", "LatentAttention", "GatedDeltaNet", "Mamba2", "ShortConv", "GatedMlp", "Experts"});
+  one_of("a mixer or feed-forward", kind, {"Attention", "LatentAttention", "GatedDeltaNet", "Mamba2", "ShortConv", "PerLayerGate", "GatedMlp", "Experts"});
   ExpertsShape mixture;
   for (const Description& one : d.parts("experts")) mixture.experts.push_back(mlp_of(one));
   mixture.used = d.get<int>("used");
@@ -146,6 +148,10 @@ inline DecoderShape shape_of(const nb::object& spec, KvFormat kv_format) {
   shape.logit_softcap = d.get<float>("logit_softcap", 0);
   shape.final_norm = norm_of(d["final_norm"]);
   shape.kv_format = kv_format;
+  if (const Description p = d["per_layer"]; !p.is_none())
+    shape.per_layer = {p.get<int>("width"), p.get<int>("layers"), nb::cast<int>(p["table"]["shape"].object()[0]),
+                       p.get<float>("table_multiplier"),
+                       p.get<float>("projection_multiplier"), p.get<float>("multiplier"), norm_of(p["norm"])};
   std::vector<nb::object> seen;
   for (const Description& block : d.parts("layers")) {
     const auto branch = [&](const char* name) -> std::optional<BranchShape> {
@@ -154,7 +160,11 @@ inline DecoderShape shape_of(const nb::object& spec, KvFormat kv_format) {
       return BranchShape{operation_of(block[name], seen, shape.ropes), norm_of(block[before.c_str()]), norm_of(block[after.c_str()]),
               block.get<float>("residual_multiplier")};
     };
-    shape.layers.push_back({branch("mixer"), branch("feed_forward"), block.get<bool>("parallel")});
+    std::optional<BranchShape> per_layer;  // of x as it is, and added as it is
+    if (const Description gate = block["per_layer"]; !gate.is_none())
+      per_layer = BranchShape{operation_of(gate, seen, shape.ropes), {}, norm_of(block["per_layer_after"]), 1};
+    shape.layers.push_back({branch("mixer"), branch("feed_forward"), per_layer, block.get<bool>("parallel"),
+                            !block["output_scale"].is_none()});
   }
   return shape;
 }

@@ -75,7 +75,7 @@ def architectures(one: Family) -> str:
     parts = [family(keys.family or name).GGUF for name, keys in one.KEYS.parts.items()]
     if not parts:
         return "folders only"
-    return ", ".join(dict.fromkeys(f"`{part.architecture}`" for part in parts if part is not None))
+    return ", ".join(dict.fromkeys(f"`{part.architecture}`" for part in parts if part is not None)) or "folders only"
 
 
 if __name__ == "__main__":

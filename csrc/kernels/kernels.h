@@ -79,7 +79,7 @@ struct Activation {
 };
 
 // What a gate makes of what it multiplies.
-enum class GateKind : int32_t { none, sigmoid, silu };
+enum class GateKind : int32_t { none, sigmoid, silu, gelu_tanh };
 
 // One row of a linear recurrence as a tile of 16 of a head's values sees it: S = decay S, d = beta (v - S^T k), or beta v
 // where there is no delta rule, S += k d^T, out = S^T q. The state S is [keys][16].

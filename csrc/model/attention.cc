@@ -14,12 +14,12 @@ constexpr int64_t kLeastHeads = 4;
 Attention::Attention(const OperationParts& of, AttentionScratch& scratch)
     : Operation(of), shape_(std::get<AttentionShape>(of.shape.operation)),
       scratch_(scratch),
-      cached_({shape_.heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim, shape_.window, shape_.softcap}, of.kv_format,
-              of.cache, scratch) {
+      cached_(cached(of)) {
   const int64_t q = shape_.q_width(), kv = shape_.kv_width();
   of.weights.declare_linear(of.name + ".q", q_, q, of.hidden, {Phase::qkv, 1, false, &order_});
-  of.weights.declare_linear(of.name + ".k", k_, kv, of.hidden, {Phase::qkv});
-  of.weights.declare_linear(of.name + ".v", v_, kv, of.hidden, {Phase::qkv});
+  ones_.fill(1.0f);
+  if (shape_.has_keys()) of.weights.declare_linear(of.name + ".k", k_, kv, of.hidden, {Phase::qkv});
+  if (shape_.has_values()) of.weights.declare_linear(of.name + ".v", v_, kv, of.hidden, {Phase::qkv});
   if (shape_.gate) of.weights.declare_linear(of.name + ".gate", gate_, q, of.hidden, {Phase::qkv});
   q_norm_.declare(of.name + ".q_norm", shape_.q_norm, of.weights);
   k_norm_.declare(of.name + ".k_norm", shape_.k_norm, of.weights);
@@ -31,6 +31,12 @@ Attention::Attention(const OperationParts& of, AttentionScratch& scratch)
   stride_ = gate_column_ + (shape_.gate ? padded(q, kLanes) : 0);
 }
 
+CachedAttention Attention::cached(const OperationParts& of) const {
+  const HeadsShape heads{shape_.heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim, shape_.window, shape_.softcap};
+  if (of.shared != nullptr) return {heads, static_cast<const Attention&>(*of.shared).cached_, scratch_};
+  return {heads, of.kv_format, of.cache, scratch_};
+}
+
 void Attention::reserve(StepRows& rows) {
   rows.reserve_inputs(rows.width, order_ != nullptr);
   rows.reserve_inputs(shape_.q_width(), o_order_ != nullptr);
@@ -40,9 +46,10 @@ void Attention::reserve(StepRows& rows) {
 }
 
 void Attention::run(ThreadContext& context, StepRows& rows) {
-  const bool integer = !is_float(q_.format) || !is_float(k_.format) || !is_float(v_.format) ||
-                       (shape_.gate && !is_float(gate_.format));
-  const int64_t heads = (shape_.gate ? 2 : 1) * shape_.heads + 2 * int64_t(shape_.kv_heads);
+  const bool integer = !is_float(q_.format) || (shape_.has_keys() && !is_float(k_.format)) ||
+                       (shape_.has_values() && !is_float(v_.format)) || (shape_.gate && !is_float(gate_.format));
+  const int64_t heads =
+      (shape_.gate ? 2 : 1) * shape_.heads + (int(shape_.has_keys()) + int(shape_.has_values())) * int64_t(shape_.kv_heads);
   const bool whole_norm = std::max(q_norm_.width, k_norm_.width) > shape_.head_dim;
   // Where heads consist of whole tiles, who computes a head of q, k or v also norms, rotates and stores it.
   const bool fused = whole_heads() && !whole_norm;
@@ -100,17 +107,20 @@ void Attention::qkv(const StepRows& rows, const Rows& x, int64_t begin, int64_t 
 }
 
 JoinedLinears Attention::joined() const {
-  return {{{{&q_, 0}, {&k_, k_column_}, {&v_, v_column_}, {shape_.gate ? &gate_ : nullptr, gate_column_}}}};
+  return {{{{&q_, 0},
+            {shape_.has_keys() ? &k_ : nullptr, k_column_},
+            {shape_.has_values() ? &v_ : nullptr, v_column_},
+            {shape_.gate ? &gate_ : nullptr, gate_column_}}}};
 }
 
 // Heads in the order in which they are shared out: the query heads of a key head, that key head, its value head, the
 // gates of its query heads, the query heads of the next. So a thread's share is about the heads that it will attend with.
 Attention::Head Attention::head_of(int64_t index) const {
-  const int group = shape_.heads / shape_.kv_heads, each = (shape_.gate ? 2 : 1) * group + 2;
-  const int kv = int(index / each), i = int(index % each);
+  const int group = shape_.heads / shape_.kv_heads, kept = int(shape_.has_keys()) + int(shape_.has_values());
+  const int each = (shape_.gate ? 2 : 1) * group + kept, kv = int(index / each), i = int(index % each);
   if (i < group) return {Part::q, kv * group + i};
-  if (i < group + 2) return {i == group ? Part::k : Part::v, kv};
-  return {Part::gate, kv * group + i - group - 2};
+  if (i < group + kept) return {i == group ? Part::k : Part::v, kv};
+  return {Part::gate, kv * group + i - group - kept};
 }
 
 // Norms, rotates and stores heads [begin, end) of every row.
@@ -129,12 +139,21 @@ void Attention::finish_heads(const StepRows& rows, int64_t begin, int64_t end) c
         continue;
       }
       if (head.part == Part::k) {
+        if (shape_.value_of_key) {
+          std::memcpy(base + v_column_, base + k_column_, size_t(d) * sizeof(float));
+          finish_value(rows, row, head.number, base + v_column_);
+        }
         turn(rows, k_norm_, position, 1.0f, base + k_column_);
         cached_.store_key(rows, row, head.number, base + k_column_);
       } else {
-        cached_.store_value(rows, row, head.number, base + v_column_);
+        finish_value(rows, row, head.number, base + v_column_);
       }
     }
+}
+
+void Attention::finish_value(const StepRows& rows, int64_t row, int head, float* value) const {
+  if (shape_.value_norm != 0) norm_head(rows, {ones_.data(), nullptr, shape_.head_dim, shape_.value_norm}, value);
+  cached_.store_value(rows, row, head, value);
 }
 
 // A head of q or k: its norm, rope, and `scale`.

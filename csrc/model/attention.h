@@ -1,6 +1,7 @@
 // Attention of one block: queries, keys and values, their norms and rope, and the gate.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
@@ -23,6 +24,8 @@ class Attention : public Operation {
     int number;
   };
 
+  CachedAttention cached(const OperationParts& of) const;
+  void finish_value(const StepRows& rows, int64_t row, int head, float* value) const;
   bool whole_heads() const { return shape_.head_dim % kLanes == 0; }
   JoinedLinears joined() const;
   Head head_of(int64_t index) const;
@@ -39,6 +42,7 @@ class Attention : public Operation {
   Matrix q_, k_, v_, gate_, o_;
   Norm q_norm_, k_norm_;
   const float* sinks_ = nullptr;
+  std::array<float, kMostHeadDim> ones_;  // the weights of a norm that has none
   const int32_t *order_ = nullptr, *o_order_ = nullptr;  // of the inputs of q, k and v, and of o
   int64_t k_column_, v_column_, gate_column_, stride_;                 // of rows in scratch_.qkv
 };

@@ -60,6 +60,9 @@ class CachedAttention {
  public:
   // Its pages are in the state of layers like it, which it joins or adds.
   CachedAttention(const HeadsShape& shape, KvFormat format, CacheShape& cache, AttentionScratch& scratch);
+  // It has none of its own, but the keys and values of another layer, which stand in the cache when it runs.
+  CachedAttention(const HeadsShape& shape, const CachedAttention& of, AttentionScratch& scratch)
+      : shape_(shape), scratch_(scratch), state_(of.state_), plan_(scratch.plan_for(shape)), number_(of.number_) {}
   void place(const CacheShape& cache) { kv_ = std::get<KvShape>(cache.states[state_]); }
   void reserve(StepRows& rows);
 

@@ -43,6 +43,7 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
       threads_(checked_threads(threads)),
       weights_(threads),
       embedding_(shape.tied ? lm_head_ : own_embedding_),
+      per_layer_(shape_.per_layer, shape.hidden, weights_),
       rows_(*kernels_, threads, shape.hidden),
       phases_(threads),
       attention_(shape_.ropes, shape.max_context, threads) {
@@ -50,11 +51,13 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
   blocks_.reserve(shape.layers.size());
   for (size_t i = 0; i < shape.layers.size(); ++i) {
     const std::string block = "layers." + std::to_string(i) + ".";
-    const auto& [mixer, feed_forward, parallel] = shape.layers[i];
+    const auto& [mixer, feed_forward, per_layer, parallel, scaled] = shape.layers[i];
+    const std::string scale = scaled ? block + "output_scale" : "", none;  // of the last operation
     blocks_.emplace_back();
-    if (mixer) blocks_.back().push_back(operation_of(*mixer, block + "mixer", parallel, nullptr));
+    if (mixer) blocks_.back().push_back(operation_of(*mixer, block + "mixer", {parallel, nullptr, feed_forward || per_layer ? none : scale}));
     const Operation* const beside = parallel ? blocks_.back().front().get() : nullptr;
-    if (feed_forward) blocks_.back().push_back(operation_of(*feed_forward, block + "feed_forward", false, beside));
+    if (feed_forward) blocks_.back().push_back(operation_of(*feed_forward, block + "feed_forward", {false, beside, per_layer ? none : scale}));
+    if (per_layer) blocks_.back().push_back(operation_of(*per_layer, block + "per_layer", {false, nullptr, scale}));
   }
   for (Block& block : blocks_)
     for (auto& operation : block) operation->place(cache_shape_);
@@ -66,13 +69,18 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
 }
 
 // Another kind of operation is one more line here.
-std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const std::string& name, bool held,
-                                                 const Operation* beside) {
-  const OperationParts of{shape, name, shape_.hidden, shape_.kv_format, weights_, cache_shape_, held, beside};
+std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const std::string& name, const Placed& placed) {
+  const auto* attends = std::get_if<AttentionShape>(&shape.operation);
+  const Operation* const shared =
+      attends == nullptr || attends->has_keys() ? nullptr : blocks_[size_t(attends->shared)].front().get();
+  const OperationParts of{shape,          name, shape_.hidden, shape_.kv_format, weights_, cache_shape_, placed.held,
+                          placed.beside, placed.output_scale, shared};
   if (std::holds_alternative<AttentionShape>(shape.operation)) return std::make_unique<Attention>(of, attention_);
   if (std::holds_alternative<LatentAttentionShape>(shape.operation)) return std::make_unique<LatentAttention>(of, attention_, latent_);
   if (std::holds_alternative<RecurrenceShape>(shape.operation)) return std::make_unique<LinearRecurrence>(of, recurrent_);
   if (std::holds_alternative<ShortConvShape>(shape.operation)) return std::make_unique<ShortConv>(of, recurrent_);
+  if (std::holds_alternative<PerLayerGateShape>(shape.operation))
+    return std::make_unique<PerLayerGate>(of, per_layer_, per_layer_gated_);
   if (std::holds_alternative<ExpertsShape>(shape.operation)) return std::make_unique<Experts>(of, gated_, experts_);
   return std::make_unique<Mlp>(of, gated_);
 }

@@ -15,6 +15,7 @@
 #include "model/experts.h"
 #include "model/latent_attention.h"
 #include "model/operation.h"
+#include "model/per_layer_gate.h"
 #include "model/phase_times.h"
 #include "model/recurrence.h"
 #include "model/short_conv.h"
@@ -83,7 +84,13 @@ class Decoder {
   void forward(const Step& step, const StepOutputs& out);
 
  private:
-  std::unique_ptr<Operation> operation_of(const BranchShape& shape, const std::string& name, bool held, const Operation* beside);
+  // Where in the model an operation stands: see OperationParts.
+  struct Placed {
+    bool held = false;
+    const Operation* beside = nullptr;
+    std::string output_scale = {};
+  };
+  std::unique_ptr<Operation> operation_of(const BranchShape& shape, const std::string& name, const Placed& placed);
   void check(const Step& step, const StepOutputs& out) const;
   void plan(const Step& step);
   void reserve(const Step& step, const StepOutputs& out);
@@ -106,6 +113,7 @@ class Decoder {
   Matrix lm_head_, own_embedding_;
   const Matrix& embedding_;
   Norm final_norm_;
+  PerLayerInputs per_layer_;
 
   // The step in hand.
   StepRows rows_;
@@ -116,6 +124,7 @@ class Decoder {
   AttentionScratch attention_;
   LatentScratch latent_;
   RowsMemory gated_;
+  Buffer<float> per_layer_gated_;
   ExpertsScratch experts_;
   RecurrentScratch recurrent_;
   std::vector<Block> blocks_;

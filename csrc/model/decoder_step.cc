@@ -8,7 +8,7 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr size_t kPhasesALayer = 16;  // at most
+constexpr size_t kPhasesALayer = 24;  // at most
 
 }  // namespace
 
@@ -29,6 +29,7 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
     ensure(rows_.hidden, rows * rows_.stride);
     ensure(rows_.branch, rows * rows_.stride);
     rows_.reserve_scratch(rows_.stride);
+    per_layer_.reserve(rows_);
     for (Block& block : blocks_)
       for (auto& operation : block) operation->reserve(rows_);
     if (weights_.orders() > reserved_orders_) reserved_rows_ = reserved_partials_ = 0;  // inputs may be wider now
@@ -45,13 +46,14 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
   ensure(top_counts_, head_items_ * step.wanted);
   ensure(merge_at_, head_items_);
   rows_.reserve_scratch(step.wanted * (tiles / head_items_ + 1) * kLanes);
-  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 4);
+  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 8);
 }
 
 void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
   ThreadContext context(kernels_, phases_, thread, threads_, rows_.own[size_t(thread)], rows_.shared,
                         thread == 0 ? out.times : nullptr);
   embed(context, step);
+  per_layer_.run(context, rows_, step.tokens);
   int32_t layer = 0;
   keep_hidden(context, out, layer);
   for (Block& block : blocks_) {

@@ -114,6 +114,8 @@ struct OperationParts {
   CacheShape& cache;
   bool held = false;                  // the mixer of a parallel block: what it comes to is left to the feed-forward,
   const Operation* beside = nullptr;  // which is beside it, and reads what it does
+  std::string output_scale = {};      // of a block's last operation: the weight that multiplies what leaves the block, or ""
+  const Operation* shared = nullptr;  // attention whose keys and values it has
 };
 
 // x + multiplier * after(operation(before(x))). A kind of operation has its weights and its scratch, and one thing to do.
@@ -136,6 +138,7 @@ class Operation {
         multiplier_(of.shape.multiplier), held_(of.held), joins_(of.beside != nullptr) {
     before_.declare(of.name + "_norm", of.shape.before, of.weights);
     after_.declare(of.name + "_after", of.shape.after, of.weights);
+    if (!of.output_scale.empty()) of.weights.declare(of.output_scale, output_scale_, 1);
   }
 
   // Row r as the operation's first linear layers read it.
@@ -155,7 +158,7 @@ class Operation {
     if (after_.weight == nullptr && multiplier_ == 1) {
       const auto add = [&](int64_t begin, int64_t end) { linear(begin, end, rows.hidden.data() + begin * kLanes, true); };
       context.split_tiles(tiles, add, most);
-      return;
+      return scale_rows(context, rows);
     }
     float* const branch = rows.branch.data();
     context.split_tiles(tiles, [&](int64_t begin, int64_t end) {
@@ -166,16 +169,23 @@ class Operation {
       for (int64_t r = 0; r < rows.count; ++r)
         rows.kernels.add_scaled(branch + r * rows.stride + first, n, multiplier_, rows.row(r) + first);
     }, most);
-    if (after_.weight == nullptr) return;
+    if (after_.weight == nullptr) return scale_rows(context, rows);
     context.each(rows.count, [&](int64_t r) {
       after_(rows.kernels, branch + r * rows.stride, context.scratch());
       rows.kernels.add_scaled(context.scratch(), rows.width, multiplier_, rows.row(r));
+      if (output_scale_ != nullptr) rows.kernels.scale(rows.row(r), rows.width, *output_scale_);
     });
   }
 
   Norm before_, after_;
 
  private:
+  // What leaves the block, where no norm comes before.
+  void scale_rows(ThreadContext& context, StepRows& rows) const {
+    if (output_scale_ == nullptr) return;
+    context.each(rows.count, [&](int64_t r) { rows.kernels.scale(rows.row(r), rows.width, *output_scale_); });
+  }
+
   // Of a parallel block: the mixer's results wait in `branch`, since hidden is the feed-forward's input too.
   template <typename Linear>
   void add_beside(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most) const {
@@ -191,6 +201,7 @@ class Operation {
   const Norm& input_norm_;
   const float multiplier_;
   const bool held_, joins_;
+  const float* output_scale_ = nullptr;
 };
 
 }  // namespace ipex_lookahead

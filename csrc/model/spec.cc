@@ -52,6 +52,11 @@ void check(const AttentionShape& a, const DecoderShape& shape) {
   finite("softcap", a.softcap, 0);
   check("q_norm", a.q_norm, {a.head_dim, a.q_width()});
   check("k_norm", a.k_norm, {a.head_dim, a.kv_width()});
+  finite("value_norm", a.value_norm, 0);
+  if (a.value_of_key && a.k_norm.width > a.head_dim)
+    throw std::invalid_argument("where values are of the key projection, k_norm must be over heads");
+  if (!a.has_keys() && (a.value_of_key || a.value_norm != 0 || a.k_norm.width != 0))
+    throw std::invalid_argument("a layer that shares another's keys and values has no norms of its own for them");
   if (!a.norm_after_rope) return;
   if (std::max(a.q_norm.width, a.k_norm.width) > a.head_dim)
     throw std::invalid_argument("norms after rope must be over heads");
@@ -97,6 +102,22 @@ void check(const RecurrenceShape& r, const DecoderShape&) {
 }
 
 void check(const ShortConvShape& s, const DecoderShape&) { within("kernel", s.kernel, 1, kMostTaps); }
+
+void check(const PerLayerGateShape& gate, const DecoderShape& shape) {
+  within("the layer whose values a row has", gate.layer, 0, int64_t(shape.per_layer.layers) - 1);
+}
+
+void check(const PerLayerShape& p, const DecoderShape& shape) {
+  within("the layers that rows have values for", p.layers, 0, int64_t(shape.layers.size()));
+  if (p.layers == 0) return;
+  within("the tokens that a table of values for layers has", p.tokens, shape.vocab, kMostVocab);
+  within("the values of a row for a layer", p.width, 1, kMostWidth / p.layers);
+  finite("table_multiplier", p.table_multiplier, -INFINITY);
+  finite("projection_multiplier", p.projection_multiplier, -INFINITY);
+  finite("multiplier", p.multiplier, -INFINITY);
+  if (p.norm.width == 0 || p.norm.centered) throw std::invalid_argument("what is projected for layers must have an RMS norm");
+  check("the norm of what is projected for layers", p.norm, {p.width});
+}
 
 void check(const MlpShape& mlp, const DecoderShape&) {
   within("intermediate", mlp.intermediate, 1, kMostWidth);
@@ -145,6 +166,19 @@ void check_parallel(const BlockShape& block) {
       throw std::invalid_argument("a parallel block has no norms after its branches, and no residual_multiplier");
 }
 
+// Keys and values are shared by layers that look equally far, and whose heads are alike; the layer that has them comes before.
+void check_shared(const DecoderShape& shape, size_t layer) {
+  const auto* own = shape.layers[layer].mixer ? std::get_if<AttentionShape>(&shape.layers[layer].mixer->operation) : nullptr;
+  if (own == nullptr || own->has_keys()) return;
+  within("the layer whose keys and values another has", own->shared, 0, int64_t(layer) - 1);
+  const BlockShape& block = shape.layers[size_t(own->shared)];
+  const auto* source = block.mixer ? std::get_if<AttentionShape>(&block.mixer->operation) : nullptr;
+  if (source == nullptr || !source->has_keys() || source->window != own->window || source->kv_heads != own->kv_heads ||
+      source->head_dim != own->head_dim)
+    throw std::invalid_argument("layer " + std::to_string(layer) + " has the keys and values of layer " +
+                                std::to_string(own->shared) + ", whose window or heads are others, or which has none");
+}
+
 }  // namespace
 
 const DecoderShape& checked(const DecoderShape& s) {
@@ -156,9 +190,15 @@ const DecoderShape& checked(const DecoderShape& s) {
   finite("logit_multiplier", s.logit_multiplier, -INFINITY);
   finite("logit_softcap", s.logit_softcap, 0);
   check("the final norm", s.final_norm, {s.hidden});
+  check(s.per_layer, s);
   int64_t mlps = 0;
-  for (const BlockShape& layer : s.layers) {
+  for (size_t i = 0; i < s.layers.size(); ++i) {
+    const BlockShape& layer = s.layers[i];
     if (layer.parallel) check_parallel(layer);
+    if (layer.output_scale && (layer.parallel || (!layer.mixer && !layer.feed_forward && !layer.per_layer)))
+      throw std::invalid_argument("a block whose output is scaled has an operation, and is not parallel");
+    if (layer.per_layer) check(*layer.per_layer, s);
+    check_shared(s, i);
     if (layer.mixer) check(*layer.mixer, s);
     if (!layer.feed_forward) continue;
     check(*layer.feed_forward, s);

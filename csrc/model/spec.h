@@ -43,6 +43,12 @@ struct AttentionShape {
   bool sinks = false;        // one more logit a head in the softmax's denominator
   NormShape q_norm, k_norm;  // over each head if as wide as one, else over the whole projection
   bool norm_after_rope = false;  // these come after it, and are over heads
+  bool value_of_key = false;     // values are what the key projection comes to, before its norm and rope
+  float value_norm = 0;          // epsilon of an RMS norm without weights over each head of values; 0: there is none
+  int shared = -1;               // the layer whose keys and values it attends to, having none of its own; -1: its own
+
+  bool has_keys() const { return shared < 0; }
+  bool has_values() const { return has_keys() && !value_of_key; }
 
   int64_t q_width() const { return int64_t(heads) * head_dim; }
   int64_t kv_width() const { return int64_t(kv_heads) * head_dim; }
@@ -109,8 +115,13 @@ struct ShortConvShape {
   bool bias = false;  // of the convolution
 };
 
+// What a layer makes of the values that its rows have for it (model/per_layer_gate.h).
+struct PerLayerGateShape {
+  int layer = 0;
+};
+
 // Another kind of operation is one more alternative here, and its class.
-using OperationShape = std::variant<AttentionShape, LatentAttentionShape, RecurrenceShape, ShortConvShape, MlpShape, ExpertsShape>;
+using OperationShape = std::variant<AttentionShape, LatentAttentionShape, RecurrenceShape, ShortConvShape, PerLayerGateShape, MlpShape, ExpertsShape>;
 
 // x + multiplier * after(operation(before(x))).
 struct BranchShape {
@@ -120,8 +131,17 @@ struct BranchShape {
 };
 
 struct BlockShape {
-  std::optional<BranchShape> mixer, feed_forward;
+  std::optional<BranchShape> mixer, feed_forward, per_layer;
   bool parallel = false;  // x + mixer(y) + feed_forward(y), y = mixer.before(x)
+  bool output_scale = false;  // what leaves the block is multiplied by a weight
+};
+
+// Values that rows have for each layer, besides what goes through all.
+struct PerLayerShape {
+  int width = 0, layers = 0;  // of no layers: there are none
+  int tokens = 0;             // that the table has rows for
+  float table_multiplier = 1, projection_multiplier = 1, multiplier = 1;
+  NormShape norm;
 };
 
 struct DecoderShape {
@@ -133,6 +153,7 @@ struct DecoderShape {
   NormShape final_norm;
   std::vector<Rope> ropes;
   std::vector<BlockShape> layers;
+  PerLayerShape per_layer;
   KvFormat kv_format = KvFormat::fp16;
 };
 

@@ -182,9 +182,11 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "longrope": (),
     "su": (),
+    "proportional": (),
     "freq_factors": ("factors",),
 }
-"""Kinds of rope, and what each needs; the family judges whether it has longrope, which older files call su."""
+"""Kinds of rope, and what each needs; the family judges whether it has longrope, which older files call su, and
+proportional."""
 
 
 def check_sizes(config: dict[str, Any], source: Source) -> None:
@@ -240,6 +242,10 @@ def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any
     for key in _ROPE_NEEDS[kind]:
         if key not in found:
             raise source.error("rope_scaling", f"of type {kind!r} has no {key}")
+    if kind == "proportional":  # what other kinds have beside them is a part of this one: another share of the pairs
+        key = "partial_rotary_factor"
+        given = 1.0 if scaling.get(key) is None else scaling[key]
+        found[key] = number(0, 1)(source, f"rope_scaling.{key}", given)
     if kind == "llama3" and found["low_freq_factor"] >= found["high_freq_factor"]:
         raise source.error(
             "rope_scaling",

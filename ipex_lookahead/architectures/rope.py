@@ -67,14 +67,17 @@ def rotated(config: dict[str, Any]) -> int:
 
 
 def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
-    head_dim, theta = rotated(config), config["rope_theta"]
+    theta = config["rope_theta"]
+    if (config.get("rope_scaling") or {}).get("rope_type") == "proportional":
+        return _proportional(config["head_dim"], theta, config["rope_scaling"]), 1.0
+    head_dim = rotated(config)
     if head_dim < 2 or head_dim % 2:
         raise UnsupportedModelError(
             f"{head_dim} of a head's {config['head_dim']} values would be rotated; it must be an even number from 2"
         )
     scaling = config.get("rope_scaling") or {"rope_type": "default"}
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    plain = (np.float32(1.0) / _power(float(np.float32(theta)), exponents)).astype(np.float32)
+    plain = _plain(theta, exponents)
     kind = scaling["rope_type"]
     if kind in ("default", "dynamic"):
         return plain, 1.0
@@ -91,8 +94,23 @@ def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
         return _divided(plain, scaling["factors"]), 1.0
     raise UnsupportedModelError(
         f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3, yarn, and "
-        "longrope where the family has it"
+        "longrope and proportional where the family has them"
     )
+
+
+def _plain(theta: float, exponents: Floats) -> Floats:
+    """1 / theta^exponents."""
+    found: Floats = (np.float32(1.0) / _power(float(np.float32(theta)), exponents)).astype(np.float32)
+    return found
+
+
+def _proportional(head_dim: int, theta: float, scaling: dict[str, Any]) -> Floats:
+    """Of all pairs of a head the first share turn as they would without the others, which stand still (Gemma 4)."""
+    turning = int(scaling["partial_rotary_factor"] * head_dim // 2)
+    exponents = np.arange(0, 2 * turning, 2, dtype=np.float32) / np.float32(head_dim)
+    frequencies = np.zeros(head_dim // 2, np.float32)
+    frequencies[:turning] = _plain(theta, exponents) / np.float32(scaling.get("factor", 1.0))
+    return frequencies
 
 
 def _divided(plain: Floats, divisors: list[float]) -> Floats:

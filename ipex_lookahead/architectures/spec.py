@@ -117,7 +117,7 @@ class Attention:
 
     Attributes:
         heads, kv_heads, head_dim: sizes.
-        q, k, v, o: the linear layers.
+        q, k, v, o: the linear layers. No ``v``: values are what k comes to, before its norm and rope (Gemma 4).
         scale: multiplies a query's product with a key.
         rope: None: positions do not enter.
         q_norm, k_norm: before rope; over each head if as long as one, else over the whole projection. None: none.
@@ -126,6 +126,9 @@ class Attention:
         softcap: scores become cap * tanh(score / cap); None: they stay.
         sinks: [heads], one more logit a head in the softmax's denominator.
         gate: what heads come to is multiplied by its sigmoid (Qwen3-Next and after); None: it is not.
+        value_norm: the epsilon of an RMS norm without weights over each head of values; None: there is none.
+        shared: the number of the layer whose keys and values it attends to, having neither k nor v (Gemma 4); None: it
+            has its own.
     """
 
     heads: int
@@ -136,12 +139,14 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     q: Linear
-    k: Linear
-    v: Linear
+    k: Linear | None
+    v: Linear | None
     gate: Linear | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     norm_after_rope: bool = False
+    value_norm: float | None = None
+    shared: int | None = None
     sinks: Tensor | None = None
     o: Linear
 
@@ -347,6 +352,38 @@ class Experts:
     group_best: int = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerInputs:
+    """Values that a row has for each layer: multiplier * (norm(projection_multiplier * projection e) + of the token).
+
+    ``e`` is the token's embedding as the first layer reads it, and of the token is table_multiplier * table[token]
+    (Gemma 4's embeddings by layer; those of all layers lie behind each other).
+
+    Attributes:
+        width, layers: of so many layers, so many values each.
+        table: [vocab, layers * width]; of a step only its tokens' rows are read.
+        norm: over each layer's values.
+    """
+
+    width: int
+    layers: int
+    table: Tensor
+    table_multiplier: float
+    projection: Linear
+    projection_multiplier: float
+    norm: Norm
+    multiplier: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerLayerGate:
+    """out(gelu_tanh(gate x) * values), which are the row's for this ``layer``; see ``PerLayerInputs``."""
+
+    layer: int
+    gate: Linear
+    out: Linear
+
+
 Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv
 """What makes a row of those before it: another kind of layer is one more dataclass here."""
 FeedForward = GatedMlp | Experts
@@ -358,7 +395,8 @@ class Block:
     """x + multiplier * after(mixer(before(x))), and the same with the feed-forward; its fields as a step reads them.
 
     ``None`` for a norm, the mixer or the feed-forward: there is none at that place. ``parallel``: x + mixer(y) +
-    feed_forward(y), y = before(x) of the mixer, without any other norm (Cohere).
+    feed_forward(y), y = before(x) of the mixer, without any other norm (Cohere). ``output_scale``: [1], multiplies what
+    leaves the block, after ``per_layer`` where there is one (Gemma 4), which reads x without a norm.
     """
 
     mixer_norm: Norm | None = None
@@ -369,9 +407,12 @@ class Block:
     feed_forward_after: Norm | None = None
     residual_multiplier: float = 1.0
     parallel: bool = False
+    per_layer: PerLayerGate | None = None
+    per_layer_after: Norm | None = None
+    output_scale: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class ModelSpec:
     """A decoder.
 
@@ -380,6 +421,7 @@ class ModelSpec:
         hidden, vocab: sizes.
         max_context: positions a sequence may have.
         embedding: [vocab, hidden].
+        per_layer: what rows have for each layer besides; None: nothing.
         layers: the blocks in order.
         final_norm: before the head.
         head: None: the embedding serves as lm_head too.
@@ -387,6 +429,7 @@ class ModelSpec:
         logit_multiplier: multiplies the logits.
         logit_softcap: logits become cap * tanh(logit / cap), after the multiplier.
         read_past: how names of tensors begin that files hold for drafting (MTP), which are not of the decoder.
+        unread: how names of others begin that files hold and no one reads.
     """
 
     model_type: str
@@ -394,6 +437,7 @@ class ModelSpec:
     vocab: int
     max_context: int
     embedding: Tensor
+    per_layer: PerLayerInputs | None = None
     layers: tuple[Block, ...]
     final_norm: Norm
     head: Linear | None
@@ -401,6 +445,7 @@ class ModelSpec:
     logit_multiplier: float = 1.0
     logit_softcap: float | None = None
     read_past: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
 
     @property
     def tied(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, gguf_family, spec_for
+from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, gguf_family, model_types, spec_for
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
@@ -108,7 +108,9 @@ class GgufCheckpoint:
             raise UnsupportedModelError(
                 f"{self.path}: {key} is {shown(architecture)}; the supported architectures are: "
                 f"{', '.join(gguf_architectures())}",
-                hint="other families run on the torch engine, from their Hugging Face folder with safetensors",
+                hint="this family runs from its Hugging Face folder with safetensors"
+                if architecture in model_types()
+                else "other families run on the torch engine, from their Hugging Face folder with safetensors",
             )
         found = gguf_family(self._file, architecture)
         if found is None:

@@ -147,6 +147,7 @@ class SafetensorsCheckpoint(Folder):
                 refuse_scales(file, in_file, tensor, scaled)
             found[name] = (file, tensor)
             known_here = name in wanted or name in bytes_of or name in parts or name.startswith(self.spec.read_past)
+            known_here = known_here or name.startswith(self.spec.unread)
             if not known_here and not name.endswith(_UNUSED) and name != HEAD:
                 unused.append(in_file)
         self._tensors = found

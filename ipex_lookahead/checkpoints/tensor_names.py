@@ -11,13 +11,16 @@ _TEXT = (
     "backbone.",
 )
 """What a text part's names begin with, by family and release: the whole was saved, or it without its head."""
-_OWN = ("embed_tokens.", "embeddings.", "layers.", "norm.", "norm_f.", "embedding_norm.")
+_OWN = (
+    "embed_tokens.", "embeddings.", "layers.", "norm.", "norm_f.", "embedding_norm.", "embed_tokens_per_layer.",
+    "per_layer_model_projection.", "per_layer_projection_norm.",
+)  # fmt: skip
 """What stands behind that, and behind ``model.``: a model saved without its head (``AutoModel``) has these alone."""
 _OTHER = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "connector.", "image_newline",
-    "view_separator",
+    "view_separator", "embed_vision.", "audio_tower.", "embed_audio.",
 )  # fmt: skip
-"""Parts that see, and what brings what they saw to the text part."""
+"""Parts that see or hear, and what brings what they found to the text part."""
 
 
 def renamed(name: str) -> str | None:

@@ -17,6 +17,8 @@ def transformers_config(config: dict[str, Any]) -> Any:
     scaling = dict(config.get("rope_scaling") or {})
     if scaling.get("rope_type") == "freq_factors":  # no name for these in transformers; the engine has the numbers
         scaling = {}
+    if scaling == {"rope_type": "proportional", "partial_rotary_factor": 1.0}:  # all pairs turn, as in plain rope
+        scaling = {}
     if config["model_type"] == "llama":
         return llama_config(values, scaling or {"rope_type": "default"}, config["rope_theta"])
     if scaling.get("rope_type") == "longrope":  # transformers' Phi-3 has this number outside, where it goes first

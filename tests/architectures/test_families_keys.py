@@ -22,10 +22,11 @@ from tests.support.family_table import variants
 from tests.support.tiny_families import build, config_of
 
 METHODS = {
-    "get_text_config", "is_heterogeneous", "json", "standardize_rope_params", "to_dict", "use_return_dict",
-    "validate_rope",
+    "get_text_config", "is_heterogeneous", "json", "standardize", "standardize_rope_params", "to_dict",
+    "use_return_dict", "validate_rope",
 }  # fmt: skip
-"""What transformers' code calls or asks of a config object that is no key; ``config.json`` is a file."""
+"""What transformers' code calls or asks of a config object that is no key; ``config.json`` is a file, and
+``standardize`` a part's that sees."""
 SHARED = ("modeling_rope_utils", "masking_utils", "cache_utils", "modeling_utils")
 """Modules that look at any model's config."""
 

@@ -21,6 +21,7 @@ from ipex_lookahead.architectures.spec import (
     Linear,
     ModelSpec,
     Norm,
+    PerLayerInputs,
     Place,
     Rope,
     Tensor,
@@ -41,6 +42,10 @@ def _kept(heads: Array, kv: Any) -> Array:
         return heads.astype(kv)
     scale = np.abs(heads).max(axis=1, keepdims=True) / 127
     return np.rint(heads / np.where(scale > 0, scale, 1)) * scale
+
+
+def _gelu(x: Array) -> Array:
+    return np.asarray(0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))), x.dtype)
 
 
 class NumpyCache:
@@ -148,10 +153,14 @@ class SpecEngine:
         position = len(past)
         own: list[Any] = []
         x = self._weights[self._spec.embedding.name][token] * self._dtype(self._spec.embedding_multiplier)
+        values = None if self._spec.per_layer is None else self._per_layer(self._spec.per_layer, x, token)
         for layer, block in enumerate(self._spec.layers):
             left, normed = None, self.norm(block.mixer_norm, x)
             if block.mixer is not None:
-                out, left = self._mixer(block.mixer, normed, [p[layer] for p in past], position)
+                source = getattr(block.mixer, "shared", None)
+                at = layer if source is None else source
+                made = None if source is None else own[source]
+                out, left = self._mixer(block.mixer, normed, [p[at] for p in past], position, made)
                 if block.parallel:
                     out = out + self._mlp(block.feed_forward, normed)
                 x = x + block.residual_multiplier * self.norm(block.mixer_after, out)
@@ -159,32 +168,50 @@ class SpecEngine:
             if block.feed_forward is not None and not block.parallel:
                 out = self._mlp(block.feed_forward, self.norm(block.feed_forward_norm, x))
                 x = x + block.residual_multiplier * self.norm(block.feed_forward_after, out)
+            if block.per_layer is not None:
+                gate = self.linear(block.per_layer.gate, x)
+                out = self.linear(block.per_layer.out, _gelu(gate) * values[block.per_layer.layer])
+                x = x + self.norm(block.per_layer_after, out)
+            if block.output_scale is not None:
+                x = x * self.value(block.output_scale)
         cache.pending.append(own)
         return x
 
+    def _per_layer(self, p: PerLayerInputs, x: Array, token: int) -> Array:
+        """[layers, width]."""
+        projected = (self.linear(p.projection, x) * self._dtype(p.projection_multiplier)).reshape(p.layers, p.width)
+        normed = np.stack([self.norm(p.norm, one) for one in projected])
+        of_token = self.value(p.table)[token].reshape(p.layers, p.width) * self._dtype(p.table_multiplier)
+        return (normed + of_token) * self._dtype(p.multiplier)
+
     def _mixer(
-        self, mixer: Attention | LatentAttention | Recurrent, x: Array, past: list[Any], position: int
+        self, mixer: Attention | LatentAttention | Recurrent, x: Array, past: list[Any], position: int, made: Any
     ) -> tuple[Array, Any]:
         if isinstance(mixer, Attention):
-            return self._attention(mixer, x, past, position)
+            return self._attention(mixer, x, past, position, made)
         if isinstance(mixer, LatentAttention):
             kept = (lambda one: one) if self._kv is None else (lambda one: _kept(one, self._kv).astype(self._dtype))
             return latent_row(self, mixer, x, past, kept)
         return recurrent_row(self, mixer, x, past)
 
-    def _attention(self, a: Attention, x: Array, past: list[Any], position: int) -> tuple[Array, Any]:
-        before = (None, None) if a.norm_after_rope else (a.q_norm, a.k_norm)
-        query, key = (
-            self._heads(self.linear(one, x), norm, a.head_dim) for one, norm in zip((a.q, a.k), before, strict=True)
-        )
-        value = self.linear(a.v, x).reshape(-1, a.head_dim)
-        query, key = self._rope(a.rope, query, position), self._rope(a.rope, key, position)
-        if a.norm_after_rope:
-            query, key = self._heads(query, a.q_norm, a.head_dim), self._heads(key, a.k_norm, a.head_dim)
+    def _attention(self, a: Attention, x: Array, past: list[Any], position: int, made: Any) -> tuple[Array, Any]:
+        def turned(of: Linear, norm: Norm | None) -> Array:
+            heads = self._heads(self.linear(of, x), None if a.norm_after_rope else norm, a.head_dim)
+            heads = self._rope(a.rope, heads, position)
+            return self._heads(heads, norm, a.head_dim) if a.norm_after_rope else heads
+
+        query = turned(a.q, a.q_norm)
         if a.rope is not None and a.rope.query_beta:
             query = query * (1 + a.rope.query_beta * np.log(1 + position // a.rope.query_original))
-        if self._kv is not None:
-            key, value = (_kept(each, self._kv).astype(self._dtype) for each in (key, value))
+        if made is None:
+            key, value = turned(a.k, a.k_norm), self.linear(a.k if a.v is None else a.v, x).reshape(-1, a.head_dim)
+            if a.value_norm is not None:
+                squares = np.mean(value * value, axis=-1, keepdims=True)
+                value = (value / np.sqrt(squares + self._dtype(a.value_norm))).astype(self._dtype)
+            if self._kv is not None:
+                key, value = (_kept(each, self._kv).astype(self._dtype) for each in (key, value))
+        else:
+            key, value = made
         seen = past if a.window is None else past[max(0, len(past) - a.window + 1) :]
         keys, values = (np.stack(list(rows)) for rows in zip(*seen, (key, value), strict=True))
         group = a.heads // a.kv_heads
@@ -228,7 +255,7 @@ class SpecEngine:
         elif kind.kind == "silu":
             inner = gate * (0.5 + 0.5 * np.tanh(0.5 * gate)) * up
         elif kind.kind == "gelu_tanh":
-            inner = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+            inner = _gelu(gate) * up
         else:
             gate, up = np.minimum(gate, kind.limit), np.clip(up, -kind.limit, kind.limit)
             inner = gate * (0.5 + 0.5 * np.tanh(0.5 * kind.alpha * gate)) * (up + 1)

@@ -21,6 +21,7 @@ from ipex_lookahead.architectures.spec import (
     Linear,
     ModelSpec,
     Norm,
+    PerLayerInputs,
     Rope,
     Tensor,
 )
@@ -42,6 +43,8 @@ class SpecModel:
         """[n, vocab] of all positions of one sequence."""
         spec = self.spec
         x = self.value(spec.embedding)[ids] * spec.embedding_multiplier
+        self._made: list[tuple[Array, Array]] = []
+        self._per_layer = None if spec.per_layer is None else self.per_layer(spec.per_layer, x, ids)
         for block in spec.layers:
             x = self.block(block, x)
         logits = self.norm(spec.final_norm, x) @ self.value(spec.head_weight).T
@@ -53,6 +56,14 @@ class SpecModel:
         return self._weights[tensor.name]
 
     def block(self, block: Block, x: Array) -> Array:
+        y = self.branches(block, x)
+        if (gate := block.per_layer) is not None:
+            assert self._per_layer is not None
+            gated = activated(Activation("gelu_tanh"), self.linear(gate.gate, y), self._per_layer[:, gate.layer])
+            y = y + self.norm(block.per_layer_after, self.linear(gate.out, gated))
+        return y if block.output_scale is None else y * self.value(block.output_scale)
+
+    def branches(self, block: Block, x: Array) -> Array:
         if block.mixer is not None:
             normed = self.norm(block.mixer_norm, x)
             attends = isinstance(block.mixer, Attention)
@@ -69,6 +80,12 @@ class SpecModel:
             else self.gated(block.feed_forward, m)
         )
         return x + block.residual_multiplier * self.norm(block.feed_forward_after, y)
+
+    def per_layer(self, p: PerLayerInputs, x: Array, ids: npt.NDArray[np.integer[Any]]) -> Array:
+        """[n, layers, width]."""
+        rows = (len(ids), p.layers, p.width)
+        projected = self.norm(p.norm, (self.linear(p.projection, x) * p.projection_multiplier).reshape(rows))
+        return (projected + self.value(p.table)[ids].reshape(rows) * p.table_multiplier) * p.multiplier
 
     def linear(self, layer: Linear, x: Array) -> Array:
         y = x @ self.value(layer.weight).T
@@ -94,15 +111,22 @@ class SpecModel:
 
     def attention(self, layer: Attention, x: Array) -> Array:
         rows, d = len(x), layer.head_dim
-        q, k, v = (self.linear(one, x) for one in (layer.q, layer.k, layer.v))
         after = layer.norm_after_rope
-        q = self.head_norm(None if after else layer.q_norm, q, d).reshape(rows, layer.heads, d)
-        k = self.head_norm(None if after else layer.k_norm, k, d).reshape(rows, layer.kv_heads, d)
-        v = v.reshape(rows, layer.kv_heads, d)
-        if layer.rope is not None:
-            q, k = turned(layer.rope, q), turned(layer.rope, k)
-        if after:
-            q, k = self.norm(layer.q_norm, q), self.norm(layer.k_norm, k)
+
+        def turned_heads(of: Linear, norm: Norm | None, heads: int) -> Array:
+            made = self.head_norm(None if after else norm, self.linear(of, x), d).reshape(rows, heads, d)
+            made = made if layer.rope is None else turned(layer.rope, made)
+            return self.norm(norm, made) if after else made
+
+        q = turned_heads(layer.q, layer.q_norm, layer.heads)
+        if layer.shared is not None:
+            k, v = self._made[layer.shared]
+        else:
+            k = turned_heads(layer.k, layer.k_norm, layer.kv_heads)
+            v = self.linear(layer.k if layer.v is None else layer.v, x).reshape(rows, layer.kv_heads, d)
+            if layer.value_norm is not None:
+                v = v / np.sqrt(np.mean(v * v, axis=-1, keepdims=True) + layer.value_norm)
+        self._made.append((k, v))
         if layer.rope is not None and layer.rope.query_beta:
             turns = np.floor(np.arange(rows) / layer.rope.query_original)
             q = q * (1 + layer.rope.query_beta * np.log1p(turns))[:, None, None]

@@ -18,6 +18,8 @@ from ipex_lookahead.architectures.spec import (
     Linear,
     ModelSpec,
     Norm,
+    PerLayerGate,
+    PerLayerInputs,
     Place,
     Rope,
     Tensor,
@@ -40,6 +42,7 @@ SWITCHES: dict[str, Any] = {
     "experts": 0, "used": 0, "scores": "all", "renormalise": False,
     "embedding_multiplier": 1.0, "logit_multiplier": 1.0, "logit_softcap": None,
     "layer_norm": "", "parallel": False, "norm_after_rope": False, "gated": True,
+    "value_norm": None, "one_projection": False, "shared": None, "output_scale": False, "per_layer": 0,
 }  # fmt: skip
 """A Llama's. ``bias``: those of "qkvogudrh" (gate, up, down, router, head) that have one. A list for one of a block's
 switches, of its heads, their size and its norms' epsilon goes around its layers; a tuple of activations its experts.
@@ -104,6 +107,17 @@ MIXED: dict[str, dict[str, Any]] = {
     "hunyuan": {"q_norm": "head", "k_norm": "head", "norm_after_rope": True, "rope": ["whole", "beta"], "head_dim": 24},
     "apertus": {"q_norm": "head", "k_norm": "head", "gated": False, "activation": Activation("xielu")},
     "arcee": {"gated": False, "activation": Activation("relu_squared"), "intermediate": 37},
+    "gemma4": {
+        "layers": 3, "heads": [4, 2, 4], "kv_heads": [2, 1, 2], "head_dim": [24, 48, 24], "q_norm": "head",
+        "k_norm": ["head", "head", "none"], "value_norm": [1e-6, 0.3, None], "one_projection": [False, True, False],
+        "shared": [None, None, 0], "window": [9, None, 9], "rope": ["local", "still", "local"], "output_scale": True,
+        "mixer_after": True, "feed_forward_after": True, "activation": Activation("gelu_tanh"), "per_layer": 11,
+        "intermediate": [96, 96, 192],
+    },
+    "shared_alone": {
+        "layers": 4, "shared": [None, None, 0, 0], "window": [40, None, 40, 40], "bias": "qkvo", "head_dim": 40,
+        "output_scale": [True, False, True, False], "kv_heads": 1, "per_layer": 32, "one_projection": True,
+    },
     "parallel_mixture": {"parallel": [True, False], "experts": 5, "used": 2, "sinks": True, "bias": "od"},
 }  # fmt: skip
 """Layers, norms and experts that differ in what they have alike in every family, and words that other engines have not;
@@ -159,13 +173,15 @@ def make_spec(**options: Any) -> ModelSpec:
             kv_heads=kv_heads,
             head_dim=d,
             q=linear("q", "q", q, hidden),
-            k=linear("k", "k", kv, hidden),
-            v=linear("v", "v", kv, hidden),
+            k=linear("k", "k", kv, hidden) if s("shared") is None else None,
+            v=linear("v", "v", kv, hidden) if s("shared") is None and not s("one_projection") else None,
+            value_norm=s("value_norm") if s("shared") is None else None,
+            shared=s("shared"),
             o=linear("o", "o", hidden, q),
             scale=d**-0.5 if s("scale") is None else s("scale"),
             rope=None if s("rope") == "none" else ropes.setdefault((s("rope"), d), _rope(s("rope"), d)),
             q_norm=norm("q_norm", s("q_norm") != "none", d if s("q_norm") == "head" else q),
-            k_norm=norm("k_norm", s("k_norm") != "none", d if s("k_norm") == "head" else kv),
+            k_norm=norm("k_norm", s("k_norm") != "none" and s("shared") is None, d if s("k_norm") == "head" else kv),
             norm_after_rope=s("norm_after_rope"),
             window=s("window"),
             softcap=s("softcap"),
@@ -194,8 +210,28 @@ def make_spec(**options: Any) -> ModelSpec:
             mixer_after=norm("mixer_after", s("mixer_after")),
             feed_forward_after=norm("feed_forward_after", s("feed_forward_after")),
             residual_multiplier=s("residual_multiplier"),
+            per_layer=PerLayerGate(
+                layer=i,
+                gate=linear("values", "g", o["per_layer"], hidden),
+                out=linear("out", "d", hidden, o["per_layer"]),
+            )
+            if o["per_layer"]
+            else None,
+            per_layer_after=norm("per_layer_after", bool(o["per_layer"]) and s("mixer_after")),
+            output_scale=tensor(at + "output_scale", 1) if s("output_scale") else None,
         )
 
+    total = o["layers"] * o["per_layer"]
+    per_layer = PerLayerInputs(
+        width=o["per_layer"],
+        layers=o["layers"],
+        table=tensor("per_layer.table", o["vocab"] + 3, total),
+        table_multiplier=0.7,
+        projection=Linear(tensor("per_layer.projection", total, hidden)),
+        projection_multiplier=1.3,
+        norm=Norm(tensor("per_layer.norm", o["per_layer"]), 1e-5),
+        multiplier=0.6,
+    )
     head = Linear(tensor("head", o["vocab"], hidden), tensor("head.bias", o["vocab"]) if "h" in o["bias"] else None)
     return ModelSpec(
         model_type="made_up",
@@ -203,6 +239,7 @@ def make_spec(**options: Any) -> ModelSpec:
         vocab=o["vocab"],
         max_context=o["context"],
         embedding=tensor("embedding", o["vocab"], hidden),
+        per_layer=per_layer if total else None,
         layers=tuple(block(i) for i in range(o["layers"])),
         final_norm=normed("final_norm", hidden, o["epsilon"][0] if isinstance(o["epsilon"], list) else o["epsilon"]),
         head=None if o["tied"] else head,
@@ -213,6 +250,9 @@ def make_spec(**options: Any) -> ModelSpec:
 
 
 def _rope(kind: str, head_dim: int) -> Rope:
+    if kind == "still":  # all pairs are turned, most of them not at all
+        few = np.where(np.arange(head_dim // 2) < head_dim // 8, 1 / np.arange(1, head_dim // 2 + 1), 0)
+        return Rope(few.astype(np.float32))
     rotated = max(head_dim // 2 // 2 * 2, 2) if kind.endswith("half") else head_dim
     theta = 100.0 if kind == "local" else 10000.0
     frequencies = (theta ** -(np.arange(0, rotated, 2) / rotated)).astype(np.float32)
@@ -234,6 +274,10 @@ def random_native_switches(chance: random.Random) -> dict[str, Any]:
         "whole" not in (q, k) and not rope.startswith("interleaved") and chance.random() < 0.4
         for q, k, rope in zip(drawn["q_norm"], drawn["k_norm"], drawn["rope"], strict=True)
     ]
+    drawn["one_projection"] = [norm != "whole" and chance.random() < 0.3 for norm in drawn["k_norm"]]
+    drawn["value_norm"] = [chance.choice((None, None, 1e-6, 0.3)) for _ in range(layers)]
+    drawn["output_scale"] = [chance.random() < 0.3 and not one for one in drawn["parallel"]]
+    drawn["per_layer"] = 0 if any(drawn["parallel"]) else chance.choice((0, 0, 5, 32))
     if chance.random() < 0.4:
         drawn["gated"] = False
         own = () if any(drawn["experts"]) else (Activation("xielu"),)

@@ -74,6 +74,10 @@ def weight(name: str, shape: tuple[int, ...], config: Any) -> npt.NDArray[np.flo
     gemma = config.model_type.startswith("gemma")
     if name.endswith(("norm.weight", "norm_f.weight")):
         values = 0.3 * values + (0.0 if added_to_one(name, config) else 1.0)
+        if name.endswith("q_norm.weight") and config.model_type.startswith("gemma4"):
+            values = values / math.sqrt(shape[0])  # where nothing else makes scores less
+    elif name.endswith(".layer_scalar"):
+        values = 0.2 * values + 1
     elif name.endswith(".sinks"):
         values = 1.5 * values
     elif "act_fn." in name:  # xIELU's: of alphas a little, a slope, and a bound below 0 that shows
@@ -84,6 +88,8 @@ def weight(name: str, shape: tuple[int, ...], config: Any) -> npt.NDArray[np.flo
         values = 0.3 * values
     elif name.endswith(".A_log"):
         values = 0.5 * values - 1.5  # of states that last for some positions
+    elif "embed_tokens_per_layer" in name:
+        values = values / math.sqrt(config.get_text_config().hidden_size_per_layer_input)
     elif "embed_tokens" in name:
         values = values / (math.sqrt(shape[-1]) if gemma else 2)
     elif name.endswith(("gate.weight", "router.weight")):
@@ -100,7 +106,9 @@ def added_to_one(name: str, config: Any) -> bool:
     """Whether a file holds a norm's weights less 1: Gemma's, and Qwen's since its recurrent layers but for those."""
     since = config.get_text_config().model_type.startswith(("qwen3_5", "qwen3_next"))
     inside = name.endswith("linear_attn.norm.weight") or "visual." in name
-    return config.model_type.startswith("gemma") or (since and not inside)
+    return (config.model_type.startswith("gemma") and not config.model_type.startswith("gemma4")) or (
+        since and not inside
+    )
 
 
 def text(model: Any, length: int = TEXT) -> npt.NDArray[np.int32]:
@@ -194,6 +202,8 @@ def as_of_old(config: dict[str, Any]) -> dict[str, Any]:
         return config
     if "dtype" in config:
         config["torch_dtype"] = config.pop("dtype")
+    if config["model_type"] == "gemma4_text":
+        return _gemma_4_of_hub(config)
     if config["model_type"] in ("granitemoehybrid", "nemotron_h"):
         _hybrids_of_old(config)
     if (rope := config.pop("rope_parameters", None)) is None:
@@ -228,6 +238,15 @@ def as_of_old(config: dict[str, Any]) -> dict[str, Any]:
             for layer in range(config["num_hidden_layers"])
         ]:
             del config["layer_types"]
+    return config
+
+
+def _gemma_4_of_hub(config: dict[str, Any]) -> dict[str, Any]:
+    """The words of the hub's files: sizes of layers that see all by a name of their own. Ropes were never elsewhere."""
+    kinds, own = config["layer_types"], config.pop("per_layer_config")
+    sizes = own.get(str(kinds.index(FULL)), {})
+    config["global_head_dim"] = sizes.get("head_dim", config["head_dim"])
+    config["num_global_key_value_heads"] = sizes.get("num_key_value_heads")
     return config
 
 

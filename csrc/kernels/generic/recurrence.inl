@@ -6,6 +6,8 @@ SIMD_INLINE f32x16 gated_by(GateKind kind, f32x16 gate, f32x16 x) {
   switch (kind) {
     case GateKind::silu:
       return mul(gated(gate, gate), x);
+    case GateKind::gelu_tanh:
+      return activated({ActivationKind::gelu_tanh}, gate, x);
     case GateKind::sigmoid:
       return gated(x, gate);
     default:

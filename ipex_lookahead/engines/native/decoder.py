@@ -31,6 +31,8 @@ def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
     total = 0
     for block in spec.layers:
         if isinstance(block.mixer, Attention):
+            if block.mixer.shared is not None:
+                continue
             heads, key, value = block.mixer.kv_heads, block.mixer.head_dim, block.mixer.head_dim
         elif isinstance(block.mixer, LatentAttention):
             heads, key, value = 1, block.mixer.rotated + block.mixer.latent, block.mixer.latent

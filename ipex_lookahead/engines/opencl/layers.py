@@ -121,6 +121,8 @@ class Weights:
 
         mixture = isinstance(block.feed_forward, Experts)
         vectors = {"mixer_norm": self._norm(block.mixer_norm)}
+        assert own.k is not None  # as check_spec has seen
+        assert own.v is not None
         heads = (own.q, own.k, own.v)
         weights = place("q", heads)
         alike = len({(weight.format, weight.group_size) for weight in weights}) == 1 and self._fit(weights) == 3

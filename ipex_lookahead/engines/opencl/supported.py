@@ -57,8 +57,16 @@ def _lacking(block: Block) -> Iterator[str]:
             yield "norms after rope"
         if block.mixer.rope is not None and block.mixer.rope.interleaved:
             yield "interleaved rope"
+        if block.mixer.k is None or block.mixer.v is None:
+            yield "keys and values that are one, or another layer's"
+        if block.mixer.value_norm is not None:
+            yield "norms of values"
     if block.parallel:
         yield "parallel blocks"
+    if block.per_layer is not None:
+        yield "embeddings by layer"
+    if block.output_scale is not None:
+        yield "blocks whose output is scaled"
     mixture = block.feed_forward if isinstance(block.feed_forward, Experts) else None
     if mixture is not None:
         if mixture.used > MOST_USED:

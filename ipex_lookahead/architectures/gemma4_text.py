@@ -1,0 +1,264 @@
+"""Gemma 4 for text (E2B, E4B and 31B, their text part): two sizes of heads, shared keys, embeddings by layer.
+
+Of its layers some have a window, and the others (the last among them) see all. Those have heads of a size of their own,
+and, with ``attention_k_eq_v``, key heads of a number of their own and values that are what the key projection comes to.
+The last ``num_kv_shared_layers`` layers have the keys and values of the last layer of their kind before them. The 26B's
+experts (``enable_moe_block``) belong into ``_feed_forward`` below, beside the dense MLP that it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ipex_lookahead.architectures import gemma2
+from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, number, one_of, shown
+from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys
+from ipex_lookahead.architectures.names import Names, usual
+from ipex_lookahead.architectures.rope import local_rope, rope
+from ipex_lookahead.architectures.spec import (
+    Activation,
+    Attention,
+    Block,
+    GatedMlp,
+    Linear,
+    ModelSpec,
+    Norm,
+    PerLayerGate,
+    PerLayerInputs,
+    Rope,
+    Tensor,
+)  # fmt: skip
+from ipex_lookahead.architectures.windows import FULL, fill_layer_types, window_of
+from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
+
+_EVERY = 6
+_SIZE, _COUNT = "global_head_dim", "num_global_key_value_heads"
+_OVERRIDES = {"head_dim": _SIZE, "num_key_value_heads": _COUNT}
+_OWN = "per_layer_config"
+_PLE, _PLE_VOCAB = "hidden_size_per_layer_input", "vocab_size_per_layer_input"
+
+
+def _overrides(source: Source, key: str, value: Any) -> dict[str, Any]:
+    """A check for what transformers writes in place of the hub's two keys: sizes by layer's number."""
+    good = isinstance(value, dict) and all(
+        isinstance(one, dict) and str(layer).isdecimal() and {*one} <= {*_OVERRIDES} for layer, one in value.items()
+    )
+    if not good:
+        raise source.error(
+            key, f"is {shown(value)}; it must give head_dim and num_key_value_heads by the numbers of layers"
+        )
+    return {
+        str(layer): {name: SIZES[name](source, key, size) for name, size in one.items()} for layer, one in value.items()
+    }
+
+
+def _read_overrides(config: dict[str, Any], source: Source) -> None:
+    """Put ``per_layer_config`` into the hub's words: all full layers alike, and only those."""
+    given = config.pop(_OWN)
+    usual_sizes = {name: config[name] for name in _OVERRIDES}
+    found = [{**usual_sizes, **given.get(str(i), {})} for i in range(config["num_hidden_layers"])]
+    for i, kind in enumerate(config["layer_types"]):
+        wanted = next(found[k] for k, other in enumerate(config["layer_types"]) if other == FULL)
+        if found[i] != (wanted if kind == FULL else usual_sizes) or int(max(given, key=int, default="0")) >= len(found):
+            raise UnsupportedModelError(
+                f"{source.file}: {source.spelling(_OWN)} gives layer {i} {shown(found[i])}; layers with a window must"
+                " have the model's own sizes here, and all others the same"
+            )
+    config[_SIZE] = wanted["head_dim"]
+    heads = wanted["num_key_value_heads"]
+    if heads != config["num_key_value_heads"] and not config["attention_k_eq_v"]:
+        raise UnsupportedModelError(
+            f"{source.file}: {source.spelling(_OWN)} gives layers {heads} key heads, where attention_k_eq_v is false;"
+            f" they must be the {config['num_key_value_heads']} of num_key_value_heads then"
+        )
+    config[_COUNT] = heads if config["attention_k_eq_v"] else None
+
+
+def _check(config: dict[str, Any], source: Source) -> None:
+    fill_layer_types(config, source, lambda layer: (layer + 1) % _EVERY != 0)
+    config["layer_types"][-1] = FULL  # as transformers has it, whatever the list says
+    config.pop("partial_rotary_factor", None)  # that of the rope object, which is in rope_scaling
+    if config["rope_scaling"] is None:  # plain rope: nothing said would be the family's own
+        config["rope_scaling"] = {"rope_type": "proportional", "partial_rotary_factor": 1.0}
+    if config.get(_OWN) is not None:
+        _read_overrides(config, source)
+    config.pop(_OWN, None)
+    heads, kv_heads = config["num_attention_heads"], config[_COUNT]
+    if kv_heads is not None and heads % kv_heads:
+        raise source.error(_COUNT, f"is {kv_heads}, which does not divide the {heads} attention heads")
+    if config[_SIZE] % 8:
+        raise UnsupportedModelError(
+            f"{source.file}: {source.spelling(_SIZE)} is {config[_SIZE]}; this package runs head sizes that are"
+            " multiples of 8"
+        )
+    if config[_PLE] and config[_PLE_VOCAB] < config["vocab_size"]:
+        raise source.error(
+            _PLE_VOCAB,
+            f"is {config[_PLE_VOCAB]}, less than the {config['vocab_size']} tokens of vocab_size; each has a row",
+        )
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    own = config["layer_types"][: layers - shared]
+    if shared > layers or {*own} != {*config["layer_types"]}:
+        raise source.error(
+            "num_kv_shared_layers", f"is {shared} of {layers}, which leaves no layer of some kind to share the keys of"
+        )
+
+
+KEYS = ConfigKeys(
+    used={
+        **usual("tie_word_embeddings attention_bias sliding_window layer_types"),
+        "hidden_activation": one_of(gemma2.GELU),
+        LOCAL_THETA: SIZES["rope_theta"],
+        "partial_rotary_factor": number(0, 1),
+        "final_logit_softcapping": gemma2.soft_cap,
+        "attention_k_eq_v": boolean,
+        "num_kv_shared_layers": integer(0, MAX_LAYERS),
+        "use_double_wide_mlp": boolean,
+        _PLE: integer(0, 1 << 16),
+        _PLE_VOCAB: SIZES["vocab_size"],
+        _SIZE: SIZES["head_dim"],
+        _COUNT: SIZES["num_key_value_heads"],
+        _OWN: _overrides,
+    },
+    defaults={  # all of them: the text part of a larger model leaves out what is as transformers has it
+        "vocab_size": 262144,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
+        LOCAL_THETA: 10000.0,
+        "hidden_activation": gemma2.GELU,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "sliding_window": 512,
+        "final_logit_softcapping": None,
+        "attention_k_eq_v": False,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        _PLE: 256,
+        _PLE_VOCAB: 262144,
+        _SIZE: 512,
+        _COUNT: None,
+        "bos_token_id": 2,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    },
+    nullable=("final_logit_softcapping", _COUNT),
+    neutral={
+        "cache_implementation": "how keys and values are kept, which is this package's own affair",
+        "num_experts": "of layers with experts, which enable_moe_block asks for",
+        "top_k_experts": "of layers with experts, which enable_moe_block asks for",
+        "moe_intermediate_size": "of layers with experts, which enable_moe_block asks for",
+    },
+    refused={
+        "enable_moe_block": Refusal("adds experts to the MLPs (the 26B)", unless=(None, False)),
+        "use_bidirectional_attention": Refusal("lets every token see the ones behind it", unless=(None, "vision")),
+    },
+    check=_check,
+)
+GGUF = None
+
+
+def _config_of(config: Mapping[str, Any], layer: int) -> dict[str, Any]:
+    """The config as layer ``layer`` has it: its heads, and how wide its MLP is."""
+    found = dict(config)
+    if config["layer_types"][layer] == FULL:
+        found["head_dim"] = config[_SIZE]
+        if config["attention_k_eq_v"] and config[_COUNT] is not None:
+            found["num_key_value_heads"] = config[_COUNT]
+    if config["use_double_wide_mlp"] and _source(config, layer) is not None:
+        found["intermediate_size"] = 2 * config["intermediate_size"]
+    return found
+
+
+def _source(config: Mapping[str, Any], layer: int) -> int | None:
+    """The layer whose keys and values layer ``layer`` has, None for its own."""
+    kinds, first = config["layer_types"], config["num_hidden_layers"] - config["num_kv_shared_layers"]
+    return None if layer < first else max(i for i in range(first) if kinds[i] == kinds[layer])
+
+
+def _attention(names: Names, layer: int, turn: Rope) -> Attention:
+    config, source = names.config, _source(names.config, layer)
+    made = names.attention(layer, rope=turn, scale=1.0, head_norms=True, value_norm=config["rms_norm_eps"])
+    if source is not None:
+        return replace(made, k=None, v=None, k_norm=None, value_norm=None, shared=source)
+    is_one = config["attention_k_eq_v"] and window_of(config, layer) is None
+    return replace(made, v=None) if is_one else made
+
+
+def _feed_forward(names: Names, layer: int) -> GatedMlp:
+    return names.gated_mlp(layer, activation=Activation("gelu_tanh"))
+
+
+def _per_layer_inputs(names: Names) -> PerLayerInputs | None:
+    config = names.config
+    if not (width := config[_PLE]):
+        return None
+    layers = config["num_hidden_layers"]
+    total = layers * width
+
+    def weight(hf: str, gguf: str, *shape: int) -> Tensor:
+        return names.tensor(f"model.{hf}.weight", f"{gguf}.weight", shape)
+
+    return PerLayerInputs(
+        width=width,
+        layers=layers,
+        table=weight("embed_tokens_per_layer", "per_layer_token_embd", config[_PLE_VOCAB], total),
+        table_multiplier=width**0.5,
+        projection=Linear(weight("per_layer_model_projection", "per_layer_model_proj", total, names.hidden)),
+        projection_multiplier=names.hidden**-0.5,
+        norm=Norm(weight("per_layer_projection_norm", "per_layer_proj_norm", width), names.epsilon),
+        multiplier=2.0**-0.5,
+    )
+
+
+def _per_layer(names: Names, i: int) -> dict[str, Any]:
+    if not (width := names.config[_PLE]):
+        return {}
+    gate = PerLayerGate(
+        layer=i,
+        gate=names.linear(i, "per_layer_input_gate", "inp_gate", width, names.hidden),
+        out=names.linear(i, "per_layer_projection", "proj", names.hidden, width),
+    )
+    return {"per_layer": gate, "per_layer_after": names.norm(i, "post_per_layer_input_norm", "post_norm")}
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that a gemma4_text ``config`` describes."""
+    far, near = rope({**config, "head_dim": config[_SIZE]}), local_rope(config, config[LOCAL_THETA])
+
+    def block(i: int) -> Block:
+        names = Names(_config_of(config, i))
+        return Block(
+            mixer=_attention(names, i, far if window_of(config, i) is None else near),
+            feed_forward=_feed_forward(names, i),
+            mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
+            mixer_after=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
+            feed_forward_norm=names.norm(i, "pre_feedforward_layernorm", "ffn_norm"),
+            feed_forward_after=names.norm(i, "post_feedforward_layernorm", "post_ffw_norm"),
+            output_scale=names.vector(i, "layer_scalar", "layer_output_scale.weight", 1),
+            **_per_layer(names, i),
+        )
+
+    names = Names(config)
+    return names.model(
+        block,
+        per_layer=_per_layer_inputs(names),
+        unread=tuple(  # transformers drops them too
+            f"model.layers.{i}.self_attn.{part}."
+            for i in range(config["num_hidden_layers"])
+            if _source(config, i) is not None
+            for part in ("k_proj", "v_proj", "k_norm", "v_norm")
+        ),
+        embedding_multiplier=config["hidden_size"] ** 0.5,
+        logit_softcap=config["final_logit_softcapping"],
+    )

@@ -1,0 +1,153 @@
+"""Gemma 4 for text: sizes by kind of layer in either spelling, what layers share, embeddings by layer, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from ipex_lookahead.architectures import spec_for
+from ipex_lookahead.checkpoints import open_checkpoint
+from ipex_lookahead.engines.native.decoder import kv_bytes_per_token
+from ipex_lookahead.engines.opencl.supported import check_spec
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.support.family_configs import checked, spec_of, windows
+from tests.support.family_engines import load
+from tests.support.family_table import FULL, SLIDING, variants
+from tests.support.gguf_bytes import STRING
+from tests.support.gguf_bytes import build as gguf_bytes
+from tests.support.tiny_families import build, write_folder
+
+KINDS = [SLIDING, SLIDING, FULL, SLIDING, FULL]
+LARGE = {
+    "num_hidden_layers": 5, "layer_types": KINDS, "head_dim": 16, "sliding_window": 7, "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+SMALL = {
+    **LARGE, "attention_k_eq_v": False, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 24, "global_head_dim": 32,
+}  # fmt: skip
+
+
+def of(folder: Path, *without: str, **values: Any) -> Any:
+    return spec_of(folder, "gemma4_text", *without, **values)
+
+
+def test_full_layers_have_heads_of_their_own_and_one_projection(tmp_path: Path) -> None:
+    spec = of(tmp_path, **LARGE, global_head_dim=32, num_global_key_value_heads=1)
+    near, far = spec.layers[0].mixer, spec.layers[2].mixer
+    assert windows(spec) == [7, 7, None, 7, None]
+    assert (near.head_dim, near.kv_heads, far.head_dim, far.kv_heads) == (16, 2, 32, 1)
+    assert near.v.weight.shape == (32, 64)
+    assert far.v is None
+    assert far.k.weight.shape == (32, 64)
+    assert near.scale == far.scale == 1.0
+    assert near.value_norm == far.value_norm == 1e-5
+    assert near.k_norm.weight.hf.offset == 0.0
+    assert all(block.output_scale.shape == (1,) for block in spec.layers)
+    np.testing.assert_allclose(near.rope.frequencies, 1e4 ** (-np.arange(8) / 8), rtol=1e-6)
+    turning = 1e6 ** (-np.arange(4) / 16)  # a quarter of sixteen pairs
+    np.testing.assert_allclose(far.rope.frequencies, [*turning, *np.zeros(12)], rtol=1e-6)
+
+
+def test_what_the_hub_and_transformers_write_is_the_same(tmp_path: Path) -> None:
+    hub = checked(tmp_path, "gemma4_text", **LARGE, global_head_dim=32, num_global_key_value_heads=1)
+    sizes = {"head_dim": 32, "num_key_value_heads": 1}
+    assert checked(tmp_path, "gemma4_text", **LARGE, per_layer_config={"2": sizes, "4": sizes}) == hub
+    alike = checked(tmp_path, "gemma4_text", **LARGE, per_layer_config={})
+    assert (alike["global_head_dim"], alike["num_global_key_value_heads"]) == (16, 2)
+    assert checked(tmp_path, "gemma4_text", **LARGE)["global_head_dim"] == 512
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "words"),
+    [
+        ({"per_layer_config": {"2": {"head_dim": 32}}}, UnsupportedModelError, "layer 4"),
+        ({"per_layer_config": {"0": {"head_dim": 32}}}, UnsupportedModelError, "layer 0"),
+        ({"per_layer_config": {"9": {"head_dim": 16}}}, UnsupportedModelError, "per_layer_config"),
+        ({"per_layer_config": {"2": {"intermediate_size": 9}}}, ModelFormatError, "per_layer_config"),
+        ({"per_layer_config": {"2": {"num_key_value_heads": 1}, "4": {"num_key_value_heads": 1}},
+          "attention_k_eq_v": False}, UnsupportedModelError, "attention_k_eq_v is false"),
+        ({"global_head_dim": 36}, UnsupportedModelError, "global_head_dim is 36"),
+        ({"num_global_key_value_heads": 3}, ModelFormatError, "does not divide the 4"),
+        ({"num_kv_shared_layers": 3}, ModelFormatError, "num_kv_shared_layers.*leaves no layer"),
+        ({"num_kv_shared_layers": 6}, ModelFormatError, "num_kv_shared_layers"),
+        ({"enable_moe_block": True}, UnsupportedModelError, "enable_moe_block is True, which adds experts"),
+        ({"use_bidirectional_attention": "all"}, UnsupportedModelError, "use_bidirectional_attention"),
+        ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100}, ModelFormatError, "less than the 101"),
+    ],
+)  # fmt: skip
+def test_what_is_not_there_is_refused(tmp_path: Path, values: dict[str, Any], error: type, words: str) -> None:
+    shared = {"num_kv_shared_layers": 3, "num_hidden_layers": 5}
+    kinds = {"layer_types": [SLIDING, SLIDING, SLIDING, SLIDING, FULL]} if values.items() <= shared.items() else {}
+    with pytest.raises(error, match=words):
+        checked(tmp_path, "gemma4_text", **{**LARGE, **kinds, **values})
+
+
+def test_the_last_layer_sees_all_whatever_the_list_says(tmp_path: Path) -> None:
+    assert windows(of(tmp_path, **{**LARGE, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING]}))[-1] is None
+    assert windows(of(tmp_path, "layer_types", **{**LARGE, "num_hidden_layers": 7})) == [7] * 5 + [None] * 2
+
+
+def test_shared_layers_have_the_keys_of_the_last_of_their_kind(tmp_path: Path) -> None:
+    spec = of(tmp_path, **SMALL, vocab_size_per_layer_input=101)
+    assert [block.mixer.shared for block in spec.layers] == [None, None, None, 1, 2]
+    last = spec.layers[4].mixer
+    assert last.k is last.v is last.k_norm is None
+    assert last.q_norm.weight.shape == (32,)
+    assert [block.feed_forward.up.weight.shape[0] for block in spec.layers] == [96, 96, 96, 192, 192]
+    assert spec.per_layer.table.shape == (101, 5 * 24)
+    assert kv_bytes_per_token(spec, "fp16") == 4 * 2 * (16 + 16 + 32)  # of three layers
+
+
+def test_shared_layers_keep_nothing_of_their_own(tmp_path: Path) -> None:
+    """What a sequence takes is what its producers keep."""
+    variant = next(one for one in variants("gemma4_text") if one.name == "e2b")
+    engine = load(write_folder(tmp_path, build("gemma4_text", variant)))
+    pages = -(-100 // 64)
+    cache = engine.new_cache()
+    cache.raw.fill_blank(100)
+    assert cache.raw.bytes == pages * 64 * kv_bytes_per_token(engine.spec, "fp16")
+
+
+def test_keys_of_layers_that_share_are_not_missed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The hub's files hold some, which transformers drops without a word."""
+    variant = next(one for one in variants("gemma4_text") if one.name == "e2b")
+    file = write_folder(tmp_path, build("gemma4_text", variant)) / "model.safetensors"
+    tensors = load_file(file)
+    for more, warned in (("layers.4.self_attn.k_proj", False), ("layers.4.self_attn.r_proj", True)):
+        own = tensors["model.layers.1.self_attn.k_proj.weight"].clone()
+        save_file({**tensors, f"model.{more}.weight": own}, file, {"format": "pt"})
+        caplog.clear()
+        open_checkpoint(tmp_path).close()
+        assert (more in caplog.text) == warned
+
+
+def test_the_opencl_engine_names_what_it_lacks(tmp_path: Path) -> None:
+    for values, words in ((LARGE, "blocks whose output is scaled"), (SMALL, "embeddings by layer")):
+        with pytest.raises(UnsupportedModelError, match=f"{words}.*does not run"):
+            check_spec(of(tmp_path, **values))
+
+
+def test_a_gguf_file_is_refused_for_its_folder(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_bytes([("general.architecture", STRING, "gemma4")], []).data)
+    with pytest.raises(UnsupportedModelError, match="'gemma4'") as error:
+        open_checkpoint(file)
+    assert "runs from its Hugging Face folder" in str(error.value.hint)
+
+
+def test_sounds_and_images_are_read_past(tmp_path: Path) -> None:
+    """The whole's folder holds a part that sees, and is that of the text part."""
+    write_folder(tmp_path, build("gemma4", variants("gemma4")[0]))
+    held = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert held["vision_config"]
+    checkpoint = open_checkpoint(tmp_path)
+    checkpoint.close()
+    assert checkpoint.config["model_type"] == "gemma4_text"
+    assert not any("vision" in name for name in checkpoint.names())
+    assert spec_for(checkpoint.config).per_layer is not None
