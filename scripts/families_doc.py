@@ -71,7 +71,7 @@ def architectures(one: Family) -> str:
     if one is granitemoehybrid:  # those without recurrent layers call themselves by another's name
         return f"`{one.GGUF.architecture}`, `{granite.GGUF.architecture}`"
     if one.GGUF is not None:
-        return f"`{one.GGUF.architecture}`"
+        return ", ".join(f"`{name}`" for name in one.GGUF.architectures)
     parts = [family(keys.family or name).GGUF for name, keys in one.KEYS.parts.items()]
     if not parts:
         return "folders only"

@@ -47,14 +47,14 @@ def family(model_type: object, *, file: str = "") -> Family:
 def gguf_architectures() -> tuple[str, ...]:
     """The values of ``general.architecture`` that are known."""
     declared = [family(one).GGUF for one in model_types()]
-    return tuple(sorted({keys.architecture for keys in declared if keys is not None}))
+    return tuple(sorted({name for keys in declared if keys is not None for name in keys.architectures}))
 
 
 def gguf_family(file: GgufSource, architecture: str) -> str | None:
     """The ``model_type`` of a GGUF file, None for an architecture that is not known."""
     for model_type in model_types():
         keys = family(model_type).GGUF
-        if keys is not None and keys.architecture == architecture and keys.claims(file):
+        if keys is not None and architecture in keys.architectures and keys.claims(file):
             return model_type
     return None
 

@@ -9,7 +9,7 @@ both for keys that stand in none.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ipex_lookahead.architectures.hparams import FLOAT_ORIGINAL, SIZES, Check, Source, shown
@@ -244,8 +244,12 @@ class GgufKeys:
         neutral, refused: more of both; harmless values are numbers, true being 1; without any the key must not
             be there.
         complete: fills in what follows from tensors or from several keys.
+        also: further values of ``general.architecture`` that files with the same keys have.
         without_attention: what ``layer_types`` calls the layers that have no key heads in the file, and others
             "full_attention"; "" where all layers have as many.
+        by_layer: keys of the config that a file may say by layers, 0 for those that have no such thing, and one number
+            for all others; ``complete`` reads which. Where all are 0 the family's default holds.
+        rotates: attention knows rope; else what files say of it, whatever it is, has no effect.
         claims: which files of this architecture are of this family, where families share one.
         unused_tensors: suffixes of tensors that old converters wrote and nobody reads.
     """
@@ -257,9 +261,21 @@ class GgufKeys:
     neutral: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     complete: Callable[[GgufSource, dict[str, Any]], None] = lambda file, config: None
+    also: tuple[str, ...] = ()
     without_attention: str = ""
+    by_layer: tuple[str, ...] = ()
+    rotates: bool = True
     claims: Callable[[GgufSource], bool] = lambda file: True
     unused_tensors: tuple[str, ...] = (".attn_rot_embd.weight", ".rope_freqs.weight")
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Every value of ``general.architecture`` that files have."""
+        return (self.architecture, *self.also)
+
+    def of(self, file: GgufSource) -> GgufKeys:
+        """The same with the architecture that ``file`` names, which its keys begin with."""
+        return replace(self, architecture=file.scalar("general.architecture"), also=())
 
     def all_neutral(self) -> dict[str, str]:
         """Keys without effect on this architecture's logits, and why."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.experts import MAX_IN_ALL, count
+from ipex_lookahead.architectures.experts import MAX_IN_ALL, count, need_counts
 from ipex_lookahead.architectures.hparams import (
     MAX_LAYERS,
     SIZES,
@@ -19,9 +19,10 @@ from ipex_lookahead.architectures.hparams import (
     one_of,
     shown,
 )
-from ipex_lookahead.architectures.keys import ConfigKeys
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.mamba import MAX_HEADS, MAX_KERNEL, MAX_STATE, mamba2, no_limit, of_words
 from ipex_lookahead.architectures.names import Names
+from ipex_lookahead.architectures.routing import MAX_DRAFTING
 from ipex_lookahead.architectures.spec import (
     Activation,
     Attention,
@@ -110,6 +111,7 @@ _USED = {
     "n_group": count,
     "topk_group": count,
     "norm_topk_prob": boolean,
+    "num_nextn_predict_layers": integer(0, MAX_DRAFTING),
 }
 KEYS = ConfigKeys(
     used={**_USED, **{other: _USED[key] for other, key in _OF_OLD.items()}},
@@ -146,6 +148,7 @@ KEYS = ConfigKeys(
         "n_group": 1,
         "topk_group": 1,
         "norm_topk_prob": True,
+        "num_nextn_predict_layers": 0,
     },
     neutral={
         "chunk_size": "how many positions of a prompt others compute at a time",
@@ -162,7 +165,6 @@ KEYS = ConfigKeys(
         "mtp_layers_block_type": "of the blocks for drafting",
         "n_shared_experts": "one, whose size is a key of its own",
         "num_logits_to_keep": "which positions' logits others compute",
-        "num_nextn_predict_layers": "how many blocks there are for drafting, which are read past",
         "output_router_logits": "what is returned beside the logits",
         "rescale_prenorm_residual": "how weights are made that no file gives",
         "residual_in_fp32": "float32 here always",
@@ -176,7 +178,96 @@ KEYS = ConfigKeys(
     },
     check=_check,
 )
-GGUF = None
+
+
+def _complete(file: GgufSource, config: dict[str, Any]) -> None:
+    """Two arrays together say what a layer is: heads of keys, a feed-forward size, or neither, which is Mamba-2."""
+    prefix = file.scalar("general.architecture")
+    blocks, past = config["num_hidden_layers"], config.setdefault("num_nextn_predict_layers", 0)
+    if past >= blocks:
+        key = f"{prefix}.nextn_predict_layers"
+        raise file.error(key, file.offsets[key], f"is {past}; there are {blocks} blocks in all")
+    mixtures = "n_routed_experts" in config
+    if mixtures:
+        need_counts(file, prefix)
+    kinds = []
+    sizes = zip(_by_layer(file, f"{prefix}.attention.head_count_kv", blocks),
+                _by_layer(file, f"{prefix}.feed_forward_length", blocks), strict=True)  # fmt: skip
+    for layer, (kv_heads, inner) in enumerate(list(sizes)[: blocks - past]):
+        if kv_heads and inner:
+            key = f"{prefix}.feed_forward_length"
+            problem = f"gives layer {layer} an MLP, and attention.head_count_kv gives it attention; it has one of them"
+            raise file.error(key, file.offsets[key], problem)
+        kinds.append(FULL if kv_heads else MAMBA if not inner else MOE if mixtures else MLP)
+    config["layers_block_type"], config["num_hidden_layers"] = kinds, len(kinds)
+    _complete_recurrent(file, config, prefix)
+    first = kinds.index(MLP) if MLP in kinds else 0
+    config["mlp_bias"] = f"blk.{first}.ffn_up.bias" in file.tensors
+    epsilon = config.pop("first_epsilon", config.get("layer_norm_epsilon"))
+    key = f"{prefix}.attention.layer_norm_rms_epsilon"
+    at = Source.at(file.path, {"rms_norm_eps": (key, file.offsets.get(key))})
+    config["layer_norm_epsilon"] = SIZES["rms_norm_eps"](at, "rms_norm_eps", epsilon)
+    if mixtures:  # llama.cpp's loader has this for what a file leaves out
+        config.setdefault("moe_intermediate_size", config.get("intermediate_size", 1) // config["num_experts_per_tok"])
+        config.setdefault("norm_topk_prob", False)
+
+
+def _by_layer(file: GgufSource, key: str, blocks: int) -> list[int]:
+    """A number of each layer, where one number is that of all; its range is checked already."""
+    if (value := file.metadata.get(key)) is None:
+        raise file.error(key, None, "is missing")
+    values = [int(one) for one in value] if hasattr(value, "__len__") else [value] * blocks
+    if len(values) != blocks:
+        raise file.error(key, file.offsets[key], f"has {len(values)} values for {blocks} layers")
+    return values
+
+
+def _complete_recurrent(file: GgufSource, config: dict[str, Any], prefix: str) -> None:
+    inner, heads = config.pop("mamba_inner_size", None), config.get("mamba_num_heads")
+    if type(inner) is not int or heads is None or inner % heads:
+        problem = f"is {shown(inner)}; {shown(heads)} heads (ssm.time_step_rank) must divide it"
+        raise file.error(f"{prefix}.ssm.inner_size", None, problem)
+    at = Source.at(file.path, {"mamba_head_dim": (f"{prefix}.ssm.inner_size", None)})
+    config["mamba_head_dim"] = _USED["mamba_head_dim"](at, "mamba_head_dim", inner // heads)
+    kinds = config["layers_block_type"]
+    recurrent = kinds.index(MAMBA) if MAMBA in kinds else 0
+    config["use_conv_bias"] = f"blk.{recurrent}.ssm_conv1d.bias" in file.tensors
+
+
+GGUF = GgufKeys(
+    "nemotron_h",
+    "NemotronHForCausalLM",
+    also=("nemotron_h_moe",),
+    used={
+        "first_epsilon": "attention.layer_norm_rms_epsilon",
+        "layer_norm_epsilon": "attention.layer_norm_epsilon",
+        "mamba_inner_size": "ssm.inner_size",
+        "mamba_num_heads": "ssm.time_step_rank",
+        "n_groups": "ssm.group_count",
+        "ssm_state_size": "ssm.state_size",
+        "conv_kernel": "ssm.conv_kernel",
+        "n_routed_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+        "routed_scaling_factor": "expert_weights_scale",
+        "norm_topk_prob": "expert_weights_norm",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+        "num_nextn_predict_layers": "nextn_predict_layers",
+    },
+    # What files have no word for, as llama.cpp has it: steps without a limit, no biases around Mamba-2. The epsilon is
+    # read from either of two keys.
+    constants={"time_step_min": 0.0, "use_bias": False, "rms_norm_eps": 1e-5},
+    neutral={
+        "expert_gating_func": "sigmoid, as all models of the architecture have",
+        "expert_shared_count": "one, whose size is a key of its own",
+    },
+    refused={"moe_latent_size": Refusal(unless=(0,))},
+    by_layer=("num_key_value_heads", "intermediate_size", "num_experts_per_tok", "moe_intermediate_size"),
+    rotates=False,
+    complete=_complete,
+)
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
@@ -259,10 +350,11 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         )
         return Block(mixer=mixer, mixer_norm=norm)
 
-    table = (config["vocab_size"], hidden)
+    table, first = (config["vocab_size"], hidden), config["num_hidden_layers"]
+    past = tuple(f"blk.{first + i}." for i in range(config["num_nextn_predict_layers"]))
     return names.model(
         block,
         embedding=names.tensor("model.embeddings.weight", "token_embd.weight", table),
-        read_past=("mtp.",),
+        read_past=("mtp.", *past),
         final_norm=Norm(names.tensor("model.norm_f.weight", "output_norm.weight", (hidden,)), names.epsilon),
     )

@@ -80,8 +80,9 @@ class GgufCheckpoint:
                 name: in_old_place(tensor, self._file.tensors) for name, tensor in tensors_by_name(self.spec).items()
             }
             self._numbers = {t.name: self._number(t) for t in self._tensors.values() if t.gguf.layout == "key"}
-            declared = family(model_type).GGUF
-            assert declared is not None  # it claimed the file
+            keys = family(model_type).GGUF
+            assert keys is not None  # it claimed the file
+            declared = keys.of(self._file)
             self._check_tensors(declared.unused_tensors)
             self.read_past = sum(name.startswith(self.spec.read_past) for name in self._file.tensors)
             self.unknown_keys = declared.unknown(self.metadata)

@@ -82,7 +82,7 @@ def gguf_config(file: GgufParts, model_type: str) -> dict[str, Any]:
     if keys.inside:  # a file of a model that sees holds the text part
         keys = next(iter(keys.parts.values()))
         model_type = keys.family
-    return _Reader(file, model_type, keys, declared.GGUF).config()
+    return _Reader(file, model_type, keys, declared.GGUF.of(file)).config()
 
 
 class _Reader:
@@ -111,6 +111,10 @@ class _Reader:
                 config["layer_types"] = [kinds[int(count != 0)] for count in value]
                 heads = value[value != 0] if value.any() else value[:1]
                 value = self._same_in_all_layers(key, heads, len(heads))
+            if key in self.gguf.by_layer and isinstance(value, np.ndarray) and len(value) == layers:
+                if not value.any():
+                    continue
+                value = self._same_in_all_layers(key, value[value != 0], int(np.count_nonzero(value)))
             if key in _PER_LAYER and isinstance(value, np.ndarray):
                 value = self._same_in_all_layers(key, value, layers)
             if key in _ZERO_IS_NONE and not isinstance(value, np.ndarray) and value == 0:
@@ -124,7 +128,7 @@ class _Reader:
         check_sizes(config, source)
         self._check_vocabulary(config)
         self._check_head_sizes(config)
-        config["rope_scaling"] = self._rope_scaling(config)
+        config["rope_scaling"] = self._rope_scaling(config) if self.gguf.rotates else None
         config["tie_word_embeddings"] = "output.weight" not in file.tensors
         self.gguf.complete(file, config)
         for key, value in self.keys.defaults.items():
@@ -154,7 +158,8 @@ class _Reader:
         if "kv_lora_rank" in self.keys.used:
             return
         prefix = self.gguf.architecture
-        for key in (f"{prefix}.attention.value_length", f"{prefix}.rope.dimension_count"):
+        rotated = (f"{prefix}.rope.dimension_count",) if self.gguf.rotates else ()
+        for key in (f"{prefix}.attention.value_length", *rotated):
             source = Source.at(self.file.path, {key: (key, self.file.offsets.get(key))})
             value = integer(1, MAX_HEAD_DIM)(source, key, self.file.metadata.get(key, config["head_dim"]))
             if key.endswith("dimension_count") and "partial_rotary_factor" in self.keys.used:

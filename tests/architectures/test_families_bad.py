@@ -159,7 +159,15 @@ def test_a_gguf_file_that_contradicts_itself_is_refused(tmp_path: Path, model_ty
         "missing": (lambda keys, tensors: tensors.pop(norm_of(tensors)), ("output_norm.weight", "embd_norm.weight")),
         "layers": (
             lambda keys, tensors: _set(keys, "block_count", 9),
-            ("blk.", "sliding_window_pattern", "xielu.alpha", "layer_types", "recurrent_layers", "head_count_kv"),
+            (
+                "blk.",
+                "sliding_window_pattern",
+                "xielu.alpha",
+                "layer_types",
+                "recurrent_layers",
+                "head_count_kv",
+                "feed_forward_length",
+            ),
         ),
         "heads": (
             lambda keys, tensors: _set(keys, "attention.head_count", 8),

@@ -219,6 +219,10 @@ OWN = {
         "shortconv.l_cache", "leading_dense_block_count", "expert_feed_forward_length", "expert_gating_func",
     ],
     "qwen35": [*_STATE, *_DELTA],
+    "nemotron_h": [
+        *_STATE, "attention.layer_norm_epsilon", "expert_feed_forward_length", "expert_shared_feed_forward_length",
+        "expert_shared_count", "expert_weights_norm", "expert_weights_scale", "moe_latent_size",
+    ],
     "glm4moe": [*_ROUTED, "rope.dimension_sections"],
     "deepseek2": [
         *_ROUTED, "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",

@@ -125,6 +125,9 @@ GGUF_LIES = {
     "lfm2": ("shortconv.l_cache",),
     "granitemoehybrid": tuple(f"ssm.{one}" for one in ("inner_size", "state_size", "time_step_rank", "conv_kernel")),
     "qwen3_5_text": tuple(f"ssm.{one}" for one in ("inner_size", "state_size", "time_step_rank", "group_count")),
+    "nemotron_h": tuple(
+        f"ssm.{one}" for one in ("inner_size", "state_size", "time_step_rank", "conv_kernel", "group_count")
+    ),
 }
 GGUF_LIES["qwen3_next"] = GGUF_LIES["qwen3_5_text"]
 SIZES = (0, -1, 1, 5, 13, 4096, 2**31, 2**40, 2**62)
@@ -167,7 +170,7 @@ def test_a_gguf_file_that_lies_about_a_state_is_refused(tmp_path: Path, model_ty
 
 
 @pytest.mark.usefixtures("nothing_is_read")
-@pytest.mark.parametrize("model_type", ["granitemoehybrid", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize("model_type", ["granitemoehybrid", "nemotron_h", "qwen3_5_text", "qwen3_next"])
 @pytest.mark.parametrize("name", ["inner_size", "time_step_rank"])
 @pytest.mark.parametrize("value", [None, [96], True, "wide"])
 def test_a_size_of_states_that_is_missing_or_no_number_is_refused(

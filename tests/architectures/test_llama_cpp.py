@@ -48,7 +48,7 @@ def file_of(folder: Path, model_type: str, variant: Variant, **how: str) -> Path
     metadata: dict[str, str | int] = {"tokenizer.ggml.model": "none"}
     model = build(model_type, variant)
     name = architecture(model.config.get_text_config())
-    if name not in PAIRED:
+    if name not in PAIRED and not name.startswith("nemotron_h"):
         metadata[f"{name}.vocab_size"] = VOCAB
     return write_gguf(folder / "m.gguf", model, metadata=metadata, **how)
 

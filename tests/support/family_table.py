@@ -279,8 +279,8 @@ FAMILIES: dict[str, Family] = {
         "NemotronHConfig",
         _NEMOTRON,
         (
-            Variant("plain", gguf=False, why="its files are not read yet"),
-            Variant("experts", _NEMOTRON_EXPERTS, gguf=False, why="as above"),
+            Variant("plain"),
+            Variant("experts", _NEMOTRON_EXPERTS),
             Variant("odd biased", {**ODD, "head_dim": 24, "mlp_bias": True,
                     "use_bias": True, "ssm_state_size": 12, "mamba_num_heads": 4, "mamba_head_dim": 20, "n_groups": 1,
                     "conv_kernel": 3}, gguf=False, why="no biases"),

@@ -207,7 +207,7 @@ def keys_of(architecture: str) -> list[str]:
     """The keys that an architecture has a word for, less their prefix."""
     found = {*GGUF_GIVEN}
     for keys in (family(one).GGUF for one in model_types()):
-        if keys is not None and keys.architecture == architecture:
+        if keys is not None and architecture in keys.architectures:
             found |= {*keys.used.values(), *keys.all_neutral(), *keys.all_refused()}
     return sorted(found)
 

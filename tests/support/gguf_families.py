@@ -22,7 +22,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from tests.support.family_table import FULL, LINEAR_ATTENTION, SLIDING
-from tests.support.gguf_routing import LATENT, NAMES, ROUTED, add_routed, by_heads
+from tests.support.gguf_routing import LATENT, NAMES, NEMOTRON_NAMES, ROUTED, add_nemotron, add_routed, by_heads
 from tests.support.tiny import llama3_frequency_divisors
 from tests.support.tiny_families import added_to_one, write_folder
 
@@ -50,9 +50,11 @@ DELTA_NETS = (*TILED, "qwen3next")
 
 
 def architecture(config: Any) -> str:
-    """What a file calls a model of that config: Granite's with recurrent layers have a name of their own."""
+    """What a file calls a model of that config: recurrent Granite and Nemotron-H have names of their own."""
     if config.model_type == "granitemoehybrid" and LINEAR_ATTENTION in config.layer_types:
         return "granitehybrid"
+    if config.model_type == "nemotron_h":
+        return "nemotron_h_moe" if "moe" in config.layers_block_type else "nemotron_h"
     return ARCHITECTURES[config.model_type]
 
 
@@ -77,7 +79,7 @@ _NAMES = {
     "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
     "feed_forward.gate": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_up_proj": "ffn_up",
-    **NAMES,
+    **NAMES, **NEMOTRON_NAMES,
     "block_sparse_moe.gate": "ffn_gate_inp", "mlp.gate": "ffn_gate_inp", "mlp.router": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp", "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
@@ -85,7 +87,7 @@ _NAMES = {
     "self_attn.key_layernorm": "attn_k_norm", "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm",
     "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
 }  # fmt: skip
-_EXPERT = re.compile(r"(?:block_sparse_moe|mlp|feed_forward)\.experts\.(\d+)\.(\w+)")
+_EXPERT = re.compile(r"(?:block_sparse_moe|mlp|feed_forward|mixer)\.experts\.(\d+)\.(\w+)")
 _GRANITE_MLP = re.compile(r"(block_sparse_moe|shared_mlp)\.(input|output)_linear\.")
 _EXPERT_NAMES = {"w1": "gate", "w2": "down", "w3": "up", "gate_proj": "gate", "down_proj": "down", "up_proj": "up"}
 
@@ -139,7 +141,7 @@ def gguf_tensors(model: Any) -> dict[str, Array]:
     with tempfile.TemporaryDirectory() as made:
         folder = write_folder(Path(made), model)
         stored = {
-            name.replace("model.language_model.", "model."): tensor.numpy()
+            re.sub(r"^(model\.language_model|backbone)\.", "model.", name): tensor.numpy()  # Nemotron-H's, by version
             for name, tensor in load_file(folder / "model.safetensors").items()
             if "visual." not in name
         }
@@ -167,7 +169,7 @@ def _converted(name: str, values: Array, config: Any) -> list[tuple[str, Array]]
     """The tensors that one of the folder's becomes."""
     outside = {
         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-        "model.embedding_norm": "token_embd_norm",
+        "model.embedding_norm": "token_embd_norm", "model.embeddings": "token_embd", "model.norm_f": "output_norm",
     }  # fmt: skip
     stem, _, kind = name.rpartition(".")
     if stem in outside:
@@ -199,8 +201,8 @@ def _converted(name: str, values: Array, config: Any) -> list[tuple[str, Array]]
         return [(block + name, values[:, None] if column else values)]
     if rest.endswith(("conv1d.weight", "conv.conv.weight")):
         values = values[:, 0]
-    if rest == "mamba.norm.weight":
-        values = values.reshape(config.mamba_n_groups, -1)
+    if rest in ("mamba.norm.weight", "mixer.norm.weight"):
+        values = values.reshape(config.n_groups if config.model_type == "nemotron_h" else config.mamba_n_groups, -1)
     stem, _, kind = rest.rpartition(".")
     names = _NAMES | {"post_attention_layernorm": "ffn_norm"}
     after = ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss", "exaone4", "seed_oss",
@@ -275,6 +277,8 @@ def head_size(config: Any) -> int:
 
 
 def _divisors(config: Any) -> dict[str, Array]:
+    if config.model_type == "nemotron_h":  # which knows no rope
+        return {}
     rope, _ = rope_of(config)
     if rope["rope_type"] == "llama3":
         return {"rope_freqs.weight": llama3_frequency_divisors(head_size(config), rope["rope_theta"], rope)}
@@ -288,6 +292,8 @@ def _divisors(config: Any) -> dict[str, Array]:
 def add_keys(writer: gguf.GGUFWriter, config: Any) -> None:
     """The keys that the converter writes for the config's family."""
     kind = config.model_type
+    if kind == "nemotron_h":
+        return add_nemotron(writer, config)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter makes of DeepSeek's models and GLM's mixtures: names, keys, latents' matrices by head."""
+"""What llama.cpp's converter makes of DeepSeek, GLM's mixtures and Nemotron-H: names, keys, latents by head."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ NAMES = {
     "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b", "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     **{f"mlp.shared_experts.{one}_proj": f"ffn_{one}_shexp" for one in ("gate", "up", "down")},
+}  # fmt: skip
+NEMOTRON_NAMES = {
+    "norm": "attn_norm", "mixer.in_proj": "ssm_in", "mixer.conv1d": "ssm_conv1d", "mixer.norm": "ssm_norm",
+    "mixer.out_proj": "ssm_out", "mixer.gate": "ffn_gate_inp",
+    **{f"mixer.{one}_proj": f"attn_{one}" for one in "qkv"}, "mixer.o_proj": "attn_output",
+    **{f"mixer.{one}_proj": f"ffn_{one}" for one in ("up", "down")},
+    **{f"mixer.shared_experts.{one}_proj": f"ffn_{one}_shexp" for one in ("up", "down")},
 }  # fmt: skip
 
 
@@ -66,3 +73,37 @@ def add_routed(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.qk_rope_head_dim)
     if "mscale_all_dim" in config.rope_parameters:
         writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
+
+
+def add_nemotron(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The keys of Nemotron-H: two arrays say what each layer is, and rope's size of heads is not the heads'."""
+    kinds = config.layers_block_type
+    mixtures = "moe" in kinds
+    inner = config.moe_intermediate_size if mixtures else config.intermediate_size
+    writer.add_context_length(2**20)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(len(kinds))
+    writer.add_feed_forward_length([inner if one in ("mlp", "moe") else 0 for one in kinds])
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv([config.num_key_value_heads if one == "full_attention" else 0 for one in kinds])
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_scaling_finetuned(False)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_state_size(config.ssm_state_size)
+    writer.add_ssm_group_count(config.n_groups)
+    writer.add_ssm_inner_size(config.mamba_num_heads * config.mamba_head_dim)
+    writer.add_ssm_time_step_rank(config.mamba_num_heads)
+    if mixtures:
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.moe_shared_expert_intermediate_size)
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
