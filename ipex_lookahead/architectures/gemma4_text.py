@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ipex_lookahead.architectures import gemma2
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, number, one_of, shown
-from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys
+from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.spec import (
@@ -30,11 +32,12 @@ from ipex_lookahead.architectures.spec import (
     Rope,
     Tensor,
 )  # fmt: skip
-from ipex_lookahead.architectures.windows import FULL, fill_layer_types, window_of
+from ipex_lookahead.architectures.windows import FULL, fill_layer_types, gguf_layer_types, window_of
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
 
 _EVERY = 6
+_NEAR_SIZE = "head_dim_of_windows"
 _SIZE, _COUNT = "global_head_dim", "num_global_key_value_heads"
 _OVERRIDES = {"head_dim": _SIZE, "num_key_value_heads": _COUNT}
 _OWN = "per_layer_config"
@@ -107,6 +110,58 @@ def _check(config: dict[str, Any], source: Source) -> None:
         )
 
 
+def _by_layer(file: GgufSource, config: dict[str, Any], key: str, name: str) -> list[int]:
+    given = file.metadata.get(f"gemma4.{name}", config[key])
+    layers = config["num_hidden_layers"]
+    values = [int(one) for one in given] if isinstance(given, np.ndarray) else [int(given)] * layers
+    source = Source.at(file.path, {key: (f"gemma4.{name}", file.offsets.get(f"gemma4.{name}"))})
+    return [SIZES[key](source, key, one) for one in values]
+
+
+def _complete(file: GgufSource, config: dict[str, Any]) -> None:
+    """Head sizes and counts by kind of layer, and what only the tensors say."""
+
+    def refuse(key: str, problem: str) -> Exception:
+        return UnsupportedModelError(f"{file.path}: gemma4.{key} {problem}, which this package cannot run")
+
+    if config["rope_scaling"] is None:
+        raise file.error("rope_freqs.weight", None, "is missing from the file")
+    config.setdefault("sliding_window", 512)
+    gguf_layer_types(file, config, "gemma4", every=_EVERY)
+    kinds, layers = config["layer_types"], config["num_hidden_layers"]
+    key = "gemma4.attention.key_length_swa"
+    place = Source.at(file.path, {_NEAR_SIZE: (key, file.offsets.get(key))})
+    config[_SIZE] = config["head_dim"]
+    config["head_dim"] = SIZES["head_dim"](place, _NEAR_SIZE, config.pop(_NEAR_SIZE, config["head_dim"]))
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if (size := file.scalar(f"gemma4.{key}", config["head_dim"])) != config["head_dim"]:
+            raise refuse(key, f"is {shown(size)}, not the head size {config['head_dim']} of layers with a window")
+    heads = _by_layer(file, config, "num_key_value_heads", "attention.head_count_kv")
+    near, far = (
+        [one for one, kind in zip(heads, kinds, strict=True) if (kind == FULL) is full] for full in (False, True)
+    )
+    if any(len({*of}) > 1 for of in (near, far)):
+        raise refuse("attention.head_count_kv", "differs between layers of a kind")
+    config["num_key_value_heads"] = near[0] if near else far[0]
+    shared = config.setdefault("num_kv_shared_layers", 0)
+    without = {f"blk.{i}.attn_v.weight" not in file.tensors for i in range(layers - int(shared)) if kinds[i] == FULL}
+    if len(without) > 1:
+        raise UnsupportedModelError(f"{file.path}: some layers that see all have attn_v.weight, and some have not")
+    config["attention_k_eq_v"] = without == {True}
+    config[_COUNT] = far[0] if far and config["attention_k_eq_v"] else None
+    if far and far[0] != config["num_key_value_heads"] and not config["attention_k_eq_v"]:
+        raise refuse("attention.head_count_kv", "differs by kind of layer, where all have attn_v.weight")
+    inner = _by_layer(file, config, "intermediate_size", "feed_forward_length")
+    own = inner[: layers - int(shared)]
+    config["use_double_wide_mlp"] = bool(shared) and inner[-1] != inner[0]
+    if len({*own}) > 1 or {*inner[len(own) :]} - {inner[0] * (2 if config["use_double_wide_mlp"] else 1)}:
+        raise refuse("feed_forward_length", "is no size of most layers and its double of those that share keys")
+    config["intermediate_size"] = inner[0]
+    config.setdefault(_PLE, 0)
+    if (table := file.tensors.get("per_layer_token_embd.weight")) is not None:
+        config[_PLE_VOCAB] = table.shape[0]
+
+
 KEYS = ConfigKeys(
     used={
         **usual("tie_word_embeddings attention_bias sliding_window layer_types"),
@@ -165,7 +220,24 @@ KEYS = ConfigKeys(
     },
     check=_check,
 )
-GGUF = None
+GGUF = GgufKeys(
+    "gemma4",
+    "Gemma4ForCausalLM",
+    used={
+        "sliding_window": "attention.sliding_window",
+        "sliding_window_pattern": "attention.sliding_window_pattern",
+        LOCAL_THETA: "rope.freq_base_swa",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "num_kv_shared_layers": "attention.shared_kv_layers",
+        _PLE: "embedding_length_per_layer_input",
+        _NEAR_SIZE: "attention.key_length_swa",
+    },
+    constants={"attention_bias": False},
+    neutral={"expert_feed_forward_length": "of layers with experts, which expert_count would ask for"},
+    complete=_complete,
+    least_of=("intermediate_size", "num_key_value_heads"),
+    still_pairs=True,
+)
 
 
 def _config_of(config: Mapping[str, Any], layer: int) -> dict[str, Any]:
@@ -254,10 +326,16 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         block,
         per_layer=_per_layer_inputs(names),
         unread=tuple(  # transformers drops them too
-            f"model.layers.{i}.self_attn.{part}."
+            place
             for i in range(config["num_hidden_layers"])
             if _source(config, i) is not None
-            for part in ("k_proj", "v_proj", "k_norm", "v_norm")
+            for one in "kv"
+            for place in (
+                f"model.layers.{i}.self_attn.{one}_proj.",
+                f"model.layers.{i}.self_attn.{one}_norm.",
+                f"blk.{i}.attn_{one}.",
+                f"blk.{i}.attn_{one}_norm.",
+            )
         ),
         embedding_multiplier=config["hidden_size"] ** 0.5,
         logit_softcap=config["final_logit_softcapping"],

@@ -250,6 +250,8 @@ class GgufKeys:
         by_layer: keys of the config that a file may say by layers, 0 for those that have no such thing, and one number
             for all others; ``complete`` reads which. Where all are 0 the family's default holds.
         rotates: attention knows rope; else what files say of it, whatever it is, has no effect.
+        least_of: sizes that files may have by layer, which ``complete`` reads; till then the least is the config's.
+        still_pairs: ``rope_freqs`` says which pairs of a head stand still (those divided by 1e30), and no more.
         claims: which files of this architecture are of this family, where families share one.
         unused_tensors: suffixes of tensors that old converters wrote and nobody reads.
     """
@@ -265,6 +267,8 @@ class GgufKeys:
     without_attention: str = ""
     by_layer: tuple[str, ...] = ()
     rotates: bool = True
+    least_of: tuple[str, ...] = ()
+    still_pairs: bool = False
     claims: Callable[[GgufSource], bool] = lambda file: True
     unused_tensors: tuple[str, ...] = (".attn_rot_embd.weight", ".rope_freqs.weight")
 

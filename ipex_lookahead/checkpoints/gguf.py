@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, gguf_family, model_types, spec_for
+from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, gguf_family, spec_for
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
@@ -109,9 +109,7 @@ class GgufCheckpoint:
             raise UnsupportedModelError(
                 f"{self.path}: {key} is {shown(architecture)}; the supported architectures are: "
                 f"{', '.join(gguf_architectures())}",
-                hint="this family runs from its Hugging Face folder with safetensors"
-                if architecture in model_types()
-                else "other families run on the torch engine, from their Hugging Face folder with safetensors",
+                hint="other families run on the torch engine, from their Hugging Face folder with safetensors",
             )
         found = gguf_family(self._file, architecture)
         if found is None:
@@ -144,7 +142,8 @@ class GgufCheckpoint:
                 )
         known = {tensor.gguf.name for tensor in self._tensors.values()} | set(ROPE_TENSORS)
         for name in file.tensors:
-            if name not in known and not name.endswith(unused) and not name.startswith(self.spec.read_past):
+            passed = name.startswith((*self.spec.read_past, *self.spec.unread))
+            if name not in known and not name.endswith(unused) and not passed:
                 raise UnsupportedModelError(
                     f"{file.path}: tensor {name} is not part of a {self.spec.model_type} model as this package knows it"
                 )

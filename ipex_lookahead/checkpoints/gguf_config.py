@@ -116,7 +116,8 @@ class _Reader:
                     continue
                 value = self._same_in_all_layers(key, value[value != 0], int(np.count_nonzero(value)))
             if key in _PER_LAYER and isinstance(value, np.ndarray):
-                value = self._same_in_all_layers(key, value, layers)
+                by_layer = key in self.gguf.least_of and len(value) == layers
+                value = value.min().item() if by_layer else self._same_in_all_layers(key, value, layers)
             if key in _ZERO_IS_NONE and not isinstance(value, np.ndarray) and value == 0:
                 value = None
             config[key] = _shortest(value)
@@ -232,6 +233,8 @@ class _Reader:
         if "rope_freqs.weight" in file.tensors:
             if scaled:
                 raise UnsupportedModelError(f"{file.path}: both rope_freqs.weight and rope scaling of type {kind!r}")
+            if self.gguf.still_pairs:
+                return self._still_pairs(config)
             return {"rope_type": "freq_factors", "factors": self._divisors("rope_freqs.weight", config)}
         if not scaled:
             return None
@@ -249,6 +252,21 @@ class _Reader:
         scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
         self._check_original(scaling)
         return check_rope(scaling, config["rope_theta"], source)
+
+    def _still_pairs(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Pairs divided by 1 turn, and those behind them by 1e30 (Gemma 4)."""
+        name, size = "rope_freqs.weight", config["head_dim"]
+        values = self._divisors(name, config, (1.0, 2e30))
+        turning = values.count(1.0)
+        if any(one != 1 for one in values[:turning]) or any(one < 1e29 for one in values[turning:]):
+            raise UnsupportedModelError(
+                f"{self.file.path}: {name} divides by other numbers than 1 and, behind those, 1e30, which this package"
+                " cannot run"
+            )
+        share = turning / (size // 2)
+        if int(share * size // 2) < turning:  # a rounding below
+            share = math.nextafter(share, 2.0)
+        return {"rope_type": "proportional", "partial_rotary_factor": share}
 
     def _long_rope(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """Divisors for short and for long contexts (Phi), and the factor on cos and sin."""
@@ -268,7 +286,7 @@ class _Reader:
         name = "original_max_position_embeddings"
         integer(1, MAX_CONTEXT)(self.source, f"rope_scaling.{name}", scaling[name])
 
-    def _divisors(self, name: str, config: dict[str, Any]) -> list[float]:
+    def _divisors(self, name: str, config: dict[str, Any], bounds: tuple[float, float] = DIVISORS) -> list[float]:
         """A tensor of numbers that rope's frequencies are divided by, one a pair of rotated dimensions."""
         file, pairs = self.file, int(config["head_dim"] * config.get("partial_rotary_factor", 1.0)) // 2
         if name not in file.tensors:
@@ -279,7 +297,7 @@ class _Reader:
                 tensor.entry, f"is {tensor.type.name} {list(tensor.shape)}; it must be F32 [{pairs}], half a head"
             )
         values = np.frombuffer(tensor.file.read(tensor.offset, tensor.nbytes, name), np.float32)
-        low, high = DIVISORS
+        low, high = bounds
         wrong = ~((values >= low) & (values <= high))  # NaN is neither
         if wrong.any():
             at = int(np.argmax(wrong))

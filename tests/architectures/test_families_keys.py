@@ -193,6 +193,10 @@ OWN = {
     "phi3": ["attention.sliding_window"],
     "gemma2": [*_WINDOW, "attn_logit_softcapping", "final_logit_softcapping"],
     "gemma3": [*_WINDOW, "final_logit_softcapping"],
+    "gemma4": [
+        *_WINDOW, "final_logit_softcapping", "attention.shared_kv_layers", "embedding_length_per_layer_input",
+        "expert_feed_forward_length",
+    ],
     "olmo2": _WINDOW,
     "gpt-oss": [*_WINDOW, "expert_feed_forward_length"],
     "qwen2vl": ["rope.dimension_sections"],

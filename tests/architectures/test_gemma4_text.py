@@ -18,8 +18,7 @@ from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import checked, spec_of, windows
 from tests.support.family_engines import load
 from tests.support.family_table import FULL, SLIDING, variants
-from tests.support.gguf_bytes import STRING
-from tests.support.gguf_bytes import build as gguf_bytes
+from tests.support.gguf_families import write_gguf
 from tests.support.tiny_families import build, write_folder
 
 KINDS = [SLIDING, SLIDING, FULL, SLIDING, FULL]
@@ -133,12 +132,65 @@ def test_the_opencl_engine_names_what_it_lacks(tmp_path: Path) -> None:
             check_spec(of(tmp_path, **values))
 
 
-def test_a_gguf_file_is_refused_for_its_folder(tmp_path: Path) -> None:
-    file = tmp_path / "m.gguf"
-    file.write_bytes(gguf_bytes([("general.architecture", STRING, "gemma4")], []).data)
-    with pytest.raises(UnsupportedModelError, match="'gemma4'") as error:
-        open_checkpoint(file)
-    assert "runs from its Hugging Face folder" in str(error.value.hint)
+def of_file(folder: Path, change: Any, name: str = "e2b") -> Any:
+    """The spec of a variant's GGUF file, whose keys and tensors were changed."""
+    variant = next(one for one in variants("gemma4_text") if one.name == name)
+    file = write_gguf(folder / "m.gguf", build("gemma4_text", variant), change=change)
+    checkpoint = open_checkpoint(file)
+    checkpoint.close()
+    return checkpoint.spec
+
+
+def test_a_gguf_file_says_sizes_by_layer(tmp_path: Path) -> None:
+    def more(keys: dict[str, Any], tensors: dict[str, Any]) -> None:  # of a layer that shares, which the hub's hold
+        tensors["blk.4.attn_k.weight"] = tensors["blk.1.attn_k.weight"]
+
+    spec = of_file(tmp_path, more)
+    assert [block.feed_forward.up.weight.shape[0] for block in spec.layers] == [96, 96, 96, 192, 192]
+    assert [block.mixer.shared for block in spec.layers] == [None, None, None, 1, 2]
+    large = of_file(tmp_path, lambda keys, tensors: None, "31b")
+    assert [(one.mixer.head_dim, one.mixer.kv_heads, one.mixer.v is None) for one in large.layers] == [
+        (16, 2, False), (16, 2, False), (32, 1, True), (32, 1, True),
+    ]  # fmt: skip
+
+
+def drop(name: str) -> Any:
+    return lambda keys, tensors: tensors.pop(name)
+
+
+def put(key: str, value: Any) -> Any:
+    def change(keys: dict[str, Any], tensors: dict[str, Any]) -> None:
+        keys[f"gemma4.{key}"].value = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("31b", drop("rope_freqs.weight"), "rope_freqs.weight"),
+        ("31b", drop("blk.1.attn_v.weight"), "blk.1.attn_v.weight"),
+        ("31b", lambda keys, tensors: tensors["rope_freqs.weight"].__setitem__(1, 2.0), "divides by other numbers"),
+        ("31b", put("attention.head_count_kv", [2, 1, 1, 1]), "head_count_kv differs between layers of a kind"),
+        ("31b", put("attention.head_count_kv", [2, 2, 1]), "head_count_kv"),
+        ("31b", put("attention.head_count_kv", [2, 2, -1, -1]), "head_count_kv|num_key_value_heads"),
+        ("31b", put("attention.value_length_swa", 24), "attention.value_length_swa is 24"),
+        ("31b", put("rope.dimension_count_swa", 8), "rope.dimension_count_swa is 8"),
+        ("31b", put("attention.key_length_swa", 0), "attention.key_length_swa.*is 0"),
+        ("e2b", put("feed_forward_length", [96, 96, 96, 192, 96]), "feed_forward_length"),
+        ("e2b", put("feed_forward_length", [96, 96, 64, 192, 192]), "feed_forward_length"),
+        ("e2b", put("attention.shared_kv_layers", 9), "feed_forward_length|shared_kv_layers"),
+    ],
+)  # fmt: skip
+def test_what_a_gguf_file_cannot_mean_is_refused(tmp_path: Path, name: str, change: Any, words: str) -> None:
+    with pytest.raises((UnsupportedModelError, ModelFormatError), match=words):
+        of_file(tmp_path, change, name)
+
+
+def test_a_gguf_file_with_experts_is_refused(tmp_path: Path) -> None:
+    model = build("gemma4_text", variants("gemma4_text")[0])
+    with pytest.raises(UnsupportedModelError, match="expert_count is 8"):
+        open_checkpoint(write_gguf(tmp_path / "m.gguf", model, metadata={"gemma4.expert_count": 8}))
 
 
 def test_sounds_and_images_are_read_past(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ EACH = pytest.mark.parametrize(
     ("model_type", "variant"), IN_GGUF, ids=[f"{model_type}-{variant.name}" for model_type, variant in IN_GGUF]
 )
 CLOSE = {
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "starcoder2"), 5e-3),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma4_text", "starcoder2"), 5e-3),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"), 2e-4),
 }
 """Of the logits' standard deviation, 2e-5 else: llama.cpp takes GELU from a table in float16, and its delta nets read a

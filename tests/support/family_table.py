@@ -93,14 +93,10 @@ _GEMMA4 = {
     "sliding_window": 7, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 3.0, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 _PER_LAYER = {
-    "num_hidden_layers": 5,
-    "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL],
-    "num_kv_shared_layers": 2,
-    "attention_k_eq_v": False,
-    "use_double_wide_mlp": True,
-    "hidden_size_per_layer_input": 16,
+    "num_hidden_layers": 5, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL], "num_kv_shared_layers": 2,
+    "attention_k_eq_v": False, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": VOCAB,
-}
+}  # fmt: skip
 """Of Gemma 4's small models."""
 _VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
@@ -395,30 +391,30 @@ FAMILIES: dict[str, Family] = {
         "Gemma4TextConfig",
         _GEMMA4,
         (
-            Variant("e2b", _PER_LAYER, gguf=False, why="folders only"),
-            Variant("31b", gguf=False, why="folders only"),
+            Variant("e2b", _PER_LAYER),
+            Variant("31b"),
             Variant("31b odd biased untied", {**ODD, "num_hidden_layers": 7, "layer_types": None, "head_dim": 24,
                     "global_head_dim": 40, "num_global_key_value_heads": 3, "attention_bias": True,
                     "tie_word_embeddings": False, "final_logit_softcapping": None,
                     **_layered({"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
-                                "factor": 4.0}, 500.0)}, gguf=False, why="folders only"),
+                                "factor": 4.0}, 500.0)}, gguf=False, why="no bias; the rope has no factor"),
             Variant("31b keys and values apart", {"attention_k_eq_v": False, "head_dim": 32, "global_head_dim": 32,
                     "layer_types": [FULL, SLIDING, SLIDING, FULL],
-                    **_layered({"rope_type": "default", "rope_theta": 1e5}, 500.0)}, gguf=False, why="folders only"),
+                    **_layered({"rope_type": "default", "rope_theta": 1e5}, 500.0)}, gguf=False, why="its rope is not"),
             Variant("e4b odd", {**_PER_LAYER, **ODD, "head_dim": 24, "global_head_dim": 40,
                     "use_double_wide_mlp": False,
-                    "hidden_size_per_layer_input": 11, "vocab_size_per_layer_input": VOCAB + 6, "num_hidden_layers": 6,
-                    "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], "num_kv_shared_layers": 4},
-                    gguf=False, why="folders only"),
+                    "hidden_size_per_layer_input": 11, "num_hidden_layers": 6,
+                    "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], "num_kv_shared_layers": 4}),
             Variant("e2b one key for both", {**_PER_LAYER, "attention_k_eq_v": True, "attention_bias": True,
-                    "hidden_size_per_layer_input": 40}, gguf=False, why="folders only"),
+                    "hidden_size_per_layer_input": 40, "vocab_size_per_layer_input": VOCAB + 6,
+                    "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL]}, gguf=False, why="no bias"),
         ),
     ),
     "gemma4": Family(
         "Gemma4Config",
         {"vision_config": {**_VISION, "head_dim": 16, "num_key_value_heads": 2},
          "text_config": {**_GEMMA4, **_PER_LAYER}},
-        (Variant("text part", gguf=False, why="folders only"),),
+        (Variant("text part", gguf=False, why="its GGUF file is gemma4_text's"),),
     ),
     "mistral3": Family(
         "Mistral3Config",

@@ -22,6 +22,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from tests.support.family_table import FULL, LINEAR_ATTENTION, SLIDING
+from tests.support.gguf_gemma4 import add_gemma4, still_pairs, text_config
 from tests.support.gguf_routing import LATENT, NAMES, NEMOTRON_NAMES, ROUTED, add_nemotron, add_routed, by_heads
 from tests.support.tiny import llama3_frequency_divisors
 from tests.support.tiny_families import added_to_one, write_folder
@@ -31,7 +32,7 @@ Array = npt.NDArray[np.float32]
 ARCHITECTURES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "mistral": "llama", "ministral3": "mistral3",
     "smollm3": "smollm3", "granite": "granite", "granitemoehybrid": "granite",
-    "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3",
+    "phi3": "phi3", "gemma2": "gemma2", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
     "olmo2": "olmo2", "olmo3": "olmo2", "gpt_oss": "gpt-oss", "mixtral": "llama", "qwen3_moe": "qwen3moe",
     "qwen2_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl",
     "gemma": "gemma", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "seed_oss": "seed_oss", "exaone4": "exaone4",
@@ -85,6 +86,8 @@ _NAMES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp", "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down", "self_attn.query_layernorm": "attn_q_norm",
     "self_attn.key_layernorm": "attn_k_norm", "attention_layernorm": "attn_norm", "feedforward_layernorm": "ffn_norm",
+    "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm",
+    "layer_scalar": "layer_output_scale",
     "post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm",
 }  # fmt: skip
 _EXPERT = re.compile(r"(?:block_sparse_moe|mlp|feed_forward|mixer)\.experts\.(\d+)\.(\w+)")
@@ -107,7 +110,7 @@ def write_gguf(
     ``experts`` another one for the experts'. Vectors, norms, biases and routers are F32. ``metadata``: more keys.
     ``change`` may do what it likes to the keys (``gguf.GGUFValue`` by name) and the tensors before they are written.
     """
-    config = model.config.get_text_config()
+    config = text_config(model)
     writer = gguf.GGUFWriter(file, architecture(config))
     writer.add_name("tiny")
     add_keys(writer, config)
@@ -137,7 +140,7 @@ def write_gguf(
 
 def gguf_tensors(model: Any) -> dict[str, Array]:
     """Every tensor of the file in float32, by its name there."""
-    config = model.config.get_text_config()
+    config = text_config(model)
     with tempfile.TemporaryDirectory() as made:
         folder = write_folder(Path(made), model)
         stored = {
@@ -170,6 +173,9 @@ def _converted(name: str, values: Array, config: Any) -> list[tuple[str, Array]]
     outside = {
         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
         "model.embedding_norm": "token_embd_norm", "model.embeddings": "token_embd", "model.norm_f": "output_norm",
+        "model.embed_tokens_per_layer": "per_layer_token_embd",
+        "model.per_layer_model_projection": "per_layer_model_proj",
+        "model.per_layer_projection_norm": "per_layer_proj_norm",
     }  # fmt: skip
     stem, _, kind = name.rpartition(".")
     if stem in outside:
@@ -203,9 +209,11 @@ def _converted(name: str, values: Array, config: Any) -> list[tuple[str, Array]]
         values = values[:, 0]
     if rest in ("mamba.norm.weight", "mixer.norm.weight"):
         values = values.reshape(config.n_groups if config.model_type == "nemotron_h" else config.mamba_n_groups, -1)
+    if rest == "layer_scalar":
+        rest += ".weight"
     stem, _, kind = rest.rpartition(".")
     names = _NAMES | {"post_attention_layernorm": "ffn_norm"}
-    after = ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss", "exaone4", "seed_oss",
+    after = ("gemma2", "gemma3_text", "gemma4_text", "olmo2", "olmo3", "gpt_oss", "exaone4", "seed_oss",
              "glm4_moe")  # fmt: skip
     if config.model_type in after or architecture(config) in DELTA_NETS:
         names = _NAMES | _AFTER
@@ -282,6 +290,8 @@ def _divisors(config: Any) -> dict[str, Array]:
     rope, _ = rope_of(config)
     if rope["rope_type"] == "llama3":
         return {"rope_freqs.weight": llama3_frequency_divisors(head_size(config), rope["rope_theta"], rope)}
+    if rope["rope_type"] == "proportional":
+        return still_pairs(config, rope["partial_rotary_factor"])
     if rope["rope_type"] == "longrope":
         return {
             f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32) for which in ("long", "short")
@@ -346,6 +356,8 @@ def add_keys(writer: gguf.GGUFWriter, config: Any) -> None:
         if architecture(config) == "granitehybrid" and config.num_local_experts:
             writer.add_expert_count(config.num_local_experts)
             writer.add_expert_used_count(config.num_experts_per_tok)
+    elif kind == "gemma4_text":
+        add_gemma4(writer, config)
     elif kind == "gemma3_text":
         _add_gemma3(writer, config)
     elif kind == "olmo3":
