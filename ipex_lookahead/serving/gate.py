@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import secrets
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -67,11 +68,12 @@ class Gate:
         try:
             self._check(scope, headers)
         except ApiError as error:
+            await _discard(receive, headers, self._server.limits)
             headers_of_error = {"connection": "close", **error.headers}
             refusal = JSONResponse(error.body(scope["path"]), error.status, headers=headers_of_error)
             await refusal(scope, receive, sending)
         else:
-            await self._app(scope, _bounded(receive, self._server.limits), sending)
+            await self._app(scope, _bounded(receive, headers, self._server.limits), sending)
         finally:
             route = getattr(scope.get("route"), "path", "")
             self._server.metrics.requested(route or "other", status or 500)
@@ -151,7 +153,30 @@ def parts(body: bytes, limits: Limits) -> str:
     return ""
 
 
-def _bounded(receive: Receive, limits: Limits) -> Receive:
+_DISCARDED_SECONDS = 5.0
+
+
+async def _discard(receive: Receive, headers: Headers, limits: Limits) -> None:
+    """Read for a moment what a refused client still sends.
+
+    TCP resets a connection that is closed with unread bytes, and the answer is lost with it. A client that waits for
+    leave to send has nothing under way.
+    """
+    if "expect" in headers:
+        return
+
+    async def rest() -> None:
+        read, more = 0, True
+        while more and read <= 2 * limits.body_bytes:
+            message = await receive()
+            read += len(message.get("body", b""))
+            more = message.get("more_body", False)
+
+    with suppress(asyncio.TimeoutError, TimeoutError):
+        await asyncio.wait_for(rest(), _DISCARDED_SECONDS)
+
+
+def _bounded(receive: Receive, headers: Headers, limits: Limits) -> Receive:
     """The body, whole, within the limits of size, of parts, and of time, counted from when it is first asked for."""
     complete, most, seconds = False, limits.body_bytes, limits.body_seconds
 
@@ -172,6 +197,7 @@ def _bounded(receive: Receive, limits: Limits) -> Receive:
             read += len(pieces[-1])
             more = message.get("more_body", False)
             if read > most:
+                await _discard(receive, headers, limits)
                 raise HTTPException(413, f"the request has more than {most} bytes, which is as much as is read")
         complete, body = True, b"".join(pieces)
         if read > _LARGE and (many := await asyncio.to_thread(parts, body, limits)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -199,6 +200,24 @@ def test_a_body_that_is_too_large(live):
     answer = post(url, content=pieces(), headers={"content-type": "application/json"})
     assert answer.status_code == 413
     assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("length", ["chunked", "told"])
+def test_a_body_that_is_too_large_is_read_to_its_end(live, length):
+    """TCP resets a connection that is closed with unread bytes, and the answer is lost with it."""
+    running = live(limits=replace(LIMITS, body_bytes=1 << 20))
+    body = b" " * (2 << 20)
+    told = f"content-length: {len(body)}" if length == "told" else "transfer-encoding: chunked"
+    if length == "chunked":
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n{told}\r\ncontent-type: application/json\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as made:
+        made.sendall(head.encode() + body[: len(body) // 2])
+        time.sleep(0.2)  # such a server has answered by now, and this one waits for the rest
+        made.sendall(body[len(body) // 2 :])
+        answer = b"".join(iter(lambda: made.recv(1 << 16), b""))
+    assert answer.startswith(b"HTTP/1.1 413")
+    assert answer.endswith(b"}")
 
 
 @pytest.mark.parametrize(
