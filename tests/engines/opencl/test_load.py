@@ -33,9 +33,9 @@ from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_families import build, text, write_folder
 
 NEW_WORDS = {
-    "apertus", "arcee", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "gemma4_text", "glm4", "glm4_moe",
-    "glm4_moe_lite", "granitemoehybrid", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "nemotron_h", "qwen2_moe", "qwen3_5",
-    "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "starcoder2",
+    "apertus", "arcee", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "gemma4", "gemma4_text", "glm4",
+    "glm4_moe", "glm4_moe_lite", "granitemoehybrid", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "nemotron_h", "qwen2_moe",
+    "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "starcoder2",
 }  # fmt: skip
 """Families that have layers, in some of their models, which the kernels do not run."""
 
