@@ -17,6 +17,7 @@
 #include "errors.h"
 #include "matrices.h"
 #include "model/decoder.h"
+#include "model/draft_chain.h"
 #include "runtime/dispatch.h"
 #include "runtime/machine_probe.h"
 #include "sampling.h"
@@ -83,12 +84,47 @@ std::vector<int32_t> rows_of(const std::optional<IntVector>& listed, int64_t row
   return {listed->data(), listed->data() + listed->shape(0)};
 }
 
-// (ids [wanted, top], logits [wanted, vocab], hidden states [layers, hidden rows, hidden], phases), None for what is not
+// Features [rows][width] of a step, copied.
+std::vector<float> features_of(const Decoder& d, const std::optional<FloatMatrix>& given, int64_t rows) {
+  if (!given) return {};
+  check_aligned(*given, sizeof(float));
+  if (int64_t(given->shape(0)) != rows || int64_t(given->shape(1)) != d.shape().features.width)
+    throw std::invalid_argument("features must have shape [rows, " + std::to_string(d.shape().features.width) + "]");
+  return {given->data(), given->data() + rows * int64_t(given->shape(1))};
+}
+
+// (tokens, probabilities): see draft_chain.
+nb::tuple draft(Decoder& d, Cache& cache, IntVector tokens, FloatMatrix features, int64_t most, float least_prob,
+                IntVector ids, const std::vector<int32_t>& ends) {
+  DraftRequest request;
+  request.rows = int64_t(tokens.shape(0));
+  check_aligned(tokens, sizeof(int32_t));
+  check_aligned(ids, sizeof(int32_t));
+  if (ids.shape(0) != 0 && int64_t(ids.shape(0)) != d.shape().outputs)
+    throw std::invalid_argument("ids must name the token of each of " + std::to_string(d.shape().outputs) + " outputs");
+  const std::vector<int32_t> own_tokens(tokens.data(), tokens.data() + request.rows);
+  const std::vector<float> own_features = features_of(d, features, request.rows);
+  request.tokens = own_tokens.data();
+  request.features = own_features.data();
+  request.most = most;
+  request.least_prob = least_prob;
+  request.ids.assign(ids.data(), ids.data() + ids.shape(0));
+  request.ends = ends;
+  DraftChain chain;
+  {
+    nb::gil_scoped_release release;
+    chain = draft_chain(d, cache, request);
+  }
+  return nb::make_tuple(chain.tokens, chain.probs);
+}
+
+// (ids [wanted, top], logits [wanted, outputs], hidden states [layers, hidden rows, hidden], phases), None for what is not
 // wanted. Tokens and parents are copied too, and caches held.
 nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::vector<int64_t>& counts,
                   const std::vector<int64_t>& settled, IntVector tokens,
                   IntVector parents, std::optional<IntVector> want, bool logits, int top,
-                  const std::vector<int32_t>& hidden_layers, std::optional<IntVector> hidden_rows, bool timings) {
+                  const std::vector<int32_t>& hidden_layers, std::optional<IntVector> hidden_rows, bool timings,
+                  std::optional<FloatMatrix> features) {
   if (top < 1 || top > kMostTop) throw std::invalid_argument("top must be from 1 to " + std::to_string(kMostTop));
   Step step;
   for (nb::handle cache : caches) {
@@ -113,9 +149,11 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   step.parents = own_parents.data();
   step.want = own_want.data();
   step.wanted = int64_t(own_want.size());
+  const std::vector<float> own_features = features_of(d, features, step.rows);
+  step.features = features ? own_features.data() : nullptr;
   std::vector<int32_t> own_hidden_rows;
   if (!hidden_layers.empty()) own_hidden_rows = rows_of(hidden_rows, step.rows);
-  const int64_t vocab = d.shape().vocab, hidden = d.shape().hidden, layers = int64_t(hidden_layers.size());
+  const int64_t vocab = d.shape().outputs, hidden = d.shape().hidden, layers = int64_t(hidden_layers.size());
   const int64_t kept = int64_t(own_hidden_rows.size()), states = layers * kept * hidden;
   Owned<int32_t> ids{size_t(step.wanted * top)};
   Owned<float, Fill::none> values{size_t(logits ? step.wanted * vocab : 0)}, kept_states{size_t(states)};
@@ -362,7 +400,16 @@ NB_MODULE(_native, m) {
       .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward, "caches"_a, "counts"_a, "settled"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a, "hidden_layers"_a, "hidden_rows"_a.none().noconvert(),
-           "timings"_a)
+           "timings"_a, "features"_a.none() = nb::none())
+      .def("draft", &draft, "cache"_a, "tokens"_a.noconvert(), "features"_a.noconvert(), "most"_a, "least_prob"_a,
+           "ids"_a.noconvert(), "ends"_a)
+      .def(
+          "share_matrix",
+          [](Decoder& d, const std::string& name, const Decoder& other, const std::string& theirs) {
+            nb::gil_scoped_release release;
+            d.weights().share_matrix(name, other.weights().matrix(theirs));
+          },
+          "name"_a, "other"_a, "theirs"_a, nb::keep_alive<1, 3>())
       .def("export_matrix",
            [](Decoder& d, const std::string& name) { return export_matrix(d, d.weights().matrix(name)); }, "name"_a)
       .def("export_vector",

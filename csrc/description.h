@@ -152,6 +152,9 @@ inline DecoderShape shape_of(const nb::object& spec, KvFormat kv_format) {
     shape.per_layer = {p.get<int>("width"), p.get<int>("layers"), nb::cast<int>(p["table"]["shape"].object()[0]),
                        p.get<float>("table_multiplier"),
                        p.get<float>("projection_multiplier"), p.get<float>("multiplier"), norm_of(p["norm"])};
+  shape.outputs = shape.tied ? shape.vocab : nb::cast<int>(d["head"]["weight"]["shape"].object()[0]);
+  if (const Description f = d["features"]; !f.is_none())
+    shape.features = {nb::cast<int>(f["norm"]["weight"]["shape"].object()[0]), norm_of(f["embedding_norm"]), norm_of(f["norm"])};
   std::vector<nb::object> seen;
   for (const Description& block : d.parts("layers")) {
     const auto branch = [&](const char* name) -> std::optional<BranchShape> {

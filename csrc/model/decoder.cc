@@ -44,6 +44,7 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
       weights_(threads),
       embedding_(shape.tied ? lm_head_ : own_embedding_),
       per_layer_(shape_.per_layer, shape.hidden, weights_),
+      features_(shape_.features, shape.hidden, weights_),
       rows_(*kernels_, threads, shape.hidden),
       phases_(threads),
       attention_(shape_.ropes, shape.max_context, threads) {
@@ -65,7 +66,7 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
   if (shape.tied)
     weights_.declare("embedding", lm_head_, shape.vocab, shape.hidden, {Phase::head});
   else
-    weights_.declare_linear("head", lm_head_, shape.vocab, shape.hidden, {Phase::head});
+    weights_.declare_linear("head", lm_head_, shape.outputs, shape.hidden, {Phase::head});
 }
 
 // Another kind of operation is one more line here.
@@ -95,6 +96,8 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
   if (step.caches.size() != step.counts.size() || step.settled.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache, and one of settled rows");
   if (step.rows < 1 || step.rows > kMostRows || step.wanted < 0 || step.wanted > step.rows)
     fail("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
+  if ((step.features != nullptr) != features_.any())
+    fail(features_.any() ? "rows need features of the model that is drafted for" : "rows have no features");
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); ++i) {
     const Cache* cache = step.caches[i];

@@ -13,6 +13,7 @@
 #include "model/attention.h"
 #include "model/cache.h"
 #include "model/experts.h"
+#include "model/feature_inputs.h"
 #include "model/latent_attention.h"
 #include "model/operation.h"
 #include "model/per_layer_gate.h"
@@ -38,6 +39,7 @@ struct Step {
   std::vector<int64_t> settled;  // of each sequence's rows the first so many, a chain, are certain to be kept; or kHold
   const int32_t* tokens = nullptr;
   const int32_t* parents = nullptr;
+  const float* features = nullptr;  // [rows][width], of a model whose rows have them
   int64_t rows = 0;
   const int32_t* want = nullptr;  // rows whose output is asked for
   int64_t wanted = 0;
@@ -50,7 +52,7 @@ constexpr int32_t kFinalNorm = -1;
 struct StepOutputs {
   int top = 1;               // of the wanted rows, largest logit first and the lowest id first among equals
   int32_t* ids = nullptr;    // [wanted][top], -1 where no further logit is above -inf, or where one is not finite
-  float* logits = nullptr;   // [wanted][vocab]
+  float* logits = nullptr;   // [wanted][outputs]
   const int32_t* hidden_layers = nullptr;  // ascending, of 0 to the number of layers, after kFinalNorm where that is one
   int64_t layers = 0;
   const int32_t* hidden_rows = nullptr;    // rows whose hidden states are asked for, ascending
@@ -114,6 +116,7 @@ class Decoder {
   const Matrix& embedding_;
   Norm final_norm_;
   PerLayerInputs per_layer_;
+  FeatureInputs features_;
 
   // The step in hand.
   StepRows rows_;

@@ -30,6 +30,7 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
     ensure(rows_.branch, rows * rows_.stride);
     rows_.reserve_scratch(rows_.stride);
     per_layer_.reserve(rows_);
+    features_.reserve(rows_);
     for (Block& block : blocks_)
       for (auto& operation : block) operation->reserve(rows_);
     if (weights_.orders() > reserved_orders_) reserved_rows_ = reserved_partials_ = 0;  // inputs may be wider now
@@ -54,6 +55,7 @@ void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
                         thread == 0 ? out.times : nullptr);
   embed(context, step);
   per_layer_.run(context, rows_, step.tokens);
+  features_.run(context, rows_, step.features);
   int32_t layer = 0;
   keep_hidden(context, out, layer);
   for (Block& block : blocks_) {
@@ -105,8 +107,8 @@ void Decoder::head(ThreadContext& context, int64_t wanted, const StepOutputs& ou
 void Decoder::head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out) {
   const int top = out.top;
   const auto part = part_of(lm_head_.tiles(), head_items_, item);
-  const int64_t first = part.first * kLanes, n = std::min<int64_t>(part.second * kLanes, shape_.vocab) - first;
-  const int64_t stride = out.logits != nullptr ? shape_.vocab : (part.second - part.first) * kLanes;
+  const int64_t first = part.first * kLanes, n = std::min<int64_t>(part.second * kLanes, shape_.outputs) - first;
+  const int64_t stride = out.logits != nullptr ? shape_.outputs : (part.second - part.first) * kLanes;
   float* const logits = out.logits != nullptr ? out.logits + first : context.scratch();
   kernels_->linear(lm_head_, x, part.first, part.second, logits, stride, false);
   for (int64_t w = 0; w < wanted; ++w) {

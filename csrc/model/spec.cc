@@ -119,6 +119,15 @@ void check(const PerLayerShape& p, const DecoderShape& shape) {
   check("the norm of what is projected for layers", p.norm, {p.width});
 }
 
+void check(const FeatureInputsShape& features, const DecoderShape& shape) {
+  within("a row's features", features.width, 0, kMostWidth);
+  if (features.width == 0) return;
+  if (features.norm.width == 0 || features.embedding_norm.width == 0)
+    throw std::invalid_argument("features and the embedding beside them must have norms");
+  check("the norm of features", features.norm, {features.width});
+  check("the norm of the embedding beside features", features.embedding_norm, {shape.hidden});
+}
+
 void check(const MlpShape& mlp, const DecoderShape&) {
   within("intermediate", mlp.intermediate, 1, kMostWidth);
   finite("alpha", mlp.activation.alpha, -INFINITY);
@@ -185,12 +194,15 @@ const DecoderShape& checked(const DecoderShape& s) {
   within("the number of layers", int64_t(s.layers.size()), 1, kMostLayers);
   within("hidden", s.hidden, 1, kMostWidth);
   within("vocab", s.vocab, 1, kMostVocab);
+  within("the lm_head's outputs", s.outputs, 1, s.vocab);
+  if (s.tied && s.outputs != s.vocab) throw std::invalid_argument("a tied embedding has an output for each token");
   within("max_context", s.max_context, 1, INT32_MAX);
   finite("embedding_multiplier", s.embedding_multiplier, -INFINITY);
   finite("logit_multiplier", s.logit_multiplier, -INFINITY);
   finite("logit_softcap", s.logit_softcap, 0);
   check("the final norm", s.final_norm, {s.hidden});
   check(s.per_layer, s);
+  check(s.features, s);
   int64_t mlps = 0;
   for (size_t i = 0; i < s.layers.size(); ++i) {
     const BlockShape& layer = s.layers[i];

@@ -144,8 +144,15 @@ struct PerLayerShape {
   NormShape norm;
 };
 
+// What rows are made of besides their token's embedding (model/feature_inputs.h).
+struct FeatureInputsShape {
+  int width = 0;  // of a row's features; 0: there are none
+  NormShape embedding_norm, norm;
+};
+
 struct DecoderShape {
   int hidden = 0, vocab = 0;
+  int outputs = 0;  // of the lm_head: the vocabulary, or, of a drafting head, a part of it
   int64_t max_context = 0;
   bool tied = false;  // the embedding is the lm_head too
   float embedding_multiplier = 1, logit_multiplier = 1;
@@ -154,6 +161,7 @@ struct DecoderShape {
   std::vector<Rope> ropes;
   std::vector<BlockShape> layers;
   PerLayerShape per_layer;
+  FeatureInputsShape features;
   KvFormat kv_format = KvFormat::fp16;
 };
 

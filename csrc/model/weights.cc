@@ -57,6 +57,17 @@ void DecoderWeights::set_matrix(const std::string& name, const PlainMatrix& plai
   *w.matrix = made;
 }
 
+void DecoderWeights::share_matrix(const std::string& name, const Matrix& other) {
+  const Weight& w = at(name, true);
+  if (other.n_out != w.n_out || other.n_in != w.n_in)
+    throw std::invalid_argument("weight " + name + " would have shape " + text_of(other.n_out, other.n_in) + ", not " +
+                                text_of(w.n_out, w.n_in));
+  Crew crew(threads_);
+  const float* const bias = w.matrix->bias;
+  *w.matrix = other;
+  w.matrix->bias = bias;
+}
+
 void DecoderWeights::set_vector(const std::string& name, const float* values, int64_t n) {
   const Weight& w = at(name, false);
   if (n != w.n_out)

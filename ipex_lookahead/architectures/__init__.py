@@ -17,7 +17,20 @@ from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 
 __all__ = ["ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
 
-_SUPPORT = {"experts", "hparams", "keys", "latent", "mamba", "names", "rope", "routing", "spec", "vision", "windows"}
+_SUPPORT = {
+    "experts",
+    "hparams",
+    "keys",
+    "latent",
+    "mamba",
+    "mtp",
+    "names",
+    "rope",
+    "routing",
+    "spec",
+    "vision",
+    "windows",
+}
 
 
 @functools.cache

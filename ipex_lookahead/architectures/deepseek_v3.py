@@ -11,6 +11,7 @@ from ipex_lookahead.architectures import latent, routing
 from ipex_lookahead.architectures.experts import need_counts
 from ipex_lookahead.architectures.hparams import Source, boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.mtp import behind
 from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import one_kind_of_layer
@@ -117,4 +118,5 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         feed_forward = routing.by_sigmoid(names, i, dense=i < config["first_k_dense_replace"])
         return names.block(i, latent.latent_attention(names, i, turn), feed_forward)
 
-    return names.model(block, read_past=routing.read_past(config))
+    model = names.model(block, read_past=routing.read_past(config))
+    return behind(model, names, block, config["num_nextn_predict_layers"])

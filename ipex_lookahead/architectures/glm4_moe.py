@@ -8,6 +8,7 @@ from ipex_lookahead.architectures import routing
 from ipex_lookahead.architectures.experts import need_counts
 from ipex_lookahead.architectures.hparams import Source, boolean, number
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.mtp import behind
 from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
@@ -83,4 +84,5 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         norm = names.norm(i, "post_attention_layernorm", "post_attention_norm")
         return names.block(i, mixer, feed_forward, feed_forward_norm=norm)
 
-    return names.model(block, read_past=routing.read_past(config))
+    model = names.model(block, read_past=routing.read_past(config))
+    return behind(model, names, block, config["num_nextn_predict_layers"])

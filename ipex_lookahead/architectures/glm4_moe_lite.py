@@ -7,6 +7,7 @@ from typing import Any
 from ipex_lookahead.architectures import deepseek_v3, latent, routing
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, Source, shown
 from ipex_lookahead.architectures.keys import ConfigKeys
+from ipex_lookahead.architectures.mtp import behind
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 
@@ -66,7 +67,8 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     names, turn = Names(config), latent.latent_rope(config)
 
     def block(i: int) -> Block:
-        feed_forward = routing.by_sigmoid(names, i, dense=config["mlp_layer_types"][i] == DENSE)
+        feed_forward = routing.by_sigmoid(names, i, dense=config["mlp_layer_types"][i : i + 1] == [DENSE])
         return names.block(i, latent.latent_attention(names, i, turn), feed_forward)
 
-    return names.model(block, read_past=routing.read_past(config))
+    model = names.model(block, read_past=routing.read_past(config))
+    return behind(model, names, block, config["num_nextn_predict_layers"])

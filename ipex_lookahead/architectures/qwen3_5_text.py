@@ -7,6 +7,7 @@ i modulo the groups; they are run as they are (``tiled``).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ipex_lookahead.architectures.hparams import (
     shown,
 )
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.mtp import QWEN, mtp_head, renamed
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.routing import MAX_DRAFTING
@@ -241,6 +243,16 @@ def decoder(
             feed_forward_norm=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
         )
 
-    layers = config["num_hidden_layers"]
-    past = (f"blk.{i}." for i in range(layers, layers + config["mtp_num_hidden_layers"]))
-    return names.model(block, read_past=("mtp.", *past))
+    layers, drafting = config["num_hidden_layers"], config["mtp_num_hidden_layers"]
+    past = (f"blk.{i}." for i in range(layers, layers + drafting))
+    model = names.model(block, read_past=("mtp.", *past))
+    if drafting != 1:
+        return model
+    own = Block(
+        mixer=gated_attention(names, layers, rope=turn),
+        feed_forward=feed_forward(names, layers),
+        mixer_norm=names.norm(layers, "input_layernorm", "attn_norm"),
+        feed_forward_norm=names.norm(layers, "post_attention_layernorm", "post_attention_norm"),
+    )
+    own = renamed(own, f"model.layers.{layers}.", "mtp.layers.0.")
+    return replace(model, mtp=mtp_head(model, names, own, QWEN))

@@ -88,4 +88,5 @@ def spec(config: dict[str, Any]) -> ModelSpec:
             return names.gated_mlp(layer)
         return replace(qwen3_5_moe_text.mixture(names, layer), renormalise=config["norm_topk_prob"])
 
-    return qwen3_5_text.decoder(config, feed_forward, _projections)
+    drafting = config["mtp_num_hidden_layers"] or 1  # which configs do not say; whether it is there the files do
+    return qwen3_5_text.decoder({**config, "mtp_num_hidden_layers": drafting}, feed_forward, _projections)

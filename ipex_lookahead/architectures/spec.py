@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -384,6 +384,22 @@ class PerLayerGate:
     out: Linear
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureInputs:
+    """A drafting head's rows: x = project(embedding_norm(e) | norm(features)), e being the token's embedding.
+
+    Features are another model's hidden states, of the row before (MTP of DeepSeek-V3, arXiv 2412.19437).
+
+    Attributes:
+        embedding_norm, norm: over the embedding, and over the features.
+        project: [hidden, hidden + features].
+    """
+
+    embedding_norm: Norm
+    norm: Norm
+    project: Linear
+
+
 Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv
 """What makes a row of those before it: another kind of layer is one more dataclass here."""
 FeedForward = GatedMlp | Experts
@@ -422,14 +438,16 @@ class ModelSpec:
         max_context: positions a sequence may have.
         embedding: [vocab, hidden].
         per_layer: what rows have for each layer besides; None: nothing.
+        features: what rows have beside their embedding, in a drafting head; None: nothing.
         layers: the blocks in order.
         final_norm: before the head.
-        head: None: the embedding serves as lm_head too.
+        head: None: the embedding serves as lm_head too. A drafting head's may be a part of the vocabulary's.
         embedding_multiplier: multiplies the embedding of a token.
         logit_multiplier: multiplies the logits.
         logit_softcap: logits become cap * tanh(logit / cap), after the multiplier.
         read_past: how names of tensors begin that files hold for drafting (MTP), which are not of the decoder.
         unread: how names of others begin that files hold and no one reads.
+        mtp: the head for drafting that files may hold beside the decoder, whose weights are not the decoder's.
     """
 
     model_type: str
@@ -438,6 +456,7 @@ class ModelSpec:
     max_context: int
     embedding: Tensor
     per_layer: PerLayerInputs | None = None
+    features: FeatureInputs | None = None
     layers: tuple[Block, ...]
     final_norm: Norm
     head: Linear | None
@@ -446,6 +465,7 @@ class ModelSpec:
     logit_softcap: float | None = None
     read_past: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
+    mtp: ModelSpec | None = field(default=None, metadata={"apart": True})
 
     @property
     def tied(self) -> bool:
@@ -488,12 +508,12 @@ def named_tensors(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         inner: Iterable[tuple[str, Any]] = ((str(i), one) for i, one in enumerate(part))
     else:
         kind: Any = type(part)  # which mypy does not know to be hashable
-        inner = ((field, getattr(part, field)) for field in _fields(kind))
-    for field, one in inner:
-        yield from named_tensors(one, f"{name}.{field}" if name else field)
+        inner = ((label, getattr(part, label)) for label in _fields(kind))
+    for label, one in inner:
+        yield from named_tensors(one, f"{name}.{label}" if name else label)
 
 
 @functools.cache
 def _fields(kind: Any) -> tuple[str, ...]:
     """The fields of a kind of part that may lead to a weight; none of what is no part."""
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    return tuple(one.name for one in fields(kind) if not one.metadata.get("apart")) if is_dataclass(kind) else ()

@@ -13,7 +13,7 @@ from itertools import product, zip_longest
 from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
+from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL
 from ipex_lookahead.engines.low_bit_copy import check_gains
 from ipex_lookahead.errors import InputError
 
@@ -71,7 +71,7 @@ Answer = Callable[[Sequence[Sequence[int]], LookaheadConfig | int, dict[str, Any
 def strategies(model: Any, draft_model: Any = None) -> tuple[list[str], dict[str, str]]:
     """The strategies that this model can use, and for each other one the sentence why not."""
     usable, absent = [], {}
-    for name in sorted([*PROPOSERS, *SECOND_MODEL]):
+    for name in sorted([*PROPOSERS, *SECOND_MODEL, *HEADS]):
         why = _hindrance(name, model, draft_model)
         if why is None:
             usable.append(name)
@@ -83,6 +83,8 @@ def strategies(model: Any, draft_model: Any = None) -> tuple[list[str], dict[str
 def _hindrance(strategy: str, model: Any, draft_model: Any) -> str | None:
     if strategy == "draft_model" and draft_model is None:
         return "no draft model is given"
+    if strategy in HEADS and getattr(model.engine, "head", None) is None:
+        return "the model brings no block for drafting, or this engine runs none"
     if strategy == "jacobi" and not getattr(model.engine, "supports_tree", True):
         return f"the {model.engine.name} engine cannot verify trees of this model"
     if strategy == "self_speculation":

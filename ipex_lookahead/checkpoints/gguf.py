@@ -27,6 +27,7 @@ from ipex_lookahead.checkpoints.gguf_types import REPACKED_TYPES, names_of_read_
 from ipex_lookahead.checkpoints.placed import (
     Run,
     as_logarithm,
+    head_tensors,
     in_old_place,
     joined,
     lying,
@@ -35,6 +36,7 @@ from ipex_lookahead.checkpoints.placed import (
     tensors_by_name,
     turned,
     turned_format,
+    with_mtp,
     with_offset,
 )
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
@@ -75,16 +77,19 @@ class GgufCheckpoint:
             ids = ("bos_token_id", "eos_token_id", "pad_token_id")
             self.generation_config: dict[str, Any] = {key: self.config[key] for key in ids if key in self.config}
             self.generation_config |= gguf_sampling(self._file)
-            self.spec: ModelSpec = spec_for(self.config)
+            there = self._file.tensors
+            self.spec: ModelSpec = with_mtp(spec_for(self.config), lambda tensor: tensor.gguf.name in there)
             self._tensors = {
-                name: in_old_place(tensor, self._file.tensors) for name, tensor in tensors_by_name(self.spec).items()
+                name: in_old_place(tensor, self._file.tensors)
+                for name, tensor in {**tensors_by_name(self.spec), **head_tensors(self.spec)}.items()
             }
             self._numbers = {t.name: self._number(t) for t in self._tensors.values() if t.gguf.layout == "key"}
             keys = family(model_type).GGUF
             assert keys is not None  # it claimed the file
             declared = keys.of(self._file)
             self._check_tensors(declared.unused_tensors)
-            self.read_past = sum(name.startswith(self.spec.read_past) for name in self._file.tensors)
+            own = {tensor.gguf.name for tensor in self._tensors.values()}
+            self.read_past = sum(name.startswith(self.spec.read_past) and name not in own for name in there)
             self.unknown_keys = declared.unknown(self.metadata)
         except BaseException:
             self._file.close()
@@ -161,7 +166,7 @@ class GgufCheckpoint:
 
     def names(self) -> Sequence[str]:
         """Tensor names in Hugging Face's spelling, in the order the model uses them."""
-        return list(self._tensors)
+        return [tensor.name for tensor in self.spec.tensors()]
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -139,7 +139,7 @@ class LowBitCheckpoint(Folder):
         self._weights: dict[str, Tensor] = {}
         if not other_family:
             self.config = checked_config(raw, config_path)
-            self.spec = spec_for(self.config)
+            self.spec = replace(spec_for(self.config), mtp=None)
             file = self.path / "generation_config.json"
             self.generation_config = read_generation_config(file, self.config["vocab_size"])
         self._file = SafetensorsFile(self.path / SINGLE)

@@ -6,7 +6,7 @@ be taken out of a tensor without touching a bit; only floats can be transposed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -215,3 +215,15 @@ def joined(parts: Sequence[PackedWeight]) -> PackedWeight:
 def tensors_by_name(spec: ModelSpec) -> dict[str, Tensor]:
     """The weights of a model by name, in the order of a step."""
     return {tensor.name: tensor for tensor in spec.tensors()}
+
+
+def head_tensors(spec: ModelSpec) -> dict[str, Tensor]:
+    """The weights that its head for drafting has of its own, if it has one."""
+    own = tensors_by_name(spec)
+    return {} if spec.mtp is None else {t.name: t for t in spec.mtp.tensors() if t.name not in own}
+
+
+def with_mtp(spec: ModelSpec, there: Callable[[Tensor], bool]) -> ModelSpec:
+    """The model without its head for drafting where not all of the head's weights are ``there``."""
+    complete = spec.mtp is not None and all(map(there, spec.mtp.tensors()))
+    return spec if complete else replace(spec, mtp=None)

@@ -32,7 +32,16 @@ from ipex_lookahead.checkpoints.float_tensors import (
 )
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.mxfp4_blocks import check_blocks, read_blocks, scales_name
-from ipex_lookahead.checkpoints.placed import fused_experts, in_blocks, lying, tensors_by_name, turned, turned_format
+from ipex_lookahead.checkpoints.placed import (
+    fused_experts,
+    head_tensors,
+    in_blocks,
+    lying,
+    tensors_by_name,
+    turned,
+    turned_format,
+    with_mtp,
+)
 from ipex_lookahead.checkpoints.quantized import KEY, scheme_of, without_scheme
 from ipex_lookahead.checkpoints.quantized_layers import Layer, Scheme
 from ipex_lookahead.checkpoints.safetensors_reader import MAX_NAME, SafetensorsFile, StoredTensor
@@ -121,10 +130,13 @@ class SafetensorsCheckpoint(Folder):
         if said is not False:
             self.config["tie_word_embeddings"] = not self._has_own_head(names)
             self.own_head = said is True and not self.config["tie_word_embeddings"]
-        self.spec = spec_for(self.config)
-        self._weights = {
-            name: fused_experts(in_blocks(tensor, names), names) for name, tensor in tensors_by_name(self.spec).items()
-        }
+
+        def placed(tensor: Tensor) -> Tensor:
+            return fused_experts(in_blocks(tensor, names), names)
+
+        self.spec = with_mtp(spec_for(self.config), lambda tensor: self._is_there(placed(tensor).hf.name, names))
+        every = {**tensors_by_name(self.spec), **head_tensors(self.spec)}
+        self._weights = {name: placed(tensor) for name, tensor in every.items()}
         wanted = {tensor.hf.name: len(tensor.hf.shape) for tensor in self._weights.values()}
         bytes_of = {tensor.hf.name: tensor for tensor in self._weights.values() if tensor.hf.layout == "mxfp4"}
         bytes_of |= {scales_name(tensor): tensor for tensor in bytes_of.values()}
@@ -151,7 +163,7 @@ class SafetensorsCheckpoint(Folder):
             if not known_here and not name.endswith(_UNUSED) and name != HEAD:
                 unused.append(in_file)
         self._tensors = found
-        self.read_past = sum(name.startswith(self.spec.read_past) for name in found)
+        self.read_past = sum(name.startswith(self.spec.read_past) and name not in wanted for name in found)
         self._layers = {
             name: Layer({part: found[full] for part, full in parts.items()}) for name, parts in parts_of.items()
         }
@@ -159,6 +171,9 @@ class SafetensorsCheckpoint(Folder):
             self._open_layers(self.scheme)
         self._unused = unused = [name for name in unused if not self._is_zero_bias(name)]
         self.warn_of_unused(self.spec.model_type, unused)
+
+    def _is_there(self, name: str, names: Collection[str]) -> bool:
+        return name in names or (self.scheme is not None and bool(self.scheme.parts(name, names)))
 
     def _has_own_head(self, names: Collection[str]) -> bool:
         """Whether the files hold an lm_head that is not the embedding, whatever the config says of it.
@@ -262,7 +277,8 @@ class SafetensorsCheckpoint(Folder):
         if not self._weights:
             return list(self._tensors)
         held = {*self._tensors, *self._layers}
-        return [*(name for name, tensor in self._weights.items() if tensor.hf.name in held), *self._unused]
+        own = (tensor.name for tensor in self.spec.tensors())
+        return [*(name for name in own if self._weights[name].hf.name in held), *self._unused]
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""

@@ -12,7 +12,7 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import ModelOptions
 from ipex_lookahead.cli.measuring import Prompts, Report
-from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_DRAFT_MODEL
+from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_A_HEAD, NEEDS_DRAFT_MODEL
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.tables import print_rows
@@ -20,7 +20,10 @@ from ipex_lookahead.cli.types import Strategy
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.system.terminal import counted
 
-ALONE = dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no second model")
+ALONE = {
+    **dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no second model"),
+    NEEDS_A_HEAD: "a recording holds no hidden states",
+}
 
 
 @dataclass

@@ -9,7 +9,7 @@ import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import threads_option
-from ipex_lookahead.cli.measuring import STEP, Report, comma_separated
+from ipex_lookahead.cli.measuring import STEP, Report, comma_separated, comma_separated_rates
 from ipex_lookahead.cli.names import FORMATS
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.tables import print_rows
@@ -51,6 +51,13 @@ class Step:
     context: int = option("Positions already in the KV cache.", 128, low=0)
     kv_cache: Literal["fp16", "int8"] = option("How keys and values are held.", "fp16")
     repeat: int = option("Rounds; the median counts.", 9, low=1)
+    acceptance: list[float] = option(
+        "Also what a block for drafting (MTP) of that shape would bring: how often its 1st, 2nd, ... token is right "
+        "where those before it are.",
+        "",
+        callback=comma_separated_rates,
+        metavar="P,P,...",
+    )
     phases: bool = option("Also where a step's time goes: matrices, attention, waiting.", False)
 
 
@@ -59,6 +66,7 @@ def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
     """Milliseconds of a whole decoder step by rows, beside the machine's bandwidth and integer peak."""
     to.check()
     from ipex_lookahead.bench.facts import where_and_when
+    from ipex_lookahead.bench.head import measure_head
     from ipex_lookahead.bench.plots.step import plot_step
     from ipex_lookahead.bench.step import measure
     from ipex_lookahead.cli.progress import status
@@ -78,6 +86,11 @@ def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
             phases=what.phases,
             report=say,
         )
+        if what.acceptance:
+            report["drafting"] = measure_head(
+                what.shape, what.acceptance, report["low_bit"], head_low_bit=report["head_low_bit"],
+                context=what.context, threads=threads, kv_cache=what.kv_cache, repeat=what.repeat, report=say,
+            )  # fmt: skip
     report |= where_and_when()
     print_rows(
         {**STEP, "rows/s": lambda step: f"{1e3 * step['rows'] / step['ms']:.1f}"},
@@ -89,6 +102,23 @@ def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
         f"{report['bandwidth_gb_s']:.1f} GB/s and does at most {report['integer_peak_gops']:.0f} integer GOPS",
         to_stderr=to.as_json,
     )
+    if what.acceptance:
+        print_rows(
+            {
+                "drafted": "{drafted}",
+                "tokens\na step": "{tokens:.2f}",
+                "step ms": "{step_ms:.2f}",
+                "cut head ms": "{cut_ms:.2f}",
+                "speed-up,\ncut head": "{cut_speed:.2f}",
+                "whole head ms": "{full_ms:.2f}",
+                "speed-up,\nwhole head": "{full_speed:.2f}",
+            },
+            report["drafting"],
+            title=f"replayed: a block for drafting that is right {', '.join(f'{p:g}' for p in what.acceptance)}",
+            caption="costs are measured, acceptance is given; a row alone takes "
+            f"{report['drafting'][0]['one_row_ms']:.2f} ms",
+            to_stderr=to.as_json,
+        )
     for one in report["steps"] if what.phases else ():
         total = sum(phase["ms"] for phase in one["phases"])
         print_rows(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_DRAFT_MODEL, STRATEGIES
+from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_A_HEAD, NEEDS_DRAFT_MODEL, STRATEGIES
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.types import Store, Strategy, Tokens
 from ipex_lookahead.config import LookaheadConfig
@@ -84,10 +84,9 @@ class Lookahead(ServedLookahead):
     def check(self) -> None:
         """Raise UsageError for an option that would have no effect."""
         super().check()
-        if self.draft_min_prob is not None and self.strategy not in (None, NEEDS_DRAFT_MODEL, NEEDS_A_COPY):
-            raise click.UsageError(
-                f"--draft-min-prob is for --strategy {NEEDS_DRAFT_MODEL} and {NEEDS_A_COPY}; add one, or leave it out"
-            )
+        takes = (NEEDS_DRAFT_MODEL, NEEDS_A_COPY, NEEDS_A_HEAD)
+        if self.draft_min_prob is not None and self.strategy not in (None, *takes):
+            raise click.UsageError(f"--draft-min-prob is for --strategy {', '.join(takes)}; add one, or leave it out")
 
     def _fields(self) -> dict[str, Any]:
         return {**super()._fields(), "draft_min_prob": self.draft_min_prob}

@@ -32,6 +32,17 @@ def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> l
     return numbers
 
 
+def comma_separated_rates(ctx: click.Context, param: click.Parameter, value: str) -> list[float]:
+    """Callback: ``0.8,0.65`` as rates from 0 to 1; nothing as none."""
+    try:
+        rates = [float(part) for part in value.split(",")] if value else []
+    except ValueError:
+        rates = [-1.0]
+    if not all(0 <= rate <= 1 for rate in rates):
+        raise click.BadParameter(f"{value!r} is not a list of rates from 0 to 1, such as 0.8,0.65,0.5")
+    return rates
+
+
 @dataclass
 class Prompts:
     """What is answered."""

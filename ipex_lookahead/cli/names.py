@@ -31,6 +31,7 @@ STRATEGIES = {
     "suffix": "the longest repetition, also of stored answers",
     "draft_model": "a smaller model (--draft-model)",
     "self_speculation": "a low-bit copy of the model",
+    "mtp": "the block for drafting that the model's files bring (MTP)",
 }
 """Strategy -> where its drafts come from."""
 
@@ -44,6 +45,7 @@ PEERS = {
 
 NEEDS_DRAFT_MODEL = "draft_model"
 NEEDS_A_COPY = "self_speculation"
+NEEDS_A_HEAD = "mtp"
 """The strategies that need a second model beside the first."""
 
 _SAME = (

@@ -27,6 +27,8 @@ from ipex_lookahead.engines.base import ARGMAX, StepOutput
 from ipex_lookahead.errors import EngineError
 
 _ROOT_ONLY = [0]
+MOST_STATES = 4096
+"""Positions of a prompt whose hidden states a proposer gets, the last ones: 64 MiB of a model of 4,096 values."""
 
 
 class BatchCallbacks(Protocol):
@@ -200,6 +202,8 @@ class SequenceGroup:
                 states = {layer: output.hidden[layer][chunk.first : chunk.first + rows] for layer in layers}
                 for reader in (sequence, *sequence.twins):
                     reader.states.append(states)
+                    while sum(len(one[layers[0]]) for one in reader.states[1:]) >= MOST_STATES:
+                        del reader.states[0]
             sequence.cache.keep(list(range(rows)))
             if sequence.fresh:
                 self._count(rows)

@@ -10,6 +10,7 @@ from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel, Keys
+from ipex_lookahead.drafting.heads.mtp import Mtp
 from ipex_lookahead.drafting.jacobi import Jacobi
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
 from ipex_lookahead.drafting.recycling import Recycling
@@ -34,6 +35,23 @@ SECOND_MODEL = {
 """Strategies that need the engine of a second model beside their config -> how to give them one."""
 
 
+HEADS: dict[str, Callable[..., Proposer]] = {"mtp": Mtp}
+"""Strategies that a trained head drafts for, which comes with the model -> its proposer, made of the head."""
+
+
+def make_head_proposer(
+    config: LookaheadConfig, head: Any, choose: DraftChoice | None, end_tokens: Collection[int] = ()
+) -> Proposer:
+    """A fresh proposer for one sequence, for a strategy of ``HEADS``. Raises InputError where the model has no head."""
+    if head is None:
+        raise InputError(
+            f"strategy {config.strategy!r} needs a model with a block for drafting (MTP) on the native engine, and this"
+            " one has none",
+            hint="info MODEL says what a model brings; lookahead='auto' drafts without",
+        )
+    return HEADS[config.strategy](head, choose, min_prob=config.draft_min_prob, end_tokens=end_tokens)
+
+
 def make_proposer(config: LookaheadConfig, store: Any = None) -> Proposer:
     """A fresh proposer for one sequence. Raises InputError for a strategy that is not known or needs a second model.
 
@@ -42,8 +60,10 @@ def make_proposer(config: LookaheadConfig, store: Any = None) -> Proposer:
     """
     if config.strategy in SECOND_MODEL:
         raise InputError(f"strategy {config.strategy!r} needs a second model; {SECOND_MODEL[config.strategy]}")
+    if config.strategy in HEADS:
+        raise InputError(f"strategy {config.strategy!r} drafts with a head, which comes with a model; call generate")
     if config.strategy not in PROPOSERS:
-        known = ", ".join(sorted([*PROPOSERS, *SECOND_MODEL]))
+        known = ", ".join(sorted([*PROPOSERS, *SECOND_MODEL, *HEADS]))
         raise InputError(f"lookahead strategy {config.strategy!r} is not known; choose one of {known}")
     return PROPOSERS[config.strategy](config, store)
 
@@ -73,6 +93,7 @@ def make_second_model_proposer(
 
 
 __all__ = [
+    "HEADS",
     "PROPOSERS",
     "SECOND_MODEL",
     "Auto",
@@ -88,6 +109,7 @@ __all__ = [
     "Recycling",
     "SelfSpeculation",
     "Suffix",
+    "make_head_proposer",
     "make_proposer",
     "make_second_model_proposer",
 ]

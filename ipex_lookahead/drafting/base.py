@@ -31,7 +31,8 @@ class Proposer(Protocol):
         """Start a sequence: the prompt and whatever has been emitted before the first draft, token ids.
 
         ``hidden``, given where ``wants`` has layers, are the hidden states of the tokens before the last one, by layer;
-        of the latest ones only, where keys and values of the first ones were kept from an earlier text.
+        of the latest ones only, where keys and values of the first ones were kept from an earlier text, or the prompt
+        has more than 4,096 tokens.
         """
         ...
 

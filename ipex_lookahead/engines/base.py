@@ -232,6 +232,16 @@ def position_bytes(engine: Engine) -> int:
 
 
 @runtime_checkable
+class HasHead(Protocol):
+    """An engine whose model may bring a head for drafting."""
+
+    @property
+    def head(self) -> Any:
+        """An :class:`ipex_lookahead.engines.native.head.NativeHead`, or None."""
+        ...
+
+
+@runtime_checkable
 class NamesKernels(Protocol):
     """An engine that names its kernels: what was timed on those of another version is not true of it."""
 

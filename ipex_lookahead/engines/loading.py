@@ -6,7 +6,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,8 @@ def load_by_spec(
     checkpoint = open_checkpoint(request.path)
     try:
         spec = spec_for(checkpoint.config, request.max_context)
+        if checkpoint.spec.mtp is None:
+            spec = replace(spec, mtp=None)
         check(spec)
         label, plan, rounded_from = request.planned(checkpoint, spec)
         tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)

@@ -8,7 +8,7 @@ from typing import Any
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
-from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
+from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL
 from ipex_lookahead.errors import InputError, arg
 from ipex_lookahead.generation.checks import flag, integer, number
 
@@ -21,7 +21,7 @@ OWN = "proposer"
 DRAFT_TOKENS = 8
 """Tokens that a second model drafts a step where no number is given (ipex-llm's ``max_step_draft``)."""
 
-_SELF_MIN_PROB = 0.8
+_SELF_MIN_PROB, _HEAD_MIN_PROB = 0.8, 0.3
 
 
 def resolve_lookahead(
@@ -46,7 +46,7 @@ def resolve_lookahead(
     if isinstance(lookahead, LookaheadConfig):
         config = lookahead
     elif isinstance(lookahead, str):
-        known = sorted([*PROPOSERS, *SECOND_MODEL])
+        known = sorted([*PROPOSERS, *SECOND_MODEL, *HEADS])
         if lookahead not in known:
             raise InputError(
                 f'lookahead is {lookahead!r}; it may be a number from 0 to {MAX_DRAFT}, "auto", the name of a strategy'
@@ -92,10 +92,12 @@ def strategy_config(strategy: str | None, lookahead: int | str = "auto", **field
     tokens = AUTO_TOKENS
     if strategy == "jacobi":  # the window and as many n-grams as are verified at a time
         tokens = min(MAX_DRAFT, (config.ngram - 1) * (config.window + config.guesses))
-    elif strategy in SECOND_MODEL:
+    elif strategy in SECOND_MODEL or strategy in HEADS:
         tokens = DRAFT_TOKENS
         if strategy == "self_speculation" and "draft_min_prob" not in fields:
             config = dataclasses.replace(config, draft_min_prob=_SELF_MIN_PROB)
+        if strategy in HEADS and "draft_min_prob" not in fields:
+            config = dataclasses.replace(config, draft_min_prob=_HEAD_MIN_PROB)
     return dataclasses.replace(config, num_draft_tokens=tokens)
 
 

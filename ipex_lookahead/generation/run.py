@@ -23,12 +23,21 @@ from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import BatchCallbacks, SequenceGroup
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer, make_second_model_proposer
+from ipex_lookahead.drafting import (
+    HEADS,
+    SECOND_MODEL,
+    DraftModel,
+    Proposer,
+    make_head_proposer,
+    make_proposer,
+    make_second_model_proposer,
+)
+from ipex_lookahead.drafting.heads.choosing import Choosing
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.base import Engine, HasHead
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 from ipex_lookahead.errors import ContextLengthError, InputError, arg
-from ipex_lookahead.generation.lookahead import make_controller
+from ipex_lookahead.generation.lookahead import make_controller, strategy_config
 from ipex_lookahead.generation.second_model import DraftKeys, SharedChoice
 
 DEFAULT_NEW_TOKENS = 20
@@ -138,14 +147,23 @@ def run_stepwise(
         draft_memory = memory_for(options.draft_engine, [sequence.limit for sequence in sequences])
     seconds: list[DraftModel] = []
 
-    def proposer_of() -> Proposer | None:
+    heads = config is not None and config.strategy in HEADS
+    helped = options.make is make_proposer and options.draft_engine is None and brings_head(config, engine)
+
+    def proposer_of(sequence: Sequence) -> Proposer | None:
         if config is None:
             return None
+        if heads:
+            return head_proposer(config, engine, sequence)
+        if helped:
+            return with_head(
+                options.make(config, *() if store is None else (store.suffixes,)), config, engine, sequence
+            )
         return options.make(config) if store is None else options.make(config, store.suffixes)
 
-    if options.make is not make_proposer:  # a caller's own may want hidden states of the prompt
+    if heads or helped or options.make is not make_proposer:  # a caller's own may want hidden states of the prompt too
         for sequence in sequences:
-            sequence.proposer = proposer_of()
+            sequence.proposer = proposer_of(sequence)
 
     def begin(_: SequenceGroup) -> Controller:
         for sequence in sequences:
@@ -154,7 +172,7 @@ def run_stepwise(
                 seconds.append(second)
                 sequence.proposer = second
             elif sequence.proposer is None:
-                sequence.proposer = proposer_of()
+                sequence.proposer = proposer_of(sequence)
         return make_controller(config, costs, in_step=options.callbacks is not None)
 
     group = SequenceGroup(sequences, stats, begin, callbacks=options.callbacks, on_prefill=options.on_prefill)
@@ -222,6 +240,31 @@ def length_limit(
     return (limit, "length") if limit <= max_context else (max_context, "context")
 
 
+def shared_choice(sequence: Sequence) -> SharedChoice | None:
+    """How a sequence's drafters choose, as the target does; None: they take the most likely."""
+    chooses = sequence.draft_processors or sequence.sampler
+    return SharedChoice(sequence.draft_processors, sequence.sampler) if chooses else None
+
+
+def head_proposer(config: LookaheadConfig, engine: Engine, sequence: Sequence) -> Proposer:
+    """The proposer of a sequence, with the head that the model brings. Raises InputError where it brings none."""
+    head = engine.head if isinstance(engine, HasHead) else None
+    return make_head_proposer(config, head, shared_choice(sequence), sequence.eos_ids)
+
+
+def brings_head(config: LookaheadConfig | None, engine: Engine) -> bool:
+    """Whether a head that came with the model drafts beside the free sources."""
+    return config is not None and config.strategy == "auto" and isinstance(engine, HasHead) and engine.head is not None
+
+
+def with_head(free: Proposer, config: LookaheadConfig, engine: Engine, sequence: Sequence) -> Proposer:
+    """The free sources and the head that the model brings; a token of it costs what it reads of a step's bytes."""
+    assert isinstance(engine, HasHead)
+    price = engine.head.describe()["weight_bytes"] / max(1, engine.describe()["step_bytes"])
+    head = make_head_proposer(strategy_config("mtp"), engine.head, shared_choice(sequence), sequence.eos_ids)
+    return Choosing(free, head, price)
+
+
 def second_model(
     config: LookaheadConfig, engine: Engine, sequence: Sequence, memory: PrefixCache | None, key: str = ""
 ) -> DraftModel:
@@ -230,7 +273,6 @@ def second_model(
     ``memory`` is that of the second model's own caches, and ``key`` says whose beginnings are found there; None: the
     cache is for this sequence alone. Whoever calls ends the proposer.
     """
-    chooses = sequence.draft_processors or sequence.sampler
-    shared = SharedChoice(sequence.draft_processors, sequence.sampler) if chooses else None
+    shared = shared_choice(sequence)
     keys = None if memory is None else DraftKeys(engine, memory, key)
     return make_second_model_proposer(config, engine, sequence.cache, shared, sequence.eos_ids, keys)

@@ -19,7 +19,7 @@ from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import SECOND_MODEL, DraftModel, Proposer, make_proposer
+from ipex_lookahead.drafting import HEADS, SECOND_MODEL, DraftModel, Proposer, make_proposer
 from ipex_lookahead.drafting.prediction import SOURCE, Filtered, Prediction
 from ipex_lookahead.engines.base import Engine, position_bytes, state_bytes
 from ipex_lookahead.errors import InputError, LookaheadError, ServiceError
@@ -28,7 +28,7 @@ from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logp
 from ipex_lookahead.generation.lookahead import AUTO_TOKENS, make_controller
 from ipex_lookahead.generation.places import Places
 from ipex_lookahead.generation.request import GenerationRequest
-from ipex_lookahead.generation.run import length_limit, second_model
+from ipex_lookahead.generation.run import brings_head, head_proposer, length_limit, second_model, with_head
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.stop_texts import any_of
 from ipex_lookahead.generation.text_model import TextModel
@@ -303,6 +303,8 @@ class Service:
             group.stats.finish_reasons = [sequence.limit_reason]
             self._end(group, Event("finish", reason=sequence.limit_reason, stats=group.stats))
             return
+        if group.config is not None and self._has_head(group.config):  # which reads the prompt's hidden states
+            sequence.proposer = self._proposer(group, group.config)
         self._submitted[scheduler.submit(group)] = group
 
     def _begin(self, group: _RequestGroup) -> Controller:
@@ -326,8 +328,14 @@ class Service:
                 group.second.end()
             group.second = second_model(config, group.draft_engine, group.sequence, self._draft_memory, group.key)
             return group.second
+        if config.strategy in HEADS:
+            return head_proposer(config, self.model.engine, group.sequence)
         name = group.store
-        return make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
+        free = make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
+        return with_head(free, config, self.model.engine, group.sequence) if self._has_head(config) else free
+
+    def _has_head(self, config: LookaheadConfig) -> bool:
+        return config.strategy in HEADS or brings_head(config, self.model.engine)
 
     def _controller(self, config: LookaheadConfig | None) -> Controller:
         found = self._controllers.get(config)

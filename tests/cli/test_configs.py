@@ -18,6 +18,8 @@ from ipex_lookahead.cli.main import cli, run
 from ipex_lookahead.cli.options import Option
 from tests.bench.test_run import Model
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.family_table import variants
+from tests.support.mtp_folders import with_mtp
 from tests.support.tiny import write_tiny_llama
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -34,6 +36,14 @@ def folder(tmp_path_factory) -> str:
     return str(made)
 
 
+@pytest.fixture(scope="module")
+def with_head(tmp_path_factory) -> str:
+    made = tmp_path_factory.mktemp("models") / "head"
+    with_mtp(made, "qwen3_5_text", variants("qwen3_5_text")[0], vocab_size=SIZE)
+    chat_tokenizer().save_pretrained(made)
+    return str(made)
+
+
 def answer(capsys: Any, folder: str, *arguments: str) -> dict[str, Any]:
     assert run(["generate", "hello hello hello", "--json", "-n", "40", "--threads", "1", "-m", folder, *arguments]) == 0
     return json.loads(capsys.readouterr().out)
@@ -43,8 +53,9 @@ def answer(capsys: Any, folder: str, *arguments: str) -> dict[str, Any]:
 
 
 @presets("lookahead")
-def test_a_preset_of_lookahead_drafts_and_changes_nothing(file, folder, capsys):
+def test_a_preset_of_lookahead_drafts_and_changes_nothing(file, folder, with_head, capsys):
     says = yaml.safe_load(file.read_text(encoding="utf-8"))
+    folder = with_head if says["strategy"] == "mtp" else folder
     beside = {"draft_model": ["--draft-model", folder], "self_speculation": ["--low-bit", "sym_int8"]}
     arguments = beside.get(says["strategy"], [])
     plain = answer(capsys, folder, "--lookahead", "0", *arguments)

@@ -10,7 +10,7 @@ import pytest
 
 from ipex_lookahead.cli import loading
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.cli.names import ISAS, NEEDS_A_COPY, NEEDS_DRAFT_MODEL, STRATEGIES
+from ipex_lookahead.cli.names import ISAS, NEEDS_A_COPY, NEEDS_A_HEAD, NEEDS_DRAFT_MODEL, STRATEGIES
 from ipex_lookahead.low_bits import LOW_BITS
 
 
@@ -37,14 +37,15 @@ def refused(monkeypatch, capsys):
 
 
 def test_names_are_those_of_the_rooms():
-    from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
+    from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL
     from ipex_lookahead.engines.native import core
     from ipex_lookahead.formats import FORMATS
 
     assert list(LOW_BITS) == list(FORMATS)
-    assert set(STRATEGIES) == {*PROPOSERS, *SECOND_MODEL}
+    assert set(STRATEGIES) == {*PROPOSERS, *SECOND_MODEL, *HEADS}
     assert set(core.available_isas()) <= set(ISAS)
     assert {NEEDS_A_COPY, NEEDS_DRAFT_MODEL} == set(SECOND_MODEL)
+    assert {NEEDS_A_HEAD} == set(HEADS)
 
 
 @pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["bench", "decode"], ["bench", "exact"]])

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL, Draft, Outcome, make_proposer
+from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL, Draft, Outcome, make_head_proposer, make_proposer
 from ipex_lookahead.errors import InputError
 
 PRESETS = Path(__file__).resolve().parents[2] / "configs" / "lookahead"
 
 
-@pytest.mark.parametrize("strategy", [*PROPOSERS, *SECOND_MODEL])
+@pytest.mark.parametrize("strategy", [*PROPOSERS, *SECOND_MODEL, *HEADS])
 def test_has_a_preset_that_loads(strategy: str) -> None:
     assert LookaheadConfig.from_yaml(PRESETS / f"{strategy}.yaml").strategy == strategy
 
@@ -24,6 +24,11 @@ def test_every_preset_has_a_proposer() -> None:
         config = LookaheadConfig.from_yaml(preset)
         if config.strategy in SECOND_MODEL:
             with pytest.raises(InputError, match="needs a second model; (load|pass)"):
+                make_proposer(config)
+        elif config.strategy in HEADS:
+            with pytest.raises(InputError, match="needs a model with a block for drafting"):
+                make_head_proposer(config, None, None)
+            with pytest.raises(InputError, match="comes with a model"):
                 make_proposer(config)
         else:
             make_proposer(config)

@@ -106,6 +106,7 @@ class NativeEngine:
         self.vocab_size = spec.vocab
         self.max_context = spec.max_context
         self.facts: dict[str, Any] = {}
+        self.head: Any = None
         self._is_mixture = bool(spec.mixtures)
         self._idle_bytes = self._expert_bytes = 0
         self._orders: dict[str, Order] = {}
@@ -305,6 +306,11 @@ class NativeEngine:
         if phases is not None:
             output.timings = [PhaseTime(*one) for one in phases]
         return output
+
+    @property
+    def decoder(self) -> Any:
+        """The core's decoder, whose embedding and lm_head a drafting head shares."""
+        return self._decoder
 
     @property
     def experts_touched(self) -> int:

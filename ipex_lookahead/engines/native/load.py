@@ -6,6 +6,7 @@ from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints import Checkpoint
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, load_by_spec, refuse_options
 from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError, arg
 
@@ -20,8 +21,11 @@ def load(request: LoadRequest) -> LoadedModel:
         )
 
     def engine(checkpoint: Checkpoint, spec: ModelSpec, plan: WeightPlan) -> NativeEngine:
-        return NativeEngine.load(
+        made = NativeEngine.load(
             checkpoint, spec, plan, threads=request.threads, kv_cache=request.kv_cache, progress=request.progress
         )
+        if spec.mtp is not None:
+            made.head = NativeHead.load(checkpoint, spec.mtp, plan, made, threads=request.threads)
+        return made
 
     return load_by_spec(request, engine)
