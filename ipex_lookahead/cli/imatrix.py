@@ -43,7 +43,6 @@ def imatrix(what: Measured, model: str = model_option, threads: int | None = thr
     """
     command_needs_torch()
     text, to, window = what.text, what.to, what.window
-    from ipex_lookahead.checkpoints import open_checkpoint
     from ipex_lookahead.checkpoints.imatrix import write_imatrix
     from ipex_lookahead.errors import InputError, SaveError
     from ipex_lookahead.files.temporary import temporary_file
@@ -52,24 +51,16 @@ def imatrix(what: Measured, model: str = model_option, threads: int | None = thr
     check_new(to, overwrite=what.overwrite)
     written = read_text(text)
     path = resolve_model(model)
-    checkpoint = open_checkpoint(path)
-    try:
-        spec = checkpoint.spec
-    finally:
-        checkpoint.close()
 
-    from ipex_lookahead.auto import load_model_and_tokenizer
-    from ipex_lookahead.engines.torch.importance import measure_importance
+    from ipex_lookahead.engines.torch.importance import measure_importance, model_to_measure
 
-    loaded, tokenizer = load_model_and_tokenizer(str(path), engine="torch", threads=threads, dtype="float32")
-    if tokenizer is None:
-        raise InputError(f"{path} carries no tokenizer, so text cannot be turned into tokens")
-    ids = tokenizer(written, add_special_tokens=False)["input_ids"][: what.tokens]
+    measured, spec, tokenizer = model_to_measure(Path(path), threads=threads)
+    ids = tokenizer.encode(written, add_special_tokens=False)[: what.tokens]
     if not ids:
         raise InputError(f"{text} holds no token", hint="give a text of some thousand words")
     windows = -(-len(ids) // window)
     with progress_bar(windows, "windows") as advance:
-        found = measure_importance(loaded.engine.model, spec, ids, window=window, threads=threads, progress=advance)
+        found = measure_importance(measured, spec, ids, window=window, threads=threads, progress=advance)
     try:
         with temporary_file(to) as made:
             write_imatrix(

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM as Theirs
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
@@ -19,7 +23,7 @@ from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.family_table import VOCAB, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
-from tests.support.tiny_families import build, write_folder
+from tests.support.tiny_families import build, config_of, with_weights, write_folder
 
 PROGRAM = os.environ.get("IPEX_LOOKAHEAD_LLAMA_QUANTIZE") or shutil.which("llama-quantize")
 TEXT = "the cat sat on the mat and the dog sat on the cat. " * 20
@@ -190,3 +194,78 @@ def test_llama_quantize_reads_it(name, tmp_path):
         check=True, capture_output=True, timeout=400, text=True,
     )  # fmt: skip
     assert f"loaded {len(sums)} importance matrix entries" in done.stdout + done.stderr
+
+
+STATEFUL = {
+    "qwen3_5_text": {"attn_qkv": "linear_attn.in_proj_qkv", "ssm_out": "linear_attn.out_proj"},
+    "qwen3_next": {"ssm_ba": "linear_attn.in_proj_ba", "ssm_out": "linear_attn.out_proj"},
+    "lfm2_moe": {"shortconv.in_proj": "conv.in_proj", "shortconv.out_proj": "conv.out_proj"},
+    "granitemoehybrid": {"ssm_in": "mamba.in_proj", "ssm_out": "mamba.out_proj"},
+    "nemotron_h": {"ssm_in": "mixer.in_proj", "ssm_out": "mixer.out_proj"},
+}
+"""Of each family's recurrent layers, matrices of a GGUF file and transformers' modules that multiply with them."""
+
+
+VARIANT = {"granitemoehybrid": "recurrent, experts, odd, tied", "nemotron_h": "experts"}
+"""Of families whose first variant is not the one that is meant: with recurrent layers, and experts if there are any."""
+
+
+def stateful(family):
+    variant = next(one for one in variants(family) if one.name == VARIANT.get(family, "plain"))
+    return with_weights(config_of(family, replace(variant, values={**variant.values, "vocab_size": SIZE})))
+
+
+@pytest.mark.parametrize("family", STATEFUL)
+def test_a_model_that_keeps_a_state_is_measured_too(family, text, tmp_path):
+    """The mean squares of matrices' inputs, and of experts', beside transformers in float64."""
+    folder, out = write_folder(tmp_path / family, stateful(family)), tmp_path / "m.gguf"
+    chat_tokenizer().save_pretrained(folder)
+    assert run(["imatrix", "-m", str(folder), "--text", str(text), "--to", str(out), "--tokens", "40"]) == 0
+    found = read_imatrix(out)
+
+    model = Theirs.from_pretrained(folder, dtype=torch.float64, experts_implementation="eager").eval()
+    layers, inputs, experts = model.base_model.layers, {}, {}
+    for at, layer in enumerate(layers):
+        modules = dict(layer.named_modules())
+        for name, module in STATEFUL[family].items():
+            if module in modules:
+                modules[module].register_forward_pre_hook(partial(keep, inputs, f"blk.{at}.{name}.weight"))
+        for name, module in modules.items():
+            if name.rpartition(".")[2] == "experts":
+                module.register_forward_pre_hook(partial(keep, experts, (at, module)))
+    ids = chat_tokenizer()(TEXT, add_special_tokens=False)["input_ids"][:40]
+    with torch.no_grad():
+        model(torch.tensor([ids]))
+    assert inputs
+    for name, (given, *_) in inputs.items():
+        expected = given.reshape(-1, given.shape[-1]).square().mean(dim=0)
+        np.testing.assert_allclose(found.means[name], expected, rtol=2e-4)
+    for (at, module), (hidden, chosen, *_) in experts.items():
+        ups, downs = (found.means[f"blk.{at}.ffn_{part}_exps.weight"] for part in ("up", "down"))
+        for expert in range(module.num_experts):
+            rows = hidden.reshape(-1, hidden.shape[-1])[(chosen.reshape(-1, chosen.shape[-1]) == expert).any(dim=1)]
+            if len(rows):
+                for means, given in ((ups, rows), (downs, inner_of(module, expert, rows))):
+                    one = means.reshape(module.num_experts, -1)[expert]
+                    np.testing.assert_allclose(one, given.square().mean(dim=0), rtol=2e-4)
+
+
+def inner_of(module, expert, rows):
+    """What an expert's last matrix is given."""
+    if not hasattr(module, "gate_up_proj"):
+        return module.act_fn(rows @ module.up_proj[expert].T).detach()
+    gate, up = (rows @ module.gate_up_proj[expert].T).chunk(2, dim=-1)
+    return (module.act_fn(gate) * up).detach()
+
+
+def keep(into, name, _, given):
+    into[name] = given
+
+
+def test_a_gguf_file_of_a_model_that_keeps_a_state_is_refused_by_name(text, tmp_path, capsys):
+    model = write_gguf(tmp_path / "hybrid.gguf", build("qwen3_5_text", variants("qwen3_5_text")[0]))
+    assert run(["imatrix", "-m", str(model), "--text", str(text), "--to", str(tmp_path / "m.gguf")]) != 0
+    said = capsys.readouterr().err
+    assert "layers that keep a state are measured by transformers" in said
+    assert "give the folder" in said
+    assert not (tmp_path / "m.gguf").exists()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,15 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from ipex_lookahead.architectures.spec import Experts, LatentAttention, ModelSpec
+from ipex_lookahead.architectures.spec import Experts, GatedDeltaNet, LatentAttention, Mamba2, ModelSpec, ShortConv
+from ipex_lookahead.checkpoints import Checkpoint, open_checkpoint
+from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
+from ipex_lookahead.engines.foreign import Extent, foreign_config
+from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.machine import check_threads
 from ipex_lookahead.engines.torch.device import torch_threads
+from ipex_lookahead.engines.torch.load import load, read_floats, sentences
 from ipex_lookahead.errors import EngineError, InputError, UnsupportedModelError
 
 
@@ -33,6 +40,41 @@ class Importance:
     sums: dict[str, npt.NDArray[np.float64]]
     counts: dict[str, npt.NDArray[np.int64]]
     tokens: int
+
+
+def model_to_measure(path: Path, *, threads: int | None = None) -> tuple[Any, ModelSpec, Any]:
+    """What ``measure_importance`` takes: transformers' model in float32, its spec, and its tokenizer.
+
+    A model that keeps a state comes from transformers itself: the torch engine, which must go back at times, has none.
+
+    Raises:
+        InputError: there is no tokenizer.
+        UnsupportedModelError: the model keeps a state, and its weights are in no folder of floats.
+        LookaheadError: as the torch engine's ``load``.
+    """
+    request = LoadRequest(path, text=True, threads=threads, dtype="float32")
+    checkpoint = open_checkpoint(path)
+    try:
+        spec = checkpoint.spec
+        if any(isinstance(block.mixer, GatedDeltaNet | Mamba2 | ShortConv) for block in spec.layers):
+            model = _stateful(checkpoint)
+            return model, spec, request.tokenizer(checkpoint.text_tokenizer)[0]
+    finally:
+        checkpoint.close()
+    loaded = load(request)
+    return loaded.engine.model, spec, loaded.tokenizer
+
+
+def _stateful(checkpoint: Checkpoint) -> Any:
+    path = checkpoint.path
+    if type(checkpoint) is not SafetensorsCheckpoint:
+        raise UnsupportedModelError(
+            f"{path}: layers that keep a state are measured by transformers, which reads none from this kind of file",
+            hint="give the folder that Hugging Face has; or let llama-imatrix make a matrix, which --imatrix reads",
+        )
+    config, _ = foreign_config(read_json(path / "config.json"), path, Extent.of(checkpoint))
+    with sentences(path, config.model_type):
+        return read_floats(path, config, "AutoModelForCausalLM", torch.float32).eval()
 
 
 def measure_importance(
@@ -126,7 +168,8 @@ def _hooked(model: Any, spec: ModelSpec, totals: _Totals) -> Iterator[None]:
             hook = partial(_of_inputs, totals, name)
             handles.append(model.get_submodule(layer).register_forward_pre_hook(hook))
         for at, mixture in mixtures.items():
-            module = model.get_submodule(f"model.layers.{at}.mlp").experts
+            layer = model.get_submodule(f"model.layers.{at}")
+            module = next(part for name, part in layer.named_modules() if name.rpartition(".")[2] == "experts")
             if missing := [name for name in ("is_transposed", "has_bias", "_apply_gate") if not hasattr(module, name)]:
                 raise UnsupportedModelError(
                     f"transformers {transformers.__version__} has no {missing[0]} at a mixture's experts, and what "
@@ -152,10 +195,12 @@ def _of_experts(totals: _Totals, mixture: Experts, module: Any, inputs: tuple[to
     hidden, chosen = inputs[:2]
     for expert, mlp in enumerate(mixture.experts):
         rows = hidden[(chosen == expert).any(dim=1)]
-        weight = module.gate_up_proj[expert]
+        first = "up_proj" if mlp.gate is None else "gate_up_proj"
+        weight = getattr(module, first)[expert]
         both = rows @ (weight if module.is_transposed else weight.T)
         if module.has_bias:
-            both = both + module.gate_up_proj_bias[expert]
-        for linear, given in ((mlp.gate, rows), (mlp.up, rows), (mlp.down, module._apply_gate(both))):
+            both = both + getattr(module, f"{first}_bias")[expert]
+        inner = module.act_fn(both) if mlp.gate is None else module._apply_gate(both)
+        for linear, given in ((mlp.gate, rows), (mlp.up, rows), (mlp.down, inner)):
             if linear is not None:
                 totals.add(linear.weight.gguf.name, given, expert, len(mixture.experts))
