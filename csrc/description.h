@@ -131,6 +131,12 @@ inline OperationShape operation_of(const Description& d, std::vector<nb::object>
   mixture.groups_used = d.get<int>("groups_used");
   mixture.group_best = d.get<int>("group_best");
   mixture.scale = d.get<float>("scale");
+  mixture.router_norm = norm_of(d["router_norm"]);
+  mixture.norm = norm_of(d["norm"]);
+  mixture.after = norm_of(d["after"]);
+  mixture.shared_after = norm_of(d["shared_after"]);
+  mixture.router_multiplier = d.get<float>("router_multiplier");
+  mixture.expert_scales = !d["expert_scales"].is_none();
   if (!d["shared"].is_none()) mixture.shared = mlp_of(d["shared"]);
   mixture.shared_gate = !d["shared_gate"].is_none();
   return mixture;

@@ -114,6 +114,7 @@ void Experts::choose(const KernelTable& kernels, const float* logits, float* scr
   for (int k = 0; k < used_; ++k) {
     if (shape_.renormalise) weights[k] /= sum + shape_.sum_epsilon;
     if (shape_.scale != 1) weights[k] *= shape_.scale;
+    if (expert_scales_ != nullptr) weights[k] *= expert_scales_[experts[k]];
     if (!std::isfinite(logits[experts[k]])) weights[k] = NAN;  // what overflowed must show in the end
   }
 }
@@ -127,6 +128,11 @@ Experts::Experts(const OperationParts& of, RowsMemory& gated, ExpertsScratch& sc
       gated_(gated),
       scratch_(scratch) {
   of.weights.declare_linear(of.name + ".router", router_, count(), of.hidden, {Phase::router, 1, true});
+  router_norm_.declare(of.name + ".router_norm", shape_.router_norm, of.weights);
+  norm_.declare(of.name + ".norm", shape_.norm, of.weights);
+  results_norm_.declare(of.name + ".after", shape_.after, of.weights);
+  shared_norm_.declare(of.name + ".shared_after", shape_.shared_after, of.weights);
+  if (shape_.expert_scales) of.weights.declare(of.name + ".expert_scales", expert_scales_, count());
   if (shape_.correction) of.weights.declare(of.name + ".correction", correction_, count());
   for (size_t e = 0; e < experts_.size(); ++e)  // of one size: as if the first ones were read
     experts_[e].declare(of.name + ".experts." + std::to_string(e), shape_of(of).experts[e], of.hidden,
@@ -142,12 +148,20 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
   const int64_t stride = gate_column + kLanes;
   const bool shares = shape_.shared.intermediate > 0;
   const bool integer = (shares && shared_.integer()) || std::any_of(experts_.begin(), experts_.end(), [](const GatedMlp& mlp) { return mlp.integer(); });
+  const bool apart = shape_.apart();
+  // Rows as `norm` leaves them, or without one as all operations read them. Those before are no longer valid.
+  const auto inputs = [&](bool quantised, const Norm* norm, float multiplier = 1) {
+    return context.inputs(rows.count, rows.width, quantised, nullptr, [&rows, norm, multiplier, this](int64_t row, float* out) {
+      if (norm == nullptr) return input(rows, row, out);
+      (*norm)(rows.kernels, rows.row(row), out);
+      if (multiplier != 1) rows.kernels.scale(out, rows.width, multiplier);
+    });
+  };
   context.enter(Phase::router);
-  auto x = context.inputs(rows.count, rows.width, integer, nullptr,
-                          [&](int64_t row, float* out) { input(rows, row, out); });
+  auto router_x = inputs(integer && !apart, apart ? &router_norm_ : nullptr, apart ? shape_.router_multiplier : 1);
   const JoinedLinears routers{{{{&router_, 0}, {shape_.shared_gate ? &shared_gate_ : nullptr, gate_column}}}};
   context.split_tiles(routers.tiles(), [&](int64_t begin, int64_t end) {
-    routers.run(kernels, x.get(), begin, end, scratch_.router_logits.data(), stride);
+    routers.run(kernels, router_x.get(), begin, end, scratch_.router_logits.data(), stride);
   });
 
   // As with rows, few choices are made by every thread for itself; and like rows, inside an item: a thread that comes late
@@ -176,9 +190,14 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
     const int64_t first = plan.begins[size_t(e)];
     return rows_of(rows_apart(gated, first, plan.begins[size_t(e + 1)] - first), a - first, n);
   };
+  const int64_t pieces = (alone ? kPieces : kUnequalPieces) * rows.threads;
+  const auto gate_up_shared = [&](const Rows& x, int64_t piece) {
+    const auto part = part_of(shared.blocks, pieces, piece);
+    kernels.gate_up(shared_.gate, shared_.up, shared_.activation, x, part.first, part.second, shared, !is_float(shared_.down.format));
+  };
   int64_t gathered = -1;  // the first of the places whose rows are in own.gathered
   // Groups [begin, end) of one expert's outputs, for all of its rows.
-  const auto gate_up = [&](int32_t e, int64_t begin, int64_t end) {
+  const auto gate_up = [&](const Rows& x, int32_t e, int64_t begin, int64_t end) {
     const GatedMlp& mlp = experts_[size_t(e)];
     const bool floats = is_float(mlp.gate.format) || is_float(mlp.up.format);
     for (int64_t a = plan.begins[size_t(e)]; a < plan.begins[size_t(e + 1)]; a += kGathered) {
@@ -186,35 +205,40 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
       const int32_t* places = plan.row_of.data() + a;
       Rows those;
       if (places[n - 1] - places[0] == n - 1) {  // they lie together
-        those = rows_of(x.get(), places[0], n);
+        those = rows_of(x, places[0], n);
       } else {
         those = own.gathered.view(n, rows.width);
-        if (gathered != a) gather(x.get(), places, n, mlp.integer(), floats, those);
+        if (gathered != a) gather(x, places, n, mlp.integer(), floats, those);
         gathered = a;
       }
       kernels.gate_up(mlp.gate, mlp.up, mlp.activation, those, begin, end, gated_of(e, a, n), !is_float(mlp.down.format));
     }
   };
+  const auto gate_up_experts = [&](auto& x) {
+    context.each(pieces, [&](int64_t piece) {
+      make_plan();
+      if (piece == 0) scratch_.touched += plan.experts_touched;
+      if (shares && !apart) gate_up_shared(x.get(), piece);
+      const auto part = part_of(plan.experts_touched * gated.blocks, pieces, piece);
+      for (int64_t begin = part.first, end; begin < part.second; begin = end) {
+        const int64_t i = begin / gated.blocks, first = i * gated.blocks;
+        end = std::min(part.second, first + gated.blocks);
+        gate_up(x.get(), plan.touched[size_t(i)], begin - first, end - first);
+      }
+    });
+  };
   context.enter(Phase::gate_up);
-  const int64_t pieces = (alone ? kPieces : kUnequalPieces) * rows.threads;
-  context.each(pieces, [&](int64_t piece) {
-    make_plan();
-    if (piece == 0) scratch_.touched += plan.experts_touched;
-    if (shares) {
-      const auto own_part = part_of(shared.blocks, pieces, piece);
-      kernels.gate_up(shared_.gate, shared_.up, shared_.activation, x.get(), own_part.first, own_part.second, shared,
-                      !is_float(shared_.down.format));
-    }
-    const auto part = part_of(plan.experts_touched * gated.blocks, pieces, piece);
-    for (int64_t begin = part.first, end; begin < part.second; begin = end) {
-      const int64_t i = begin / gated.blocks, first = i * gated.blocks;
-      end = std::min(part.second, first + gated.blocks);
-      gate_up(plan.touched[size_t(i)], begin - first, end - first);
-    }
-  });
+  if (apart) {
+    auto shared_x = inputs(shared_.integer(), nullptr);
+    context.each(pieces, [&](int64_t piece) { gate_up_shared(shared_x.get(), piece); });
+    auto experts_x = inputs(integer, &norm_);
+    gate_up_experts(experts_x);
+  } else {
+    gate_up_experts(router_x);
+  }
 
   context.enter(Phase::down);
-  add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
+  const auto down = [&](int64_t begin, int64_t end, float* out, bool add) {
     make_plan();
     const int64_t first = begin * kLanes, width = (end - begin) * kLanes;
     const int64_t n = std::min<int64_t>(end * kLanes, rows.width) - first;
@@ -227,12 +251,12 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
                        made + a * width, width, false);
     }
     float* const of_shared = made + assigned * width;  // [rows][width]
-    if (shares) kernels.linear(shared_.down, shared, begin, end, of_shared, width, false);
+    if (shares && !apart) kernels.linear(shared_.down, shared, begin, end, of_shared, width, false);
     for (int64_t row = 0; row < rows.count; ++row) {
       std::fill(sum, sum + n, 0.0f);
       for (int64_t k = row * used; k < (row + 1) * used; ++k)
         kernels.add_scaled(made + plan.at[size_t(k)] * width, n, choice.weights[size_t(k)], sum);
-      if (shares) {
+      if (shares && !apart) {
         float gate[kLanes] = {1};
         if (shape_.shared_gate)
           kernels.gate(scratch_.router_logits.data() + row * stride + gate_column, 1, GateKind::sigmoid, gate);
@@ -244,7 +268,25 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
       else
         std::copy(sum, sum + n, to);
     }
+  };
+  if (!apart) return add_to_hidden(context, rows, down, expert_tiles(held_rows(rows)));
+  context.split_tiles(rows.stride / kLanes, [&](int64_t begin, int64_t end) {
+    kernels.linear(shared_.down, shared, begin, end, rows.branch.data() + begin * kLanes, rows.stride, false);
+    down(begin, end, scratch_.results.data() + begin * kLanes, false);
   }, expert_tiles(held_rows(rows)));
+  context.each(rows.count, [&](int64_t r) { add_normed(rows, r, context.scratch()); });
+}
+
+// Norms read whole vectors, so what is behind a row's values is set to 0.
+void Experts::add_normed(StepRows& rows, int64_t row, float* scratch) const {
+  float *const sum = scratch, *const normed = scratch + rows.stride;
+  float* const results = scratch_.results.data() + row * rows.stride;
+  std::fill(results + rows.width, results + rows.stride, 0.0f);
+  shared_norm_(rows.kernels, rows.branch.data() + row * rows.stride, sum);
+  results_norm_(rows.kernels, results, normed);
+  rows.kernels.add_scaled(normed, rows.width, 1, sum);
+  std::fill(sum + rows.width, sum + rows.stride, 0.0f);
+  add_row(rows, row, sum, normed);
 }
 
 // Rows of outputs that a thread holds before it adds them up.
@@ -260,6 +302,10 @@ void Experts::reserve(StepRows& rows) {
   ensure(scratch_.router_logits, rows.count * (padded(count(), kLanes) + kLanes));
   if (shape_.shared.intermediate > 0) scratch_.shared.reserve(rows.count, shape_.shared.intermediate);
   if (rows.count > kPreparedByAll) scratch_.choice.reserve(rows.count, used_);
+  if (shape_.apart()) {
+    ensure(scratch_.results, rows.count * rows.stride);
+    rows.reserve_scratch(2 * rows.stride);
+  }
   // At least (results + 1) * expert_tiles(results) * kLanes, and never less for more rows.
   const int64_t held = std::min(2 * kHeld + (results + 1) * 2 * kLanes, (results + 1) * rows.stride);
   rows.reserve_scratch(std::max(held, 3 * padded(count(), kLanes)));

@@ -17,6 +17,7 @@ struct ExpertsScratch {
   RowsMemory shared;            // what shared experts make of rows
   ExpertChoice choice;
   Buffer<float> router_logits;  // [rows][experts padded to 16, and 16 for the shared expert's gate]
+  Buffer<float> results;        // of experts whose results have a norm, [rows][stride]
   int64_t touched = 0;          // experts that the step has read so far, over all layers
 };
 
@@ -31,13 +32,17 @@ class Experts : public Operation {
   int64_t count() const { return int64_t(experts_.size()); }
   void choose(const KernelTable& kernels, const float* logits, float* scratch, int32_t* experts, float* weights) const;
 
+  // Adds to a row what its experts and the shared one come to, each after its norm; scratch for two rows.
+  void add_normed(StepRows& rows, int64_t row, float* scratch) const;
+
   // Scores of the experts that may be chosen, -inf for those of other groups.
   void limit_to_groups(float* scores) const;
 
   const ExpertsShape shape_;
   const int64_t used_, intermediate_;
   Matrix router_, shared_gate_;
-  const float* correction_ = nullptr;
+  const float *correction_ = nullptr, *expert_scales_ = nullptr;
+  Norm router_norm_, norm_, results_norm_, shared_norm_;
   std::vector<GatedMlp> experts_;
   GatedMlp shared_;
   RowsMemory& gated_;

@@ -170,11 +170,17 @@ class Operation {
         rows.kernels.add_scaled(branch + r * rows.stride + first, n, multiplier_, rows.row(r) + first);
     }, most);
     if (after_.weight == nullptr) return scale_rows(context, rows);
-    context.each(rows.count, [&](int64_t r) {
-      after_(rows.kernels, branch + r * rows.stride, context.scratch());
-      rows.kernels.add_scaled(context.scratch(), rows.width, multiplier_, rows.row(r));
-      if (output_scale_ != nullptr) rows.kernels.scale(rows.row(r), rows.width, *output_scale_);
-    });
+    context.each(rows.count, [&](int64_t r) { add_row(rows, r, branch + r * rows.stride, context.scratch()); });
+  }
+
+  // Adds to row r what the operation comes to there, after its norm, which `scratch` is for, and multiplier.
+  void add_row(StepRows& rows, int64_t r, const float* result, float* scratch) const {
+    if (after_.weight != nullptr) {
+      after_(rows.kernels, result, scratch);
+      result = scratch;
+    }
+    rows.kernels.add_scaled(result, rows.width, multiplier_, rows.row(r));
+    if (output_scale_ != nullptr) rows.kernels.scale(rows.row(r), rows.width, *output_scale_);
   }
 
   Norm before_, after_;

@@ -145,6 +145,13 @@ void check(const ExpertsShape& mixture, const DecoderShape& shape) {
   within("experts used", mixture.used, 1, count / mixture.groups * mixture.groups_used);
   finite("sum_epsilon", mixture.sum_epsilon, 0);
   finite("the router's scale", mixture.scale, -INFINITY);
+  finite("router_multiplier", mixture.router_multiplier, -INFINITY);
+  for (const NormShape* norm : {&mixture.router_norm, &mixture.norm, &mixture.after, &mixture.shared_after}) {
+    check("a norm of a mixture", *norm, {shape.hidden});
+    if ((norm->width > 0) != mixture.apart()) throw std::invalid_argument("a mixture has all of its norms, or none");
+  }
+  if (mixture.apart() && (mixture.shared.intermediate == 0 || mixture.shared_gate))
+    throw std::invalid_argument("a mixture with norms has an expert for every row, without a gate");
   if (mixture.shared.intermediate != 0) check(mixture.shared, shape);
   for (const MlpShape& mlp : mixture.experts) {
     check(mlp, shape);

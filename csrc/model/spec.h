@@ -86,8 +86,15 @@ struct ExpertsShape {
   int groups = 1, groups_used = 1;  // experts are chosen among the best groups,
   int group_best = 2;               // by the sum of so many best of each
   float scale = 1;                  // multiplies the weights
+  // Rows as the router and as the experts read them have norms of their own, what the experts come to and what the shared one
+  // comes to too, and what the router reads is multiplied. All of these, or none: then all read the rows as the branch does.
+  NormShape router_norm, norm, after, shared_after;
+  float router_multiplier = 1;
+  bool expert_scales = false;       // each expert's weight is multiplied by one of its own, in the end
   MlpShape shared;                  // an expert for every row; of no size: there is none
   bool shared_gate = false;         // it is multiplied by the sigmoid of a product with the row
+
+  bool apart() const { return router_norm.width > 0; }
 };
 
 // A gated delta net, or Mamba-2 (model/recurrence.h).

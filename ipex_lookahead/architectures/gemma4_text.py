@@ -1,9 +1,9 @@
-"""Gemma 4 for text (E2B, E4B and 31B, their text part): two sizes of heads, shared keys, embeddings by layer.
+"""Gemma 4 for text (E2B, E4B, 26B-A4B and 31B, their text part): two sizes of heads, shared keys, embeddings by layer.
 
 Of its layers some have a window, and the others (the last among them) see all. Those have heads of a size of their own,
 and, with ``attention_k_eq_v``, key heads of a number of their own and values that are what the key projection comes to.
-The last ``num_kv_shared_layers`` layers have the keys and values of the last layer of their kind before them. The 26B's
-experts (``enable_moe_block``) belong into ``_feed_forward`` below, beside the dense MLP that it makes.
+The last ``num_kv_shared_layers`` layers have the keys and values of the last layer of their kind before them. The 26B
+has experts beside each MLP (``enable_moe_block``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.architectures import gemma2
+from ipex_lookahead.architectures.experts import MAX_IN_ALL, count
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, number, one_of, shown
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, usual
@@ -23,12 +24,15 @@ from ipex_lookahead.architectures.spec import (
     Activation,
     Attention,
     Block,
+    Experts,
+    FeedForward,
     GatedMlp,
     Linear,
     ModelSpec,
     Norm,
     PerLayerGate,
     PerLayerInputs,
+    Place,
     Rope,
     Tensor,
 )  # fmt: skip
@@ -41,6 +45,8 @@ _NEAR_SIZE = "head_dim_of_windows"
 _SIZE, _COUNT = "global_head_dim", "num_global_key_value_heads"
 _OVERRIDES = {"head_dim": _SIZE, "num_key_value_heads": _COUNT}
 _OWN = "per_layer_config"
+_MOE, _USED = "enable_moe_block", "top_k_experts"
+_GELU = Activation("gelu_tanh")
 _PLE, _PLE_VOCAB = "hidden_size_per_layer_input", "vocab_size_per_layer_input"
 
 
@@ -102,12 +108,26 @@ def _check(config: dict[str, Any], source: Source) -> None:
             _PLE_VOCAB,
             f"is {config[_PLE_VOCAB]}, less than the {config['vocab_size']} tokens of vocab_size; each has a row",
         )
+    _check_experts(config, source)
     layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
     own = config["layer_types"][: layers - shared]
     if shared > layers or {*own} != {*config["layer_types"]}:
         raise source.error(
             "num_kv_shared_layers", f"is {shared} of {layers}, which leaves no layer of some kind to share the keys of"
         )
+
+
+def _check_experts(config: dict[str, Any], source: Source) -> None:
+    if not config[_MOE]:
+        return
+    for key in ("num_experts", _USED, "moe_intermediate_size"):
+        if config[key] is None:
+            raise source.error(key, f"is missing, and {_MOE} is true")
+    experts, layers = config["num_experts"], config["num_hidden_layers"]
+    if experts * layers > MAX_IN_ALL:
+        raise source.error("num_experts", f"is {experts} in each of {layers} layers; at most {MAX_IN_ALL} are read")
+    if config[_USED] > config["num_experts"]:
+        raise source.error(_USED, f"is {config[_USED]}, more than the {config['num_experts']} experts")
 
 
 def _by_layer(file: GgufSource, config: dict[str, Any], key: str, name: str) -> list[int]:
@@ -158,6 +178,7 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
         raise refuse("feed_forward_length", "is no size of most layers and its double of those that share keys")
     config["intermediate_size"] = inner[0]
     config.setdefault(_PLE, 0)
+    config[_MOE] = bool(config.get("num_experts"))
     if (table := file.tensors.get("per_layer_token_embd.weight")) is not None:
         config[_PLE_VOCAB] = table.shape[0]
 
@@ -177,6 +198,10 @@ KEYS = ConfigKeys(
         _SIZE: SIZES["head_dim"],
         _COUNT: SIZES["num_key_value_heads"],
         _OWN: _overrides,
+        _MOE: boolean,
+        "num_experts": count,
+        _USED: count,
+        "moe_intermediate_size": SIZES["intermediate_size"],
     },
     defaults={  # all of them: the text part of a larger model leaves out what is as transformers has it
         "vocab_size": 262144,
@@ -203,19 +228,19 @@ KEYS = ConfigKeys(
         _PLE_VOCAB: 262144,
         _SIZE: 512,
         _COUNT: None,
+        _MOE: False,
+        "num_experts": None,
+        _USED: None,
+        "moe_intermediate_size": None,
         "bos_token_id": 2,
         "eos_token_id": 1,
         "pad_token_id": 0,
     },
-    nullable=("final_logit_softcapping", _COUNT),
+    nullable=("final_logit_softcapping", _COUNT, "num_experts", _USED, "moe_intermediate_size"),
     neutral={
         "cache_implementation": "how keys and values are kept, which is this package's own affair",
-        "num_experts": "of layers with experts, which enable_moe_block asks for",
-        "top_k_experts": "of layers with experts, which enable_moe_block asks for",
-        "moe_intermediate_size": "of layers with experts, which enable_moe_block asks for",
     },
     refused={
-        "enable_moe_block": Refusal("adds experts to the MLPs (the 26B)", unless=(None, False)),
         "use_bidirectional_attention": Refusal("lets every token see the ones behind it", unless=(None, "vision")),
     },
     check=_check,
@@ -231,9 +256,11 @@ GGUF = GgufKeys(
         "num_kv_shared_layers": "attention.shared_kv_layers",
         _PLE: "embedding_length_per_layer_input",
         _NEAR_SIZE: "attention.key_length_swa",
+        "num_experts": "expert_count",
+        _USED: "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
     },
     constants={"attention_bias": False},
-    neutral={"expert_feed_forward_length": "of layers with experts, which expert_count would ask for"},
     complete=_complete,
     least_of=("intermediate_size", "num_key_value_heads"),
     still_pairs=True,
@@ -267,8 +294,43 @@ def _attention(names: Names, layer: int, turn: Rope) -> Attention:
     return replace(made, v=None) if is_one else made
 
 
-def _feed_forward(names: Names, layer: int) -> GatedMlp:
-    return names.gated_mlp(layer, activation=Activation("gelu_tanh"))
+def _feed_forward(names: Names, layer: int) -> FeedForward:
+    """The MLP, alone or beside experts (26B), whose matrices are in two tensors, as transformers holds them."""
+    config, hidden = names.config, names.hidden
+    mlp = names.gated_mlp(layer, activation=_GELU)
+    if not config[_MOE]:
+        return mlp
+    of, inner = config["num_experts"], config["moe_intermediate_size"]
+    hf, gguf = f"model.layers.{layer}.experts", f"blk.{layer}.ffn_"
+
+    def part(expert: int, name: str) -> Linear:
+        if name == "down":
+            shape, whole, first, fused = (hidden, inner), (of, hidden, inner), None, ("down_proj", "down_exps")
+        else:
+            shape, whole, first = (inner, hidden), (of, 2 * inner, hidden), (0 if name == "gate" else inner, 1)
+            fused = ("gate_up_proj", "gate_up_exps")
+        places = (
+            Place(f"{hf}.{fused[0]}", whole, expert, first),
+            Place(f"{gguf}{fused[1]}.weight", whole, expert, first),
+        )
+        return Linear(Tensor(f"{hf}.{expert}.{name}_proj.weight", shape, *places))
+
+    router = f"model.layers.{layer}.router"
+    scale = names.tensor(f"{router}.scale", f"{gguf}gate_inp.scale", (hidden,))
+    return Experts(
+        router_norm=Norm(scale, names.epsilon),
+        router_multiplier=hidden**-0.5,
+        router=names.linear(layer, "router.proj", "ffn_gate_inp", of, hidden),
+        expert_scales=names.tensor(f"{router}.per_expert_scale", f"{gguf}down_exps.scale", (of,)),
+        norm=names.norm(layer, "pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+        experts=tuple(GatedMlp(part(e, "gate"), part(e, "up"), part(e, "down"), _GELU) for e in range(of)),
+        after=names.norm(layer, "post_feedforward_layernorm_2", "post_ffw_norm_2"),
+        shared=mlp,
+        shared_after=names.norm(layer, "post_feedforward_layernorm_1", "post_ffw_norm_1"),
+        used=config[_USED],
+        scores="all",
+        renormalise=True,
+    )
 
 
 def _per_layer_inputs(names: Names) -> PerLayerInputs | None:

@@ -335,13 +335,23 @@ class Experts:
         scale: multiplies the weights.
         groups, groups_used: experts are in groups, and chosen among the best of these.
         group_best: by the sum of so many best experts of each, 1 or 2.
+        router_norm, norm: the router and the experts read norms of their own of x; ``router_multiplier``: what the
+            router reads is multiplied (Gemma 4). None: all read what the block's norm leaves, as ``shared`` does.
+        after, shared_after: norms of what the chosen experts, and of what the shared one comes to, before the sum.
+        expert_scales: [experts], multiply the weights in the end.
     """
 
+    router_norm: Norm | None = None
+    router_multiplier: float = 1.0
     router: Linear
     shared_gate: Linear | None = None
     correction: Tensor | None = None
+    expert_scales: Tensor | None = None
+    norm: Norm | None = None
     experts: tuple[GatedMlp, ...]
+    after: Norm | None = None
     shared: GatedMlp | None = None
+    shared_after: Norm | None = None
     used: int
     scores: str
     renormalise: bool

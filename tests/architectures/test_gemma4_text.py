@@ -75,7 +75,11 @@ def test_what_the_hub_and_transformers_write_is_the_same(tmp_path: Path) -> None
         ({"num_global_key_value_heads": 3}, ModelFormatError, "does not divide the 4"),
         ({"num_kv_shared_layers": 3}, ModelFormatError, "num_kv_shared_layers.*leaves no layer"),
         ({"num_kv_shared_layers": 6}, ModelFormatError, "num_kv_shared_layers"),
-        ({"enable_moe_block": True}, UnsupportedModelError, "enable_moe_block is True, which adds experts"),
+        ({"enable_moe_block": True}, ModelFormatError, "num_experts: is missing, and enable_moe_block is true"),
+        ({"enable_moe_block": True, "num_experts": 4, "moe_intermediate_size": 8, "top_k_experts": 5}, ModelFormatError,
+         "top_k_experts.*is 5, more than the 4 experts"),
+        ({"enable_moe_block": True, "num_experts": 2000, "moe_intermediate_size": 8, "top_k_experts": 5},
+         ModelFormatError, "num_experts.*is 2000"),
         ({"use_bidirectional_attention": "all"}, UnsupportedModelError, "use_bidirectional_attention"),
         ({"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100}, ModelFormatError, "less than the 101"),
     ],
@@ -187,10 +191,15 @@ def test_what_a_gguf_file_cannot_mean_is_refused(tmp_path: Path, name: str, chan
         of_file(tmp_path, change, name)
 
 
-def test_a_gguf_file_with_experts_is_refused(tmp_path: Path) -> None:
+def test_a_gguf_file_says_all_of_its_experts(tmp_path: Path) -> None:
+    """Experts of which there are no tensors, and no number that a row goes to."""
     model = build("gemma4_text", variants("gemma4_text")[0])
-    with pytest.raises(UnsupportedModelError, match="expert_count is 8"):
+    with pytest.raises(ModelFormatError, match="expert_used_count.*is missing, and"):
         open_checkpoint(write_gguf(tmp_path / "m.gguf", model, metadata={"gemma4.expert_count": 8}))
+    more = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 16}
+    file = write_gguf(tmp_path / "m.gguf", model, metadata={f"gemma4.{key}": value for key, value in more.items()})
+    with pytest.raises(ModelFormatError, match="ffn_gate_inp.scale.*is missing"):
+        open_checkpoint(file)
 
 
 def test_sounds_and_images_are_read_past(tmp_path: Path) -> None:

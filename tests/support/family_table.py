@@ -98,6 +98,7 @@ _PER_LAYER = {
     "vocab_size_per_layer_input": VOCAB,
 }  # fmt: skip
 """Of Gemma 4's small models."""
+_GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 48}
 _VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28,
     "patch_size": 14,
@@ -405,6 +406,9 @@ FAMILIES: dict[str, Family] = {
                     "use_double_wide_mlp": False,
                     "hidden_size_per_layer_input": 11, "num_hidden_layers": 6,
                     "layer_types": [SLIDING, FULL, SLIDING, SLIDING, SLIDING, FULL], "num_kv_shared_layers": 4}),
+            Variant("26b", _GEMMA4_EXPERTS),
+            Variant("26b odd, with embeddings by layer", {**_PER_LAYER, **ODD, **_GEMMA4_EXPERTS, "head_dim": 24,
+                    "global_head_dim": 40, "num_experts": 5, "top_k_experts": 3, "moe_intermediate_size": 40}),
             Variant("e2b one key for both", {**_PER_LAYER, "attention_k_eq_v": True, "attention_bias": True,
                     "hidden_size_per_layer_input": 40, "vocab_size_per_layer_input": VOCAB + 6,
                     "layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL]}, gguf=False, why="no bias"),

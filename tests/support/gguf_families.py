@@ -22,6 +22,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from tests.support.family_table import FULL, LINEAR_ATTENTION, SLIDING
+from tests.support.gguf_gemma4 import EXPERTS as GEMMA4_EXPERTS
 from tests.support.gguf_gemma4 import add_gemma4, still_pairs, text_config
 from tests.support.gguf_routing import LATENT, NAMES, NEMOTRON_NAMES, ROUTED, add_nemotron, add_routed, by_heads
 from tests.support.tiny import llama3_frequency_divisors
@@ -184,6 +185,8 @@ def _converted(name: str, values: Array, config: Any) -> list[tuple[str, Array]]
     block = f"blk.{layer}."
     if rest.startswith("mlp.experts.") and config.model_type == "gpt_oss":
         return [(block + target, part) for target, part in _gpt_oss_experts(rest, values)]
+    if config.model_type == "gemma4_text" and rest in GEMMA4_EXPERTS:
+        return [(block + GEMMA4_EXPERTS[rest], values)]
     if found := _GRANITE_MLP.match(rest):
         suffix = "_exps" if found[1] == "block_sparse_moe" else "_shexp" if config.num_local_experts else ""
         parts = np.split(values, 2, axis=-2) if found[2] == "input" else [values]

@@ -11,6 +11,15 @@ import numpy.typing as npt
 
 from tests.support.family_table import FULL, SLIDING
 
+EXPERTS = {
+    "experts.gate_up_proj": "ffn_gate_up_exps.weight", "experts.down_proj": "ffn_down_exps.weight",
+    "router.proj.weight": "ffn_gate_inp.weight", "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale", "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+}  # fmt: skip
+"""What a file calls the parts of a mixture beside an MLP."""
+
 
 def text_config(model: Any) -> Any:
     """The text part's config; Gemma 4's as plain values, since transformers gives no size that layers differ in."""
@@ -30,6 +39,10 @@ def full_sizes(config: Any) -> tuple[int, int]:
 
 
 def add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if config.final_logit_softcapping:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     writer.add_sliding_window(config.sliding_window)

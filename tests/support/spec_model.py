@@ -75,7 +75,7 @@ class SpecModel:
             return x
         m = self.norm(block.feed_forward_norm, x)
         y = (
-            self.experts(block.feed_forward, m)
+            self.experts(block.feed_forward, m, x)
             if isinstance(block.feed_forward, Experts)
             else self.gated(block.feed_forward, m)
         )
@@ -159,16 +159,23 @@ class SpecModel:
         gate, up = (up, np.ones_like(up)) if mlp.gate is None else (self.linear(mlp.gate, x), up)
         return self.linear(mlp.down, activated(mlp.activation, gate, up))
 
-    def experts(self, layer: Experts, x: Array) -> Array:
-        logits, y = self.linear(layer.router, x), np.zeros_like(x)
+    def experts(self, layer: Experts, x: Array, raw: Array) -> Array:
+        """Of rows ``x`` after the block's norm, and before it (``raw``)."""
+        apart = layer.router_norm is not None
+        given = self.norm(layer.router_norm, raw) * layer.router_multiplier if apart else x
+        rows = self.norm(layer.norm, raw) if apart else x
+        scales = None if layer.expert_scales is None else self.value(layer.expert_scales)
+        logits, y = self.linear(layer.router, given), np.zeros_like(x)
         correction = None if layer.correction is None else self.value(layer.correction)
         for row in range(len(x)):
             chosen, shares, _ = chosen_experts(layer, logits[row], correction)
             for expert, share in zip(chosen, shares, strict=True):
-                y[row] += share * self.gated(layer.experts[expert], x[row : row + 1])[0]
+                share = share if scales is None else share * scales[expert]
+                y[row] += share * self.gated(layer.experts[expert], rows[row : row + 1])[0]
+        y = self.norm(layer.after, y)
         if layer.shared is None:
             return y
-        every = self.gated(layer.shared, x)
+        every = self.norm(layer.shared_after, self.gated(layer.shared, x))
         return y + (every if layer.shared_gate is None else every * sigmoid(self.linear(layer.shared_gate, x)))
 
 

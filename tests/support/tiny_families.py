@@ -76,6 +76,10 @@ def weight(name: str, shape: tuple[int, ...], config: Any) -> npt.NDArray[np.flo
         values = 0.3 * values + (0.0 if added_to_one(name, config) else 1.0)
         if name.endswith("q_norm.weight") and config.model_type.startswith("gemma4"):
             values = values / math.sqrt(shape[0])  # where nothing else makes scores less
+    elif name.endswith(".router.scale"):  # the root of the size is divided by again
+        values = 6 * math.sqrt(shape[0]) * (0.3 * values + 1)
+    elif name.endswith(".per_expert_scale"):
+        values = 0.3 * values + 1
     elif name.endswith(".layer_scalar"):
         values = 0.2 * values + 1
     elif name.endswith(".sinks"):
@@ -120,12 +124,22 @@ def text(model: Any, length: int = TEXT) -> npt.NDArray[np.int32]:
     raise AssertionError(f"no text of {length} tokens is clear to the routers of {model.config.model_type}")
 
 
+ROUTERS = (".mlp.gate", ".mlp.router", ".feed_forward.gate", ".mixer.gate", ".block_sparse_moe.router")
+"""How names of modules end that give the logits, or scores, of experts."""
+
+
 def _margin(model: Any, ids: npt.NDArray[np.int32]) -> float:
     """The least distance between the last expert, or group of experts, that a router chose and the next one."""
     seen: list[float] = [math.inf]
     hooks = []
     for name, module in model.named_modules():
-        if name.endswith((".mlp.gate", ".mlp.router", ".feed_forward.gate", ".mixer.gate", ".block_sparse_moe.router")):
+        if hasattr(module, "per_expert_scale"):  # Gemma 4's
+
+            def look_at_shares(module: Any, given: Any, output: Any) -> None:
+                seen.append(_apart(output[0].log(), module.config.top_k_experts))
+
+            hooks.append(module.register_forward_hook(look_at_shares))
+        elif name.endswith(ROUTERS):
 
             def look(module: Any, given: Any, output: Any) -> None:
                 scores, bias = output[0], getattr(module, "e_score_correction_bias", None)
