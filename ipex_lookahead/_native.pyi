@@ -196,7 +196,20 @@ class Decoder:
         hidden_rows: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
         | None,
         timings: bool,
+        features: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
     ) -> tuple: ...
+    def draft(
+        self,
+        cache: Cache,
+        tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        features: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        most: int,
+        least_prob: float,
+        ids: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+        ends: Sequence[int],
+    ) -> tuple: ...
+    def share_matrix(self, name: str, other: Decoder, theirs: str) -> None: ...
     def export_matrix(self, name: str) -> object: ...
     def export_vector(self, name: str) -> object: ...
     @property

@@ -58,6 +58,7 @@ PRESETS = {
     "gguf_q4k_s": "llama.cpp's Q4_K_S: q4_k, q6_k for the output layer, a little q5_k",
     "mixed_fp4": "of sym_int4 and fp4 what suits a matrix better",
     "mixed_fp8": "of sym_int8 and fp8_e4m3 what suits a matrix better",
+    "sym_int4_head5": "sym_int4, and sym_int5 for the output layer",
 }
 """``formats/presets/NAME.yaml`` -> what it is: rules which matrix gets which format (``formats/rules.py``)."""
 

@@ -14,6 +14,20 @@ _WORDS = (
     "vocab_size", "max_position_embeddings",
 )  # fmt: skip
 
+
+def _gemma4(every: int, window: int, key_heads: int | None = None) -> dict[str, Any]:
+    """What else a Gemma 4 says: which layers see all, and how many heads these have for both keys and values."""
+    return {
+        "layer_types": ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(60)],
+        "sliding_window": window,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": key_heads,
+        "attention_k_eq_v": key_heads is not None,
+        "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 0,
+    }
+
+
 #                   family, and the numbers of _WORDS (0: the family has none), then what else the family says
 _SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "smollm2-135m": ("llama", (30, 576, 1536, 9, 3, 64, 49152, 8192), {"tie_word_embeddings": True}),
@@ -56,6 +70,33 @@ _SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
             "shared_expert_intermediate_size": 512,
         },
     ),
+    "gemma4-e2b": (
+        "gemma4_text",
+        (35, 1536, 6144, 8, 1, 256, 262144, 131072),
+        {
+            **_gemma4(5, 512),
+            "num_kv_shared_layers": 20,
+            "use_double_wide_mlp": True,
+            "hidden_size_per_layer_input": 256,
+        },
+    ),
+    "gemma4-e4b": (
+        "gemma4_text",
+        (42, 2560, 10240, 8, 2, 256, 262144, 131072),
+        {**_gemma4(6, 512), "num_kv_shared_layers": 18, "hidden_size_per_layer_input": 256},
+    ),
+    "gemma4-26b-a4b": (
+        "gemma4_text",
+        (30, 2816, 2112, 16, 8, 256, 262144, 262144),
+        {
+            **_gemma4(6, 1024, key_heads=2),
+            "enable_moe_block": True,
+            "num_experts": 128,
+            "top_k_experts": 8,
+            "moe_intermediate_size": 704,
+        },
+    ),
+    "gemma4-31b": ("gemma4_text", (60, 5376, 21504, 32, 16, 256, 262144, 262144), _gemma4(6, 1024, key_heads=4)),
     "lfm2-8b-a1b": (
         "lfm2_moe",
         (24, 2048, 7168, 32, 8, 0, 65536, 128000),
@@ -91,6 +132,9 @@ def config_of(name: str) -> dict[str, Any]:
     if name not in _SHAPES:
         raise InputError(f"shape is {name!r}; it must be one of {', '.join(SHAPES)}")
     family, sizes, more = _SHAPES[name]
+    layers = sizes[0]
+    if "layer_types" in more:
+        more = {**more, "layer_types": more["layer_types"][:layers]}
     raw = {"model_type": family, **{word: n for word, n in zip(_WORDS, sizes, strict=True) if n}, **more}
     if isinstance(rope := raw.get("rope_scaling"), dict):
         raw["rope_scaling"] = JsonObject(rope)

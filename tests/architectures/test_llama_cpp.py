@@ -38,9 +38,10 @@ EACH = pytest.mark.parametrize(
 CLOSE = {
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma4_text", "starcoder2"), 5e-3),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"), 2e-4),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), 2e-4),
 }
-"""Of the logits' standard deviation, 2e-5 else: llama.cpp takes GELU from a table in float16, and its delta nets read a
-prompt in chunks."""
+"""Of the logits' standard deviation, 2e-5 else: llama.cpp takes GELU from a table in float16, its delta nets read a
+prompt in chunks, and its latent attention sums in another order."""
 
 
 def file_of(folder: Path, model_type: str, variant: Variant, **how: str) -> Path:
@@ -65,12 +66,24 @@ def logits_of_llama_cpp(file: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[n
     return found
 
 
+def loads(file: Path) -> bool:
+    """Whether llama.cpp reads the file at all."""
+    try:
+        logits_of_llama_cpp(file, np.array([5], np.int32))
+    except AssertionError as error:
+        return "failed to load model" not in str(error)
+    return True
+
+
 @EACH
 def test_llama_cpp_has_the_logits_of_transformers(tmp_path: Path, model_type: str, variant: Variant) -> None:
     model = build(model_type, variant)
     ids = text(model)
     expected = logits(model, ids)
-    got = logits_of_llama_cpp(file_of(tmp_path, model_type, variant), ids)
+    file = file_of(tmp_path, model_type, variant)
+    if not variant.llama_cpp and not loads(file):
+        return
+    got = logits_of_llama_cpp(file, ids)
     difference = distance(got, expected)
     if variant.llama_cpp:
         assert difference < CLOSE.get(model_type, 2e-5)
