@@ -27,8 +27,9 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     "phi3": "phi3",
     "qwen3_5_text": "qwen35",
+    "gemma4_text": "gemma4",
 }
-"""Our model types to llama.cpp's, of families without experts."""
+"""Our model types to llama.cpp's, of families that this knows the keys of."""
 TYPICAL = {"Q4_0": 4.6, "Q8_0": 74.0}
 """Root mean square of a random code: the scale makes weights of 0.02 of it."""
 
@@ -79,13 +80,45 @@ def describe(writer: Any, config: dict[str, Any]) -> None:
         writer.add_ssm_group_count(config["linear_num_key_heads"])
         writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
         writer.add_ssm_inner_size(config["linear_num_value_heads"] * config["linear_value_head_dim"])
+    elif writer.arch == "gemma4":
+        describe_gemma4(writer, config)
     else:
         writer.add_rope_dimension_count(config["head_dim"])
     writer.add_tokenizer_model("no_vocab")
 
 
+def describe_gemma4(writer: Any, config: dict[str, Any]) -> None:
+    """Sizes by kind of layer, and experts, where there are any."""
+    slides, size = [kind != "full_attention" for kind in config["layer_types"]], config["global_head_dim"]
+    keys = writer.kv_data[0]
+    for key in ("key_length", "value_length"):
+        keys[f"gemma4.attention.{key}"].value = size
+    if config["num_global_key_value_heads"]:
+        heads = (config["num_key_value_heads"], config["num_global_key_value_heads"])
+        del keys["gemma4.attention.head_count_kv"]
+        writer.add_head_count_kv([heads[0] if one else heads[1] for one in slides])
+    writer.add_rope_dimension_count(size)
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_rope_freq_base_swa(config["rope_local_base_freq"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern(slides)
+    writer.add_shared_kv_layers(config["num_kv_shared_layers"])
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_tensor("rope_freqs.weight", np.array([1.0] * (size // 8) + [1e30] * (size // 2 - size // 8), np.float32))
+
+
 def add(writer: Any, spec: ModelSpec, name: str, shape: tuple[int, ...]) -> None:
     """One tensor: vectors are ones, rates of recurrences and convolutions -1, matrices random codes under one scale."""
+    if "ffn_gate_inp" in name and len(shape) == 2:  # a router is in floats, and likes some experts better than others
+        writer.add_tensor(name, np.random.default_rng(0).standard_normal(shape, np.float32))
+        return
     if len(shape) == 1 or "ssm_conv1d" in name:
         negative = "ssm_a" in name or "ssm_conv1d" in name
         writer.add_tensor(name, np.full(shape, -1 if negative else 1, np.float32))
@@ -96,11 +129,11 @@ def add(writer: Any, spec: ModelSpec, name: str, shape: tuple[int, ...]) -> None
 
 
 def blocks(shape: tuple[int, ...], kind: str) -> npt.NDArray[np.uint8]:
-    """uint8[rows, bytes of a row]: one random row, seen ``rows`` times without being copied."""
+    """uint8[..., rows, bytes of a row]: one random row, seen ``rows`` times without being copied."""
     elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    row = np.random.default_rng(0).integers(0, 256, (shape[1] // elements, size), dtype=np.uint8)
+    row = np.random.default_rng(0).integers(0, 256, (shape[-1] // elements, size), dtype=np.uint8)
     row[:, :2] = np.frombuffer(np.float16(0.02 / TYPICAL[kind]).tobytes(), np.uint8)
-    return np.broadcast_to(row.reshape(-1), (shape[0], row.size))
+    return np.broadcast_to(row.reshape(-1), (*shape[:-1], row.size))
 
 
 @click.command()

@@ -65,6 +65,8 @@ FAMILIES = (
            "the model card of nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     Family("Gemma 3", ("gemma3", "gemma3_text"), "", {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
            "generation_config.json of google/gemma-3-4b-it"),
+    Family("Gemma 4", ("gemma4", "gemma4_text"), "", {"temperature": 1.0, "top_p": 0.95, "top_k": 64},
+           "the model card of google/gemma-4-E4B-it, best practices"),
     Family("gpt-oss", ("gpt_oss",), "", {"temperature": 1.0, "top_p": 1.0, "top_k": 0},
            "the README of openai/gpt-oss, recommended sampling parameters"),
     Family("Olmo 3", ("olmo3",), "", {"temperature": 0.6, "top_p": 0.95},
