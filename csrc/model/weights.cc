@@ -62,6 +62,8 @@ void DecoderWeights::share_matrix(const std::string& name, const Matrix& other) 
   if (other.n_out != w.n_out || other.n_in != w.n_in)
     throw std::invalid_argument("weight " + name + " would have shape " + text_of(other.n_out, other.n_in) + ", not " +
                                 text_of(w.n_out, w.n_in));
+  if (w.use.floats && !is_float(other.format))
+    throw std::invalid_argument("weight " + name + " is in a low-bit format; a router must be in floats");
   Crew crew(threads_);
   const float* const bias = w.matrix->bias;
   *w.matrix = other;

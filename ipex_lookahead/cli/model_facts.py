@@ -238,8 +238,9 @@ def _opened(open_it: Callable[[], Checkpoint]) -> tuple[Checkpoint | None, dict[
 
 def _drafting(checkpoint: Checkpoint | None) -> dict[str, str]:
     """What the files hold for drafting, if they do."""
-    if checkpoint is not None and (mtp := checkpoint.spec.mtp) is not None:
-        own = {tensor.name for tensor in checkpoint.spec.tensors()}
+    spec = getattr(checkpoint, "spec", None)  # none of a family that only transformers knows
+    if checkpoint is not None and spec is not None and (mtp := spec.mtp) is not None:
+        own = {tensor.name for tensor in spec.tensors()}
         size = sum(packed_bytes(checkpoint.info(one.name)) for one in mtp.tensors() if one.name not in own)
         return {"drafting": f"a block for drafting (MTP) of {size / 1e6:,.1f} MB, which lookahead='auto' uses"}
     tensors = getattr(checkpoint, "read_past", 0)

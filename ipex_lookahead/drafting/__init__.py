@@ -47,7 +47,7 @@ def make_head_proposer(
         raise InputError(
             f"strategy {config.strategy!r} needs a model with a block for drafting (MTP) on the native engine, and this"
             " one has none",
-            hint="info MODEL says what a model brings; lookahead='auto' drafts without",
+            hint=f"{arg('lookahead', 'auto')} drafts without",
         )
     return HEADS[config.strategy](head, choose, min_prob=config.draft_min_prob, end_tokens=end_tokens)
 

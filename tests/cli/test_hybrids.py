@@ -68,11 +68,3 @@ def test_an_importance_matrix_of_another_program_is_taken(folder: Path, tmp_path
         checkpoint.close()
     assert saved["plain"].keys() == saved["weighed"].keys()
     assert [name for name, codes in saved["weighed"].items() if saved["plain"][name] == codes] == []
-
-
-def test_measuring_says_why_it_cannot_be(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    text, out = tmp_path / "text.txt", tmp_path / "m.gguf"
-    text.write_text("the cat sat on the mat. " * 20)
-    assert run(["imatrix", "-m", str(folder), "--text", str(text), "--to", str(out)]) == 1
-    assert "keeps a recurrent state" in capsys.readouterr().err
-    assert not out.exists()

@@ -14,7 +14,7 @@ inline DecoderShape tiny_shape() {
   attention.query_scale = 0.25f;
   DecoderShape shape;
   shape.hidden = 64;
-  shape.vocab = 100;
+  shape.vocab = shape.outputs = 100;
   shape.max_context = 4096;
   shape.tied = true;
   shape.final_norm = {64, 1e-5f};

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ipex_lookahead import _native
-from ipex_lookahead.architectures.spec import Activation, named_tensors
+from ipex_lookahead.architectures.spec import Activation, FeatureInputs, Linear, Norm, Place, Tensor, named_tensors
 from tests.support.specs import make_spec
 
 HIDDEN, VOCAB, CONTEXT = 32, 40, 64
@@ -81,7 +82,35 @@ MIXTURE: dict[str, Any] = {
     "activation": Activation("gelu_tanh"), "logit_softcap": 2.0, "embedding_multiplier": 3.0, "bias": "r",
 }  # fmt: skip
 """Every switch on: a mixture of experts, windows, sinks, norms of every kind, caps."""
-DECODERS = {"whole": whole_decoder(), "other": whole_decoder(), "mixture": whole_decoder(**MIXTURE)}
+
+
+def head_decoder() -> Any:
+    """A drafting head, of as many features as hidden values."""
+
+    def norm(name: str) -> Norm:
+        place = Place(name, (HIDDEN,))
+        return Norm(Tensor(name, (HIDDEN,), place, place), 1e-5)
+
+    place = Place("project", (HIDDEN, 2 * HIDDEN))
+    features = FeatureInputs(
+        embedding_norm=norm("one"), norm=norm("other"), project=Linear(Tensor("project", place.shape, place, place))
+    )
+    spec = replace(make_spec(**SIZES), features=features)
+    decoder = _native.Decoder(spec, 2, "", "fp16")
+    for name, tensor in named_tensors(spec):
+        if not tensor.is_matrix:
+            decoder.set_vector(name, floats(*tensor.shape))
+        else:
+            decoder.set_matrix(name, *fp32(*tensor.shape))
+    return decoder
+
+
+DECODERS = {
+    "whole": whole_decoder(),
+    "other": whole_decoder(),
+    "mixture": whole_decoder(**MIXTURE),
+    "head": head_decoder(),
+}
 
 
 def cache_after_a_step() -> Any:
@@ -120,7 +149,12 @@ X, OUT = floats(3, 64), floats(3, 48)
 """For ``run_at``: what lies at the addresses must stay."""
 
 SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
-    "Decoder": {"whole": lambda: DECODERS["whole"], "unset": unset_decoder, "mixture": lambda: DECODERS["mixture"]},
+    "Decoder": {
+        "whole": lambda: DECODERS["whole"],
+        "unset": unset_decoder,
+        "mixture": lambda: DECODERS["mixture"],
+        "head": lambda: DECODERS["head"],
+    },
     "Cache": {"empty": lambda: DECODERS["whole"].new_cache(), "stepped": cache_after_a_step, "kept": kept_cache},
     "LinearLayer": {"made": layer},
     "LinearPool": {"made": pool},
@@ -212,6 +246,20 @@ GOOD: dict[str, Arguments] = {
         "hidden_layers": [-1, 1],
         "hidden_rows": ints(1, 2),
         "timings": True,
+    },
+    "Decoder.draft": lambda: {
+        "cache": DECODERS["head"].new_cache(),
+        "tokens": ints(1, 2),
+        "features": floats(2, HIDDEN),
+        "most": 3,
+        "least_prob": 0.0,
+        "ids": ints(),
+        "ends": [7],
+    },
+    "Decoder.share_matrix": lambda: {
+        "name": "layers.1.mixer.q.weight",
+        "other": DECODERS["other"],
+        "theirs": "layers.1.mixer.q.weight",
     },
     "Decoder.export_matrix": lambda: {"name": "layers.1.feed_forward.down.weight"},
     "Decoder.export_vector": lambda: {"name": "layers.1.feed_forward_norm.weight"},
