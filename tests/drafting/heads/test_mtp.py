@@ -266,6 +266,26 @@ def test_a_block_that_is_not_whole_is_read_past(folder: Path, tmp_path: Path, mi
     assert load(LoadRequest(tmp_path / "model", threads=1)).engine.head is None
 
 
+@pytest.mark.parametrize("wrong", ["shape", "nan"])
+def test_a_model_answers_without_a_block_that_is_damaged(
+    folder: Path, tmp_path: Path, wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    name = "mtp.layers.0.mlp.up_proj.weight"
+    tensors[name] = tensors[name][1:].clone() if wrong == "shape" else torch.full_like(tensors[name], torch.nan)
+    save_file(tensors, file, {"format": "pt"})
+    one, other = (load(LoadRequest(path, threads=1)).engine for path in (folder, tmp_path / "model"))
+    assert other.head is None
+    assert "block for drafting cannot be used, since" in caplog.text
+    tokens = text(9)
+    logits = [
+        engine.forward(chain(engine.new_cache(), tokens, OutputRequest(logits=True))).logits for engine in (one, other)
+    ]
+    assert logits[0].tobytes() == logits[1].tobytes()
+
+
 @pytest.mark.parametrize("memory", [1 << 18, 1 << 26])
 def test_a_service_answers_as_without(tmp_path: Path, memory: int) -> None:
     """Several at once, prompts that are found again, and little memory, so that some are preempted."""
