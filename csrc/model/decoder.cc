@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "errors.h"
+#include "model/head_state.h"
 #include "runtime/dispatch.h"
 
 namespace ipex_lookahead {
@@ -86,6 +87,25 @@ std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const
   return std::make_unique<Mlp>(of, gated_);
 }
 
+void Decoder::set_outputs(const int32_t* tokens, int64_t count) {
+  if (count != shape_.outputs) throw std::invalid_argument("the lm_head has " + std::to_string(shape_.outputs) + " outputs, not " + std::to_string(count));
+  int32_t least = 0;
+  for (int64_t i = 0; i < count; least = tokens[i++] + 1)
+    if (tokens[i] < least || tokens[i] >= shape_.vocab)
+      throw std::invalid_argument("outputs stand for ascending tokens of the vocabulary; " + std::to_string(tokens[i]) + " does not fit");
+  Crew crew(threads_);
+  outputs_.assign(tokens, tokens + count);
+  is_output_.assign(size_t(shape_.vocab), false);
+  for (const int32_t token : outputs_) is_output_[size_t(token)] = true;
+}
+
+void Decoder::share_whole_head(const Matrix& whole) {
+  if (whole.n_out != shape_.vocab || whole.n_in != shape_.hidden || whole.format != lm_head_.format)
+    throw std::invalid_argument("the whole lm_head has another size or format than its part");
+  Crew crew(threads_);
+  whole_head_ = whole;
+}
+
 int64_t Decoder::experts_touched() const {
   Crew crew(threads_);  // another thread may be in a step
   return experts_.touched;
@@ -128,6 +148,9 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
   };
   if (!ascending(step.want, step.wanted, 0, step.rows) || !ascending(out.hidden_rows, out.hidden_wanted, 0, step.rows))
     fail("wanted rows must be ascending rows of the step");
+  if (out.tile_count > 0 && (!has_whole_head() || step.wanted != 1)) fail("tiles are those of the whole lm_head, of one row");
+  for (int64_t i = 0; i < out.tile_count; ++i)
+    if (out.tiles[i] < 0 || out.tiles[i] >= whole_head_.tiles()) fail("the lm_head has no such tile");
   if (!ascending(out.hidden_layers, out.layers, kFinalNorm, int64_t(blocks_.size()) + 1))
     fail("hidden states are those of 0 to " + std::to_string(blocks_.size()) + " layers, ascending, or -1, after the final norm");
 }
@@ -181,7 +204,14 @@ void Decoder::forward(const Step& step, const StepOutputs& out) {
   const StepClaim claim(step.caches);
   plan(step);
   reserve(step, out);
-  for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i], step.settled[i]);
+  followed_ = false;
+  for (size_t i = 0; i < step.caches.size(); ++i) {
+    step.caches[i]->prepare(step.counts[i], step.settled[i]);
+    if (HeadState* const head = step.caches[i]->head(); head != nullptr) {
+      head->step(step.tokens + rows_.sequences[i].first_row, step.counts[i]);
+      followed_ = true;
+    }
+  }
   const auto job = [&](int thread) { run(thread, step, out); };
   crew.run(std::cref(job));  // a reference fits into std::function without memory of its own
   int64_t first = 0;

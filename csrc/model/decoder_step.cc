@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "model/decoder.h"
+#include "model/head_state.h"
 
 namespace ipex_lookahead {
 namespace {
@@ -47,7 +48,7 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
   ensure(top_counts_, head_items_ * step.wanted);
   ensure(merge_at_, head_items_);
   rows_.reserve_scratch(step.wanted * (tiles / head_items_ + 1) * kLanes);
-  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 8);
+  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 16 + kMostFeatureLayers);
 }
 
 void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
@@ -58,11 +59,14 @@ void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
   features_.run(context, rows_, step.features);
   int32_t layer = 0;
   keep_hidden(context, out, layer);
+  keep_features(context, layer);
   for (Block& block : blocks_) {
     for (auto& operation : block) operation->run(context, rows_);
     keep_hidden(context, out, ++layer);
+    keep_features(context, layer);
   }
   keep_hidden(context, out, kFinalNorm);
+  keep_features(context, kFinalNorm);
   if (step.wanted > 0) head(context, step.wanted, out);
 }
 
@@ -84,6 +88,33 @@ void Decoder::keep_hidden(ThreadContext& context, const StepOutputs& out, int32_
   });
 }
 
+// Copies them where a head reads them, for the sequences that one drafts for.
+void Decoder::keep_features(ThreadContext& context, int32_t layer) {
+  if (!followed_) return;
+  const auto place = [layer](const Sequence& sequence) {
+    const HeadState* const head = sequence.cache->head();
+    if (head == nullptr) return int64_t(-1);
+    const std::vector<int32_t>& layers = head->head().shape().features.layers;
+    const auto found = std::find(layers.begin(), layers.end(), layer);
+    return found == layers.end() ? int64_t(-1) : int64_t(found - layers.begin());
+  };
+  const auto& all = rows_.sequences;
+  if (std::none_of(all.begin(), all.end(), [&](const Sequence& one) { return place(one) >= 0; })) return;
+  context.split(rows_.count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const Sequence& sequence = rows_.sequence(r);
+      const int64_t at = place(sequence);
+      if (at < 0) continue;
+      const float* row = rows_.row(r);
+      if (layer == kFinalNorm) {
+        final_norm_(*kernels_, row, context.scratch());
+        row = context.scratch();
+      }
+      std::memcpy(sequence.cache->head()->features(r - sequence.first_row) + at * shape_.hidden, row, size_t(shape_.hidden) * sizeof(float));
+    }
+  });
+}
+
 void Decoder::embed(ThreadContext& context, const Step& step) {
   context.enter(Phase::embedding);
   context.split(rows_.count, 1, [&](int64_t begin, int64_t end) {
@@ -99,6 +130,13 @@ void Decoder::head(ThreadContext& context, int64_t wanted, const StepOutputs& ou
   auto x = context.inputs(wanted, shape_.hidden, !is_float(lm_head_.format), nullptr,
                        [this](int64_t row, float* normed) { final_norm_(*kernels_, rows_.row(want_[row]), normed); });
   context.each(head_items_, [&](int64_t item) { head_and_top(context, x.get(), item, wanted, out); });
+  if (out.tile_count > 0)
+    context.each(out.tile_count, [&](int64_t i) {
+      float* const logits = out.tile_logits + i * kLanes;
+      kernels_->linear(whole_head_, x.get(), out.tiles[i], out.tiles[i] + 1, logits, kLanes, false);
+      if (shape_.logit_multiplier != 1 || shape_.logit_softcap > 0)
+        kernels_->cap(logits, kLanes, shape_.logit_multiplier, shape_.logit_softcap);
+    });
   if (context.thread() == 0) merge_tops(wanted, out.top, out.ids);
 }
 

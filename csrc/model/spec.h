@@ -151,11 +151,17 @@ struct PerLayerShape {
   NormShape norm;
 };
 
+// What a hidden state has gone through: so many layers, 0 the embedding alone; or all of them and the final norm.
+constexpr int32_t kFinalNorm = -1;
+
 // What rows are made of besides their token's embedding (model/feature_inputs.h).
 struct FeatureInputsShape {
   int width = 0;  // of a row's features; 0: there are none
   NormShape embedding_norm, norm;
+  std::vector<int32_t> layers = {kFinalNorm};  // of the target, whose hidden states they are, one behind the other, ascending
+  int32_t feedback = kFinalNorm;               // the model's own that serves in their place behind a drafted token
 };
+constexpr size_t kMostFeatureLayers = 16;
 
 struct DecoderShape {
   int hidden = 0, vocab = 0;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,8 @@ DRAFT_VOCAB = 32768
 """Tokens that a head may draft: of 248,320 the whole lm_head would be most of what a draft costs."""
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
+Draw = tuple[float, int, float, float, int, int, int]
+"""Temperature, top_k, top_p, min_p, seed, sequence, position: see ``Sampler.draw``."""
 
 
 class NativeHead:
@@ -35,6 +37,7 @@ class NativeHead:
         ids: int32 [outputs], the token that each output stands for, ascending.
         vocab_size: the target's.
         width: values of a row's features, the target's hidden states after its final norm.
+        price: what its tokens cost, once :func:`~ipex_lookahead.drafting.heads.price.price_of` has measured it.
     """
 
     def __init__(self, decoder: Any, spec: ModelSpec, ids: Ids) -> None:
@@ -44,6 +47,7 @@ class NativeHead:
         self.vocab_size = spec.vocab
         self.width = spec.hidden
         self.max_context = spec.max_context
+        self.price: Any = None
 
     @classmethod
     def load(
@@ -127,65 +131,112 @@ class NativeHead:
                 decoder.set_matrix(name, *streams(reordered(matrix(tensor), None)))
             else:
                 decoder.set_vector(name, vector(tensor))
-        return cls(decoder, spec, np.ascontiguousarray(ids, np.int32))
+        ids = np.ascontiguousarray(ids, np.int32)
+        decoder.set_outputs(ids)
+        if len(ids) < spec.vocab:
+            decoder.share_whole_head(target.decoder, "embedding" if target.spec.tied else "head.weight")
+        return cls(decoder, spec, ids)
 
-    def new_cache(self) -> NativeCache:
-        """An empty sequence's keys and values."""
-        return NativeCache(self._decoder.new_cache())
+    def follow(self, cache: NativeCache) -> None:
+        """From now on a cache of the target's keeps what this head needs of the rows to come, and so do its forks.
+
+        Raises EngineError while another thread is at it.
+        """
+        self._of_target(cache.raw.follow, self._decoder)
+
+    def see(self, cache: NativeCache, tokens: Ids) -> None:
+        """Tokens, int32 [n], that may be drafted for this sequence beside ``ids``; what it is fed may be anyway."""
+        self._of_target(cache.raw.see, tokens)
 
     def draft(
         self,
         cache: NativeCache,
-        tokens: Ids,
-        features: Floats,
+        last: int,
         most: int,
-        least_prob: float = 0.0,
+        *,
+        copied: Sequence[int] = (),
+        rates: Sequence[float] = (),
+        least: float = 0.0,
         ends: Collection[int] = (),
+        draw: Draw | None = None,
     ) -> tuple[list[int], list[float]]:
-        """Commit rows that follow the cache, and draft what may follow the last of them; greedy, in one call.
+        """A chain of what may follow, in one call; the target's cache, which :meth:`follow` was told, is as before.
 
         Args:
-            cache: one of this head's.
-            tokens: int32 [n], n >= 1.
-            features: float32 [n, width], the target's of the position before each.
-            most: tokens to draft; 0: the rows are read only.
-            least_prob: a token that is less likely is the last one.
+            cache: the target's, of the sequence.
+            last: the text's last token, the first that the cache does not hold.
+            most: tokens to draft.
+            copied: tokens that are taken to follow ``last``; the chain goes on behind them.
+            rates: how often a token is right whose probability is in the i-th of n equal parts of 0 to 1; none: as
+                often as it says.
+            least: the chain ends with the token with which all of it is right less often.
             ends: tokens after which nothing is drafted.
+            draw: how the target draws, with the position of the first drafted token; None takes the most likely.
 
         Returns:
-            Token ids, and how likely the head takes each to be, 0 to 1.
+            Token ids, and how likely the head takes each to be, or by how much a drawn one leads, 0 to 1. Nothing where
+            no features are known, or the head's context ends.
+
+        Raises ContextLengthError, InputError, EngineError as a step does.
+        """
+        found: tuple[list[int], list[float]] = self._of_target(
+            self._decoder.draft, cache.raw, last, list(copied), most, list(rates), least, list(ends), draw
+        )
+        return found
+
+    def next_logits(self, cache: NativeCache, token: int, *, first: bool) -> Floats | None:
+        """The same step by step, for who chooses from the logits: float32 [vocab_size] of what follows ``token``.
+
+        ``first``: it is the text's last; else one that was chosen from the logits before. Tokens that the head has no
+        output for have -inf. None where nothing can be drafted. :meth:`end_draft` comes last.
+        """
+        found: Floats | None = self._of_target(self._decoder.draft_step, cache.raw, token, first)
+        return found
+
+    def end_draft(self, cache: NativeCache) -> None:
+        """Forget what :meth:`next_logits` was fed beyond the text."""
+        self._of_target(cache.raw.end_draft)
+
+    def _of_target(self, call: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return call(*given)
+        except IndexError as error:
+            raise ContextLengthError(str(error)) from None
+        except CORE_RAISES as error:
+            raise core_error(error, "the head's arguments do not fit: ") from None
+
+    def new_cache(self) -> NativeCache:
+        """An empty sequence's keys and values, for :meth:`run`."""
+        return NativeCache(self._decoder.new_cache())
+
+    def run(self, cache: NativeCache, tokens: Ids, features: Floats) -> tuple[Floats, Floats]:
+        """Rows of given features, on a cache of the head's own: to look at what it computes.
+
+        Args:
+            cache: of :meth:`new_cache`; commits the rows.
+            tokens: int32 [n], n >= 1.
+            features: float32 [n, width], the target's of the position before each.
+
+        Returns:
+            The last row's logits, float32 [vocab_size], -inf for tokens that the head has no output for, and its own
+            features [1, hidden].
 
         Raises ContextLengthError, InputError, NonFiniteError.
         """
-        try:
-            found: tuple[list[int], list[float]] = self._decoder.draft(
-                cache.raw, tokens, features, most, least_prob, self.ids, list(ends)
-            )
-        except IndexError as error:
-            raise ContextLengthError(str(error)) from None
-        except CORE_RAISES as error:
-            raise core_error(error, "the head's rows do not fit: ") from None
-        return found
-
-    def step(self, cache: NativeCache, tokens: Ids, features: Floats) -> tuple[Floats, Floats]:
-        """Commit rows as :meth:`draft`; the last one's logits, float32 [vocab_size], and its features [1, width].
-
-        Tokens that the head has no output for have -inf.
-        """
         count = len(tokens)
         parents, last = np.arange(-1, count - 1, dtype=np.int32), np.array([count - 1], np.int32)
-        try:
+
+        def forward() -> tuple[Floats, Floats]:
             _, logits, states, _ = self._decoder.forward(
                 [cache.raw], [count], [-1], tokens, parents, last, True, 1, [FINAL_NORM], last, False, features
             )
-            cache.keep(list(range(count)))
-        except IndexError as error:
-            raise ContextLengthError(str(error)) from None
-        except CORE_RAISES as error:
-            raise core_error(error, "the head's rows do not fit: ") from None
+            return logits[0], states[0]
+
+        logits, states = self._of_target(forward)
+        cache.keep(list(range(count)))
         full = np.full(self.vocab_size, -np.inf, np.float32)
-        full[self.ids] = logits[0]
-        return full, states[0]
+        full[self.ids] = logits
+        return full, states
 
     def describe(self) -> dict[str, Any]:
         """Facts for ``info``: bytes of the head's own weights, and of how many tokens it can draft."""
