@@ -96,6 +96,7 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
   if (step.caches.size() != step.counts.size() || step.settled.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache, and one of settled rows");
   if (step.rows < 1 || step.rows > kMostRows || step.wanted < 0 || step.wanted > step.rows)
     fail("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
+  if (step.own_features && step.features == nullptr) fail("features of the model's own are not given");
   if ((step.features != nullptr) != features_.any())
     fail(features_.any() ? "rows need features of the model that is drafted for" : "rows have no features");
   int64_t first = 0;

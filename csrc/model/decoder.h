@@ -40,6 +40,7 @@ struct Step {
   const int32_t* tokens = nullptr;
   const int32_t* parents = nullptr;
   const float* features = nullptr;  // [rows][width], of a model whose rows have them
+  bool own_features = false;        // these are [rows][hidden], states that this model made itself
   int64_t rows = 0;
   const int32_t* want = nullptr;  // rows whose output is asked for
   int64_t wanted = 0;

@@ -55,7 +55,7 @@ void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
                         thread == 0 ? out.times : nullptr);
   embed(context, step);
   per_layer_.run(context, rows_, step.tokens);
-  features_.run(context, rows_, step.features);
+  features_.run(context, rows_, step.features, step.own_features);
   int32_t layer = 0;
   keep_hidden(context, out, layer);
   for (Block& block : blocks_) {

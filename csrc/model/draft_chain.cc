@@ -25,10 +25,10 @@ class Feeder {
   Feeder(Decoder& head, Cache& cache)
       : head_(head), cache_(cache), logits(size_t(head.shape().outputs)), features(size_t(head.shape().hidden)) {}
 
-  int32_t feed(const int32_t* tokens, const float* given, int64_t rows, bool answer, int64_t settled) {
+  int32_t feed(const int32_t* tokens, const float* given, bool own, int64_t rows, bool answer, int64_t settled) {
     std::vector<int32_t> parents(static_cast<size_t>(rows));
     std::iota(parents.begin(), parents.end(), -1);
-    const int32_t last = int32_t(rows) - 1, layer = kFinalNorm;
+    const int32_t last = int32_t(rows) - 1, layer = head_.shape().features.feedback;
     int32_t id = -1;
     Step step;
     step.caches = {&cache_};
@@ -37,6 +37,7 @@ class Feeder {
     step.tokens = tokens;
     step.parents = parents.data();
     step.features = given;
+    step.own_features = own;
     step.rows = rows;
     step.want = &last;
     step.wanted = answer;
@@ -73,7 +74,7 @@ DraftChain draft_chain(Decoder& head, Cache& cache, const DraftRequest& request)
   for (int64_t first = 0; first < request.rows; first += kRowsAtOnce) {
     const int64_t rows = std::min(kRowsAtOnce, request.rows - first);
     const bool last = first + rows == request.rows;
-    at = feeder.feed(request.tokens + first, request.features + first * width, rows, last && request.most > 0, rows);
+    at = feeder.feed(request.tokens + first, request.features + first * width, false, rows, last && request.most > 0, rows);
   }
   DraftChain chain;
   if (at < 0) return chain;
@@ -86,7 +87,7 @@ DraftChain draft_chain(Decoder& head, Cache& cache, const DraftRequest& request)
     if (ends || int64_t(chain.tokens.size()) >= request.most || chain.probs.back() < request.least_prob) break;
     if (cache.length() + 1 >= head.shape().max_context) break;
     features = feeder.features;
-    at = feeder.feed(&token, features.data(), 1, true, kHold);
+    at = feeder.feed(&token, features.data(), true, 1, true, kHold);
   }
   if (cache.length() > length) cache.crop(length);
   return chain;

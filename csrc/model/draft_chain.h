@@ -24,7 +24,7 @@ struct DraftRequest {
   std::vector<int32_t> ends;        // tokens after which nothing is drafted
 };
 
-// Commits the rows, drafts, and leaves the cache with the rows. The head's features are what follow its final norm. Throws as
+// Commits the rows, drafts, and leaves the cache with the rows. Throws as
 // Decoder::forward does, NonFiniteError for logits that are not finite.
 DraftChain draft_chain(Decoder& head, Cache& cache, const DraftRequest& request);
 

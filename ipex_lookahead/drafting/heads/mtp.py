@@ -38,8 +38,8 @@ class Head(Protocol):
         """Commit rows, and draft greedily what follows them: token ids and their probabilities."""
         ...
 
-    def step(self, cache: Any, tokens: Ids, features: Floats) -> tuple[Floats, Floats]:
-        """Commit rows; the last one's logits, float32 [vocab_size], and its own features [1, width]."""
+    def step(self, cache: Any, tokens: Ids, features: Floats, *, own: bool = False) -> tuple[Floats, Floats]:
+        """Commit rows; the last one's logits, float32 [vocab_size], and its own features, as ``own`` ones are given."""
         ...
 
 
@@ -117,7 +117,7 @@ class Mtp:
         found: list[int] = []
         probs: list[float] = []
         while True:
-            logits, features = self._head.step(self._cache, tokens, features)
+            logits, features = self._head.step(self._cache, tokens, features, own=bool(found))
             chosen = self._choose(logits, np.array(self._text + found, np.int64))
             if chosen is None:
                 return found, probs

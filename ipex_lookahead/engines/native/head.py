@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Linear, ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
-from ipex_lookahead.engines.base import FINAL_NORM
 from ipex_lookahead.engines.input_order import reordered
 from ipex_lookahead.engines.native.core import CORE_RAISES, core_error
 from ipex_lookahead.engines.native.decoder import empty_decoder, in_order
@@ -32,9 +31,9 @@ class NativeHead:
     """Drafts for one target; made by :meth:`load`.
 
     Attributes:
-        ids: int32 [outputs], the token that each output stands for, ascending.
+        ids: int32 [outputs], the token that each output stands for.
         vocab_size: the target's.
-        width: values of a row's features, the target's hidden states after its final norm.
+        width: values of a row's features, the target's hidden states that ``spec.features`` names.
     """
 
     def __init__(self, decoder: Any, spec: ModelSpec, ids: Ids) -> None:
@@ -42,7 +41,9 @@ class NativeHead:
         self.spec = spec
         self.ids = ids
         self.vocab_size = spec.vocab
-        self.width = spec.hidden
+        assert spec.features is not None
+        self.width = spec.features.width
+        self._fed_back = spec.features.feeds_back
         self.max_context = spec.max_context
 
     @classmethod
@@ -56,14 +57,18 @@ class NativeHead:
         threads: int | None = None,
         ids: Ids | None = None,
     ) -> NativeHead:
-        """Read a head's own weights; the embedding is the target's, and the lm_head the rows ``ids`` of the target's.
+        """Read a head's own weights; what it shares is the target's, of the lm_head the rows ``ids``.
+
+        ``ids``: of an lm_head of its own, the token that each output stands for. None: all of these, in order; of the
+        target's the first ``DRAFT_VOCAB``.
 
         Raises ModelFormatError for a tensor of another shape than the config says, or with NaN or infinity.
         """
         routers = {*spec.routers()}
+        kept = {*spec.kept()}
 
         def matrix(tensor: Tensor) -> PackedWeight:
-            weight = read_matrix(checkpoint, tensor, plan, keep=tensor.name in routers, threads=threads)
+            weight = read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
             if tensor.name in routers and weight.format not in FLOATS:
                 return PackedWeight("fp32", weight.shape, dequantize(weight))
             return weight
@@ -112,15 +117,18 @@ class NativeHead:
         ids: Ids | None = None,
     ) -> NativeHead:
         """A head whose own weights two functions give, as for :meth:`NativeEngine.build`; else as :meth:`load`."""
-        if ids is None:  # merges come in the order of how often they are met
-            ids = np.arange(min(spec.vocab, DRAFT_VOCAB), dtype=np.int32)
         assert spec.head is not None
+        assert spec.features is not None
+        shares = spec.features.shares
+        if ids is None:  # merges come in the order of how often they are met
+            outputs = min(spec.vocab, DRAFT_VOCAB) if "head" in shares else spec.head.weight.shape[0]
+            ids = np.arange(outputs, dtype=np.int32)
         spec = replace(spec, head=Linear(replace(spec.head.weight, shape=(len(ids), spec.hidden))))
         decoder = empty_decoder(spec, threads, target.kv_cache)
         for name, tensor in in_order(spec):
-            if name == "embedding":
+            if name == "embedding" and name in shares:
                 decoder.share_matrix(name, target.decoder, name)
-            elif name == "head.weight":
+            elif name == "head.weight" and "head" in shares:
                 weight = plain(target.decoder.export_matrix("embedding" if target.spec.tied else name))
                 decoder.set_matrix(name, *streams(_rows(weight, ids)))
             elif tensor.is_matrix:
@@ -167,16 +175,16 @@ class NativeHead:
             raise core_error(error, "the head's rows do not fit: ") from None
         return found
 
-    def step(self, cache: NativeCache, tokens: Ids, features: Floats) -> tuple[Floats, Floats]:
-        """Commit rows as :meth:`draft`; the last one's logits, float32 [vocab_size], and its features [1, width].
+    def step(self, cache: NativeCache, tokens: Ids, features: Floats, *, own: bool = False) -> tuple[Floats, Floats]:
+        """Commit rows as :meth:`draft`; the last one's logits, float32 [vocab_size], and its own features [1, hidden].
 
-        Tokens that the head has no output for have -inf.
+        Tokens that the head has no output for have -inf. ``own``: the features given are such, [n, hidden].
         """
         count = len(tokens)
         parents, last = np.arange(-1, count - 1, dtype=np.int32), np.array([count - 1], np.int32)
         try:
             _, logits, states, _ = self._decoder.forward(
-                [cache.raw], [count], [-1], tokens, parents, last, True, 1, [FINAL_NORM], last, False, features
+                [cache.raw], [count], [-1], tokens, parents, last, True, 1, [self._fed_back], last, False, features, own
             )
             cache.keep(list(range(count)))
         except IndexError as error:
