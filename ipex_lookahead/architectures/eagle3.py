@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.architectures.hparams import MAX_VOCAB, SIZES, Check, Source, boolean, integer, shown
-from ipex_lookahead.architectures.keys import ConfigKeys
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, FeatureInputs, Linear, ModelSpec, Norm, Tensor
@@ -71,8 +71,8 @@ def _layer_ids(source: Source, key: str, value: Any) -> tuple[int, ...]:
 def _reads_states(source: Source, key: str, value: Any) -> bool:
     if not boolean(source, key, value):
         raise UnsupportedModelError(
-            f"{source.file}: {source.spelling(key)} is false, which has the head read one hidden state, as EAGLE 1 and 2"
-            " do; it must be true, or not there"
+            f"{source.file}: {source.spelling(key)} is false, which has the head read one hidden state, as EAGLE 1"
+            " and 2 do; it must be true, or not there"
         )
     return True
 
@@ -94,6 +94,27 @@ HEAD: dict[str, Check] = {
 - ``use_aux_hidden_state``: it reads several hidden states.
 - ``norm_output``: what is fed back has gone through the norm before the lm_head, as vLLM has it; else it has not.
 """
+
+
+def _hidden_states(source: Source, key: str, value: Any) -> tuple[int, ...]:
+    """A GGUF file's ids, which name the layers whose inputs are meant: so many layers are behind these."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu":
+        raise source.error(key, f"is {shown(value)}; it must be a list of numbers of layers")
+    return tuple(sorted(_layer_ids(source, key, value.tolist())))
+
+
+GGUF_KEYS = replace(KEYS, used={**KEYS.used, **HEAD, "states": _hidden_states})
+GGUF = GgufKeys(
+    "eagle3",
+    "LlamaForCausalLMEagle3",
+    used={
+        "states": "target_layers",
+        "target_hidden_size": "target_hidden_size",
+        "norm_before_residual": "norm_before_residual",
+        "norm_before_fc": "norm_before_fc",
+    },
+)
+"""What GGUF files say of a head, and the checks of these and of the others."""
 
 
 def wrong_id(ids: npt.NDArray[np.int64], vocab: int) -> tuple[int, str] | None:
@@ -202,7 +223,11 @@ def spec(
     return replace(
         names.model(lambda layer: blocks[layer]),
         features=features,
-        unread=tuple(f"model.layers.{layer}.hidden_norm." for layer in range(1, len(blocks))),
+        unread=tuple(
+            name
+            for layer in range(1, len(blocks))
+            for name in (f"model.layers.{layer}.hidden_norm.", f"blk.{layer}.attn_norm_2.")
+        ),
         vocab=target.vocab,
         max_context=target.max_context,
         model_type="eagle3",
@@ -249,7 +274,8 @@ class _Names(Names):
 
     def own_block(self, layer: int) -> Block:
         """A layer; the first one's attention reads the embedding too, and its norm may go before the whole layer."""
-        head_norms = self._there(self.norm(layer, "self_attn.q_norm", "attn_q_norm", self.head_dim).weight)
+        head_norm = self.norm(layer, "self_attn.q_norm", "attn_q_norm", self.head_dim).weight
+        head_norms = not self.pairs and self._there(head_norm)  # llama.cpp's heads, whose rows are in pairs, have none
         mixer = self.attention(layer, rope=self._rope, bias="", head_norms=head_norms)
         inputs = 2 * self.hidden if layer == 0 else self.hidden
         linears: dict[str, Any] = {x: self.with_bias(_reading(inputs, getattr(mixer, x))) for x in "qkv"}

@@ -1,7 +1,8 @@
-"""Folders of EAGLE-3 heads: what SpecForge, SGLang, AngelSlim and EAGLE write, and what speculators writes.
+"""EAGLE-3 heads: folders as SpecForge, SGLang, AngelSlim and EAGLE write them, as speculators does, and GGUF files.
 
-The former have one flat ``config.json``, with keys of the head among a Llama's, and call the layer ``midlayer``; the
-latter keep the layer's keys in ``transformer_layer_config``, and call it ``layers.0``.
+The first have one flat ``config.json``, with keys of the head among a Llama's, and call the layer ``midlayer``; those
+of speculators keep the layer's keys in ``transformer_layer_config``, and call it ``layers.0``. In a GGUF file ``d2t``
+has token ids, and not distances.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.architectures.eagle3 import (
+    GGUF,
+    GGUF_KEYS,
     HEAD,
     KEYS,
     LAYER_IDS,
@@ -28,7 +31,11 @@ from ipex_lookahead.architectures.eagle3 import (
     wrong_id,
 )
 from ipex_lookahead.architectures.hparams import Source, one_of, shown
+from ipex_lookahead.architectures.keys import GgufKeys
 from ipex_lookahead.checkpoints.config_json import by_keys, inside, read_json
+from ipex_lookahead.checkpoints.files import BinaryFile
+from ipex_lookahead.checkpoints.gguf import GgufCheckpoint, refuse_unread_types
+from ipex_lookahead.checkpoints.gguf_config import config_by
 from ipex_lookahead.checkpoints.quantized import scheme_of, without_scheme
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.errors import ModelFormatError
@@ -143,12 +150,64 @@ class Eagle3Folder(SafetensorsCheckpoint):
                 file.path, MAP, stored.entry,
                 f"is {stored.dtype} {list(stored.shape)}; it must be I64 [{outputs}], as many as the lm_head's outputs",
             )  # fmt: skip
-        values: npt.NDArray[Any] = np.empty(stored.shape, _INTEGERS[stored.dtype])
-        file.file.read_into(stored.offset, values, MAP)
+        values = _integers(file.file, stored.offset, outputs, stored.dtype)
         with np.errstate(over="ignore"):
             ids = values.astype(np.int64) + np.arange(outputs)
-        wrong = wrong_id(ids, vocab)
-        if wrong is not None:
-            at, problem = wrong
-            raise ModelFormatError(file.path, MAP, stored.offset + at * values.itemsize, problem)
-        return ids.astype(np.int32)
+        return _checked(ids, vocab, file.file, stored.offset, values.itemsize)
+
+
+class Eagle3Gguf(GgufCheckpoint):
+    """A head in a GGUF file, as :class:`Eagle3Folder`."""
+
+    ids: npt.NDArray[np.int32] | None = None
+
+    def __init__(self, path: str | PathLike[str], target: ModelSpec) -> None:
+        """Open and validate a head for ``target``.
+
+        Raises ModelFormatError, UnsupportedModelError; InputError for a head that does not fit the target.
+        """
+        self._target = target
+        super().__init__(path)
+
+    def _described(self) -> tuple[ModelSpec, GgufKeys]:
+        file, target = self._file, self._target
+        file.read_tensor_table()
+        found = file.tensors.pop(MAP, None)
+        refuse_unread_types(file)
+        keys = GGUF
+        if "token_embd.weight" not in file.tensors and "eagle3.vocab_size" not in file.metadata:
+            keys = replace(keys, constants={"vocab_size": target.vocab})
+        self.config = config = config_by(file, "eagle3", GGUF_KEYS, keys)
+        for name in ("states", "target_hidden_size"):
+            if name not in config:
+                raise file.error(f"eagle3.{GGUF.used[name]}", None, "is missing")
+        config["outputs"] = config["vocab_size"]
+        if found is not None:
+            if found.type.name not in _INTEGERS or len(found.shape) != 1 or found.shape[0] > config["vocab_size"]:
+                raise found.error(
+                    found.entry,
+                    f"is {found.type.name} {list(found.shape)}; it must be I64, at most {config['vocab_size']} of them",
+                )
+            config["outputs"] = found.shape[0]
+            values = _integers(found.file, found.offset, found.shape[0], found.type.name)
+            self.ids = _checked(
+                values.astype(np.int64), config["vocab_size"], found.file, found.offset, values.itemsize
+            )
+        if "fc.weight" not in file.tensors:
+            raise file.error("fc.weight", None, "is missing from the file")
+        check_fits(config, target, file.tensors["fc.weight"].shape[-1], self.path)
+        return spec(config, target, lambda tensor: tensor.gguf.name in file.tensors, pairs=True), keys
+
+
+def _integers(file: BinaryFile, offset: int, count: int, kind: str) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = np.empty(count, _INTEGERS[kind])
+    file.read_into(offset, values, MAP)
+    return values
+
+
+def _checked(ids: npt.NDArray[np.int64], vocab: int, file: BinaryFile, offset: int, size: int) -> npt.NDArray[np.int32]:
+    """Tokens that outputs stand for, read from ``offset`` on. Raises ModelFormatError."""
+    if (wrong := wrong_id(ids, vocab)) is not None:
+        at, problem = wrong
+        raise ModelFormatError(file.path, MAP, offset + at * size, problem)
+    return ids.astype(np.int32)

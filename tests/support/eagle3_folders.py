@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import gguf
 import torch
 from safetensors.torch import save_file
 
@@ -205,6 +206,53 @@ class Head:
              "eagle_aux_hidden_state_layer_ids": list(self.shape.states), **config},
             {**self.weights, **self.maps()},
         )  # fmt: skip
+
+    def write_gguf(self, file: Path, **keys: Any) -> Path:
+        """As llama.cpp's converter has it: ids of layers whose inputs are read, d2t of token ids, q and k in pairs."""
+        s = self.shape
+        file.parent.mkdir(parents=True, exist_ok=True)
+        writer = gguf.GGUFWriter(file, "eagle3")
+        whole = {
+            "block_count": s.layers, "context_length": 256, "embedding_length": s.hidden, "vocab_size": s.vocab,
+            "feed_forward_length": s.inner, "attention.head_count": s.heads, "attention.head_count_kv": s.kv_heads,
+            "attention.key_length": s.head_dim, "attention.value_length": s.head_dim, "target_hidden_size": s.target,
+        }  # fmt: skip
+        for name, value in {**whole, **keys}.items():
+            writer.add_uint32(f"eagle3.{name}", value)
+        writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", EPSILON)
+        writer.add_float32("eagle3.rope.freq_base", THETA)
+        writer.add_array("eagle3.target_layers", list(s.states))
+        writer.add_bool("eagle3.norm_before_residual", s.norm_before_residual)
+        writer.add_bool("eagle3.norm_before_fc", s.norm_before_fc)
+        for name, values in self.weights.items():
+            part, _, kind = name.removeprefix("layers.").rpartition(".")
+            layer, _, inner = part.partition(".")
+            heads = {"self_attn.q_proj": s.heads, "self_attn.k_proj": s.kv_heads}.get(inner)
+            if heads:
+                values = (
+                    values.reshape(heads, 2, s.head_dim // 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+                )
+            named = f"blk.{layer}.{GGUF_NAMES[inner]}" if layer.isdigit() else GGUF_NAMES[part]
+            writer.add_tensor(f"{named}.{kind}", values.contiguous().numpy())
+        writer.add_tensor("d2t", self.ids.numpy())
+        if s.scaling is not None:
+            plain = THETA ** -(torch.arange(0, s.head_dim, 2) / s.head_dim)
+            writer.add_tensor("rope_freqs.weight", (plain / self.frequencies()).numpy())
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return file
+
+
+GGUF_NAMES = {
+    "fc": "fc", "input_norm": "enc.output_norm", "norm": "output_norm", "lm_head": "output",
+    "embed_tokens": "token_embd", "input_layernorm": "attn_norm", "hidden_norm": "attn_norm_2",
+    "post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attn_output",
+    **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+    **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+}  # fmt: skip
+"""What GGUF files call the parts, behind a layer's number."""
 
 
 def _write(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:

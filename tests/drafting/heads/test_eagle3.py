@@ -11,6 +11,7 @@ import torch
 from ipex_lookahead.checkpoints.drafter import open_drafter
 from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
+from ipex_lookahead.engines.native.core import ISA_VARIABLE, native_core
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.native.load import load
@@ -114,3 +115,78 @@ def test_it_computes_what_the_formulas_say(tmp_path: Path, target: Target, shape
     if shape.states[0] > 0:  # no layer's output is the embedding
         check(target, oracle, target.head(oracle.write_flat(tmp_path / "flat")))
     check(target, oracle, target.head(oracle.write_speculators(tmp_path / "speculators")))
+    if not (shape.fc_norm or shape.head_norms or shape.biases or shape.window):  # which GGUF files have no words for
+        check(target, oracle, target.head(oracle.write_gguf(tmp_path / "head.gguf")))
+
+
+@pytest.fixture(scope="module")
+def folder(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Head(Shape(norm_before_residual=True), target.model).write_flat(tmp_path_factory.mktemp("head") / "head")
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 3], [2, 3, 5]], ids=["one low", "one high"])
+def test_other_layers_are_other_drafts(tmp_path: Path, target: Target, ids: list[int]) -> None:
+    oracle = Head(Shape(), target.model)
+    head = target.head(oracle.write_flat(tmp_path, eagle_config={"eagle_aux_hidden_state_layer_ids": ids}))
+    assert head.spec.features.layers == tuple(one + 1 for one in ids)
+    with pytest.raises(AssertionError):
+        check(target, oracle, head)
+
+
+def test_layers_go_up_whatever_their_order_in_the_file(tmp_path: Path, target: Target) -> None:
+    oracle = Head(Shape(), target.model)
+    check(target, oracle, target.head(oracle.write_speculators(tmp_path, eagle_aux_hidden_state_layer_ids=[5, 2, 3])))
+
+
+def test_a_head_that_names_no_layers_reads_the_usual_ones(tmp_path: Path, target: Target) -> None:
+    oracle = Head(Shape(states=(2, 3, 3)), target.model)
+    assert target.head(oracle.write_flat(tmp_path, eagle_config=None)).spec.features.layers == (2, 3, 3)
+
+
+def test_a_chain_is_one_call_that_does_what_steps_do(target: Target, folder: Path) -> None:
+    head, tokens = target.head(folder, threads=2), text(40, seed=1)
+    features = target.features(tokens, head)[:-1]
+    one, other = head.new_cache(), head.new_cache()
+    found, probs = head.draft(one, tokens[1:], features, 5)
+    assert one.length == len(tokens) - 1
+    row, fed = tokens[1:], features
+    for index, (token, prob) in enumerate(zip(found, probs, strict=True)):
+        logits, fed = head.step(other, row, fed, own=index > 0)
+        assert int(logits.argmax()) == token
+        assert prob == pytest.approx(torch.softmax(torch.from_numpy(logits).double(), 0)[token].item(), rel=1e-5)
+        row = np.array([token], np.int32)
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("isa", native_core().available_isas())
+def test_rows_cuts_threads_and_instruction_sets_do_not_show(
+    target: Target, folder: Path, monkeypatch: pytest.MonkeyPatch, isa: str
+) -> None:
+    """Of each instruction set the bits are its own, whatever the rows of a step, and the threads."""
+    monkeypatch.setenv(ISA_VARIABLE, isa)
+    tokens = text(60, seed=2)
+    whole = target.head(folder)
+    features = target.features(tokens, whole)[:-1]
+    logits, state = whole.step(whole.new_cache(), tokens[1:], features)
+    for threads in (1, 3):
+        head = target.head(folder, threads=threads)
+        for cut in (1, 7, 25):
+            cache = head.new_cache()
+            for first in range(0, 59, cut):
+                rows = slice(first, first + cut)
+                found = head.step(cache, tokens[1:][rows], features[rows])
+            assert found[0].tobytes() == logits.tobytes()
+            assert found[1].tobytes() == state.tobytes()
+
+
+@pytest.mark.parametrize("low_bit", ["sym_int8", "sym_int4", "q4_k"])
+def test_a_head_may_be_in_a_low_bit_format(target: Target, tmp_path: Path, low_bit: str) -> None:
+    """Its drafts are nearly those of floats."""
+    shape = Shape(target=64, hidden=256, inner=256, head_dim=64, own_embedding=True, states=(1, 2, 3, 5))
+    path = Head(shape, target.model).write_flat(tmp_path)
+    tokens = text(30, seed=3)
+    floats, low = target.head(path), target.head(path, WeightPlan(low_bit))
+    features = target.features(tokens, floats)[:-1]
+    one, other = (head.step(head.new_cache(), tokens[1:], features)[0][floats.ids] for head in (floats, low))
+    assert 0 < np.abs(one - other).max() < 0.5 * one.std()
+    assert low.describe()["weight_bytes"] < 0.6 * floats.describe()["weight_bytes"]
