@@ -86,12 +86,13 @@ std::vector<int32_t> rows_of(const std::optional<IntVector>& listed, int64_t row
   return {listed->data(), listed->data() + listed->shape(0)};
 }
 
-// Features [rows][width] of a step, copied.
-std::vector<float> features_of(const Decoder& d, const std::optional<FloatMatrix>& given, int64_t rows) {
+// Features [rows][width] of a step, copied; the model's own are as wide as its hidden states.
+std::vector<float> features_of(const Decoder& d, const std::optional<FloatMatrix>& given, int64_t rows, bool own) {
   if (!given) return {};
   check_aligned(*given, sizeof(float));
-  if (int64_t(given->shape(0)) != rows || int64_t(given->shape(1)) != d.shape().features.width)
-    throw std::invalid_argument("features must have shape [rows, " + std::to_string(d.shape().features.width) + "]");
+  const int64_t width = own ? d.shape().hidden : d.shape().features.width;
+  if (int64_t(given->shape(0)) != rows || int64_t(given->shape(1)) != width)
+    throw std::invalid_argument("features must have shape [rows, " + std::to_string(width) + "]");
   return {given->data(), given->data() + rows * int64_t(given->shape(1))};
 }
 
@@ -151,7 +152,7 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
                   const std::vector<int64_t>& settled, IntVector tokens,
                   IntVector parents, std::optional<IntVector> want, bool logits, int top,
                   const std::vector<int32_t>& hidden_layers, std::optional<IntVector> hidden_rows, bool timings,
-                  std::optional<FloatMatrix> features) {
+                  std::optional<FloatMatrix> features, bool own) {
   if (top < 1 || top > kMostTop) throw std::invalid_argument("top must be from 1 to " + std::to_string(kMostTop));
   Step step;
   for (nb::handle cache : caches) {
@@ -176,7 +177,8 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   step.parents = own_parents.data();
   step.want = own_want.data();
   step.wanted = int64_t(own_want.size());
-  const std::vector<float> own_features = features_of(d, features, step.rows);
+  const std::vector<float> own_features = features_of(d, features, step.rows, own);
+  step.own_features = own;
   step.features = features ? own_features.data() : nullptr;
   std::vector<int32_t> own_hidden_rows;
   if (!hidden_layers.empty()) own_hidden_rows = rows_of(hidden_rows, step.rows);
@@ -433,7 +435,7 @@ NB_MODULE(_native, m) {
       .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward, "caches"_a, "counts"_a, "settled"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a, "hidden_layers"_a, "hidden_rows"_a.none().noconvert(),
-           "timings"_a, "features"_a.none() = nb::none())
+           "timings"_a, "features"_a.none() = nb::none(), "own_features"_a = false)
       .def("draft", &draft, "cache"_a, "last"_a, "copied"_a, "most"_a, "rates"_a, "least"_a, "ends"_a, "draw"_a.none())
       .def("draft_step", &draft_one, "cache"_a, "token"_a, "first"_a)
       .def("set_outputs",

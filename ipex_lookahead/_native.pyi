@@ -203,6 +203,7 @@ class Decoder:
         timings: bool,
         features: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
         | None = None,
+        own_features: bool = False,
     ) -> tuple: ...
     def draft(
         self,

@@ -89,10 +89,9 @@ std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const
 
 void Decoder::set_outputs(const int32_t* tokens, int64_t count) {
   if (count != shape_.outputs) throw std::invalid_argument("the lm_head has " + std::to_string(shape_.outputs) + " outputs, not " + std::to_string(count));
-  int32_t least = 0;
-  for (int64_t i = 0; i < count; least = tokens[i++] + 1)
-    if (tokens[i] < least || tokens[i] >= shape_.vocab)
-      throw std::invalid_argument("outputs stand for ascending tokens of the vocabulary; " + std::to_string(tokens[i]) + " does not fit");
+  for (int64_t i = 0; i < count; ++i)
+    if (tokens[i] < 0 || tokens[i] >= shape_.vocab)
+      throw std::invalid_argument("outputs stand for tokens of the vocabulary; " + std::to_string(tokens[i]) + " is none");
   Crew crew(threads_);
   outputs_.assign(tokens, tokens + count);
   is_output_.assign(size_t(shape_.vocab), false);
@@ -116,6 +115,7 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
   if (step.caches.size() != step.counts.size() || step.settled.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache, and one of settled rows");
   if (step.rows < 1 || step.rows > kMostRows || step.wanted < 0 || step.wanted > step.rows)
     fail("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
+  if (step.own_features && step.features == nullptr) fail("features of the model's own are not given");
   if ((step.features != nullptr) != features_.any())
     fail(features_.any() ? "rows need features of the model that is drafted for" : "rows have no features");
   int64_t first = 0;
@@ -123,6 +123,13 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
     const Cache* cache = step.caches[i];
     if (cache == nullptr) fail("a cache is None");
     if (!(cache->shape() == cache_shape_)) fail("a cache of another model was given");
+    if (const HeadState* const head = cache->head(); head != nullptr) {
+      const FeatureInputsShape& features = head->head().shape().features;
+      const int64_t layers = int64_t(features.layers.size());
+      if (layers * shape_.hidden != features.width || layers > int64_t(kMostFeatureLayers) ||
+          *std::max_element(features.layers.begin(), features.layers.end()) > int64_t(blocks_.size()))
+        fail("the cache follows a head of another model");
+    }
     if (std::find(step.caches.begin(), step.caches.begin() + std::ptrdiff_t(i), cache) !=
         step.caches.begin() + std::ptrdiff_t(i))
       fail("the same cache was given twice in one step");

@@ -79,7 +79,7 @@ class Decoder {
   int threads() const { return threads_; }
   Cache new_cache() const { return Cache(cache_shape_); }
 
-  // Of a head that drafts: the token that each of its outputs stands for, ascending; and the lm_head that these are a part of,
+  // Of a head that drafts: the token that each of its outputs stands for; and the lm_head that these are a part of,
   // another decoder's, which must outlive this one. Throw std::invalid_argument for what does not fit.
   void set_outputs(const int32_t* tokens, int64_t count);
   void share_whole_head(const Matrix& whole);

@@ -56,7 +56,7 @@ void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
                         thread == 0 ? out.times : nullptr);
   embed(context, step);
   per_layer_.run(context, rows_, step.tokens);
-  features_.run(context, rows_, step.features);
+  features_.run(context, rows_, step.features, step.own_features);
   int32_t layer = 0;
   keep_hidden(context, out, layer);
   keep_features(context, layer);
@@ -91,26 +91,27 @@ void Decoder::keep_hidden(ThreadContext& context, const StepOutputs& out, int32_
 // Copies them where a head reads them, for the sequences that one drafts for.
 void Decoder::keep_features(ThreadContext& context, int32_t layer) {
   if (!followed_) return;
-  const auto place = [layer](const Sequence& sequence) {
-    const HeadState* const head = sequence.cache->head();
-    if (head == nullptr) return int64_t(-1);
-    const std::vector<int32_t>& layers = head->head().shape().features.layers;
-    const auto found = std::find(layers.begin(), layers.end(), layer);
-    return found == layers.end() ? int64_t(-1) : int64_t(found - layers.begin());
+  const auto layers = [](const Sequence& one) -> const std::vector<int32_t>& {
+    static const std::vector<int32_t> none;
+    const HeadState* const head = one.cache->head();
+    return head == nullptr ? none : head->head().shape().features.layers;
   };
-  const auto& all = rows_.sequences;
-  if (std::none_of(all.begin(), all.end(), [&](const Sequence& one) { return place(one) >= 0; })) return;
+  const auto wanted = [&](const Sequence& one) { return std::count(layers(one).begin(), layers(one).end(), layer) > 0; };
+  if (std::none_of(rows_.sequences.begin(), rows_.sequences.end(), wanted)) return;
   context.split(rows_.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const Sequence& sequence = rows_.sequence(r);
-      const int64_t at = place(sequence);
-      if (at < 0) continue;
+      if (!wanted(sequence)) continue;
       const float* row = rows_.row(r);
       if (layer == kFinalNorm) {
         final_norm_(*kernels_, row, context.scratch());
         row = context.scratch();
       }
-      std::memcpy(sequence.cache->head()->features(r - sequence.first_row) + at * shape_.hidden, row, size_t(shape_.hidden) * sizeof(float));
+      float* to = sequence.cache->head()->features(r - sequence.first_row);
+      for (const int32_t one : layers(sequence)) {  // a small target's may be the same
+        if (one == layer) std::memcpy(to, row, size_t(shape_.hidden) * sizeof(float));
+        to += shape_.hidden;
+      }
     }
   });
 }

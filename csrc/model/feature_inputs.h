@@ -2,25 +2,35 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "model/operation.h"
 
 namespace ipex_lookahead {
 
-// x = project(embedding_norm(x) | norm(features)), x being the token's embedding (DeepSeek-V3's MTP, arXiv 2412.19437).
+// x = project(embedding_norm(e) | norms(features)), e being the token's embedding (DeepSeek-V3's MTP, arXiv 2412.19437).
+// Or, with the embedding beside: x = after(project(norms(features))), and embedding_norm(e) stays beside x; what the head
+// made itself is taken for project's outcome (EAGLE-3, arXiv 2503.01840).
 class FeatureInputs {
  public:
   FeatureInputs(const FeatureInputsShape& shape, int64_t hidden, DecoderWeights& weights);
   bool any() const { return shape_.width > 0; }
-  int64_t width() const { return shape_.width; }
+  // Of a row's features: the target's, or the head's `own`.
+  int64_t width(bool own) const { return own ? hidden_ : shape_.width; }
   void reserve(StepRows& rows);
-  // In phases that every thread goes through; features [rows][width()] are the rows'.
-  void run(ThreadContext& context, StepRows& rows, const float* features);
+  // In phases that every thread goes through; features [rows][width(own)] are the rows'.
+  void run(ThreadContext& context, StepRows& rows, const float* features, bool own);
 
  private:
+  // What comes before the features where they are projected.
+  int64_t before() const { return shape_.beside ? 0 : hidden_; }
+  void project(ThreadContext& context, StepRows& rows, const float* features);
+  void norm_features(const StepRows& rows, const float* features, float* scratch, float* out) const;
+
   const FeatureInputsShape shape_;
   const int64_t hidden_;
-  Norm embedding_norm_, norm_;
+  Norm embedding_norm_, after_;
+  std::vector<Norm> norms_;
   Matrix project_;
 };
 

@@ -39,6 +39,7 @@ struct StepRows {
   std::vector<Sequence> sequences;
   std::vector<int32_t> depth, ancestors, sequence_of;
   Buffer<float> hidden, branch;  // [count][stride]
+  Buffer<float> beside;          // embeddings of a drafting head's rows, the same
   std::vector<ThreadMemory> own;  // a thread
   RowsMemory shared;
 

@@ -45,6 +45,8 @@ void check(const AttentionShape& a, const DecoderShape& shape) {
   within("head_dim", a.head_dim, 1, kMostHeadDim);
   if (a.heads % a.kv_heads != 0) throw std::invalid_argument("heads must be a multiple of kv_heads");
   if (a.head_dim % 8 != 0) throw std::invalid_argument("head_dim must be a multiple of 8");
+  if (a.with_embedding && !shape.features.beside)
+    throw std::invalid_argument("attention reads an embedding beside rows that have none there");
   within("rope", a.rope, -1, int64_t(shape.ropes.size()) - 1);
   if (a.rope >= 0) check(shape.ropes[size_t(a.rope)], a.head_dim);
   within("window", a.window, 0, INT32_MAX);
@@ -122,10 +124,25 @@ void check(const PerLayerShape& p, const DecoderShape& shape) {
 void check(const FeatureInputsShape& features, const DecoderShape& shape) {
   within("a row's features", features.width, 0, kMostWidth);
   if (features.width == 0) return;
-  if (features.norm.width == 0 || features.embedding_norm.width == 0)
-    throw std::invalid_argument("features and the embedding beside them must have norms");
-  check("the norm of features", features.norm, {features.width});
+  const int64_t states = int64_t(features.layers.size()), layers = int64_t(shape.layers.size());
+  within("the hidden states that are features", states, 1, kMostLayers);
+  if (features.width % states != 0)
+    throw std::invalid_argument("features of " + std::to_string(features.width) + " values are not " + std::to_string(states) +
+                                " hidden states of one width");
+  for (size_t i = 0; i < features.layers.size(); ++i)
+    within("a hidden state that is a feature", features.layers[i], i == 0 ? -1 : features.layers[i - 1], kMostLayers);
+  within("the hidden state that is fed back", features.feedback, -1, layers);
+  if (features.embedding_norm.width == 0) throw std::invalid_argument("the embedding beside features must have a norm");
   check("the norm of the embedding beside features", features.embedding_norm, {shape.hidden});
+  check("the norm of what features come to", features.after, {shape.hidden});
+  int64_t normed = 0;
+  for (const NormShape& norm : features.norms) {
+    within("a norm of features", norm.width, 1, features.width);
+    check("a norm of features", norm, {norm.width});
+    normed += norm.width;
+  }
+  if (normed != 0 && normed != features.width)
+    throw std::invalid_argument("the norms of features are over " + std::to_string(normed) + " values of " + std::to_string(features.width));
 }
 
 void check(const MlpShape& mlp, const DecoderShape&) {

@@ -46,6 +46,7 @@ struct AttentionShape {
   bool value_of_key = false;     // values are what the key projection comes to, before its norm and rope
   float value_norm = 0;          // epsilon of an RMS norm without weights over each head of values; 0: there is none
   int shared = -1;               // the layer whose keys and values it attends to, having none of its own; -1: its own
+  bool with_embedding = false;   // q, k and v read (the embedding that FeatureInputs keeps beside the row | the row)
 
   bool has_keys() const { return shared < 0; }
   bool has_values() const { return has_keys() && !value_of_key; }
@@ -156,10 +157,12 @@ constexpr int32_t kFinalNorm = -1;
 
 // What rows are made of besides their token's embedding (model/feature_inputs.h).
 struct FeatureInputsShape {
-  int width = 0;  // of a row's features; 0: there are none
-  NormShape embedding_norm, norm;
-  std::vector<int32_t> layers = {kFinalNorm};  // of the target, whose hidden states they are, one behind the other, ascending
-  int32_t feedback = kFinalNorm;               // the model's own that serves in their place behind a drafted token
+  int width = 0;                // of a row's features; 0: there are none
+  std::vector<int32_t> layers;  // the target's hidden states that they are, each of width / layers.size() values
+  int32_t feedback = kFinalNorm;        // which of the head's own are the features of what it drafted (kFinalNorm, or of so many layers)
+  bool beside = false;          // the embedding stays beside the row, for attention that reads both
+  NormShape embedding_norm, after;
+  std::vector<NormShape> norms;  // over the features: each over as many as it has weights, one behind the other; none: there are none
 };
 constexpr size_t kMostFeatureLayers = 16;
 

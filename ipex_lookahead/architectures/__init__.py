@@ -18,6 +18,7 @@ from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 __all__ = ["ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
 
 _SUPPORT = {
+    "eagle3",
     "experts",
     "hparams",
     "keys",

@@ -129,6 +129,7 @@ class Attention:
         value_norm: the epsilon of an RMS norm without weights over each head of values; None: there is none.
         shared: the number of the layer whose keys and values it attends to, having neither k nor v (Gemma 4); None: it
             has its own.
+        with_embedding: q, k and v are [n, 2 * hidden], of (the embedding that ``FeatureInputs`` keeps beside x | x).
     """
 
     heads: int
@@ -147,6 +148,7 @@ class Attention:
     norm_after_rope: bool = False
     value_norm: float | None = None
     shared: int | None = None
+    with_embedding: bool = False
     sinks: Tensor | None = None
     o: Linear
 
@@ -396,18 +398,35 @@ class PerLayerGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureInputs:
-    """A drafting head's rows: x = project(embedding_norm(e) | norm(features)), e being the token's embedding.
+    """A drafting head's rows: x = project(embedding_norm(e) | norms(features)), e being the token's embedding.
 
-    Features are another model's hidden states, of the row before (MTP of DeepSeek-V3, arXiv 2412.19437).
+    Features are another model's hidden states, of the row before (MTP of DeepSeek-V3, arXiv 2412.19437); those of a
+    drafted token are the head's own. Or, with the embedding ``beside``: x = after(project(norms(features))), of the
+    head's own features after(features), and embedding_norm(e) stays beside x, for attention that has ``with_embedding``
+    (EAGLE-3, arXiv 2503.01840).
 
     Attributes:
-        embedding_norm, norm: over the embedding, and over the features.
-        project: [hidden, hidden + features].
+        width: of a row's features.
+        layers: which of the target's hidden states they are, one behind the other: those of so many layers, 0 the
+            embedding alone, -1 after the final norm; ascending, and as wide as each other.
+        feeds_back: which of the head's own hidden states, so numbered, are the features of what it drafted.
+        beside: the embedding stays beside x.
+        shares: "embedding" and "head" where they are the target's.
+        embedding_norm: over the embedding.
+        norms: over the features, each over as many as it has weights, one behind the other; or none.
+        project: [hidden, hidden + width]; with the embedding beside [hidden, width].
+        after: over what it comes to; None: there is none.
     """
 
+    width: int
+    layers: tuple[int, ...] = (-1,)
+    feeds_back: int = -1
+    beside: bool = False
+    shares: tuple[str, ...] = ("embedding", "head")
     embedding_norm: Norm
-    norm: Norm
+    norms: tuple[Norm, ...] = ()
     project: Linear
+    after: Norm | None = None
 
 
 Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv
@@ -504,6 +523,11 @@ class ModelSpec:
     def tensors(self) -> Iterator[Tensor]:
         """Every weight once, in the order a step reads them."""
         return (tensor for _, tensor in named_tensors(self))
+
+    def own_tensors(self) -> Iterator[Tensor]:
+        """The same without those that a drafting head shares with its target."""
+        shared = () if self.features is None else self.features.shares
+        return (tensor for name, tensor in named_tensors(self) if name.partition(".")[0] not in shared)
 
 
 def named_tensors(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

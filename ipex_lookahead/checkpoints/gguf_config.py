@@ -82,7 +82,12 @@ def gguf_config(file: GgufParts, model_type: str) -> dict[str, Any]:
     if keys.inside:  # a file of a model that sees holds the text part
         keys = next(iter(keys.parts.values()))
         model_type = keys.family
-    return _Reader(file, model_type, keys, declared.GGUF.of(file)).config()
+    return config_by(file, model_type, keys, declared.GGUF.of(file))
+
+
+def config_by(file: GgufParts, model_type: str, keys: ConfigKeys, gguf: GgufKeys) -> dict[str, Any]:
+    """The same of a model whose keys are given."""
+    return _Reader(file, model_type, keys, gguf).config()
 
 
 class _Reader:

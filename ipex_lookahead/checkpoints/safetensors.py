@@ -123,20 +123,20 @@ class SafetensorsCheckpoint(Folder):
         if not self._tensors:
             raise ModelFormatError(self.path, "tensors", None, "the checkpoint holds no tensor")
 
-    def _place(self) -> None:
-        """Find the family's weights among the tensors, under the names that its spec knows them by."""
-        names = {renamed(name) or "" for name in self._tensors}
+    def _described(self, names: Collection[str]) -> ModelSpec:
+        """The model that the config and the tensors' names describe."""
         said = self.config["tie_word_embeddings"]
         if said is not False:
             self.config["tie_word_embeddings"] = not self._has_own_head(names)
             self.own_head = said is True and not self.config["tie_word_embeddings"]
+        return with_mtp(spec_for(self.config), lambda tensor: self._is_there(_placed(tensor, names).hf.name, names))
 
-        def placed(tensor: Tensor) -> Tensor:
-            return fused_experts(in_blocks(tensor, names), names)
-
-        self.spec = with_mtp(spec_for(self.config), lambda tensor: self._is_there(placed(tensor).hf.name, names))
+    def _place(self) -> None:
+        """Find the model's weights among the tensors, under the names that its spec knows them by."""
+        names = {renamed(name) or "" for name in self._tensors}
+        self.spec = self._described(names)
         every = {**tensors_by_name(self.spec), **head_tensors(self.spec)}
-        self._weights = {name: placed(tensor) for name, tensor in every.items()}
+        self._weights = {name: _placed(tensor, names) for name, tensor in every.items()}
         wanted = {tensor.hf.name: len(tensor.hf.shape) for tensor in self._weights.values()}
         bytes_of = {tensor.hf.name: tensor for tensor in self._weights.values() if tensor.hf.layout == "mxfp4"}
         bytes_of |= {scales_name(tensor): tensor for tensor in bytes_of.values()}
@@ -277,7 +277,7 @@ class SafetensorsCheckpoint(Folder):
         if not self._weights:
             return list(self._tensors)
         held = {*self._tensors, *self._layers}
-        own = (tensor.name for tensor in self.spec.tensors())
+        own = (tensor.name for tensor in self.spec.own_tensors())
         return [*(name for name in own if self._weights[name].hf.name in held), *self._unused]
 
     def info(self, name: str) -> TensorInfo:
@@ -333,6 +333,11 @@ class SafetensorsCheckpoint(Folder):
         """Release the files. Tensors already read stay valid."""
         for file in self._files:
             file.close()
+
+
+def _placed(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """The weight where a folder with tensors of these names has it."""
+    return fused_experts(in_blocks(tensor, names), names)
 
 
 def refuse_without_safetensors(folder: Path) -> None:

@@ -93,7 +93,10 @@ def head_decoder() -> Any:
 
     place = Place("project", (HIDDEN, 2 * HIDDEN))
     features = FeatureInputs(
-        embedding_norm=norm("one"), norm=norm("other"), project=Linear(Tensor("project", place.shape, place, place))
+        width=HIDDEN,
+        embedding_norm=norm("one"),
+        norms=(norm("other"),),
+        project=Linear(Tensor("project", place.shape, place, place)),
     )
     spec = replace(make_spec(**SIZES), features=features)
     decoder = _native.Decoder(spec, 2, "", "fp16")

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Linear, ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
-from ipex_lookahead.engines.base import FINAL_NORM
 from ipex_lookahead.engines.input_order import reordered
 from ipex_lookahead.engines.native.core import CORE_RAISES, core_error
 from ipex_lookahead.engines.native.decoder import empty_decoder, in_order
@@ -34,9 +33,9 @@ class NativeHead:
     """Drafts for one target; made by :meth:`load`.
 
     Attributes:
-        ids: int32 [outputs], the token that each output stands for, ascending.
+        ids: int32 [outputs], the token that each output stands for.
         vocab_size: the target's.
-        width: values of a row's features, the target's hidden states after its final norm.
+        width: values of a row's features, the target's hidden states that ``spec.features`` names.
         price: what its tokens cost, once :func:`~ipex_lookahead.drafting.heads.price.price_of` has measured it.
     """
 
@@ -45,7 +44,9 @@ class NativeHead:
         self.spec = spec
         self.ids = ids
         self.vocab_size = spec.vocab
-        self.width = spec.hidden
+        assert spec.features is not None
+        self.width = spec.features.width
+        self._fed_back = spec.features.feeds_back
         self.max_context = spec.max_context
         self.price: Any = None
 
@@ -60,14 +61,18 @@ class NativeHead:
         threads: int | None = None,
         ids: Ids | None = None,
     ) -> NativeHead:
-        """Read a head's own weights; the embedding is the target's, and the lm_head the rows ``ids`` of the target's.
+        """Read a head's own weights; what it shares is the target's, of the lm_head the rows ``ids``.
+
+        ``ids``: of an lm_head of its own, the token that each output stands for. None: all of these, in order; of the
+        target's the first ``DRAFT_VOCAB``.
 
         Raises ModelFormatError for a tensor of another shape than the config says, or with NaN or infinity.
         """
         routers = {*spec.routers()}
+        kept = {*spec.kept()}
 
         def matrix(tensor: Tensor) -> PackedWeight:
-            weight = read_matrix(checkpoint, tensor, plan, keep=tensor.name in routers, threads=threads)
+            weight = read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
             if tensor.name in routers and weight.format not in FLOATS:
                 return PackedWeight("fp32", weight.shape, dequantize(weight))
             return weight
@@ -116,15 +121,18 @@ class NativeHead:
         ids: Ids | None = None,
     ) -> NativeHead:
         """A head whose own weights two functions give, as for :meth:`NativeEngine.build`; else as :meth:`load`."""
-        if ids is None:  # merges come in the order of how often they are met
-            ids = np.arange(min(spec.vocab, DRAFT_VOCAB), dtype=np.int32)
         assert spec.head is not None
+        assert spec.features is not None
+        shares = spec.features.shares
+        if ids is None:  # merges come in the order of how often they are met
+            outputs = min(spec.vocab, DRAFT_VOCAB) if "head" in shares else spec.head.weight.shape[0]
+            ids = np.arange(outputs, dtype=np.int32)
         spec = replace(spec, head=Linear(replace(spec.head.weight, shape=(len(ids), spec.hidden))))
         decoder = empty_decoder(spec, threads, target.kv_cache)
         for name, tensor in in_order(spec):
-            if name == "embedding":
+            if name == "embedding" and name in shares:
                 decoder.share_matrix(name, target.decoder, name)
-            elif name == "head.weight":
+            elif name == "head.weight" and "head" in shares:
                 weight = plain(target.decoder.export_matrix("embedding" if target.spec.tied else name))
                 decoder.set_matrix(name, *streams(_rows(weight, ids)))
             elif tensor.is_matrix:
@@ -133,7 +141,7 @@ class NativeHead:
                 decoder.set_vector(name, vector(tensor))
         ids = np.ascontiguousarray(ids, np.int32)
         decoder.set_outputs(ids)
-        if len(ids) < spec.vocab:
+        if "head" in shares and len(ids) < spec.vocab:
             decoder.share_whole_head(target.decoder, "embedding" if target.spec.tied else "head.weight")
         return cls(decoder, spec, ids)
 
@@ -209,13 +217,14 @@ class NativeHead:
         """An empty sequence's keys and values, for :meth:`run`."""
         return NativeCache(self._decoder.new_cache())
 
-    def run(self, cache: NativeCache, tokens: Ids, features: Floats) -> tuple[Floats, Floats]:
+    def run(self, cache: NativeCache, tokens: Ids, features: Floats, *, own: bool = False) -> tuple[Floats, Floats]:
         """Rows of given features, on a cache of the head's own: to look at what it computes.
 
         Args:
             cache: of :meth:`new_cache`; commits the rows.
             tokens: int32 [n], n >= 1.
             features: float32 [n, width], the target's of the position before each.
+            own: they are the head's own, [n, hidden].
 
         Returns:
             The last row's logits, float32 [vocab_size], -inf for tokens that the head has no output for, and its own
@@ -228,7 +237,7 @@ class NativeHead:
 
         def forward() -> tuple[Floats, Floats]:
             _, logits, states, _ = self._decoder.forward(
-                [cache.raw], [count], [-1], tokens, parents, last, True, 1, [FINAL_NORM], last, False, features
+                [cache.raw], [count], [-1], tokens, parents, last, True, 1, [self._fed_back], last, False, features, own
             )
             return logits[0], states[0]
 
