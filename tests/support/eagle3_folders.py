@@ -53,8 +53,9 @@ class Shape:
 class Head:
     """Its weights, and what it computes of rows (token, features); the target gives what the head has not."""
 
-    def __init__(self, shape: Shape, target: Any) -> None:
+    def __init__(self, shape: Shape, target: Any = None) -> None:
         s = self.shape = shape
+        self.target = target
         self.weights: dict[str, torch.Tensor] = {}
         width = len(s.states) * s.target
         sizes: dict[str, tuple[int, ...]] = {"fc.weight": (s.hidden, width), "norm.weight": (s.hidden,)}
@@ -93,8 +94,16 @@ class Head:
                 self.weights[name] = values / (1 if "embed" in name else math.sqrt(size[-1]))
         chance = torch.Generator().manual_seed(7)
         self.ids = torch.randperm(s.vocab, generator=chance)[: s.outputs].sort().values
-        self.embedding = self.weights.get("embed_tokens.weight", target.get_input_embeddings().weight.detach())
-        self.lm_head = self.weights.get("lm_head.weight", target.get_output_embeddings().weight.detach()[self.ids])
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        own = self.weights.get("embed_tokens.weight")
+        return self.target.get_input_embeddings().weight.detach() if own is None else own
+
+    @property
+    def lm_head(self) -> torch.Tensor:
+        own = self.weights.get("lm_head.weight")
+        return self.target.get_output_embeddings().weight.detach()[self.ids] if own is None else own
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * self.weights[f"{name}.weight"]
