@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -142,6 +143,18 @@ def test_what_is_no_head(tmp_path: Path) -> None:
     other = Head(Shape()).write_speculators(tmp_path / "other", speculators_model_type="dflash")
     with pytest.raises(UnsupportedModelError, match="no drafting head"):
         open_drafter(other, TARGET)
+
+
+def test_a_pickle_is_not_opened_and_the_hint_converts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Head(Shape()).write_flat(tmp_path)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UnsupportedModelError, match=r"pytorch_model\.bin, a pickle") as raised:
+        open_drafter(folder, TARGET)
+    said = raised.value.hint.partition("in Python, ")[2]
+    monkeypatch.chdir(folder)
+    exec(said, {"safetensors": safetensors, "torch": torch})
+    open_drafter(folder, TARGET).checkpoint.close()
 
 
 def test_a_damaged_gguf_file_is_refused(tmp_path: Path) -> None:
