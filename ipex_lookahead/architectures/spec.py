@@ -408,7 +408,7 @@ class FeatureInputs:
     Attributes:
         width: of a row's features.
         layers: which of the target's hidden states they are, one behind the other: those of so many layers, 0 the
-            embedding alone, -1 after the final norm; ascending, and as wide as each other.
+            embedding alone, -1 after the final norm; ascending, one perhaps twice, and as wide as each other.
         feeds_back: which of the head's own hidden states, so numbered, are the features of what it drafted.
         beside: the embedding stays beside x.
         shares: "embedding" and "head" where they are the target's.

@@ -49,6 +49,8 @@ MAP = "d2t"
 """The tensor that says which token each output of the lm_head is: the output's number and so many more."""
 _OTHER_WAY = "t2d"
 """Which tokens the lm_head has; it follows from the other."""
+FC = "fc.weight"
+"""The matrix that hidden states go through, under its name in either kind of file."""
 _MIDLAYER = "midlayer."
 _INTEGERS = {"I64": np.int64, "I32": np.int32}
 
@@ -108,6 +110,9 @@ class Eagle3Folder(SafetensorsCheckpoint):
     """
 
     ids: npt.NDArray[np.int32] | None = None
+    as_safetensors = (
+        'safetensors.torch.save_file(torch.load("pytorch_model.bin", weights_only=True), "model.safetensors")'
+    )
 
     def __init__(self, path: str | PathLike[str], target: ModelSpec) -> None:
         """Open and validate a head for ``target``.
@@ -129,10 +134,12 @@ class Eagle3Folder(SafetensorsCheckpoint):
         for name in (MAP, _OTHER_WAY):
             self._tensors.pop(name, None)
         first = _MIDLAYER if any(name.startswith(_MIDLAYER) for name in names) else ""
-        if "fc.weight" not in self._tensors:
-            raise ModelFormatError(self.path, "fc.weight", None, "there is no tensor of this name")
-        shape = self._tensors["fc.weight"][1].shape
-        check_fits(config, target, shape[-1] if shape else 0, self.path)
+        if not self._is_there(FC, names):
+            raise ModelFormatError(self.path, FC, None, "there is no tensor of this name")
+        width = len(config["states"]) * target.hidden
+        if FC in self._tensors:  # of a quantised one the shape is checked when it is read
+            width = (self._tensors[FC][1].shape or (0,))[-1]
+        check_fits(config, target, width, self.path)
         return spec(config, target, lambda tensor: self._is_there(tensor.hf.name, names), first=first)
 
     def _read_ids(self) -> npt.NDArray[np.int32] | None:
@@ -193,9 +200,9 @@ class Eagle3Gguf(GgufCheckpoint):
             self.ids = _checked(
                 values.astype(np.int64), config["vocab_size"], found.file, found.offset, values.itemsize
             )
-        if "fc.weight" not in file.tensors:
-            raise file.error("fc.weight", None, "is missing from the file")
-        check_fits(config, target, file.tensors["fc.weight"].shape[-1], self.path)
+        if FC not in file.tensors:
+            raise file.error(FC, None, "is missing from the file")
+        check_fits(config, target, file.tensors[FC].shape[-1], self.path)
         return spec(config, target, lambda tensor: tensor.gguf.name in file.tensors, pairs=True), keys
 
 

@@ -127,7 +127,8 @@ class _Reader:
                 value = None
             config[key] = _shortest(value)
         config.setdefault("rope_theta", 10000.0)
-        config.setdefault("vocab_size", self._embedding_rows())
+        if "vocab_size" not in config:
+            config["vocab_size"] = self._embedding_rows()
         for key, check in self.keys.used.items():
             if key in self.gguf.used and key in config:
                 config[key] = check(source, key, config[key])

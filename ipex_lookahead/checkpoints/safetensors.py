@@ -78,6 +78,8 @@ class SafetensorsCheckpoint(Folder):
     scheme: Scheme | None = None
     own_head: bool = False
     read_past: int = 0
+    as_safetensors = "transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+    """What makes safetensors of pickles, in Python."""
 
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
         """Open and validate the config, the index and every header.
@@ -119,7 +121,7 @@ class SafetensorsCheckpoint(Folder):
         elif os.path.exists(self.path / INDEX):
             self._open_shards(self.path / INDEX)
         else:
-            raise _no_weights(self.path)
+            raise _no_weights(self.path, self.as_safetensors)
         if not self._tensors:
             raise ModelFormatError(self.path, "tensors", None, "the checkpoint holds no tensor")
 
@@ -343,10 +345,10 @@ def _placed(tensor: Tensor, names: Collection[str]) -> Tensor:
 def refuse_without_safetensors(folder: Path) -> None:
     """Raise the error of a folder that holds neither ``model.safetensors`` nor its index."""
     if not os.path.exists(folder / SINGLE) and not os.path.exists(folder / INDEX):
-        raise _no_weights(folder)
+        raise _no_weights(folder, SafetensorsCheckpoint.as_safetensors)
 
 
-def _no_weights(folder: Path) -> Exception:
+def _no_weights(folder: Path, as_safetensors: str) -> Exception:
     """The error for a folder without weights that can be read; it names what lies there instead."""
     present = sorted(os.listdir(folder))
     pickles = [name for name in present if name.endswith(_PICKLES) and not name.startswith("training_args")]
@@ -354,8 +356,7 @@ def _no_weights(folder: Path) -> Exception:
         return UnsupportedModelError(
             f"{folder}: the weights are in {pickles[0]}, a pickle, which can run code when it is read and is never "
             f"opened here; {SINGLE} or {INDEX} is needed",
-            hint="convert it on a machine you can lose: in Python, "
-            "transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)",
+            hint=f"convert it on a machine you can lose: in Python, {as_safetensors}",
         )
     others = [name for name in present if name.endswith((".safetensors", ".gguf"))]
     return ModelFormatError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import gguf.quants
 import torch
 from safetensors.torch import save_file
 
@@ -53,8 +54,9 @@ class Shape:
 class Head:
     """Its weights, and what it computes of rows (token, features); the target gives what the head has not."""
 
-    def __init__(self, shape: Shape, target: Any) -> None:
+    def __init__(self, shape: Shape, target: Any = None) -> None:
         s = self.shape = shape
+        self.target = target
         self.weights: dict[str, torch.Tensor] = {}
         width = len(s.states) * s.target
         sizes: dict[str, tuple[int, ...]] = {"fc.weight": (s.hidden, width), "norm.weight": (s.hidden,)}
@@ -93,8 +95,16 @@ class Head:
                 self.weights[name] = values / (1 if "embed" in name else math.sqrt(size[-1]))
         chance = torch.Generator().manual_seed(7)
         self.ids = torch.randperm(s.vocab, generator=chance)[: s.outputs].sort().values
-        self.embedding = self.weights.get("embed_tokens.weight", target.get_input_embeddings().weight.detach())
-        self.lm_head = self.weights.get("lm_head.weight", target.get_output_embeddings().weight.detach()[self.ids])
+
+    @property
+    def embedding(self) -> torch.Tensor:
+        own = self.weights.get("embed_tokens.weight")
+        return self.target.get_input_embeddings().weight.detach() if own is None else own
+
+    @property
+    def lm_head(self) -> torch.Tensor:
+        own = self.weights.get("lm_head.weight")
+        return self.target.get_output_embeddings().weight.detach()[self.ids] if own is None else own
 
     def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * self.weights[f"{name}.weight"]
@@ -207,8 +217,11 @@ class Head:
             {**self.weights, **self.maps()},
         )  # fmt: skip
 
-    def write_gguf(self, file: Path, **keys: Any) -> Path:
-        """As llama.cpp's converter has it: ids of layers whose inputs are read, d2t of token ids, q and k in pairs."""
+    def write_gguf(self, file: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32) -> Path:
+        """As llama.cpp's converter has it: ids of layers whose inputs are read, d2t of token ids, q and k in pairs.
+
+        ``kind``: of matrices.
+        """
         s = self.shape
         file.parent.mkdir(parents=True, exist_ok=True)
         writer = gguf.GGUFWriter(file, "eagle3")
@@ -217,7 +230,7 @@ class Head:
             "feed_forward_length": s.inner, "attention.head_count": s.heads, "attention.head_count_kv": s.kv_heads,
             "attention.key_length": s.head_dim, "attention.value_length": s.head_dim, "target_hidden_size": s.target,
         }  # fmt: skip
-        for name, value in {**whole, **keys}.items():
+        for name, value in whole.items():
             writer.add_uint32(f"eagle3.{name}", value)
         writer.add_float32("eagle3.attention.layer_norm_rms_epsilon", EPSILON)
         writer.add_float32("eagle3.rope.freq_base", THETA)
@@ -225,7 +238,7 @@ class Head:
         writer.add_bool("eagle3.norm_before_residual", s.norm_before_residual)
         writer.add_bool("eagle3.norm_before_fc", s.norm_before_fc)
         for name, values in self.weights.items():
-            part, _, kind = name.removeprefix("layers.").rpartition(".")
+            part, _, end = name.removeprefix("layers.").rpartition(".")
             layer, _, inner = part.partition(".")
             heads = {"self_attn.q_proj": s.heads, "self_attn.k_proj": s.kv_heads}.get(inner)
             if heads:
@@ -233,7 +246,11 @@ class Head:
                     values.reshape(heads, 2, s.head_dim // 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
                 )
             named = f"blk.{layer}.{GGUF_NAMES[inner]}" if layer.isdigit() else GGUF_NAMES[part]
-            writer.add_tensor(f"{named}.{kind}", values.contiguous().numpy())
+            if values.dim() == 2:
+                data = gguf.quants.quantize(values.contiguous().numpy(), kind)
+                writer.add_tensor(f"{named}.{end}", data, raw_dtype=kind)
+            else:
+                writer.add_tensor(f"{named}.{end}", values.contiguous().numpy())
         writer.add_tensor("d2t", self.ids.numpy())
         if s.scaling is not None:
             plain = THETA ** -(torch.arange(0, s.head_dim, 2) / s.head_dim)

@@ -84,21 +84,32 @@ MIXTURE: dict[str, Any] = {
 """Every switch on: a mixture of experts, windows, sinks, norms of every kind, caps."""
 
 
-def head_decoder() -> Any:
-    """A drafting head, of as many features as hidden values."""
+def head_decoder(beside: bool = False) -> Any:
+    """A drafting head, of as many features as hidden values; or of twice as many, with the embedding beside rows."""
 
     def norm(name: str) -> Norm:
         place = Place(name, (HIDDEN,))
         return Norm(Tensor(name, (HIDDEN,), place, place), 1e-5)
 
-    place = Place("project", (HIDDEN, 2 * HIDDEN))
+    def matrix(name: str, *shape: int) -> Tensor:
+        place = Place(name, shape)
+        return Tensor(name, shape, place, place)
+
     features = FeatureInputs(
-        width=HIDDEN,
+        width=2 * HIDDEN if beside else HIDDEN,
+        layers=(1, 2) if beside else (-1,),
+        feeds_back=2 if beside else -1,
+        beside=beside,
+        after=norm("after") if beside else None,
         embedding_norm=norm("one"),
-        norms=(norm("other"),),
-        project=Linear(Tensor("project", place.shape, place, place)),
+        norms=(norm("other"), norm("third")) if beside else (norm("other"),),
+        project=Linear(matrix("project", HIDDEN, 2 * HIDDEN)),
     )
     spec = replace(make_spec(**SIZES), features=features)
+    if beside:
+        wide = {x: Linear(matrix(f"wide {x}", n, 2 * HIDDEN)) for x, n in (("q", 32), ("k", 16), ("v", 16))}
+        first = replace(spec.layers[0], mixer=replace(spec.layers[0].mixer, **wide, with_embedding=True))
+        spec = replace(spec, layers=(first, *spec.layers[1:]))
     decoder = _native.Decoder(spec, 2, "", "fp16")
     for name, tensor in named_tensors(spec):
         if not tensor.is_matrix:
@@ -113,6 +124,7 @@ DECODERS = {
     "other": whole_decoder(),
     "mixture": whole_decoder(**MIXTURE),
     "head": head_decoder(),
+    "beside": head_decoder(beside=True),
 }
 
 
@@ -157,6 +169,7 @@ SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
         "unset": unset_decoder,
         "mixture": lambda: DECODERS["mixture"],
         "head": lambda: DECODERS["head"],
+        "beside": lambda: DECODERS["beside"],
     },
     "Cache": {"empty": lambda: DECODERS["whole"].new_cache(), "stepped": cache_after_a_step, "kept": kept_cache},
     "LinearLayer": {"made": layer},
@@ -249,6 +262,8 @@ GOOD: dict[str, Arguments] = {
         "hidden_layers": [-1, 1],
         "hidden_rows": ints(1, 2),
         "timings": True,
+        "features": None,
+        "own_features": False,
     },
     "Decoder.draft": lambda: {
         "cache": DECODERS["head"].new_cache(),

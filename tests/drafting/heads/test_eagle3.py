@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
+import gguf.quants
 import numpy as np
 import pytest
 import torch
@@ -196,3 +198,14 @@ def test_a_head_may_be_in_a_low_bit_format(target: Target, tmp_path: Path, low_b
     one, other = (head.run(head.new_cache(), tokens[1:], features)[0][floats.ids] for head in (floats, low))
     assert 0 < np.abs(one - other).max() < 0.5 * one.std()
     assert low.describe()["weight_bytes"] < 0.6 * floats.describe()["weight_bytes"]
+
+
+def test_a_quantised_file_is_read_as_it_is(target: Target, tmp_path: Path) -> None:
+    oracle = Head(Shape(inner=128, own_embedding=True), target.model)
+    head = target.head(oracle.write_gguf(tmp_path / "head.gguf", gguf.GGMLQuantizationType.Q8_0))
+    for name, values in oracle.weights.items():
+        if values.dim() == 2:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            stored = gguf.quants.dequantize(gguf.quants.quantize(values.numpy(), kind), kind)
+            oracle.weights[name] = torch.from_numpy(stored)
+    check(target, oracle, head)
