@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_lookahead.serving.calls.bare_keys import BareKeys
 from ipex_lookahead.serving.calls.base import Call, Function, Named, Style, Written, as_json, parameters_of
 from ipex_lookahead.serving.calls.elements import Coder, Keyed
 from ipex_lookahead.serving.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
@@ -35,6 +36,7 @@ class Ways:
         lists: whether it writes which tools there are.
         repeats: whether it writes the calls of earlier messages.
         needs_none: whether it looks for calls in messages of no text at all, rather than of an empty one.
+        gathers: whether it takes the results of calls in the message that called, rather than in messages of their own.
     """
 
     style: Style
@@ -42,6 +44,7 @@ class Ways:
     lists: bool
     repeats: bool
     needs_none: bool
+    gathers: bool
 
 
 def ways_of(template: str) -> Ways:
@@ -53,12 +56,15 @@ def ways_of(template: str) -> Ways:
         _TOOLS.search(template) is not None,
         "tool_calls" in template,
         isinstance(style, Sectioned) and _NO_TEXT.search(template) is not None,
+        "tool_responses" in template and "tool_call_id" not in template,
     )
 
 
 def _style_of(template: str) -> Style | None:
     if "[TOOL_CALLS]" in template:
         return Listed()
+    if BareKeys.markers[0] in template:
+        return BareKeys()
     if "<tool_call>" in template:
         if "<arg_key>" in template:
             return Keyed("" if "</arg_key><arg_value>" in template else "\n")
@@ -111,6 +117,27 @@ def with_calls(messages: Sequence[Mapping[str, Any]], style: Style) -> list[Any]
             kept = {key: value for key, value in message.items() if key != "tool_calls"}
             message = {**kept, "content": Woven([*own, *style.spelled(calls)])}
         found.append(message)
+    return found
+
+
+def with_results(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Messages in which the results of calls stand in the message that called, as Gemma 4's first templates have them.
+
+    A result is of the call whose id it repeats, else of the function that it names, else of the next call.
+    """
+    found: list[Any] = []
+    for message in messages:
+        caller = found[-1] if found else {}
+        calls = caller.get("tool_calls") or ()
+        if message["role"] != "tool" or not calls:
+            found.append(message)
+            continue
+        before = caller.get("tool_responses", ())
+        names = [one["function"]["name"] for one in calls]
+        number = message.get("tool_call_id")
+        own = [name for name, one in zip(names, calls, strict=True) if number is not None and one.get("id") == number]
+        name = (own or [message.get("name") or names[min(len(before), len(names) - 1)]])[0]
+        found[-1] = {**caller, "tool_responses": [*before, {"name": name, "response": message.get("content") or ""}]}
     return found
 
 
