@@ -16,6 +16,8 @@ from ipex_lookahead.serving.calls.base import Call, Style
 from ipex_lookahead.serving.calls.elements import Coder, Keyed
 from ipex_lookahead.serving.calls.json_calls import Bracketed, Sectioned, Tagged
 from ipex_lookahead.serving.calls.pythonic import Pythonic
+from ipex_lookahead.serving.reader import Reader
+from ipex_lookahead.serving.thinking import CHANNEL, Mode, Thought
 from ipex_lookahead.serving.tools import Parser
 from tests.serving.calls.bytes_vocabulary import MARKS, matcher_of, spell, takes, walked
 
@@ -107,11 +109,19 @@ def test_what_is_written_is_allowed_and_found(style: Style, tokens: bool, calls:
 
 
 NUMBERS = st.integers(-(10**9), 10**9) | st.floats(-1e6, 1e6)
-VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.text("abc é\n\"'{}[],:\\", max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab'\" ", max_size=3), inner, max_size=3),
-    max_leaves=6,
-)  # fmt: skip
+
+
+def values(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    """JSON whose objects have such keys."""
+    return st.recursive(
+        st.none() | st.booleans() | NUMBERS | st.text("abc é\n\"'{}[],:\\", max_size=6),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+        max_leaves=6,
+    )
+
+
+VALUES = values(st.text("ab'\" ", max_size=3))
+WORDS = st.sampled_from(["a", "b_c", "d1"])
 TYPED = [("string", str), ("boolean", bool), ("integer", int), ("number", float), ("array", list), ("object", dict)]
 
 
@@ -374,3 +384,23 @@ def test_what_models_write_besides(style: Style, text: str, calls: list[Any] | N
     properties = {"a": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}}
     functions = [{"name": "f", "parameters": {"type": "object", "properties": properties}}]
     assert found(style, text, functions) == ([text] if calls is None else calls)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.dictionaries(WORDS, values(WORDS), max_size=3), st.booleans())
+def test_transformers_finds_the_same_calls_of_gemma_4(arguments: dict[str, Any], thinks: bool) -> None:
+    """By its own parser of the family's answers, for which keys are words."""
+    parsing = pytest.importorskip("transformers.utils.chat_parsing")
+    utils = pytest.importorskip("transformers.cli.serving.utils")
+    (template,) = (one for families, one in utils._RESPONSE_TEMPLATE_FALLBACKS.items() if "gemma4" in families)
+    text = "".join(BareKeys().spelled([("f", arguments), ("g", {})]))
+    thought = "<|channel>thought\nhm\n<channel|>" if thinks else ""
+    theirs = parsing.parse_response(f"{thought}{text}<|tool_response>", template, prefix="<|turn>model\n")
+    ours = Reader(Mode.PERHAPS, Parser(BareKeys(), [{"name": "f"}, {"name": "g"}]), CHANNEL).put(
+        thought + text, last=True
+    )
+    calls = [(one.name, json.loads(one.arguments)) for one in ours if isinstance(one, Call)]
+    assert [(one["function"]["name"], one["function"]["arguments"]) for one in theirs["tool_calls"]] == calls
+    assert calls == [("f", arguments), ("g", {})]
+    assert [str(one) for one in ours if isinstance(one, Thought)] == ["hm"] * thinks
+    assert theirs.get("reasoning_content", "").strip() == "hm" * thinks
