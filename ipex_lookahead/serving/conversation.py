@@ -18,7 +18,7 @@ from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import TAIL, Marks, Mode, marks_of, mode_of, rule
-from ipex_lookahead.serving.tools import Parser, Ways, in_words, ways_of, with_calls, with_results, with_tools
+from ipex_lookahead.serving.tools import Parser, Ways, in_words, numbered, ways_of, with_calls, with_results, with_tools
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 Message = dict[str, Any]
@@ -137,7 +137,7 @@ def _rendered(served: Served, conversation: Conversation, ways: Ways, given: Seq
     called = any(m["role"] == "tool" or m.get("tool_calls") for m in conversation.messages)
     if not given and not called:
         return ids_of(conversation.messages, None)
-    messages: list[Any] = [_with_objects(message) for message in conversation.messages]
+    messages: list[Any] = numbered([_with_objects(message) for message in conversation.messages])
     if not ways.known:
         return ids_of(in_words(messages, given, ways.style), None)
     if not ways.repeats:

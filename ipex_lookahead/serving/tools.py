@@ -120,24 +120,43 @@ def with_calls(messages: Sequence[Mapping[str, Any]], style: Style) -> list[Any]
     return found
 
 
-def with_results(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Messages in which the results of calls stand in the message that called, as Gemma 4's first templates have them.
+def numbered(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Messages in which each call has an id, and each result its call's, by which templates tell them apart.
 
-    A result is of the call whose id it repeats, else of the function that it names, else of the next call.
+    A result without one is of the function that it names, else of the next call that has none. An id that is made here
+    has nine letters and digits, as Mistral's templates want it.
     """
+    found: list[Any] = []
+    open_calls: dict[str, str] = {}  # the function's name, by id
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            made = [{**one, "id": one.get("id") or f"call{len(found):03d}{at:02d}"} for at, one in enumerate(calls)]
+            open_calls = {one["id"]: one["function"]["name"] for one in made}
+            message = {**message, "tool_calls": made}
+        elif message["role"] == "tool" and open_calls:
+            number = message.get("tool_call_id")
+            if number is None:
+                own = (one for one, name in open_calls.items() if name == message.get("name"))
+                number = next(own, next(iter(open_calls)))
+                message = {**message, "tool_call_id": number}
+            open_calls.pop(number, None)
+        found.append(message)
+    return found
+
+
+def with_results(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Messages in which results stand in the message that called, as Gemma 4's first templates have them."""
     found: list[Any] = []
     for message in messages:
         caller = found[-1] if found else {}
-        calls = caller.get("tool_calls") or ()
+        calls = caller.get("tool_calls")
         if message["role"] != "tool" or not calls:
             found.append(message)
             continue
-        before = caller.get("tool_responses", ())
-        names = [one["function"]["name"] for one in calls]
-        number = message.get("tool_call_id")
-        own = [name for name, one in zip(names, calls, strict=True) if number is not None and one.get("id") == number]
-        name = (own or [message.get("name") or names[min(len(before), len(names) - 1)]])[0]
-        found[-1] = {**caller, "tool_responses": [*before, {"name": name, "response": message.get("content") or ""}]}
+        names = {one.get("id"): one["function"]["name"] for one in calls}
+        name = names.get(message.get("tool_call_id")) or message.get("name") or "unknown"
+        result = {"name": name, "response": message.get("content") or ""}
+        found[-1] = {**caller, "tool_responses": [*caller.get("tool_responses", ()), result]}
     return found
 
 

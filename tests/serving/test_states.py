@@ -1,5 +1,5 @@
-"""A conversation over HTTP with models that have recurrent layers, or shared keys: a turn reads what is new, and says the
-same."""
+"""A conversation over HTTP with models that have recurrent layers, or shared keys: a turn reads what is new, and says
+the same."""
 
 from __future__ import annotations
 

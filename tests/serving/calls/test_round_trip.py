@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import Conversation, prepare
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.thinking import Mode, marks_of
-from ipex_lookahead.serving.tools import Parser, ways_of, with_results
+from ipex_lookahead.serving.tools import Parser, numbered, ways_of
 from tests.support.tool_templates import TOOL_TEMPLATES
 
 ARGUMENTS = {"city": "Köln am Rhein", "days": 3, "deep": {"a": [1, {"b": "c"}]}, "hot": True, "more": "5"}
@@ -125,14 +126,28 @@ def test_gemma_goes_on_behind_the_results(serving: Any, family: str, thinks: boo
     assert [part.name if isinstance(part, Call) else str(part) for part in said] == ["a", "v"]
 
 
-def test_results_without_ids_are_told_apart() -> None:
-    calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in ("w", "v", "v")]
-    results = [{"role": "tool", "content": "a"}, {"role": "tool", "content": "b", "name": "v"},
-               {"role": "tool", "content": "c"}, {"role": "tool", "content": "d"}]  # fmt: skip
-    alone = {"role": "tool", "content": "x"}
-    found = with_results([alone, {"role": "assistant", "content": "", "tool_calls": calls}, *results])
-    assert found[0] == alone
-    assert [(one["name"], one["response"]) for one in found[1]["tool_responses"]] == [
-        ("w", "a"), ("v", "b"), ("v", "c"), ("v", "d")
+@pytest.mark.parametrize("family", ["gemma4", "gemma4, the first"])
+def test_results_without_ids_are_told_apart(serving: Any, family: str) -> None:
+    """By the function that they name, as Ollama's have it, else in order."""
+    served = serving(family)
+    names, results = ("v", "w", "v"), ({"content": "a", "name": "w"}, {"content": "b"}, {"content": "c"})
+    calls = [{"type": "function", "function": {"name": name, "arguments": "{}"}} for name in names]
+    messages = [
+        {"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": calls},
+        *({"role": "tool", **one} for one in results),
     ]  # fmt: skip
-    assert len(found) == 2
+    text = served.tokenizer.decode(list(prepare(served, Conversation(messages, FUNCTIONS)).prompt))
+    assert re.findall(r'response:(\w)\{value:<\|"\|>(\w)', text) == [("w", "a"), ("v", "b"), ("v", "c")]
+
+
+def test_ids_are_made_where_there_are_none() -> None:
+    call = {"type": "function", "function": {"name": "w", "arguments": {}}}
+    alone, answer = {"role": "tool", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call, call]}
+    assert numbered([alone]) == [alone]
+    found = numbered([answer, alone, alone, alone, {**answer, "tool_calls": [{**call, "id": "mine"}]}, alone])
+    ids = [one["id"] for one in found[0]["tool_calls"]]
+    assert len({*ids}) == 2
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert [one.get("tool_call_id") for one in found[1:4]] == [*ids, None]
+    assert (found[4]["tool_calls"][0]["id"], found[5]["tool_call_id"]) == ("mine", "mine")
+    assert "id" not in call
