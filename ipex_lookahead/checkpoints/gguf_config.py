@@ -55,6 +55,8 @@ _IDS = {
     "eot_token_id": "tokenizer.ggml.eot_token_id",
     "eom_token_id": "tokenizer.ggml.eom_token_id",
 }
+_ENDS = {"gemma4": frozenset({"<eos>", "<turn|>", "<|tool_response>"})}
+"""Architecture -> tokens that end an answer by its makers' generation_config.json; its files name one of them."""
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _SAMPLED = {
     "temperature": number(-1e6, 1e6),
@@ -203,7 +205,10 @@ class _Reader:
         check, metadata = token_id(config["vocab_size"]), self.file.metadata
         ids = {name: check(self.source, name, metadata[key]) for name, key in _IDS.items() if key in metadata}
         # A chat model's end of turn ends a generation too; Hugging Face says so with a list of end-of-sequence ids.
-        ends = list(dict.fromkeys(ids[n] for n in ("eos_token_id", "eot_token_id", "eom_token_id") if n in ids))
+        ends = [ids[n] for n in ("eos_token_id", "eot_token_id", "eom_token_id") if n in ids]
+        if named := _ENDS.get(self.gguf.architecture):
+            ends += [i for i, token in enumerate(metadata.get("tokenizer.ggml.tokens", ())) if token in named]
+        ends = list(dict.fromkeys(ends))
         found: dict[str, Any] = {name: ids[name] for name in ("bos_token_id", "pad_token_id") if name in ids}
         if ends:
             found["eos_token_id"] = ends[0] if len(ends) == 1 else ends
