@@ -48,7 +48,11 @@ class Taught:
     steps: int = option("Steps of the optimiser, at most.", 2000, low=1)
     minutes: float | None = option("Of training, at most, after the answers; if not given, --steps alone ends it.",
                                    low=0, above=True)  # fmt: skip
-    learning_rate: float = option("The highest, after a linear rise, before half a cosine.", 1e-3, low=0, above=True)
+    learning_rate: float | None = option(
+        "The highest, after a linear rise, before half a cosine; if not given, 0.5 / hidden size, 0.002 at most.",
+        low=0,
+        above=True,
+    )
     batch: int = option("Answers a step.", 4, low=1)
     unroll: int = option("Tokens of the chains that it is taught to draft.", 4, low=1, high=16)
     seed: int = option("Of the answers, the first weights and the order.", 0, low=0)

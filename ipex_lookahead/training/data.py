@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -69,10 +70,14 @@ class Store:
         for line in self._lines.read_bytes().splitlines(keepends=True):
             if not line.endswith(b"\n"):
                 break
-            found = json.loads(line)
-            if self.tokens + len(found["tokens"]) > held:
+            try:
+                found = json.loads(line)
+                tokens, prompt = found["tokens"], found["prompt"]
+            except (ValueError, TypeError, KeyError):  # a machine that lost its power may leave anything
                 break
-            self._note(found["tokens"], found["prompt"])
+            if self.tokens + len(tokens) > held:
+                break
+            self._note(tokens, prompt)
             whole += len(line)
         os.truncate(self._lines, whole)
         os.truncate(self._rows, self.tokens * self.row_bytes)
@@ -114,7 +119,7 @@ class Store:
 
 def collect(
     model: TextModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Iterable[Sequence[int]],
     store: Store,
     params: SamplingParams,
     *,
@@ -122,24 +127,26 @@ def collect(
     stopped: Callable[[], bool],
     progress: Callable[[int], None],
 ) -> None:
-    """Let the model answer prompts that are not answered yet, until there are ``tokens`` tokens of answers.
+    """Let the model answer prompts until there are ``tokens`` tokens of answers.
 
     Args:
         model: on the native engine.
-        prompts: token ids of each; the first ``len(store.answers)`` are answered already.
+        prompts: token ids of each that is not answered yet.
         store: where answers go.
-        params: how tokens are chosen; each answer draws with noise of its own.
+        params: how tokens are chosen; each answer draws with noise of its own, by its number in the store.
         tokens: of answers, at least, where the prompts bring as many.
         stopped: asked between two steps; True leaves out the answers that are under way.
         progress: called with the tokens of answers so far.
     """
     progress(store.answered)
-    while len(store.answers) < len(prompts) and store.answered < tokens and not stopped():
-        number = len(store.answers)
+    waiting = iter(prompts)
+    while store.answered < tokens and not stopped():
         sequences = []
-        for at, prompt in enumerate(prompts[number : number + AT_ONCE]):
+        for number, prompt in enumerate(islice(waiting, AT_ONCE), len(store.answers)):
             limit, reason = length_limit(len(prompt), model.engine.max_context, max_new_tokens=params.max_new_tokens)
-            sequences.append(model.sequence(prompt, params, limit, reason, number=number + at))
+            sequences.append(model.sequence(prompt, params, limit, reason, number=number))
+        if not sequences:
+            return
         for sequence in sequences:
             sequence.cache = model.engine.new_cache()
         run(model.engine, sequences, RunOptions(cancelled=stopped))

@@ -5,10 +5,13 @@ What is not finished lies beside the folder that is asked for, under its name wi
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,8 @@ from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.system.terminal import Draw
 from ipex_lookahead.training.acceptance import Acceptance, walked
 from ipex_lookahead.training.data import HELD_OUT, Answer, Store, collect
-from ipex_lookahead.training.eagle3 import FEATURES, Eagle3, chains
-from ipex_lookahead.training.prompts import prompts_of
+from ipex_lookahead.training.eagle3 import FEATURES, Eagle3, Eagle3Shape, chains
+from ipex_lookahead.training.prompts import pieces_of, prompts_of
 from ipex_lookahead.training.save import save_head
 from ipex_lookahead.training.target import most_frequent, new_head, shape_of, words_of
 from ipex_lookahead.training.train import Recipe, Training
@@ -109,42 +112,62 @@ def make_head(
     """
     engine = model.engine
     if not isinstance(engine, NativeEngine):
-        raise InputError(f"heads are made on the native engine, not on {engine.name}", hint="--engine native")
+        raise InputError(
+            f"heads are made on the native engine, not on {engine.name}", hint="leave out what asks for another"
+        )
     check_output(output)
     work = work_folder(output)
-    prompts = prompts_of(model, texts, asked.prompt_tokens, asked.recipe.seed)
+    pieces = pieces_of(texts, asked.recipe.seed)
     shape = shape_of(engine.spec, model.config, words_of(engine.spec.vocab, asked.draft_vocab))
     try:
         work.mkdir(exist_ok=True)
-        _same_settings(work / SETTINGS, {**_settings(asked), "texts": _digest(texts), "target": _target(engine)})
-        store = Store(work, shape.layers, engine.spec.hidden)
-        _check_room(work, store, asked)
-        rules = SamplingParams(asked.answer_tokens, 0.0 if asked.greedy else None, seed=asked.recipe.seed)
-        collect(model, prompts, store, rules, tokens=asked.tokens, stopped=stopped,
-                progress=lambda done: shown(done, asked.tokens, "answering"))  # fmt: skip
-        if stopped():
-            return None
-        kept, held = store.split()
-        if not held:
-            raise InputError(
-                f"the texts brought {len(store.answers)} answers; {HELD_OUT} are needed, of which one is measured on",
-                hint="give longer texts, or ask for more --tokens",
-            )
-        counts = np.bincount(np.concatenate([one.tokens[one.prompt :] for one in kept]), minlength=shape.vocab)
-        head = new_head(engine, shape, most_frequent(counts, shape.draft_vocab), asked.recipe.seed)
-        soft = (engine.spec.logit_multiplier, engine.spec.logit_softcap)
-        training = Training(head, store, asked.recipe, soft, work / STATE)
-        with torch_threads(asked.threads):
-            if not training.run(
-                stopped, lambda now: shown(int(1000 * now.progress), 1000, f"training, loss {now.loss:.3f}")
-            ):
-                return None
-            found = measured(head, store, held)
-        made = Made(len(store.answers), store.answered, training.step, training.loss, found)
-        save_head(head, output, _report(made, asked, engine))
-        shutil.rmtree(work)
+        with _alone(work):
+            _same_settings(work / SETTINGS, {**_settings(asked), "texts": _digest(texts), "target": _target(engine)})
+            store = Store(work, shape.layers, engine.spec.hidden)
+            _check_room(work, store, asked)
+            rules = SamplingParams(asked.answer_tokens, 0.0 if asked.greedy else None, seed=asked.recipe.seed)
+            prompts = prompts_of(model, pieces[len(store.answers) :], asked.prompt_tokens)
+            collect(model, prompts, store, rules, tokens=asked.tokens, stopped=stopped,
+                    progress=lambda done: shown(done, asked.tokens, "answering"))  # fmt: skip
+            made = None if stopped() else _taught(engine, shape, store, asked, work, output, stopped, shown)
+            if made is not None:
+                shutil.rmtree(work)
+            return made
     except OSError as error:
         raise SaveError(f"{work} cannot be written: {error}", hint="free some space, or name another folder") from error
+
+
+def _taught(
+    engine: NativeEngine,
+    shape: Eagle3Shape,
+    store: Store,
+    asked: Asked,
+    work: Path,
+    output: Path,
+    stopped: Callable[[], bool],
+    shown: Draw,
+) -> Made | None:
+    """The second half of :func:`make_head`, behind the answers."""
+    kept, held = store.split()
+    if not held:
+        raise InputError(
+            f"the texts brought {len(store.answers)} answers; {HELD_OUT} are needed, of which one is measured on",
+            hint="give longer texts, or ask for more tokens",
+        )
+    counts = np.bincount(np.concatenate([one.tokens[one.prompt :] for one in kept]), minlength=shape.vocab)
+    head = new_head(engine, shape, most_frequent(counts, shape.draft_vocab), asked.recipe.seed)
+    soft = (engine.spec.logit_multiplier, engine.spec.logit_softcap)
+    training = Training(head, store, asked.recipe, soft, work / STATE)
+
+    def show(now: Training) -> None:
+        shown(int(1000 * now.progress), 1000, f"training, loss {now.loss:.3f}")
+
+    with torch_threads(asked.threads):
+        if not training.run(stopped, show):
+            return None
+        found = measured(head, store, held)
+    made = Made(len(store.answers), store.answered, training.step, training.loss, found)
+    save_head(head, output, _report(made, asked, engine))
     return made
 
 
@@ -197,6 +220,19 @@ def _target(engine: NativeEngine) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """No other run is at this folder meanwhile. Raises InputError where one is."""
+    folder = os.open(work, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise InputError(f"another run is at {work}", hint="wait for it, or name another folder") from None
+    finally:
+        os.close(folder)
+
+
 def _digest(texts: Sequence[str]) -> str:
     total = hashlib.sha256()
     for text in texts:
@@ -227,5 +263,5 @@ def _check_room(work: Path, store: Store, asked: Asked) -> None:
         raise SaveError(
             f"{work} has {free / 1e6:,.0f} MB free; what the model makes of {asked.tokens:,} tokens takes"
             f" {needed / 1e6:,.0f} MB meanwhile",
-            hint="ask for fewer --tokens, or name a folder on another disk",
+            hint="ask for fewer tokens, or name a folder on another disk",
         )

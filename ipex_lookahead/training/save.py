@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ipex_lookahead.checkpoints.config_json import read_json
@@ -71,7 +72,7 @@ def save_head(head: Eagle3, folder: Path, report: Mapping[str, Any]) -> None:
                 with file.open("rb") as written:
                     os.fsync(written.fileno())
             put_in_place(made, folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise SaveError(
             f"{folder} cannot be written: {error}", hint="free some space, or name another folder"
         ) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from ipex_lookahead.files.temporary import temporary_file
@@ -36,7 +37,7 @@ class Recipe:
     Attributes:
         steps: of the optimiser, at most.
         minutes: of training, at most; None: as long as the steps take.
-        learning_rate: the highest.
+        learning_rate: the highest; None: ``usual_rate``.
         batch: answers a step.
         unroll: tokens of the chains.
         seed: of the head's first weights and the order of answers.
@@ -44,7 +45,7 @@ class Recipe:
 
     steps: int
     minutes: float | None
-    learning_rate: float
+    learning_rate: float | None
     batch: int
     unroll: int
     seed: int
@@ -59,7 +60,7 @@ class Rows:
         features: float32 [batch, rows, 3 * hidden].
         states: float32 [batch, rows, hidden], after the target's final norm.
         drafts: bool [batch, rows], whether a row drafts: it knows a token of the answer behind it.
-        there: bool [batch, rows], whether a row is there.
+        there: bool [batch, rows], whether there is a row, and not what fills up.
     """
 
     tokens: torch.Tensor
@@ -90,6 +91,8 @@ class Training:
             betas=BETAS,
         )
         self._answers, _ = store.split()
+        given = recipe.learning_rate
+        self._rate = usual_rate(head.shape.hidden) if given is None else given
         self.step, self._seconds = 0, 0.0
         self.loss = math.nan
         if state.exists():
@@ -120,7 +123,7 @@ class Training:
 
     def _teach(self, rows: Rows) -> None:
         for group in self._optimiser.param_groups:
-            group["lr"] = self.recipe.learning_rate * rate(self.progress)
+            group["lr"] = self._rate * share(self.progress)
         self._optimiser.zero_grad()
         loss = unrolled_loss(self.head, rows, self.recipe.unroll, self.soft)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -143,12 +146,13 @@ class Training:
                 tensors[f"{name}/{key}"] = value
         at = {"step": str(self.step), "seconds": repr(self._seconds), "loss": repr(self.loss)}
         with temporary_file(self._state) as made:
-            save_file({name: one.detach().contiguous() for name, one in tensors.items()}, made, at)
+            try:
+                save_file({name: one.detach().contiguous() for name, one in tensors.items()}, made, at)
+            except SafetensorError as error:  # its name for a full disk
+                raise OSError(str(error)) from error
             made.replace(self._state)
 
     def _load(self) -> None:
-        from safetensors import safe_open
-
         with safe_open(self._state, "pt") as file:
             at = file.metadata()
         self.step, self._seconds, self.loss = int(at["step"]), float(at["seconds"]), float(at["loss"])
@@ -160,7 +164,12 @@ class Training:
                 self._optimiser.state[one] = {key: tensors[f"{name}/{key}"] for key in keys}
 
 
-def rate(progress: float) -> float:
+def usual_rate(hidden: int) -> float:
+    """A learning rate that falls with the width (Yang et al., 2022, arXiv 2203.03466): the published 1e-4 at 4,096."""
+    return min(2e-3, 0.5 / hidden)
+
+
+def share(progress: float) -> float:
     """Of the highest learning rate, how much: a linear rise, then half a cosine down to a tenth."""
     if progress < WARMUP:
         return max(0.01, progress / WARMUP)
@@ -194,26 +203,34 @@ def side_by_side(store: Store, answers: Sequence[Answer]) -> Rows:
 def unrolled_loss(head: Eagle3, rows: Rows, unroll: int, soft: tuple[float, float | None]) -> torch.Tensor:
     """The mean cross entropy of the tokens of all chains against the target's distribution among the head's words.
 
-    Where the target's own choice is none of these, nothing is learned: there the head cannot be right.
+    Where the token that the target chose is none of these, nothing is learned: there the head cannot be right.
     """
-    multiplier, cap = soft
     g, past = head.fc(rows.features[:, :-1]), Past()
-    chosen = rows.drafts[:, :-1]
-    losses = []
+    chosen, sayable = rows.drafts[:, :-1], rows.there & head.t2d[rows.tokens]
+    needed = rows.drafts.roll(1, 1)  # the rows whose choice chains stand for
+    number = needed.flatten().cumsum(0).view(needed.shape) - 1
+    wanted = targets(head, rows.states[needed], soft)
+    losses = [0.0 * g.sum()]
     for depth in range(unroll):
         # Row P stands for the token P + 2 + depth, which the target chose by its state at P + 1 + depth.
         shift = depth + 1
         tokens = _moved(rows.tokens, shift)[:, :-1]
         out = head.step(tokens, g, past)
-        counted = chosen & _moved(rows.there, shift)[:, :-1]
-        states = _moved(rows.states, shift)[:, :-1][counted]
-        with torch.no_grad():
-            wanted = multiplier * (states @ head.lm_head.weight.T)
-            wanted = wanted if cap is None else cap * torch.tanh(wanted / cap)
-            wanted = wanted.softmax(-1)
-        losses.append(-(wanted * head.logits(out[counted]).log_softmax(-1)).sum(-1).mean())
+        counted = chosen & _moved(sayable, shift + 1)[:, :-1]
+        if not counted.any():
+            break  # all answers are shorter
+        chances = wanted[_moved(number, shift)[:, :-1][counted]]
+        losses.append(-(chances * head.logits(out[counted]).log_softmax(-1)).sum(-1).mean())
         g = out
-    return torch.stack(losses).mean()
+    return torch.stack(losses).sum() / max(1, len(losses) - 1)
+
+
+@torch.no_grad()
+def targets(head: Eagle3, states: torch.Tensor, soft: tuple[float, float | None]) -> torch.Tensor:
+    """The target's distribution among the head's words, float32 [n, draft_vocab], of its states [n, hidden]."""
+    multiplier, cap = soft
+    logits = multiplier * (states @ head.lm_head.weight.T)
+    return (logits if cap is None else cap * torch.tanh(logits / cap)).softmax(-1)
 
 
 def _moved(x: torch.Tensor, by: int) -> torch.Tensor:
