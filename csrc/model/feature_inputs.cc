@@ -1,6 +1,8 @@
 #include "model/feature_inputs.h"
 
+#include <algorithm>
 #include <cstring>
+#include <string>
 
 namespace ipex_lookahead {
 

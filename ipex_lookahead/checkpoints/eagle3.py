@@ -41,8 +41,6 @@ from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.files.safe_json import JsonObject
 
-CLASSES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
-"""What ``architectures`` of such folders name."""
 LAYER = "transformer_layer_config"
 """Where speculators' folders have the keys of the layer."""
 MAP = "d2t"
@@ -56,11 +54,12 @@ _INTEGERS = {"I64": np.int64, "I32": np.int32}
 
 
 def is_eagle3(raw: JsonObject) -> bool:
-    """Whether a folder's config is that of such a head."""
+    """Whether a folder's config is that of such a head: by its class, or as EAGLE's own, Llamas with less output."""
     if raw.get("speculators_model_type") is not None:
         return bool(raw["speculators_model_type"] == "eagle3")
     names = raw.get("architectures")
-    return isinstance(names, list) and any(isinstance(one, str) and "eagle3" in one.lower() for one in names)
+    named = isinstance(names, list) and any(isinstance(one, str) and "eagle3" in one.lower() for one in names)
+    return named or "draft_vocab_size" in raw
 
 
 def head_config(raw: JsonObject, path: str | PathLike[str], target_layers: int) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def text(length: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(3, VOCAB, length).astype(np.int32)
 
 
-def check(target: Target, oracle: Head, head: NativeHead) -> None:
+def check(target: Target, oracle: Head, head: NativeHead, near: float = 0.02) -> None:
     """Rows of a text one by one, then a chain of the head's own."""
     tokens, ids = text(24), oracle.ids.numpy()
     assert head.ids.tolist() == ids.tolist()
@@ -101,9 +101,9 @@ def check(target: Target, oracle: Head, head: NativeHead) -> None:
         logits, state = head.run(cache, rows[row : row + 1].numpy().astype(np.int32), fed, own=own)
         with torch.no_grad():
             expected, back = oracle.run(rows[: row + 1], g[: row + 1])
-        assert np.abs(logits[ids] - expected[row].numpy()).max() < 0.02 * expected.std(), row
+        assert np.abs(logits[ids] - expected[row].numpy()).max() < near * expected.std(), row
         assert np.isneginf(np.delete(logits, ids)).all()
-        assert np.abs(state[0] - back[row].numpy()).max() < 0.02 * back.std(), row
+        assert np.abs(state[0] - back[row].numpy()).max() < near * back.std(), row
         own = row >= 22
         fed = state if own else mine[row + 1 : row + 2]
         if own:
@@ -208,4 +208,4 @@ def test_a_quantised_file_is_read_as_it_is(target: Target, tmp_path: Path) -> No
             kind = gguf.GGMLQuantizationType.Q8_0
             stored = gguf.quants.dequantize(gguf.quants.quantize(values.numpy(), kind), kind)
             oracle.weights[name] = torch.from_numpy(stored)
-    check(target, oracle, head)
+    check(target, oracle, head, 0.06)  # what its matrices read is in eight bits too
