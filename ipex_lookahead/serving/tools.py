@@ -127,19 +127,18 @@ def numbered(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
     has nine letters and digits, as Mistral's templates want it.
     """
     found: list[Any] = []
-    open_calls: dict[str, str] = {}  # the function's name, by id
+    waiting: list[tuple[Any, str]] = []  # ids, which clients may send of any type, and names of functions
     for message in messages:
         if calls := message.get("tool_calls"):
             made = [{**one, "id": one.get("id") or f"call{len(found):03d}{at:02d}"} for at, one in enumerate(calls)]
-            open_calls = {one["id"]: one["function"]["name"] for one in made}
+            waiting = [(one["id"], one["function"]["name"]) for one in made]
             message = {**message, "tool_calls": made}
-        elif message["role"] == "tool" and open_calls:
+        elif message["role"] == "tool" and waiting:
             number = message.get("tool_call_id")
             if number is None:
-                own = (one for one, name in open_calls.items() if name == message.get("name"))
-                number = next(own, next(iter(open_calls)))
+                number = next((one for one, name in waiting if name == message.get("name")), waiting[0][0])
                 message = {**message, "tool_call_id": number}
-            open_calls.pop(number, None)
+            waiting = [one for one in waiting if one[0] != number]
         found.append(message)
     return found
 
@@ -153,8 +152,8 @@ def with_results(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
         if message["role"] != "tool" or not calls:
             found.append(message)
             continue
-        names = {one.get("id"): one["function"]["name"] for one in calls}
-        name = names.get(message.get("tool_call_id")) or message.get("name") or "unknown"
+        names = [one["function"]["name"] for one in calls if one.get("id") == message.get("tool_call_id")]
+        name = [*names, message.get("name") or "unknown"][0]
         result = {"name": name, "response": message.get("content") or ""}
         found[-1] = {**caller, "tool_responses": [*caller.get("tool_responses", ()), result]}
     return found

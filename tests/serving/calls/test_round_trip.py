@@ -151,3 +151,5 @@ def test_ids_are_made_where_there_are_none() -> None:
     assert [one.get("tool_call_id") for one in found[1:4]] == [*ids, None]
     assert (found[4]["tool_calls"][0]["id"], found[5]["tool_call_id"]) == ("mine", "mine")
     assert "id" not in call
+    odd = [{**call, "id": {"a": [1]}}]
+    assert numbered([{**answer, "tool_calls": odd}, alone])[1]["tool_call_id"] == {"a": [1]}
