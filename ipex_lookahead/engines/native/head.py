@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import Linear, ModelSpec, Tensor
+from ipex_lookahead.architectures.spec import Linear, ModelSpec, Tensor, named_tensors
 from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.placed import with_offset
+from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.engines.base import FINAL_NORM
 from ipex_lookahead.engines.input_order import reordered
 from ipex_lookahead.engines.native.core import CORE_RAISES, core_error
 from ipex_lookahead.engines.native.decoder import empty_decoder, in_order
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.engines.native.linear import plain, streams
-from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
+from ipex_lookahead.engines.weights import (
+    WeightPlan,
+    check_shape,
+    outputs_of,
+    random_matrix,
+    read_matrix,
+    read_vector,
+)
 from ipex_lookahead.errors import ContextLengthError
 from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
-DRAFT_VOCAB = 32768
-"""Tokens that a head may draft: of 248,320 the whole lm_head would be most of what a draft costs."""
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
@@ -35,6 +42,7 @@ class NativeHead:
         ids: int32 [outputs], the token that each output stands for, ascending.
         vocab_size: the target's.
         width: values of a row's features, the target's hidden states after its final norm.
+        facts: entries of :meth:`describe` that whoever loads it may add to.
     """
 
     def __init__(self, decoder: Any, spec: ModelSpec, ids: Ids) -> None:
@@ -44,6 +52,7 @@ class NativeHead:
         self.vocab_size = spec.vocab
         self.width = spec.hidden
         self.max_context = spec.max_context
+        self.facts: dict[str, Any] = {}
 
     @classmethod
     def load(
@@ -63,7 +72,8 @@ class NativeHead:
         routers = {*spec.routers()}
 
         def matrix(tensor: Tensor) -> PackedWeight:
-            weight = read_matrix(checkpoint, tensor, plan, keep=tensor.name in routers, threads=threads)
+            keep = tensor.name in routers or plan.stays(checkpoint.info(tensor.name))
+            weight = read_matrix(checkpoint, tensor, plan, keep=keep, threads=threads)
             if tensor.name in routers and weight.format not in FLOATS:
                 return PackedWeight("fp32", weight.shape, dequantize(weight))
             return weight
@@ -97,7 +107,7 @@ class NativeHead:
             values += np.float32(1)
             return values
 
-        ids = np.arange(min(spec.vocab, draft_vocab), dtype=np.int32)
+        ids = drafted_ids(spec.vocab, draft_vocab)
         return cls.build(spec, matrix, vector, target, threads=threads, ids=ids)
 
     @classmethod
@@ -112,8 +122,7 @@ class NativeHead:
         ids: Ids | None = None,
     ) -> NativeHead:
         """A head whose own weights two functions give, as for :meth:`NativeEngine.build`; else as :meth:`load`."""
-        if ids is None:  # merges come in the order of how often they are met
-            ids = np.arange(min(spec.vocab, DRAFT_VOCAB), dtype=np.int32)
+        ids = drafted_ids(spec.vocab) if ids is None else ids
         assert spec.head is not None
         spec = replace(spec, head=Linear(replace(spec.head.weight, shape=(len(ids), spec.hidden))))
         decoder = empty_decoder(spec, threads, target.kv_cache)
@@ -122,7 +131,7 @@ class NativeHead:
                 decoder.share_matrix(name, target.decoder, name)
             elif name == "head.weight":
                 weight = plain(target.decoder.export_matrix("embedding" if target.spec.tied else name))
-                decoder.set_matrix(name, *streams(_rows(weight, ids)))
+                decoder.set_matrix(name, *streams(outputs_of(weight, ids)))
             elif tensor.is_matrix:
                 decoder.set_matrix(name, *streams(reordered(matrix(tensor), None)))
             else:
@@ -187,11 +196,22 @@ class NativeHead:
         full[self.ids] = logits[0]
         return full, states[0]
 
+    def weights(self) -> Iterator[tuple[str, PackedWeight]]:
+        """Its own tensors in plain order, as :meth:`NativeEngine.weights` gives a model's."""
+        for name, tensor in named_tensors(self.spec):
+            if name == "embedding" or name == "head.weight":
+                continue
+            if tensor.is_matrix:
+                yield tensor.name, plain(self._decoder.export_matrix(name))
+            else:
+                values = self._decoder.export_vector(name).reshape(tensor.shape)
+                yield tensor.name, with_offset(PackedWeight("fp32", tensor.shape, values), -tensor.hf.offset)
+
     def describe(self) -> dict[str, Any]:
         """Facts for ``info``: bytes of the head's own weights, and of how many tokens it can draft."""
-        return {"weight_bytes": int(self._decoder.weight_bytes), "draft_vocab": len(self.ids)}
+        return {**self.facts, "weight_bytes": int(self._decoder.weight_bytes), "draft_vocab": len(self.ids)}
 
 
-def _rows(weight: PackedWeight, ids: Ids) -> PackedWeight:
-    arrays: dict[str, Any] = {name: np.ascontiguousarray(array[ids]) for name, array in weight.arrays()}
-    return replace(weight, shape=(len(ids), weight.shape[1]), **arrays)
+def drafted_ids(vocab: int, draft_vocab: int = DRAFT_VOCAB) -> Ids:
+    """The first ``draft_vocab`` tokens, int32, since merges come in the order of how often they are met; 0: all."""
+    return np.arange(min(vocab, draft_vocab or vocab), dtype=np.int32)
