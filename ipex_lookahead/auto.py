@@ -62,6 +62,9 @@ class AutoModelForCausalLM:
         kv_cache: str = "fp16",
         max_context: int | None = None,
         speculative: bool = False,
+        drafter: str | PathLike[str] | None = None,
+        draft_vocab: int | None = None,
+        drafter_low_bit: str | None = None,
         progress: bool = True,
         **others: Any,
     ) -> LookaheadModelForCausalLM:
@@ -99,6 +102,13 @@ class AutoModelForCausalLM:
                 such a model use the long set throughout; else nothing changes but the limit.
             speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for
                 sym_int8, bf16 and fp16. The text never changes.
+            drafter: a trained head that drafts for this model, on the native engine: a folder, a GGUF file, or a hub
+                id. None = the block (MTP) that the model's own files bring, or a file ``mtp-*.gguf`` beside them, where
+                there is one. The text never changes (docs/draft_models.md).
+            draft_vocab: how many tokens a head may draft, those of the vocabulary that a tokenizer's merges name first;
+                0 = all; None = 32,768.
+            drafter_low_bit: a format, of a head's matrices; None = ``load_in_low_bit``'s where that has 6 bits or more,
+                else sym_int8.
             progress: show a progress bar while weights are quantised and packed.
             **others: the hub's arguments (``revision``, ``cache_dir``, ``token``, ``local_files_only``,
                 ``force_download``, ``subfolder``), which are honoured; ``config``, which must say what the checkpoint's
@@ -142,6 +152,7 @@ class AutoModelForCausalLM:
                 imatrix=_checked_imatrix(imatrix, low_bit),
                 others=shared.others,
                 ipex=ipex,
+                **_drafting(drafter, draft_vocab, drafter_low_bit, progress=progress),
                 progress=report,
             )
             name, reason = _choose(engine, request)
@@ -183,6 +194,9 @@ def load_text_model(
     engine: str = "auto",
     progress: bool = True,
     note: Callable[[str], None] | None = None,
+    drafter: str | None = None,
+    draft_vocab: int | None = None,
+    drafter_low_bit: str | None = None,
     **options: Any,
 ) -> TextModel:
     """A model with its tokenizer, for the commands: on the native engine neither torch nor transformers is imported.
@@ -201,6 +215,7 @@ def load_text_model(
         request = LoadRequest(
             path,
             low_bit=_checked_format(low_bit, engine),
+            **_drafting(drafter, draft_vocab, drafter_low_bit, progress=progress),
             progress=report,
             text=True,
             **options,
@@ -215,6 +230,12 @@ def _load(request: LoadRequest, requested: str, name: str, reason: str) -> Loade
     if requested == "auto":  # what is slower than people may expect is said in any case
         said = f"{family_of(request.path) or 'GGUF'} {reason}" if reason == _ON_CPU else reason
         log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, said)
+    for option in ("drafter", "draft_vocab", "drafter_low_bit") if name != "native" else ():
+        if (value := getattr(request, option)) is not None:
+            raise InputError(
+                f"{arg(option, str(value))} is for the native engine, which alone runs heads that draft, and this is"
+                f" the {name} engine ({reason}); leave it out"
+            )
     if name in ("torch", "ipex-llm"):
         need_torch(f"{arg('engine', name)} ({reason})")
     with cycles_left_alone():
@@ -265,6 +286,19 @@ def _checked_imatrix(imatrix: str | PathLike[str] | None, low_bit: str | None) -
             " it out"
         )
     return given_path(imatrix).absolute()
+
+
+def _drafting(
+    drafter: str | PathLike[str] | None, draft_vocab: Any, low_bit: str | None, *, progress: bool
+) -> dict[str, Any]:
+    """The fields of a ``LoadRequest`` about a head that drafts, checked; it is fetched where it is not here yet."""
+    if draft_vocab is not None and (type(draft_vocab) is not int or draft_vocab < 0):
+        raise InputError(argument="draft_vocab", got=draft_vocab, allowed="a whole number of at least 0; 0 means all")
+    return {
+        "drafter": None if drafter is None else resolve_model(str(drafter), progress=progress).absolute(),
+        "draft_vocab": draft_vocab,
+        "drafter_low_bit": None if low_bit is None else check_format(low_bit),
+    }
 
 
 def _placed(device: Any, device_map: Any) -> Any:

@@ -13,6 +13,9 @@ from ipex_lookahead.files.safe_yaml import load_yaml
 MAX_DRAFT = 128
 """Most drafted rows a step: as many as Lookahead Decoding's window takes (W = G = 15, N = 5: 119); more never paid."""
 
+DRAFT_VOCAB = 32768
+"""Tokens that a trained head may draft: of 248,320 the whole lm_head would be most of what a draft costs."""
+
 STORE_STRATEGIES = ("auto", "suffix")
 """Strategies that look into a store of earlier outputs."""
 

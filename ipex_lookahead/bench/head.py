@@ -17,8 +17,9 @@ import numpy as np
 
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.bench.shapes import config_of
+from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.engines.native.head import DRAFT_VOCAB, NativeHead
+from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.terminal import counted

@@ -20,7 +20,7 @@ from ipex_lookahead.checkpoints.low_bit import MARKER, LowBitCheckpoint
 from ipex_lookahead.checkpoints.low_bit_save import save
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError, arg
-from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.paths import given_path, is_drafter
 
 __all__ = [
     "READERS",
@@ -114,6 +114,7 @@ def _kind_of_folder(folder: Path) -> tuple[str, Path]:
         return "low_bit" if MARKER in raw else "safetensors", folder
     # The parts of a split model are one: each stands for its first, which the reader misses where it is not there.
     files = sorted({first_part(name).name for name in _listed(folder) if name.endswith(".gguf")})
+    files = [name for name in files if not is_drafter(name)] or files
     if len(files) == 1:
         return "gguf", folder / files[0]
     if files:

@@ -40,7 +40,7 @@ from ipex_lookahead.checkpoints.placed import (
     with_mtp,
     with_offset,
 )
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
 from ipex_lookahead.formats import FLOATS, FORMATS
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import first_not_finite
@@ -82,7 +82,8 @@ class GgufCheckpoint:
                 for name, tensor in {**tensors_by_name(self.spec), **head_tensors(self.spec)}.items()
             }
             self._numbers = {t.name: self._number(t) for t in self._tensors.values() if t.gguf.layout == "key"}
-            self._check_tensors(declared.unused_tensors)
+            self._check_tensors()
+            self._check_names(declared.unused_tensors)
             own = {tensor.gguf.name for tensor in self._tensors.values()}
             self.read_past = sum(name.startswith(self.spec.read_past) and name not in own for name in there)
             self.unknown_keys = declared.unknown(self.metadata)
@@ -130,10 +131,10 @@ class GgufCheckpoint:
             )
         return found
 
-    def _check_tensors(self, unused: tuple[str, ...]) -> None:
-        """Every tensor is there, has the shape that the config implies, and none is left over.
+    def _check_tensors(self) -> None:
+        """Every tensor is there and has the shape that the config implies.
 
-        Raises ModelFormatError for a missing tensor or a wrong shape, UnsupportedModelError for one that is unknown.
+        Raises ModelFormatError for a missing tensor or a wrong shape, UnsupportedModelError for a vector in blocks.
         """
         file = self._file
         for tensor in self._tensors.values():
@@ -141,7 +142,12 @@ class GgufCheckpoint:
             if tensor.name in self._numbers:
                 continue
             if place.name not in file.tensors:
-                raise file.error(place.name, None, "is missing from the file")
+                alone = self.spec.mtp is not None and not any(name.startswith("blk.0.") for name in file.tensors)
+                raise file.error(
+                    place.name, None, "is missing from the file",
+                    hint=f"it holds a block for drafting alone: give the model, and {arg('drafter', str(file.path))}"
+                    if alone else "",
+                )  # fmt: skip
             found = file.tensors[place.name]
             # llama.cpp's tools leave out dimensions of 1 before the others.
             if (*(1,) * (len(place.shape) - len(found.shape)), *found.shape) != place.shape:
@@ -152,6 +158,10 @@ class GgufCheckpoint:
                 raise UnsupportedModelError(
                     f"{file.path}: {place.name} is a vector of type {found.type.name}; vectors must be F32, F16 or BF16"
                 )
+
+    def _check_names(self, unused: tuple[str, ...]) -> None:
+        """No tensor is left over. Raises UnsupportedModelError for one that is unknown."""
+        file = self._file
         known = {tensor.gguf.name for tensor in self._tensors.values()} | set(ROPE_TENSORS)
         for name in file.tensors:
             passed = name.startswith((*self.spec.read_past, *self.spec.unread))

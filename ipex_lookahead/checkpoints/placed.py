@@ -224,6 +224,6 @@ def head_tensors(spec: ModelSpec) -> dict[str, Tensor]:
 
 
 def with_mtp(spec: ModelSpec, there: Callable[[Tensor], bool]) -> ModelSpec:
-    """The model without its head for drafting where not all of the head's weights are ``there``."""
-    complete = spec.mtp is not None and all(map(there, spec.mtp.tensors()))
+    """The model without its head for drafting where not all of the head's own weights are ``there``."""
+    complete = spec.mtp is not None and all(map(there, head_tensors(spec).values()))
     return spec if complete else replace(spec, mtp=None)

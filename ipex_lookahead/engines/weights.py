@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
-from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
 from ipex_lookahead.checkpoints.imatrix import Imatrix
 from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
 from ipex_lookahead.files.paths import given_path
@@ -37,6 +37,8 @@ log = logging.getLogger("ipex_lookahead")
 
 LARGEST = 65504.0
 """The largest value of a norm's weights or a bias: binary16's, in which keys and values are kept."""
+HEAD_BITS = 6
+"""Least bits of a drafting head's matrices: it is small beside its model, and fewer bits cost it accepted tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class WeightPlan:
         embedding_qtype: a rule before all others: that embedding's format.
         model: what rules look at of the model; see :meth:`over`.
         imatrix: what the errors of each input's weights count; None: all alike.
+        least_bits: a matrix that would have fewer bits becomes sym_int8, or stays as it is where the file has codes.
         rules: the rules of ``low_bit``, with those of the other arguments before them.
     """
 
@@ -68,6 +71,7 @@ class WeightPlan:
     embedding_qtype: str | None = None
     model: ModelFacts = field(default_factory=ModelFacts)
     imatrix: Imatrix | None = None
+    least_bits: int = 0
     rules: FormatRules = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,6 +121,17 @@ class WeightPlan:
     def _quantises(self, name: str, shape: Shape) -> bool:
         return any(target not in FLOATS for target in self.target(name, shape))
 
+    def of_head(self, low_bit: str | None) -> WeightPlan:
+        """The plan for a head that drafts for this model: in ``low_bit``, or in this plan's formats of enough bits."""
+        if low_bit is None:
+            return replace(self, least_bits=HEAD_BITS)
+        groups = self.group_size if self.group_size in get_format(low_bit).group_sizes else 32
+        return WeightPlan(low_bit, groups, head=self.head, label=low_bit, imatrix=self.imatrix)
+
+    def stays(self, info: TensorInfo) -> bool:
+        """Whether a matrix stays as it is in the file since it would else be rounded twice for ``least_bits``."""
+        return self.least_bits > 0 and info.format not in FLOATS
+
     def over(self, shapes: Mapping[str, Shape]) -> WeightPlan:
         """The plan for a model that has matrices of those names and shapes.
 
@@ -128,7 +143,7 @@ class WeightPlan:
 
     def target(self, name: str, shape: Shape) -> Formats:
         """The formats that the matrix may get, of several the best; empty: it stays as it is in the file."""
-        return tuple(dict.fromkeys(self._fitting(one, shape) for one in self._wanted(name)))
+        return tuple(dict.fromkeys(self._fitting(self._wide_enough(one), shape) for one in self._wanted(name)))
 
     def fallbacks(self, shapes: Mapping[str, Shape]) -> str:
         """Which matrices get another format than the rules say, since its blocks do not divide their inputs.
@@ -156,6 +171,9 @@ class WeightPlan:
         if any(part in name for part in self.not_converted) and not (self.mixed_precision and name == self.head):
             return ()
         return self.rules.of(name, self.model, self.head, self.embedding)
+
+    def _wide_enough(self, name: str) -> str:
+        return name if get_format(name).bits >= self.least_bits else "sym_int8"
 
     def _fitting(self, name: str, shape: Shape) -> str:
         while name in self.rules.fallbacks and shape[-1] % (get_format(name).streams[0].inputs or self.group_size):
@@ -282,7 +300,7 @@ ROWS_OF = 1 << 20
 """Values that are compared at a time."""
 
 
-def outputs_of(weight: PackedWeight, rows: slice) -> PackedWeight:
+def outputs_of(weight: PackedWeight, rows: slice | npt.NDArray[np.integer[Any]]) -> PackedWeight:
     """Some outputs of a matrix, as a matrix."""
     arrays: dict[str, Any] = {name: array[rows] for name, array in weight.arrays()}
     return replace(weight, shape=(len(arrays["codes"]), weight.shape[1]), **arrays)

@@ -12,6 +12,12 @@ _MAY_BE_MADE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What a path may be short of without being wrong: whoever opens it says so better."""
 
 
+def is_drafter(name: str) -> bool:
+    """Whether a file is by its name a model's block for drafting alone: ``mtp-NAME.gguf``, as llama.cpp writes them."""
+    name = os.path.basename(name).lower()
+    return name.startswith("mtp-") and name.endswith(".gguf")
+
+
 def given_path(path: str | os.PathLike[str]) -> Path:
     """The path with ``~`` spelled out, whether or not anything lies there.
 

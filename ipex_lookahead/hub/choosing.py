@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.files.paths import is_drafter
 from ipex_lookahead.hub.names import HubName
 
 GGUF_TYPES = (
@@ -63,7 +64,7 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
         words = [path for path in top if _WORDS.fullmatch(path) and not path.endswith(".safetensors.index.json")]
         index = [] if weights == ["model.safetensors"] else [p for p in top if p == "model.safetensors.index.json"]
         return Choice(name.subfolder, tuple(prefix + path for path in sorted({*words, *index, *weights})))
-    if any(path.endswith(".gguf") and "mmproj" not in path.lower() for path in here):
+    if any(path.endswith(".gguf") and not _is_part_of_a_model(path) for path in here):
         return _best_gguf(name, sorted(path for path in _models(files) if path.startswith(prefix)), files)
     raise _nothing(name, here)
 
@@ -123,8 +124,13 @@ def _best_gguf(name: HubName, models: list[str], files: Mapping[str, int | None]
 
 def _models(files: Iterable[str]) -> list[str]:
     """The GGUF models: whole files, and the first part of each split one whose parts are all there."""
-    there = {path for path in files if path.endswith(".gguf") and "mmproj" not in path.lower()}
+    there = {path for path in files if path.endswith(".gguf") and not _is_part_of_a_model(path)}
     return [path for path in files if path in there and (parts := parts_of(path))[0] == path and there >= {*parts}]
+
+
+def _is_part_of_a_model(path: str) -> bool:
+    """Whether a GGUF file is what a model sees with, or drafts with, by the names that llama.cpp gives them."""
+    return "mmproj" in path.lower() or is_drafter(path)
 
 
 def parts_of(path: str) -> tuple[str, ...]:

@@ -128,3 +128,16 @@ def add_to_gguf(block: Block, layers: int) -> Any:
             tensors[f"blk.{layers}.{NAMES[part]}.{kind}"] = values.numpy() + ("norm" in part)
 
     return change
+
+
+def block_alone(block: Block, layers: int, *, embedding: bool = True) -> Any:
+    """A ``change`` for ``write_gguf``: the block without the model's own, as in llama.cpp's ``mtp-*.gguf`` files."""
+    with_block = add_to_gguf(block, layers)
+
+    def change(keys: dict[str, Any], tensors: dict[str, Any]) -> None:
+        with_block(keys, tensors)
+        for name in [*tensors]:
+            if name.startswith("blk.") and not name.startswith(f"blk.{layers}.") or not embedding and "embd" in name:
+                del tensors[name]
+
+    return change

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import Linear, ModelSpec, Tensor
+from ipex_lookahead.architectures.spec import Linear, ModelSpec, Tensor, named_tensors
 from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.placed import with_offset
+from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.engines.input_order import reordered
 from ipex_lookahead.engines.native.core import CORE_RAISES, core_error
 from ipex_lookahead.engines.native.decoder import empty_decoder, in_order
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.engines.native.linear import plain, streams
-from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
+from ipex_lookahead.engines.weights import (
+    WeightPlan,
+    check_shape,
+    outputs_of,
+    random_matrix,
+    read_matrix,
+    read_vector,
+)
 from ipex_lookahead.errors import ContextLengthError
 from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
-DRAFT_VOCAB = 32768
-"""Tokens that a head may draft: of 248,320 the whole lm_head would be most of what a draft costs."""
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 Draw = tuple[float, int, float, float, int, int, int]
@@ -37,6 +44,7 @@ class NativeHead:
         vocab_size: the target's.
         width: values of a row's features, the target's hidden states that ``spec.features`` names.
         price: what its tokens cost, once :func:`~ipex_lookahead.drafting.heads.price.price_of` has measured it.
+        facts: entries of :meth:`describe` that whoever loads it may add to.
     """
 
     def __init__(self, decoder: Any, spec: ModelSpec, ids: Ids) -> None:
@@ -49,6 +57,7 @@ class NativeHead:
         self._fed_back = spec.features.feeds_back
         self.max_context = spec.max_context
         self.price: Any = None
+        self.facts: dict[str, Any] = {}
 
     @classmethod
     def load(
@@ -72,7 +81,8 @@ class NativeHead:
         kept = {*spec.kept()}
 
         def matrix(tensor: Tensor) -> PackedWeight:
-            weight = read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
+            keep = tensor.name in kept or plan.stays(checkpoint.info(tensor.name))
+            weight = read_matrix(checkpoint, tensor, plan, keep=keep, threads=threads)
             if tensor.name in routers and weight.format not in FLOATS:
                 return PackedWeight("fp32", weight.shape, dequantize(weight))
             return weight
@@ -106,7 +116,7 @@ class NativeHead:
             values += np.float32(1)
             return values
 
-        ids = np.arange(min(spec.vocab, draft_vocab), dtype=np.int32)
+        ids = drafted_ids(spec.vocab, draft_vocab)
         return cls.build(spec, matrix, vector, target, threads=threads, ids=ids)
 
     @classmethod
@@ -125,8 +135,7 @@ class NativeHead:
         assert spec.features is not None
         shares = spec.features.shares
         if ids is None:  # merges come in the order of how often they are met
-            outputs = min(spec.vocab, DRAFT_VOCAB) if "head" in shares else spec.head.weight.shape[0]
-            ids = np.arange(outputs, dtype=np.int32)
+            ids = drafted_ids(spec.vocab) if "head" in shares else np.arange(spec.head.weight.shape[0], dtype=np.int32)
         spec = replace(spec, head=Linear(replace(spec.head.weight, shape=(len(ids), spec.hidden))))
         decoder = empty_decoder(spec, threads, target.kv_cache)
         for name, tensor in in_order(spec):
@@ -134,7 +143,7 @@ class NativeHead:
                 decoder.share_matrix(name, target.decoder, name)
             elif name == "head.weight" and "head" in shares:
                 weight = plain(target.decoder.export_matrix("embedding" if target.spec.tied else name))
-                decoder.set_matrix(name, *streams(_rows(weight, ids)))
+                decoder.set_matrix(name, *streams(outputs_of(weight, ids)))
             elif tensor.is_matrix:
                 decoder.set_matrix(name, *streams(reordered(matrix(tensor), None)))
             else:
@@ -247,11 +256,23 @@ class NativeHead:
         full[self.ids] = logits
         return full, states
 
+    def weights(self) -> Iterator[tuple[str, PackedWeight]]:
+        """Its own tensors in plain order, as :meth:`NativeEngine.weights` gives a model's."""
+        assert self.spec.features is not None
+        for name, tensor in named_tensors(self.spec):
+            if name.removesuffix(".weight") in self.spec.features.shares:
+                continue
+            if tensor.is_matrix:
+                yield tensor.name, plain(self._decoder.export_matrix(name))
+            else:
+                values = self._decoder.export_vector(name).reshape(tensor.shape)
+                yield tensor.name, with_offset(PackedWeight("fp32", tensor.shape, values), -tensor.hf.offset)
+
     def describe(self) -> dict[str, Any]:
         """Facts for ``info``: bytes of the head's own weights, and of how many tokens it can draft."""
-        return {"weight_bytes": int(self._decoder.weight_bytes), "draft_vocab": len(self.ids)}
+        return {**self.facts, "weight_bytes": int(self._decoder.weight_bytes), "draft_vocab": len(self.ids)}
 
 
-def _rows(weight: PackedWeight, ids: Ids) -> PackedWeight:
-    arrays: dict[str, Any] = {name: np.ascontiguousarray(array[ids]) for name, array in weight.arrays()}
-    return replace(weight, shape=(len(ids), weight.shape[1]), **arrays)
+def drafted_ids(vocab: int, draft_vocab: int = DRAFT_VOCAB) -> Ids:
+    """The first ``draft_vocab`` tokens, int32, since merges come in the order of how often they are met; 0: all."""
+    return np.arange(min(vocab, draft_vocab or vocab), dtype=np.int32)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints import Checkpoint
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, load_by_spec, refuse_options
+from ipex_lookahead.engines.native.drafters import head_for
 from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.weights import WeightPlan
-from ipex_lookahead.errors import InputError, LookaheadError, arg
-
-log = logging.getLogger(__name__)
+from ipex_lookahead.errors import InputError, arg
 
 
 def load(request: LoadRequest) -> LoadedModel:
@@ -28,11 +24,9 @@ def load(request: LoadRequest) -> LoadedModel:
         made = NativeEngine.load(
             checkpoint, spec, plan, threads=request.threads, kv_cache=request.kv_cache, progress=request.progress
         )
-        if spec.mtp is not None:
-            try:
-                made.head = NativeHead.load(checkpoint, spec.mtp, plan, made, threads=request.threads)
-            except LookaheadError as error:  # the model answers without, as well and slower
-                log.warning("the model's block for drafting cannot be used, since %s", error)
+        made.head = head_for(request, checkpoint, spec, plan, made)
+        if made.head is not None:
+            made.facts["drafter"] = made.head.describe()
         return made
 
     return load_by_spec(request, engine)

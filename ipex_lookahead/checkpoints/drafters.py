@@ -1,0 +1,141 @@
+"""Files of trained heads, opened for a model: each kind of head is recognised by what lies there, never by its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.architectures.spec import Linear
+from ipex_lookahead.checkpoints import READERS, Checkpoint, kind_of
+from ipex_lookahead.checkpoints.gguf_block import GgufBlock
+from ipex_lookahead.errors import InputError, LookaheadError, arg
+from ipex_lookahead.files.paths import is_drafter
+
+_BLOCKS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""Keys of configs that count blocks for drafting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """An opened head that is for a model, by all that its headers say.
+
+    Attributes:
+        kind: a key of ``KINDS``.
+        checkpoint: its tensors; whoever has the drafter closes it.
+        spec: the head, whose embedding and lm_head may be the model's.
+        ids: int32 [outputs], ascending, the tokens that it can say; None: any of the model's.
+    """
+
+    kind: str
+    checkpoint: Checkpoint
+    spec: ModelSpec
+    ids: npt.NDArray[np.int32] | None = None
+
+
+def model_with_block(config: Mapping[str, Any], max_context: int | None = None) -> ModelSpec:
+    """The model that ``config`` describes, with the block for drafting that its family has, wherever that lies."""
+    return spec_for({**config, **{key: 1 for key in _BLOCKS if key in config}}, max_context)
+
+
+def open_drafter(path: Path, model: ModelSpec) -> Drafter:
+    """Open a head for ``model``, as :func:`model_with_block` gives it. Reads no tensor.
+
+    Args:
+        path: a GGUF file, or a folder.
+        model: what the head is to draft for.
+
+    Raises:
+        InputError: it holds no head, or one for another model: what was got and what is needed are named.
+        ModelFormatError, UnsupportedModelError: it cannot be read.
+    """
+    kind, where = kind_of(path)
+    for name, opened in KINDS.items():
+        if (found := opened(kind, where, model)) is not None:
+            return replace(found, kind=name)
+    raise InputError(
+        f"{path}: holds no head that drafts for a {model.model_type} model; a block for drafting (MTP) is read, from a"
+        " GGUF file or a model's folder",
+        hint=f"name another file with {arg('drafter')}, or leave it out",
+    )
+
+
+def drafters_beside(model: Path) -> list[Path]:
+    """Files of blocks for drafting beside a model's file, or in its folder: those most alike in name first."""
+    folder, stem = (model, "") if model.is_dir() else (model.parent, model.stem.lower())
+    try:
+        found = sorted(name for name in os.listdir(folder) if is_drafter(name) and name != model.name)
+    except OSError:  # the model itself was opened: its folder need not be listed to run it
+        return []
+
+    def alike(name: str) -> int:
+        return len(os.path.commonprefix([name.lower().removeprefix("mtp-"), stem]))
+
+    return [folder / name for name in sorted(found, key=alike, reverse=True)]
+
+
+def _block(kind: str, path: Path, model: ModelSpec) -> Drafter | None:
+    """A block for drafting (MTP), in a file of its own or among a model's tensors."""
+    if model.mtp is None:
+        return None
+    if kind == "gguf":
+        block = GgufBlock(path, model)
+        try:
+            if not block.blocks:
+                block.close()
+                return None
+            _check_sizes(path, block.of, model)
+            _check_one(path, block.blocks)
+            block.check()
+        except LookaheadError:
+            block.close()
+            raise
+        return Drafter("", block, model.mtp)
+    checkpoint = READERS[kind](path)
+    spec = getattr(checkpoint, "spec", None)
+    try:
+        if spec is None or spec.mtp is None:
+            checkpoint.close()
+            return None
+        _check_sizes(path, sizes_of(spec), model)
+    except LookaheadError:
+        checkpoint.close()
+        raise
+    head = replace(spec.mtp, embedding=model.embedding, head=Linear(model.head_weight), max_context=model.max_context)
+    return Drafter("", checkpoint, head)
+
+
+def sizes_of(model: ModelSpec) -> dict[str, Any]:
+    """What a head and its model must have in common, in words for people."""
+    return {
+        "family": model.model_type,
+        "hidden size": model.hidden,
+        "vocabulary": model.vocab,
+        "number of layers": len(model.layers),
+    }
+
+
+def _check_sizes(path: Path, of: Mapping[str, Any], model: ModelSpec) -> None:
+    """Raise InputError where a head is for a model of other sizes; what it does not say is not compared."""
+    needed = sizes_of(model)
+    wrong = [f"{word} {of[word]}, not {value}" for word, value in needed.items() if of.get(word, value) != value]
+    if wrong:
+        raise InputError(
+            f"{path}: is a head for another model, of {'; '.join(wrong)}",
+            hint=f"name the head that was trained for this model with {arg('drafter')}, or leave it out",
+        )
+
+
+def _check_one(path: Path, blocks: int) -> None:
+    if blocks != 1:
+        raise InputError(f"{path}: holds {blocks} blocks for drafting, one a depth; heads of one block are read")
+
+
+KINDS: Mapping[str, Callable[[str, Path, ModelSpec], Drafter | None]] = {"mtp": _block}
+"""Kind of head -> opens it, given the kind of checkpoint, where it lies and the model; None where it is none."""

@@ -1,0 +1,113 @@
+"""Heads for a loaded model: the one that its own files bring, one that lies beside them, or one that was named."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+
+from ipex_lookahead.architectures import ModelSpec
+from ipex_lookahead.checkpoints import Checkpoint
+from ipex_lookahead.checkpoints.drafters import Drafter, drafters_beside, model_with_block, open_drafter
+from ipex_lookahead.config import DRAFT_VOCAB
+from ipex_lookahead.engines.loading import LoadRequest
+from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.engines.native.head import NativeHead, drafted_ids
+from ipex_lookahead.engines.native.linear import plain
+from ipex_lookahead.engines.weights import WeightPlan, outputs_of
+from ipex_lookahead.errors import InputError, LookaheadError, arg
+from ipex_lookahead.formats import dequantize
+
+log = logging.getLogger(__name__)
+
+_COMPARED = 64
+"""Rows of two embeddings that are compared."""
+_ALIKE = 0.9
+"""Their least correlation: quantised to 2 bits a model's keeps 0.94, and two models have about 0."""
+
+
+def head_for(
+    request: LoadRequest, checkpoint: Checkpoint, spec: ModelSpec, plan: WeightPlan, target: NativeEngine
+) -> NativeHead | None:
+    """The head that drafts for a model just loaded; None: there is none.
+
+    Without a name in the request, one that cannot be used is a warning: the model answers without, as well and slower.
+
+    Raises as :func:`load_drafter` for one that was named, and InputError for settings of a head where there is none.
+    """
+    model, found = model_with_block(checkpoint.config, request.max_context), None
+    if request.drafter is not None:
+        return load_drafter(request.drafter, model, request, plan, target)
+    if spec.mtp is not None:
+        try:
+            found = _loaded(Drafter("mtp", checkpoint, spec.mtp), request, plan, target)
+        except LookaheadError as error:
+            log.warning("the model's block for drafting cannot be used, since %s", error)
+    for path in drafters_beside(request.path) if found is None else ():
+        try:
+            found = load_drafter(path, model, request, plan, target)
+            break
+        except InputError as error:  # another model's
+            log.info("not used: %s", error)
+        except LookaheadError as error:
+            log.warning("%s cannot be used, since %s", path.name, error)
+    for name in ("draft_vocab", "drafter_low_bit") if found is None else ():
+        if (value := getattr(request, name)) is not None:
+            raise InputError(
+                f"{arg(name, value)} is of a head that drafts, and the model brings none that can be used",
+                hint=f"name one with {arg('drafter')}, or leave it out",
+            )
+    return found
+
+
+def load_drafter(
+    path: Path, model: ModelSpec, request: LoadRequest, plan: WeightPlan, target: NativeEngine
+) -> NativeHead:
+    """Load a head from files of its own.
+
+    Args:
+        path: a folder or GGUF file.
+        model: the target, as ``checkpoints.drafters.model_with_block`` gives it.
+        request: ``draft_vocab``, ``drafter_low_bit`` and ``threads`` are looked at.
+        plan: the target's formats.
+        target: the loaded model.
+
+    Raises:
+        InputError: no head, or one for another model: by its sizes, or by the embedding that it carries.
+        ModelFormatError, UnsupportedModelError: it cannot be read.
+    """
+    drafter = open_drafter(path, model)
+    try:
+        _check_embedding(drafter.checkpoint, path, target)
+        head = _loaded(drafter, request, plan, target)
+    finally:
+        drafter.checkpoint.close()
+    head.facts["from"] = str(path)
+    return head
+
+
+def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: NativeEngine) -> NativeHead:
+    most = DRAFT_VOCAB if request.draft_vocab is None else request.draft_vocab
+    ids = drafted_ids(target.vocab_size, most) if drafter.ids is None else drafter.ids
+    plan = plan.of_head(request.drafter_low_bit)
+    head = NativeHead.load(drafter.checkpoint, drafter.spec, plan, target, threads=request.threads, ids=ids)
+    head.facts["kind"] = drafter.kind
+    return head
+
+
+def _check_embedding(checkpoint: Checkpoint, path: Path, target: NativeEngine) -> None:
+    """Raise InputError where a head carries an embedding, and that is not the target's in whatever format."""
+    name = target.spec.embedding.name
+    if name not in checkpoint.names():
+        return
+    rows = np.linspace(0, target.vocab_size - 1, _COMPARED).astype(np.intp)
+    theirs = dequantize(outputs_of(checkpoint.read(name), rows)).ravel()
+    ours = dequantize(outputs_of(plain(target.decoder.export_matrix("embedding")), rows)).ravel()
+    alike = float(theirs @ ours) / max(float(np.linalg.norm(theirs) * np.linalg.norm(ours)), 1e-30)
+    if not alike >= _ALIKE:
+        raise InputError(
+            f"{path}: is a head for another model: the embedding that it carries has a correlation of {alike:.2f} with"
+            f" this model's, and it must be at least {_ALIKE}",
+            hint=f"name the head that was trained for this model with {arg('drafter')}, or leave it out",
+        )
