@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec
-from ipex_lookahead.checkpoints import kind_of
+from ipex_lookahead.architectures import ModelSpec, gemma4_assistant
+from ipex_lookahead.checkpoints import family_of, kind_of, open_checkpoint
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.eagle3 import Eagle3Folder, Eagle3Gguf, is_eagle3
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.errors import UnsupportedModelError
+
+_ASSISTANTS = ("gemma4_assistant", gemma4_assistant.GGUF.architecture)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,15 @@ def open_drafter(path: str | PathLike[str], target: ModelSpec) -> Drafter:
     if kind == "gguf" and architecture_of(place) == "eagle3":
         file = Eagle3Gguf(place, target)
         return Drafter(file, file.spec, file.ids)
+    if (architecture_of(place) if kind == "gguf" else family_of(place)) in _ASSISTANTS:
+        checkpoint = open_checkpoint(place)
+        try:
+            return Drafter(checkpoint, gemma4_assistant.for_target(checkpoint.spec, target, place), None)
+        except BaseException:
+            checkpoint.close()
+            raise
     raise UnsupportedModelError(
-        f"{place}: is no drafting head that is read: these are folders and GGUF files of EAGLE-3 heads",
+        f"{place}: is no drafting head that is read: these are folders and GGUF files of EAGLE-3 heads and of Gemma 4's"
+        " assistants",
         hint="give what the head lies in, and not the model; a head of another kind cannot be used",
     )
