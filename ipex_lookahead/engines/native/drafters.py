@@ -89,6 +89,11 @@ def load_drafter(
 
 def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: NativeEngine) -> NativeHead:
     most = DRAFT_VOCAB if request.draft_vocab is None else request.draft_vocab
+    if drafter.ids is not None and request.draft_vocab is not None:
+        raise InputError(
+            f"{arg('draft_vocab', most)} is for heads with an output for each of the model's tokens; this one brings a"
+            f" vocabulary of {len(drafter.ids)}, which stays as it is"
+        )
     ids = drafted_ids(target.vocab_size, most) if drafter.ids is None else drafter.ids
     plan = plan.of_head(request.drafter_low_bit)
     head = NativeHead.load(drafter.checkpoint, drafter.spec, plan, target, threads=request.threads, ids=ids)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from ipex_lookahead.checkpoints.drafter import open_drafter
+from ipex_lookahead.checkpoints.drafters import open_drafter
 from ipex_lookahead.engines.base import OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.core import ISA_VARIABLE, native_core
