@@ -146,8 +146,8 @@ nb::object draft_one(Decoder& d, Cache& target, int32_t token, bool first) {
   return logits.empty() ? nb::none() : nb::object(export_vector(logits.data(), int64_t(logits.size())));
 }
 
-// (ids [wanted, top], logits [wanted, outputs], hidden states [layers, hidden rows, hidden], phases), None for what is not
-// wanted. Tokens and parents are copied too, and caches held.
+// (ids [wanted, top], logits [wanted, outputs], hidden states [layers, hidden rows, hidden], phases, centroids whose outputs the
+// logits are of [wanted, used]), None for what is not wanted, or not there. Tokens and parents are copied too, and caches held.
 nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::vector<int64_t>& counts,
                   const std::vector<int64_t>& settled, IntVector tokens,
                   IntVector parents, std::optional<IntVector> want, bool logits, int top,
@@ -182,9 +182,10 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   step.features = features ? own_features.data() : nullptr;
   std::vector<int32_t> own_hidden_rows;
   if (!hidden_layers.empty()) own_hidden_rows = rows_of(hidden_rows, step.rows);
-  const int64_t vocab = d.shape().outputs, hidden = d.shape().hidden, layers = int64_t(hidden_layers.size());
+  const int64_t vocab = d.logits(), hidden = d.shape().hidden, layers = int64_t(hidden_layers.size());
+  const int64_t used = logits ? d.shape().candidates.used : 0;
   const int64_t kept = int64_t(own_hidden_rows.size()), states = layers * kept * hidden;
-  Owned<int32_t> ids{size_t(step.wanted * top)};
+  Owned<int32_t> ids{size_t(step.wanted * top)}, centroids{size_t(step.wanted * used)};
   Owned<float, Fill::none> values{size_t(logits ? step.wanted * vocab : 0)}, kept_states{size_t(states)};
   PhaseTimes times{};
   std::array<int64_t, kPhaseKinds> bytes{};
@@ -192,6 +193,7 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   out.top = top;
   out.ids = ids.data.get();
   out.logits = logits ? values.data.get() : nullptr;
+  out.centroids = used > 0 ? centroids.data.get() : nullptr;
   out.hidden_layers = hidden_layers.data();
   out.layers = layers;
   out.hidden_rows = own_hidden_rows.data();
@@ -210,7 +212,8 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
     if (ids.data[size_t(w * top)] < 0) throw NonFiniteError("the model's logits are not finite");
   return nb::make_tuple(ids.array(step.wanted, top), logits ? values.array(step.wanted, vocab) : nb::none(),
                         layers > 0 ? kept_states.array(layers, kept, hidden) : nb::none(),
-                        timings ? nb::object(phase_times(times, bytes)) : nb::none());
+                        timings ? nb::object(phase_times(times, bytes)) : nb::none(),
+                        used > 0 ? centroids.array(step.wanted, used) : nb::none());
 }
 
 int32_t sample_one(FloatVector logits, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed,
@@ -401,11 +404,12 @@ NB_MODULE(_native, m) {
   nb::class_<Decoder>(m, "Decoder")
       .def(
           "__init__",
-          [](Decoder* self, nb::object spec, int threads, const std::string& isa, const std::string& kv_format) {
+          [](Decoder* self, nb::object spec, int threads, const std::string& isa, const std::string& kv_format,
+             const Decoder* target) {
             const auto format = KvFormat(one_of("kv_format", kv_format, {"fp16", "int8"}));
-            new (self) Decoder(shape_of(spec, format), threads, isa);
+            new (self) Decoder(shape_of(spec, format), threads, isa, target);
           },
-          "spec"_a, "threads"_a, "isa"_a, "kv_format"_a)
+          "spec"_a, "threads"_a, "isa"_a, "kv_format"_a, "target"_a.none() = nb::none(), nb::keep_alive<1, 6>())
       .def(
           "set_matrix",
           [](Decoder& d, const std::string& name, const std::string& format, int64_t n_out, int64_t n_in, int group,

@@ -142,8 +142,10 @@ inline OperationShape operation_of(const Description& d, std::vector<nb::object>
   return mixture;
 }
 
-inline FeatureInputsShape features_of(const Description& d) {
+inline FeatureInputsShape features_of(const Description& d, int embedding) {
   FeatureInputsShape f;
+  f.embedding = embedding;
+  f.back = !d["back"].is_none();
   f.width = d.get<int>("width");
   f.layers = d.get<std::vector<int32_t>>("layers");
   f.feedback = d.get<int32_t>("feeds_back");
@@ -171,7 +173,10 @@ inline DecoderShape shape_of(const nb::object& spec, KvFormat kv_format) {
                        p.get<float>("table_multiplier"),
                        p.get<float>("projection_multiplier"), p.get<float>("multiplier"), norm_of(p["norm"])};
   shape.outputs = shape.tied ? shape.vocab : nb::cast<int>(d["head"]["weight"]["shape"].object()[0]);
-  if (const Description f = d["features"]; !f.is_none()) shape.features = features_of(f);
+  if (const Description f = d["features"]; !f.is_none()) shape.features = features_of(f, nb::cast<int>(d["embedding"]["shape"].object()[1]));
+  if (const Description c = d["candidates"]; !c.is_none())
+    shape.candidates = {nb::cast<int>(c["centroids"]["weight"]["shape"].object()[0]), c.get<int>("used")};
+  shape.target_keys = d.get<bool>("target_keys");
   std::vector<nb::object> seen;
   for (const Description& block : d.parts("layers")) {
     const auto branch = [&](const char* name) -> std::optional<BranchShape> {

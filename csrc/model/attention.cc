@@ -33,7 +33,8 @@ Attention::Attention(const OperationParts& of, AttentionScratch& scratch)
 }
 
 CachedAttention Attention::cached(const OperationParts& of) const {
-  const HeadsShape heads{shape_.heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim, shape_.window, shape_.softcap};
+  const int64_t own = of.committed && shape_.window > 0 ? 1 : 0;  // of a window, the row's own position, which it does not see
+  const HeadsShape heads{shape_.heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim, shape_.window - own, shape_.softcap};
   if (of.shared != nullptr) return {heads, static_cast<const Attention&>(*of.shared).cached_, scratch_};
   return {heads, of.kv_format, of.cache, scratch_};
 }

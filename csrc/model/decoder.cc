@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 
 #include "errors.h"
@@ -37,19 +38,23 @@ class StepClaim {
 
 }  // namespace
 
-Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
-    : shape_(checked(shape)),
-      cache_shape_{{}, shape.max_context},
+Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa, const Decoder* target)
+    : shape_(checked(shape, target == nullptr ? nullptr : &target->shape_)),
+      target_(target),
+      cache_shape_(target == nullptr ? CacheShape{{}, shape.max_context} : target->cache_shape_),
       kernels_(kernels_for(isa)),
       threads_(checked_threads(threads)),
       weights_(threads),
       embedding_(shape.tied ? lm_head_ : own_embedding_),
       per_layer_(shape_.per_layer, shape.hidden, weights_),
       features_(shape_.features, shape.hidden, weights_),
+      candidates_(shape_.candidates, shape.outputs),
       rows_(*kernels_, threads, shape.hidden),
       phases_(threads),
       attention_(shape_.ropes, shape.max_context, threads) {
-  if (!shape.tied) weights_.declare("embedding", own_embedding_, shape.vocab, shape.hidden, {Phase::embedding, 0});
+  const int64_t embedding = features_.any() ? shape.features.embedding : shape.hidden;
+  if (!shape.tied) weights_.declare("embedding", own_embedding_, shape.vocab, embedding, {Phase::embedding, 0});
+  rows_.ahead = target == nullptr ? 0 : 1;
   blocks_.reserve(shape.layers.size());
   for (size_t i = 0; i < shape.layers.size(); ++i) {
     const std::string block = "layers." + std::to_string(i) + ".";
@@ -64,6 +69,7 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
   for (Block& block : blocks_)
     for (auto& operation : block) operation->place(cache_shape_);
   final_norm_.declare("final_norm", shape.final_norm, weights_);
+  candidates_.declare(shape.hidden, weights_);
   if (shape.tied)
     weights_.declare("embedding", lm_head_, shape.vocab, shape.hidden, {Phase::head});
   else
@@ -73,10 +79,11 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
 // Another kind of operation is one more line here.
 std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const std::string& name, const Placed& placed) {
   const auto* attends = std::get_if<AttentionShape>(&shape.operation);
+  const std::vector<Block>& blocks = target_ == nullptr ? blocks_ : target_->blocks_;
   const Operation* const shared =
-      attends == nullptr || attends->has_keys() ? nullptr : blocks_[size_t(attends->shared)].front().get();
+      attends == nullptr || attends->has_keys() ? nullptr : blocks[size_t(attends->shared)].front().get();
   const OperationParts of{shape,          name, shape_.hidden, shape_.kv_format, weights_, cache_shape_, placed.held,
-                          placed.beside, placed.output_scale, shared};
+                          placed.beside, placed.output_scale, shared, target_ != nullptr};
   if (std::holds_alternative<AttentionShape>(shape.operation)) return std::make_unique<Attention>(of, attention_);
   if (std::holds_alternative<LatentAttentionShape>(shape.operation)) return std::make_unique<LatentAttention>(of, attention_, latent_);
   if (std::holds_alternative<RecurrenceShape>(shape.operation)) return std::make_unique<LinearRecurrence>(of, recurrent_);
@@ -123,7 +130,8 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
     const Cache* cache = step.caches[i];
     if (cache == nullptr) fail("a cache is None");
     if (!(cache->shape() == cache_shape_)) fail("a cache of another model was given");
-    if (const HeadState* const head = cache->head(); head != nullptr) {
+    if (target_ != nullptr && cache->length() == 0) fail("nothing is committed that the head could see");
+    if (const HeadState* const head = cache->head(); head != nullptr && target_ == nullptr) {
       const FeatureInputsShape& features = head->head().shape().features;
       const int64_t layers = int64_t(features.layers.size());
       if (layers * shape_.hidden != features.width || layers > int64_t(kMostFeatureLayers) ||
@@ -142,6 +150,7 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
         fail("token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(shape_.vocab));
       if (parent < -1 || parent >= r)
         fail("row " + std::to_string(r) + " has parent " + std::to_string(parent) + "; parents are -1 or an earlier row");
+      if (target_ != nullptr && parent != -1) fail("rows of a head that has its target's keys do not follow each other");
       if (settled > 0 && (r < settled ? parent != r - 1 : parent < settled - 1))
         fail("row " + std::to_string(r) + " has parent " + std::to_string(parent) + ", which does not follow the settled rows");
     }
@@ -170,7 +179,7 @@ void Decoder::plan(const Step& step) {
   ensure(rows_.sequence_of, step.rows);
   int64_t first = 0, paths = 0, furthest = 0;
   for (size_t i = 0; i < step.caches.size(); ++i) {
-    const int64_t rows = step.counts[i], length = step.caches[i]->length();
+    const int64_t rows = step.counts[i], length = step.caches[i]->length() - rows_.ahead;
     bool chain = true;
     int64_t deepest = 0;
     for (int64_t r = 0; r < rows; ++r) {
@@ -179,12 +188,13 @@ void Decoder::plan(const Step& step) {
       rows_.depth[size_t(first + r)] = depth;
       rows_.sequence_of[size_t(first + r)] = int32_t(i);
       deepest = std::max<int64_t>(deepest, depth);
-      chain = chain && parent == r - 1;
+      chain = chain && (parent == r - 1 || target_ != nullptr);  // which sees none of the step's rows
     }
-    if (length + deepest >= shape_.max_context)
-      throw std::out_of_range("position " + std::to_string(length + deepest) + " is beyond the context of " +
+    const int64_t last = length + deepest + rows_.ahead;
+    if (last >= shape_.max_context)
+      throw std::out_of_range("position " + std::to_string(last) + " is beyond the context of " +
                               std::to_string(shape_.max_context) + " tokens");
-    furthest = std::max(furthest, length + deepest);
+    furthest = std::max(furthest, last);
     rows_.sequences.push_back({step.caches[i], first, rows, length, step.settled[i], chain, paths, (length + deepest) / kBlock + 1});
     if (!chain) {
       if (rows > kMostTree)
@@ -208,11 +218,13 @@ void Decoder::forward(const Step& step, const StepOutputs& out) {
   Crew crew(threads_);
   weights_.check_complete();
   check(step, out);
-  const StepClaim claim(step.caches);
+  std::optional<StepClaim> claim;
+  if (!step.claimed) claim.emplace(step.caches);
   plan(step);
   reserve(step, out);
   followed_ = false;
-  for (size_t i = 0; i < step.caches.size(); ++i) {
+  const bool keeps = target_ == nullptr;  // else the caches stay as they are
+  for (size_t i = 0; keeps && i < step.caches.size(); ++i) {
     step.caches[i]->prepare(step.counts[i], step.settled[i]);
     if (HeadState* const head = step.caches[i]->head(); head != nullptr) {
       head->step(step.tokens + rows_.sequences[i].first_row, step.counts[i]);
@@ -222,7 +234,7 @@ void Decoder::forward(const Step& step, const StepOutputs& out) {
   const auto job = [&](int thread) { run(thread, step, out); };
   crew.run(std::cref(job));  // a reference fits into std::function without memory of its own
   int64_t first = 0;
-  for (size_t i = 0; i < step.caches.size(); first += step.counts[i], ++i)
+  for (size_t i = 0; keeps && i < step.caches.size(); first += step.counts[i], ++i)
     step.caches[i]->stepped(step.parents + first, step.counts[i], step.settled[i]);
 }
 

@@ -21,7 +21,7 @@ HeadState& head_of(Cache& target) {
 template <typename Each>
 void each_output(const HeadState& state, const Each& each) {
   const std::vector<float>& logits = state.logits();
-  for (size_t i = 0; i < logits.size(); ++i) each(state.head().token_of(int64_t(i)), logits[i]);
+  for (size_t i = 0; i < logits.size(); ++i) each(state.head().token_of(state.output(i)), logits[i]);
   const int32_t vocab = int32_t(state.head().shape().vocab);
   for (size_t i = 0; i < state.tile_logits().size(); ++i) {
     const int32_t token = state.tiles()[i / kLanes] * kLanes + int32_t(i % kLanes);
@@ -78,8 +78,8 @@ DraftChain draft_chain(Cache& target, const DraftRequest& request) {
   const Claim claim(target.claimable(), "draft");
   HeadState& state = head_of(target);
   DraftChain chain;
-  bool going = request.most > 0 && state.first(request.last);
-  for (size_t i = 0; going && i < request.copied.size(); ++i) going = state.next(request.copied[i], i + 1 == request.copied.size());
+  bool going = request.most > 0 && state.first(target, request.last);
+  for (size_t i = 0; going && i < request.copied.size(); ++i) going = state.next(target, request.copied[i], i + 1 == request.copied.size());
   std::vector<float> all;
   uint32_t position = request.draw ? request.draw->position + uint32_t(request.copied.size()) : 0;
   for (float chance = 1; going;) {
@@ -90,7 +90,7 @@ DraftChain draft_chain(Cache& target, const DraftRequest& request) {
     chance *= rate(request.rates, chosen.prob);
     const bool ends = std::find(request.ends.begin(), request.ends.end(), chosen.token) != request.ends.end();
     if (ends || int64_t(chain.tokens.size()) >= request.most || chance < request.least) break;
-    going = state.next(chosen.token);
+    going = state.next(target, chosen.token);
   }
   state.end();
   return chain;
@@ -100,7 +100,7 @@ std::vector<float> draft_step(Cache& target, int32_t token, bool first) {
   const Claim claim(target.claimable(), "draft_step");
   HeadState& state = head_of(target);
   std::vector<float> all;
-  if (first ? state.first(token) : state.next(token)) spread(state, all);
+  if (first ? state.first(target, token) : state.next(target, token)) spread(state, all);
   return all;
 }
 

@@ -39,7 +39,9 @@ void HeadState::prepare(int64_t, int64_t rows, int64_t) {
 void HeadState::keep(int64_t length, const int64_t* rows, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const int32_t token = step_tokens_[size_t(rows[i])];
-    if (!waiting_.empty())
+    if (head_->has_target_keys())
+      waiting_.clear();
+    else if (!waiting_.empty())
       tokens_.push_back(token);
     else if (keys_.length() > 0 && token != ahead_)
       keys_.crop(keys_.length() - 1);  // another text than the one it went ahead with
@@ -54,7 +56,7 @@ void HeadState::keep(int64_t length, const int64_t* rows, int64_t count) {
 void HeadState::crop(int64_t length) {
   if (length == length_) return;
   const int64_t waits = int64_t(waiting_.size()) / width_, known = length_ - waits;
-  if (length > known) {
+  if (length > known) {  // of a head that has its target's keys nothing but the last waits
     waiting_.resize(size_t((length - known) * width_));
     tokens_.resize(size_t(length - known - 1));
   } else {
@@ -67,7 +69,7 @@ void HeadState::crop(int64_t length) {
 }
 
 void HeadState::fill_blank(int64_t length) {
-  keys_.fill_blank(std::min(length, head_->shape().max_context));
+  if (!head_->has_target_keys()) keys_.fill_blank(std::min(length, head_->shape().max_context));
   length_ = length;
 }
 
@@ -87,8 +89,12 @@ void HeadState::catch_up() {
   if (int64_t(tokens_.size()) >= kRowsAtOnce) read(false);
 }
 
-bool HeadState::first(int32_t token) {
+bool HeadState::first(Cache& target, int32_t token) {
   if (waiting_.empty()) return false;
+  if (head_->has_target_keys()) {
+    if (target.length() >= head_->shape().max_context) return false;
+    return feed(target, &token, waiting_.data(), 1, true, false, true);
+  }
   tokens_.push_back(token);
   bool found = false;
   try {
@@ -103,11 +109,14 @@ bool HeadState::first(int32_t token) {
   return found;
 }
 
-bool HeadState::next(int32_t token, bool answer) {
+bool HeadState::next(Cache& target, int32_t token, bool answer) {
   if (keys_.length() + 1 >= head_->shape().max_context) return false;
   const std::vector<float> features = own_;
-  return feed(&token, features.data(), 1, answer, true, true) || !answer;
+  Cache& cache = head_->has_target_keys() ? target : keys_;
+  return feed(cache, &token, features.data(), 1, answer, true, true) || !answer;
 }
+
+int64_t HeadState::output(size_t i) const { return head_->output(centroids_.data(), int64_t(i)); }
 
 void HeadState::end() {
   if (keys_.length() > begun_) keys_.crop(begun_);
@@ -122,7 +131,7 @@ bool HeadState::read(bool answer) {
     for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
       const int64_t some = std::min(kRowsAtOnce, rows - first);
       const bool last = answer && first + some == rows;
-      found = feed(tokens_.data() + first, waiting_.data() + first * width_, some, last, false, last);
+      found = feed(keys_, tokens_.data() + first, waiting_.data() + first * width_, some, last, false, last);
     }
   } catch (...) {
     keys_.crop(length);
@@ -134,16 +143,17 @@ bool HeadState::read(bool answer) {
 }
 
 // `own`: the features are the head's; `goes_on`: the last row's are to be fed back.
-bool HeadState::feed(const int32_t* tokens, const float* features, int64_t rows, bool answer, bool own, bool goes_on) {
+bool HeadState::feed(Cache& cache, const int32_t* tokens, const float* features, int64_t rows, bool answer, bool own, bool goes_on) {
   std::vector<int32_t> parents(static_cast<size_t>(rows));
   std::iota(parents.begin(), parents.end(), -1);
   const DecoderShape& shape = head_->shape();
   const int32_t last = int32_t(rows) - 1;
   int32_t id = -1;
   Step step;
-  step.caches = {&keys_};
+  step.caches = {&cache};
+  step.claimed = head_->has_target_keys();
   step.counts = {rows};
-  step.settled = {own ? kHold : rows};
+  step.settled = {own || step.claimed ? kHold : rows};
   step.tokens = tokens;
   step.parents = parents.data();
   step.features = features;
@@ -154,7 +164,9 @@ bool HeadState::feed(const int32_t* tokens, const float* features, int64_t rows,
   StepOutputs out;
   out.ids = &id;
   if (answer) {
-    logits_.resize(size_t(shape.outputs));
+    logits_.resize(size_t(head_->logits()));
+    centroids_.resize(size_t(shape.candidates.used));
+    out.centroids = centroids_.empty() ? nullptr : centroids_.data();
     tile_logits_.resize(tiles_.size() * kLanes);
     out.logits = logits_.data();
     out.tiles = tiles_.data();
@@ -170,6 +182,7 @@ bool HeadState::feed(const int32_t* tokens, const float* features, int64_t rows,
     out.hidden = own_.data();
   }
   head_->forward(step, out);
+  if (head_->has_target_keys()) return id >= 0;
   std::vector<int64_t> kept(static_cast<size_t>(rows));
   std::iota(kept.begin(), kept.end(), 0);
   keys_.keep(kept.data(), rows);

@@ -3,6 +3,7 @@
 // forked and counted with the others.
 //
 // The head's row p is made of the features of the target's row p and of the token after it, which is known with the next row.
+// A head that has its target's keys keeps none, and reads the last position alone.
 #pragma once
 
 #include <cstdint>
@@ -34,11 +35,13 @@ class HeadState : public State {
 
   // A chain begins with `token`, the text's last one; goes on with drafted ones, whose rows stand on the head's own features; and
   // ends, as if these had not been. The first two are false where there is nothing to draft from, or its logits are not finite.
-  bool first(int32_t token);
-  bool next(int32_t token, bool answer = true);  // without an answer there are no logits
+  // `target`: the cache that this is a state of, which the caller has claimed.
+  bool first(Cache& target, int32_t token);
+  bool next(Cache& target, int32_t token, bool answer = true);  // without an answer there are no logits
   void end();
-  // Of the last row: the logits of the head's outputs, and those of `tiles()`, 16 each.
+  // Of the last row: the logits of the head's outputs, the i-th of which is output(i)'s, and those of `tiles()`, 16 each.
   const std::vector<float>& logits() const { return logits_; }
+  int64_t output(size_t i) const;
   const std::vector<int32_t>& tiles() const { return tiles_; }
   const std::vector<float>& tile_logits() const { return tile_logits_; }
 
@@ -52,7 +55,7 @@ class HeadState : public State {
 
  private:
   HeadState(std::shared_ptr<Decoder> head, Cache keys);
-  bool feed(const int32_t* tokens, const float* features, int64_t rows, bool answer, bool own, bool goes_on);
+  bool feed(Cache& cache, const int32_t* tokens, const float* features, int64_t rows, bool answer, bool own, bool goes_on);
   bool read(bool answer);
 
   std::shared_ptr<Decoder> head_;
@@ -66,6 +69,7 @@ class HeadState : public State {
   std::vector<int32_t> step_tokens_;
   std::vector<float> step_features_;
   std::vector<int32_t> tiles_;        // of the whole lm_head, beside the head's part
+  std::vector<int32_t> centroids_;    // whose outputs the logits are of
   std::vector<float> logits_, tile_logits_, own_;
 };
 

@@ -112,6 +112,7 @@ class ConfigKeys:
             for the whole. The first is meant where it names none.
         family: of a part whose ``model_type`` is no family's, the one that it is.
         outside: the part's keys may stand in the whole, where there is no object ``inside``.
+        outer: keys of the part that the whole says.
     """
 
     used: Mapping[str, Check] = field(default_factory=dict)
@@ -125,6 +126,7 @@ class ConfigKeys:
     parts: Mapping[str, ConfigKeys] = field(default_factory=dict)
     family: str = ""
     outside: bool = False
+    outer: Collection[str] = ()
 
     def all_neutral(self) -> dict[str, str]:
         """Keys without effect on this family's logits, and why."""

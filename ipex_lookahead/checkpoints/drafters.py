@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.architectures import ModelSpec, gemma4_assistant, spec_for
 from ipex_lookahead.architectures.spec import Linear
-from ipex_lookahead.checkpoints import READERS, Checkpoint, kind_of
+from ipex_lookahead.checkpoints import READERS, Checkpoint, family_of, kind_of
+from ipex_lookahead.checkpoints.drafter import architecture_of
 from ipex_lookahead.checkpoints.gguf_block import GgufBlock
 from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.files.paths import is_drafter
 
+_ASSISTANTS = ("gemma4_assistant", gemma4_assistant.GGUF.architecture)
 _BLOCKS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Keys of configs that count blocks for drafting."""
 
@@ -61,7 +63,7 @@ def open_drafter(path: Path, model: ModelSpec) -> Drafter:
             return replace(found, kind=name)
     raise InputError(
         f"{path}: holds no head that drafts for a {model.model_type} model; a block for drafting (MTP) is read, from a"
-        " GGUF file or a model's folder",
+        " GGUF file or a model's folder, and an assistant of Gemma 4's",
         hint=f"name another file with {arg('drafter')}, or leave it out",
     )
 
@@ -137,5 +139,17 @@ def _check_one(path: Path, blocks: int) -> None:
         raise InputError(f"{path}: holds {blocks} blocks for drafting, one a depth; heads of one block are read")
 
 
-KINDS: Mapping[str, Callable[[str, Path, ModelSpec], Drafter | None]] = {"mtp": _block}
+def _assistant(kind: str, path: Path, model: ModelSpec) -> Drafter | None:
+    """One of Gemma 4's assistants."""
+    if (architecture_of(path) if kind == "gguf" else family_of(path)) not in _ASSISTANTS:
+        return None
+    checkpoint = READERS[kind](path)
+    try:
+        return Drafter("", checkpoint, gemma4_assistant.for_target(checkpoint.spec, model, path))
+    except LookaheadError:
+        checkpoint.close()
+        raise
+
+
+KINDS: Mapping[str, Callable[[str, Path, ModelSpec], Drafter | None]] = {"mtp": _block, "assistant": _assistant}
 """Kind of head -> opens it, given the kind of checkpoint, where it lies and the model; None where it is none."""

@@ -21,6 +21,7 @@ from ipex_lookahead.checkpoints.base import Folder, TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
 from ipex_lookahead.checkpoints.float_tensors import (
     READ,
+    WHOLE,
     check_kind,
     float_info,
     read_float,
@@ -141,6 +142,7 @@ class SafetensorsCheckpoint(Folder):
         self._weights = {name: _placed(tensor, names) for name, tensor in every.items()}
         wanted = {tensor.hf.name: len(tensor.hf.shape) for tensor in self._weights.values()}
         bytes_of = {tensor.hf.name: tensor for tensor in self._weights.values() if tensor.hf.layout == "mxfp4"}
+        tokens = {tensor.hf.name for tensor in self._weights.values() if tensor.hf.layout == "whole"}
         bytes_of |= {scales_name(tensor): tensor for tensor in bytes_of.values()}
         parts_of = self._parts(wanted, names)
         parts = {name for parts in parts_of.values() for name in parts.values()}
@@ -155,8 +157,9 @@ class SafetensorsCheckpoint(Folder):
             if name not in bytes_of and name not in parts:
                 past = name.startswith(self.spec.read_past)  # all experts in one tensor, perhaps
                 dimensions = 3 if past else wanted.get(name, 2)
+                kinds = WHOLE if name in tokens else READ
                 check_kind(
-                    file, in_file, tensor, most_dimensions=max(2, dimensions), dtypes=READ, number=dimensions == 0
+                    file, in_file, tensor, most_dimensions=max(2, dimensions), dtypes=kinds, number=dimensions == 0
                 )
                 refuse_scales(file, in_file, tensor, scaled)
             found[name] = (file, tensor)

@@ -16,7 +16,7 @@ from ipex_lookahead.checkpoints.imatrix import read_imatrix
 from ipex_lookahead.engines.hf_config import generation_defaults
 from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.weights import WeightPlan, label_in, log_fallbacks, matrices
-from ipex_lookahead.errors import InputError, LookaheadError, arg
+from ipex_lookahead.errors import InputError, LookaheadError, UnsupportedModelError, arg
 from ipex_lookahead.formats.rules import label_of
 from ipex_lookahead.tokenization.text import TextTokenizer
 
@@ -165,6 +165,11 @@ def load_by_spec(
     checkpoint = open_checkpoint(request.path)
     try:
         spec = spec_for(checkpoint.config, request.max_context)
+        if spec.features is not None:
+            raise UnsupportedModelError(
+                f"{request.path}: is a {spec.model_type}, which drafts for another model and answers nothing by itself",
+                hint="load the model that it is named after",
+            )
         if checkpoint.spec.mtp is None:
             spec = replace(spec, mtp=None)
         check(spec)

@@ -24,6 +24,7 @@ from ipex_lookahead.engines.weights import (
     outputs_of,
     random_matrix,
     read_matrix,
+    read_order,
     read_vector,
 )
 from ipex_lookahead.errors import ContextLengthError
@@ -41,6 +42,7 @@ class NativeHead:
 
     Attributes:
         ids: int32 [outputs], the token that each output stands for.
+        target_keys: it has its target's keys, so that :meth:`run` takes caches of the target's, and leaves them.
         vocab_size: the target's.
         width: values of a row's features, the target's hidden states that ``spec.features`` names.
         price: what its tokens cost, once :func:`~ipex_lookahead.drafting.heads.price.price_of` has measured it.
@@ -54,6 +56,7 @@ class NativeHead:
         self.vocab_size = spec.vocab
         assert spec.features is not None
         self.width = spec.features.width
+        self.target_keys = spec.target_keys
         self._fed_back = spec.features.feeds_back
         self.max_context = spec.max_context
         self.price: Any = None
@@ -72,8 +75,8 @@ class NativeHead:
     ) -> NativeHead:
         """Read a head's own weights; what it shares is the target's, of the lm_head the rows ``ids``.
 
-        ``ids``: of an lm_head of its own, the token that each output stands for. None: all of these, in order; of the
-        target's the first ``DRAFT_VOCAB``.
+        ``ids``: of an lm_head of its own, the token that each output stands for, or some of all. None: all of these, in
+        order; of one for the whole vocabulary the first ``DRAFT_VOCAB``. Of a head with candidates its file says it.
 
         Raises ModelFormatError for a tensor of another shape than the config says, or with NaN or infinity.
         """
@@ -91,6 +94,8 @@ class NativeHead:
             check_shape(checkpoint, tensor)
             return read_vector(checkpoint, tensor)
 
+        if spec.candidates is not None:
+            ids = read_order(checkpoint, spec.candidates.ordering)
         return cls.build(spec, matrix, vector, target, threads=threads, ids=ids)
 
     @classmethod
@@ -116,7 +121,7 @@ class NativeHead:
             values += np.float32(1)
             return values
 
-        ids = drafted_ids(spec.vocab, draft_vocab)
+        ids = drafted_ids(spec.vocab, 0 if spec.candidates is not None else draft_vocab)
         return cls.build(spec, matrix, vector, target, threads=threads, ids=ids)
 
     @classmethod
@@ -133,17 +138,22 @@ class NativeHead:
         """A head whose own weights two functions give, as for :meth:`NativeEngine.build`; else as :meth:`load`."""
         assert spec.head is not None
         assert spec.features is not None
-        shares = spec.features.shares
+        shares, whole = spec.features.shares, spec.head.weight
         if ids is None:  # merges come in the order of how often they are met
-            ids = drafted_ids(spec.vocab) if "head" in shares else np.arange(spec.head.weight.shape[0], dtype=np.int32)
-        spec = replace(spec, head=Linear(replace(spec.head.weight, shape=(len(ids), spec.hidden))))
-        decoder = empty_decoder(spec, threads, target.kv_cache)
+            whole_vocab = whole.shape[0] == spec.vocab
+            ids = drafted_ids(spec.vocab) if whole_vocab else np.arange(whole.shape[0], dtype=np.int32)
+        spec = replace(spec, head=Linear(replace(whole, shape=(len(ids), spec.hidden))))
+        decoder = empty_decoder(spec, threads, target.kv_cache, target.decoder if spec.target_keys else None)
         for name, tensor in in_order(spec):
             if name == "embedding" and name in shares:
                 decoder.share_matrix(name, target.decoder, name)
             elif name == "head.weight" and "head" in shares:
                 weight = plain(target.decoder.export_matrix("embedding" if target.spec.tied else name))
                 decoder.set_matrix(name, *streams(outputs_of(weight, ids)))
+            elif name == "head.weight" and (spec.candidates is not None or len(ids) < whole.shape[0]):
+                decoder.set_matrix(name, *streams(outputs_of(reordered(matrix(whole), None), ids)))
+            elif name == "candidates.ordering":  # which ``ids`` are
+                continue
             elif tensor.is_matrix:
                 decoder.set_matrix(name, *streams(reordered(matrix(tensor), None)))
             else:
@@ -230,31 +240,38 @@ class NativeHead:
         """Rows of given features, on a cache of the head's own: to look at what it computes.
 
         Args:
-            cache: of :meth:`new_cache`; commits the rows.
+            cache: of :meth:`new_cache`; commits the rows. Of a head with ``target_keys`` one of the target's, which
+                stays as it is, and whose next position is that of all rows.
             tokens: int32 [n], n >= 1.
             features: float32 [n, width], the target's of the position before each.
             own: they are the head's own, [n, hidden].
 
         Returns:
-            The last row's logits, float32 [vocab_size], -inf for tokens that the head has no output for, and its own
-            features [1, hidden].
+            The last row's logits, float32 [vocab_size], -inf for tokens that the head has no output for, or that are
+            none of its candidates, and its own features [1, hidden].
 
         Raises ContextLengthError, InputError, NonFiniteError.
         """
         count = len(tokens)
         parents, last = np.arange(-1, count - 1, dtype=np.int32), np.array([count - 1], np.int32)
+        if self.target_keys:
+            parents[:] = -1
 
-        def forward() -> tuple[Floats, Floats]:
-            _, logits, states, _ = self._decoder.forward(
+        def forward() -> tuple[Any, ...]:
+            found: tuple[Any, ...] = self._decoder.forward(
                 [cache.raw], [count], [-1], tokens, parents, last, True, 1, [self._fed_back], last, False, features, own
             )
-            return logits[0], states[0]
+            return found
 
-        logits, states = self._of_target(forward)
-        cache.keep(list(range(count)))
+        _, logits, states, _, centroids = self._of_target(forward)
+        if not self.target_keys:
+            cache.keep(list(range(count)))
+        ids = self.ids
+        if self.spec.candidates is not None:
+            ids = ids.reshape(self.spec.candidates.centroids.weight.shape[0], -1)[centroids[0]].reshape(-1)
         full = np.full(self.vocab_size, -np.inf, np.float32)
-        full[self.ids] = logits
-        return full, states
+        full[ids] = logits[0]
+        return full, states[0]
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """Its own tensors in plain order, as :meth:`NativeEngine.weights` gives a model's."""
