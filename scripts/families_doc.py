@@ -19,7 +19,7 @@ HEAD = """\
 These keep every promise, from safetensors and from GGUF, on the engines `native` and `opencl`
 ([engines.md](engines.md)); those whose layers keep a state (delta nets, Mamba-2, short convolutions) on `native` alone.
 `model_type` stands in a checkpoint's `config.json`, the architecture in a GGUF file's
-`general.architecture`.
+`general.architecture`. Heads that draft for some of them are in [draft_models.md](draft_models.md).
 """
 REFUSED = """\
 A switch of a config that changes what a model computes is obeyed or refused by name, never passed over. Of Mistral's

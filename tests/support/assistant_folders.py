@@ -53,12 +53,13 @@ class Pair:
     Args:
         name: of the target's variant in ``family_table``.
         ordered: the assistant computes the logits of a few centroids alone.
+        words: tokens of their vocabulary.
         values: of the assistant's text config, in place of those that go with the target.
     """
 
-    def __init__(self, name: str, ordered: bool, **values: Any) -> None:
+    def __init__(self, name: str, ordered: bool, words: int = WORDS, **values: Any) -> None:
         variant = next(one for one in variants("gemma4_text") if one.name == name)
-        more = {"vocab_size": WORDS, "vocab_size_per_layer_input": WORDS + 6, "max_position_embeddings": CONTEXT}
+        more = {"vocab_size": words, "vocab_size_per_layer_input": words + 6, "max_position_embeddings": CONTEXT}
         with _said():
             self.target = with_weights(config_of("gemma4_text", Variant(name, {**variant.values, **more})))
             self.assistant = _assistant(self.target.config, ordered, values)
@@ -115,7 +116,7 @@ def _assistant(target: Any, ordered: bool, values: dict[str, Any]) -> Any:
     full = sizes["per_layer_config"]
     own = full.get(target.layer_types.index(FULL), full.get(str(target.layer_types.index(FULL)), {}))
     text = {
-        **{key: sizes[key] for key in alike}, "vocab_size": WORDS, "hidden_size": 40, "intermediate_size": 80,
+        **{key: sizes[key] for key in (*alike, "vocab_size")}, "hidden_size": 40, "intermediate_size": 80,
         "num_hidden_layers": 4, "num_kv_shared_layers": 4, "layer_types": KINDS, "num_attention_heads": 6,
         "global_head_dim": own.get("head_dim", sizes["head_dim"]),
         "num_global_key_value_heads": own.get("num_key_value_heads"), "hidden_size_per_layer_input": 0,
@@ -133,7 +134,7 @@ def _assistant(target: Any, ordered: bool, values: dict[str, Any]) -> Any:
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if name == "masked_embedding.token_ordering":
-                tensor.copy_(torch.from_numpy(np.random.default_rng(7).permutation(WORDS)))
+                tensor.copy_(torch.from_numpy(np.random.default_rng(7).permutation(len(tensor))))
             elif name != "lm_head.weight":
                 tensor.copy_(torch.from_numpy(weight(name, tuple(tensor.shape), config)))
     return model

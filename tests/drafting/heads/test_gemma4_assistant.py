@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,14 @@ import numpy as np
 import pytest
 
 pytest.importorskip("transformers", minversion="5.23", reason="the oracle is transformers' assistant")
+import torch
 from safetensors.torch import load_file, save_file
 
-from ipex_lookahead.checkpoints.drafter import open_drafter
-from ipex_lookahead.engines.base import FINAL_NORM, OutputRequest
+from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
+from ipex_lookahead.auto import load_text_model
+from ipex_lookahead.checkpoints.drafters import open_drafter
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
+from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.engines.native.engine import NativeEngine
@@ -21,8 +27,12 @@ from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.native.load import load
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.generation.service import Service
 from tests.support.assistant_folders import WORDS, Ids, Pair, write_assistant_gguf
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.family_engines import on
+from tests.support.letters import tokens_of
 
 PAIRS = [("e2b", True), ("e2b", False), ("31b", False), ("31b keys and values apart", True), ("26b", False)]
 """Targets, and whether their assistants compute the logits of a few centroids alone."""
@@ -37,7 +47,7 @@ def engine_of(folder: Path, threads: int = 1, **options: Any) -> NativeEngine:
     return engine
 
 
-def head_of(folder: Path, engine: NativeEngine, low_bit: str | None = None, threads: int = 1) -> NativeHead:
+def head_of(folder: Path, engine: NativeEngine, low_bit: str | None = None, threads: int | None = 1) -> NativeHead:
     drafter = open_drafter(folder, engine.spec)
     try:
         plan = LoadRequest(folder, low_bit).plan("")
@@ -286,3 +296,162 @@ def test_a_gguf_file_has_the_same_head(tmp_path: Path, name: str) -> None:
 def test_it_is_no_model(small: tuple[Path, Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="drafts for another model"):
         engine_of(small[1])
+
+
+# ---- chains, whose features are in the target's cache ----------------------------------------------------------------
+
+
+def read(engine: NativeEngine, head: NativeHead, tokens: Ids, cache: Any = None) -> Any:
+    """A cache that follows the head, and holds all tokens but the last."""
+    cache = engine.new_cache() if cache is None else cache
+    head.follow(cache)
+    rows = tokens[cache.length : -1]
+    engine.forward(chain(cache, rows))
+    cache.keep(list(range(len(rows))))
+    return cache
+
+
+def by_hand(engine: NativeEngine, head: NativeHead, tokens: Ids, most: int) -> tuple[list[int], list[float]]:
+    """The chain that rows of given features make, one by one, all on what is committed."""
+    cache, features = committed(engine, tokens[:-1])
+    found, probs, row = [], [], tokens[-1:]
+    for place in range(most):
+        logits, own = head.run(cache, row, features, own=place > 0)
+        features = own[None].copy()
+        found.append(int(logits.argmax()))
+        shares = np.exp(logits.astype(np.float64) - logits.max())
+        probs.append(float(shares[found[-1]] / shares.sum()))
+        row = np.array(found[-1:], np.int32)
+    return found, probs
+
+
+def test_a_chain_is_one_call_that_does_what_rows_do(made: tuple[Pair, Path, Path]) -> None:
+    pair, target, assistant = made
+    engine = engine_of(target, 2)
+    head, tokens = head_of(assistant, engine, threads=2), text(41, seed=1)
+    last, expected = int(tokens[-1]), by_hand(engine, head, tokens, 5)
+    cache = read(engine, head, tokens)
+    found, probs = head.draft(cache, last, 5)
+    assert found == expected[0]
+    assert probs == pytest.approx(expected[1], rel=1e-5)
+    assert found == [int(logits.argmax()) for _, logits, _ in pair.draft(tokens[:-1], last, 5)]
+    assert head.draft(cache, last, 5) == head.draft(cache.fork(), last, 5) == (found, probs)
+    assert head.draft(cache, last, 3, copied=found[:2])[0] == found[2:5]
+    assert head.draft(cache, last, 5, ends={found[0]})[0] == found[:1]
+    assert head.draft(cache, last, 5, rates=[0.0], least=0.5)[0] == found[:1]
+    by_logits: list[int] = []
+    logits = head.next_logits(cache, last, first=True)
+    while logits is not None and len(by_logits) < 5:
+        by_logits.append(int(logits.argmax()))
+        logits = head.next_logits(cache, by_logits[-1], first=False)
+    head.end_draft(cache)
+    assert by_logits == found
+
+
+def test_a_drawn_chain_is_what_the_sampler_draws(small: tuple[Path, Path]) -> None:
+    engine = engine_of(small[0])
+    head, tokens = head_of(small[1], engine), text(30, seed=5)
+    sampler, cache = Sampler(WarperParams(0.9, 40, 0.95, 0.01), 7, 2), read(engine, head, tokens)
+    found, _ = head.draft(cache, int(tokens[-1]), 4, draw=sampler.draw(len(tokens)))
+    token = int(tokens[-1])
+    for place, drawn in enumerate(found):
+        logits = head.next_logits(cache, token, first=place == 0)
+        assert logits is not None
+        token = sampler(logits, len(tokens) + place)
+        assert token == drawn
+    head.end_draft(cache)
+    assert len(found) == 4
+
+
+def test_it_drafts_from_the_last_position_that_it_knows(small: tuple[Path, Path]) -> None:
+    """Nothing from an empty cache, behind a crop, or where it began to follow too late; then as ever."""
+    engine = engine_of(small[0])
+    head, tokens = head_of(small[1], engine), text(60, seed=3)
+    expected = by_hand(engine, head, tokens, 4)[0]
+    cache = engine.new_cache()
+    head.follow(cache)
+    assert head.draft(cache, int(tokens[0]), 3) == ([], [])
+    for cut in (1, 20, 58):
+        read(engine, head, tokens, cache)
+        assert head.draft(cache, int(tokens[-1]), 4)[0] == expected
+        cache.crop(cut)
+        assert head.draft(cache, int(tokens[cut]), 3) == ([], [])
+    late = engine.new_cache()
+    engine.forward(chain(late, tokens[:20]))
+    late.keep(list(range(20)))
+    head.follow(late)
+    assert head.draft(late, int(tokens[20]), 3) == ([], [])
+    assert head.draft(read(engine, head, tokens, late), int(tokens[-1]), 4)[0] == expected
+
+
+def test_it_follows_the_text_whatever_was_accepted(small: tuple[Path, Path]) -> None:
+    """After any step, of which some path was kept, the next draft is that of rows made by hand."""
+    engine = engine_of(small[0])
+    head, tokens, chance, at = head_of(small[1], engine), text(60, seed=4), np.random.default_rng(0), 10
+    cache = read(engine, head, tokens[:at])
+    while at < 50:
+        assert head.draft(cache, int(tokens[at - 1]), 3)[0] == by_hand(engine, head, tokens[:at], 3)[0]
+        right, wrong = int(chance.integers(0, 4)), int(chance.integers(0, 3))  # siblings of the first token
+        rows = np.concatenate([tokens[at - 1 : at], np.ones(wrong, np.int32), tokens[at : at + right]])
+        parents = np.array([-1, *[0] * wrong, *[0 if i == 0 else wrong + i for i in range(right)]], np.int32)
+        engine.forward(Batch([cache], [len(rows)], rows, parents))
+        cache.keep([0, *[1 + wrong + i for i in range(right)]])
+        at += right + 1
+
+
+def test_it_ends_with_its_context(tmp_path: Path, small: tuple[Path, Path]) -> None:
+    _, short = Pair("e2b", True, max_position_embeddings=32).write(tmp_path)
+    engine = engine_of(small[0])
+    head, tokens = head_of(short, engine), text(40)
+    assert len(head.draft(read(engine, head, tokens[:32]), 5, 4)[0]) == 4
+    assert head.draft(read(engine, head, tokens[:33]), 5, 4) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"do_sample": True, "temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"]
+)
+@pytest.mark.parametrize(("low_bit", "kv_cache"), [(None, "fp16"), ("sym_int4", "int8")])
+def test_what_it_drafts_changes_no_token(
+    made: tuple[Pair, Path, Path], low_bit: str | None, kv_cache: str, sampling: dict[str, Any]
+) -> None:
+    _, target, assistant = made
+    options = {} if low_bit is None else {"load_in_low_bit": low_bit}
+    model = AutoModelForCausalLM.from_pretrained(target, engine="native", kv_cache=kv_cache, progress=False, **options)
+    model.engine.head = head_of(assistant, model.engine, low_bit, threads=None)
+    ids = torch.stack([torch.from_numpy(text(24, seed=seed)).long() for seed in range(2)])
+    plain = model.generate(ids, max_new_tokens=40, **sampling)
+    sources: set[str] = set()
+    for config in (
+        LookaheadConfig("head", num_draft_tokens=5, adaptive=False, draft_min_prob=0.0),
+        LookaheadConfig("auto", 8, adaptive=False),
+    ):
+        drafted = model.generate(ids, max_new_tokens=40, lookahead=config, **sampling)
+        assert drafted.tolist() == plain.tolist()
+        sources |= {*model.stats.drafted_by_source}
+    assert "head" in sources
+    assert model.generate(ids, max_new_tokens=40, **sampling).tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("memory", [1 << 18, 1 << 26])
+def test_a_service_answers_as_without(tmp_path: Path, memory: int) -> None:
+    """Several at once, prompts that are found again, and little memory, so that some are preempted."""
+    target, assistant = Pair("e2b", False, words=SIZE).write(tmp_path)
+    chat_tokenizer().save_pretrained(target)
+    model = load_text_model(str(target), engine="native", progress=False)
+    model.engine.head = head_of(assistant, model.engine, threads=None)
+    prompts = [text(70 + seed, seed=seed % 3).tolist() for seed in range(6)]
+    params = [SamplingParams(60), SamplingParams(60, temperature=0.8, seed=3)] * 3
+    alone = [model.generate(*asked) for asked in zip(prompts, params, strict=True)]
+    config = LookaheadConfig("head", num_draft_tokens=4, adaptive=False)
+    with closing(Service(model, slots=3, cache_memory=memory)) as service:
+        found: list[list[int]] = [[] for _ in prompts]
+
+        def listen(at: int) -> None:
+            found[at] += tokens_of(list(service.stream(prompts[at], params[at], lookahead=config)))
+
+        threads = [threading.Thread(target=listen, args=(at,)) for at in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert found == alone
