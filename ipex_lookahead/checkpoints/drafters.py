@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures import ModelSpec, gemma4_assistant, spec_for
 from ipex_lookahead.architectures.spec import Linear
-from ipex_lookahead.checkpoints import READERS, Checkpoint, family_of, kind_of, open_checkpoint
+from ipex_lookahead.checkpoints import READERS, Checkpoint, family_of, kind_of
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.eagle3 import Eagle3Folder, Eagle3Gguf, is_eagle3
 from ipex_lookahead.checkpoints.gguf_block import GgufBlock
@@ -157,10 +157,10 @@ def _gemma4_assistant(kind: str, path: Path, model: ModelSpec) -> Drafter | None
     """The assistant of a Gemma 4 model."""
     if (_architecture_of(path) if kind == "gguf" else family_of(path)) not in _ASSISTANTS:
         return None
-    checkpoint = open_checkpoint(path)
+    checkpoint = READERS[kind](path)
     try:
         return Drafter("", checkpoint, gemma4_assistant.for_target(checkpoint.spec, model, path))
-    except BaseException:
+    except LookaheadError:
         checkpoint.close()
         raise
 

@@ -79,7 +79,7 @@ def load_drafter(
     """
     drafter = open_drafter(path, model)
     try:
-        _check_embedding(drafter.checkpoint, path, target)
+        _check_embedding(drafter, path, target)
         head = _loaded(drafter, request, plan, target)
     finally:
         drafter.checkpoint.close()
@@ -101,10 +101,11 @@ def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: Na
     return head
 
 
-def _check_embedding(checkpoint: Checkpoint, path: Path, target: NativeEngine) -> None:
+def _check_embedding(drafter: Drafter, path: Path, target: NativeEngine) -> None:
     """Raise InputError where a head carries an embedding, and that is not the target's in whatever format."""
-    name = target.spec.embedding.name
-    if name not in checkpoint.names():
+    checkpoint, name, features = drafter.checkpoint, target.spec.embedding.name, drafter.spec.features
+    own_head = features is not None and "head" not in features.shares
+    if name not in checkpoint.names() or (own_head and drafter.spec.head_weight.name == name):  # which is its lm_head
         return
     rows = np.linspace(0, target.vocab_size - 1, _COMPARED).astype(np.intp)
     theirs = dequantize(outputs_of(checkpoint.read(name), rows)).ravel()

@@ -75,8 +75,8 @@ class NativeHead:
     ) -> NativeHead:
         """Read a head's own weights; what it shares is the target's, of the lm_head the rows ``ids``.
 
-        ``ids``: of an lm_head of its own, the token that each output stands for. None: as the head's own file says, or
-        all of these, in order; of one for the whole vocabulary the first ``DRAFT_VOCAB``.
+        ``ids``: of an lm_head of its own, the token that each output stands for, or some of all. None: all of these, in
+        order; of one for the whole vocabulary the first ``DRAFT_VOCAB``. Of a head with candidates its file says it.
 
         Raises ModelFormatError for a tensor of another shape than the config says, or with NaN or infinity.
         """
