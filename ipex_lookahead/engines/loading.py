@@ -47,7 +47,8 @@ class LoadRequest:
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
         drafter: a folder or GGUF file with a head that drafts, for the native engine; None: the one that the model's
             own files bring, or that lies beside them.
-        draft_vocab: tokens of the vocabulary that a head may draft; 0: all; None: ``config.DRAFT_VOCAB``.
+        draft_vocab: tokens of the vocabulary that a head may draft, or a file that names them; 0: all; None:
+            ``config.DRAFT_VOCAB``.
         drafter_low_bit: as ``low_bit``, of a head; None: ``low_bit``'s where that has 6 bits or more, else sym_int8.
         progress: see :data:`Progress`.
         text: text is to go in and come out, so that a tokenizer is needed.
@@ -71,7 +72,7 @@ class LoadRequest:
     others: Mapping[str, Any] = field(default_factory=dict)
     ipex: bool = False
     drafter: Path | None = None
-    draft_vocab: int | None = None
+    draft_vocab: int | Path | None = None
     drafter_low_bit: str | None = None
     progress: Progress | None = None
     text: bool = False

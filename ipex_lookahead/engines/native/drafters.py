@@ -9,11 +9,11 @@ import numpy as np
 
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints import Checkpoint
+from ipex_lookahead.checkpoints.draft_vocab import ids_of
 from ipex_lookahead.checkpoints.drafters import Drafter, drafters_beside, model_with_block, open_drafter
-from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.engines.native.head import NativeHead, drafted_ids
+from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.native.linear import plain
 from ipex_lookahead.engines.weights import WeightPlan, outputs_of
 from ipex_lookahead.errors import InputError, LookaheadError, arg
@@ -88,13 +88,12 @@ def load_drafter(
 
 
 def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: NativeEngine) -> NativeHead:
-    most = DRAFT_VOCAB if request.draft_vocab is None else request.draft_vocab
     if drafter.ids is not None and request.draft_vocab is not None:
         raise InputError(
-            f"{arg('draft_vocab', most)} is for heads with an output for each of the model's tokens; this one brings a"
-            f" vocabulary of {len(drafter.ids)}, which stays as it is"
+            f"{arg('draft_vocab')} is for heads with an output for each of the model's tokens; this one brings its own"
+            f" {len(drafter.ids)}, which stay as they are"
         )
-    ids = drafted_ids(target.vocab_size, most) if drafter.ids is None else drafter.ids
+    ids = ids_of(request.draft_vocab, target.vocab_size) if drafter.ids is None else drafter.ids
     plan = plan.of_head(request.drafter_low_bit)
     head = NativeHead.load(drafter.checkpoint, drafter.spec, plan, target, threads=request.threads, ids=ids)
     head.facts["kind"] = drafter.kind

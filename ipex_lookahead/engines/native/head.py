@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Linear, ModelSpec, Tensor, named_tensors
 from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.draft_vocab import first_ids
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.engines.input_order import reordered
@@ -121,7 +122,7 @@ class NativeHead:
             values += np.float32(1)
             return values
 
-        ids = drafted_ids(spec.vocab, 0 if spec.candidates is not None else draft_vocab)
+        ids = first_ids(spec.vocab, 0 if spec.candidates is not None else draft_vocab)
         return cls.build(spec, matrix, vector, target, threads=threads, ids=ids)
 
     @classmethod
@@ -140,7 +141,7 @@ class NativeHead:
         assert spec.features is not None
         shares, whole = spec.features.shares, spec.head.weight
         if ids is None:  # merges come in the order of how often they are met
-            ids = drafted_ids(spec.vocab) if whole.shape[0] == spec.vocab else np.arange(whole.shape[0], dtype=np.int32)
+            ids = first_ids(spec.vocab) if whole.shape[0] == spec.vocab else np.arange(whole.shape[0], dtype=np.int32)
         spec = replace(spec, head=Linear(replace(whole, shape=(len(ids), spec.hidden))))
         decoder = empty_decoder(spec, threads, target.kv_cache, target.decoder if spec.target_keys else None)
         for name, tensor in in_order(spec):
@@ -287,8 +288,3 @@ class NativeHead:
     def describe(self) -> dict[str, Any]:
         """Facts for ``info``: bytes of the head's own weights, and of how many tokens it can draft."""
         return {**self.facts, "weight_bytes": int(self._decoder.weight_bytes), "draft_vocab": len(self.ids)}
-
-
-def drafted_ids(vocab: int, draft_vocab: int = DRAFT_VOCAB) -> Ids:
-    """The first ``draft_vocab`` tokens, int32, since merges come in the order of how often they are met; 0: all."""
-    return np.arange(min(vocab, draft_vocab or vocab), dtype=np.int32)
