@@ -1,0 +1,157 @@
+"""``--drafter`` and ``--draft-vocab``: a named head drafts, the text stays what it is, and ``info`` tells of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", minversion="5", reason="the tiny models are transformers 5's")
+from safetensors.torch import load_file, save_file
+
+from ipex_lookahead.cli.main import run
+from ipex_lookahead.drafting.heads.mtp import Mtp
+from ipex_lookahead.hub import recommended
+from ipex_lookahead.hub.recommended import recommended_models
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.family_table import variants
+from tests.support.gguf_families import write_gguf
+from tests.support.mtp_folders import block_alone, with_mtp
+
+FAMILY = "qwen3_5_text"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``model`` without a block, ``alone.gguf`` with nothing else, and ``other``, whose hidden size is another."""
+    root = tmp_path_factory.mktemp("drafter")
+    target, block = with_mtp(root / "model", FAMILY, variants(FAMILY)[0], vocab_size=SIZE)
+    write_gguf(root / "alone.gguf", target, change=block_alone(block, target.config.num_hidden_layers))
+    with_mtp(root / "other", FAMILY, variants(FAMILY)[0], vocab_size=SIZE, hidden_size=128)
+    file = root / "model" / "model.safetensors"
+    save_file(
+        {name: one for name, one in load_file(file).items() if not name.startswith("mtp.")}, file, {"format": "pt"}
+    )
+    chat_tokenizer().save_pretrained(root / "model")
+    return root
+
+
+def answer(capsys: Any, *arguments: str) -> dict[str, Any]:
+    assert run([*arguments, "--threads", "1", "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+GREEDY = ["--temperature", "0"]
+DRAFTED = ["--strategy", "mtp", "--lookahead", "4", "--no-adaptive"]
+
+
+def test_generate(made: Path, capsys: Any) -> None:
+    arguments = ["generate", "--raw", "Once upon", "-m", str(made / "model"), "-n", "24"]
+    plain = answer(capsys, *arguments, "--lookahead", "0")
+    drafted = answer(capsys, *arguments, *DRAFTED, "--drafter", str(made / "alone.gguf"), "--draft-vocab", "0")
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["drafted_by_source"]["mtp"] > 0
+
+
+@pytest.mark.parametrize("command", [["chat", "-m"], ["run"]])
+def test_chat_and_run(made: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    said, drafted, propose = [], [], Mtp.propose
+    monkeypatch.setattr(Mtp, "propose", lambda self, budget: drafted.append(propose(self, budget)) or drafted[-1])
+    for extra in (["--lookahead", "0"], [*DRAFTED, "--drafter", str(made / "alone.gguf")]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), encoding="utf-8"))
+        assert run([*command, str(made / "model"), "--threads", "1", "-n", "12", "--no-history", *GREEDY, *extra]) == 0
+        said.append(capsys.readouterr().out)
+        assert any(one.tokens for one in drafted) == bool(len(said) - 1)
+    assert said[0] == said[1]
+
+
+def test_bench_decode(made: Path, capsys: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "a", "category": "b", "prompt": "Once upon"}) + "\n")
+    report = answer(
+        capsys,
+        *["bench", "decode", "-m", str(made / "model"), "-n", "12", "--prompts", str(prompts), *DRAFTED],
+        *["--drafter", str(made / "alone.gguf")],
+    )
+    drafted = next(r for r in report["runs"] if r["strategy"] == "mtp")
+    assert drafted["identical_to_plain"] == "1/1"
+
+
+@pytest.mark.parametrize("command", [["generate", "x"], ["bench", "exact", "--limit", "1"]])
+def test_a_head_of_another_model_is_one_sentence(made: Path, capsys: Any, command: list[str]) -> None:
+    assert run([*command, "-m", str(made / "model"), "--threads", "1", "--drafter", str(made / "other")]) == 1
+    err = capsys.readouterr().err
+    assert "is a head for another model, of hidden size 128, not 64" in err
+    assert "hint: name the head that was trained for this model with --drafter, or leave it out" in err
+    assert "Traceback" not in err
+
+
+def test_a_vocabulary_for_no_head(made: Path, capsys: Any) -> None:
+    assert run(["generate", "x", "-m", str(made / "model"), "--threads", "1", "--draft-vocab", "100"]) == 1
+    err = capsys.readouterr().err
+    assert "error: --draft-vocab 100 is of a head that drafts, and the model brings none that can be used" in err
+    assert "hint: name one with --drafter, or leave it out" in err
+
+
+def test_info(made: Path, capsys: Any, tmp_path: Path) -> None:
+    def facts(*arguments: str) -> Any:
+        assert run(["info", *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out).get("drafter")
+
+    model, alone = str(made / "model"), str(made / "alone.gguf")
+    assert facts(model) is None
+    found = facts(model, "--drafter", alone)
+    assert (found["kind"], found["draft_vocab"], found["file"]) == ("mtp", SIZE, alone)
+    assert facts(model, "--drafter", alone, "--draft-vocab", "100")["draft_vocab"] == 100
+    own = facts(str(made / "other"), "--draft-vocab", "0")
+    assert (own["kind"], own["draft_vocab"]) == ("mtp", SIZE)
+    assert "file" not in own
+    shutil.copytree(made / "model", tmp_path / "model")
+    shutil.copy(alone, tmp_path / "model" / "mtp-model.gguf")
+    assert facts(str(tmp_path / "model"))["file"].endswith("mtp-model.gguf")
+    assert facts(str(tmp_path / "model"))["bytes"] == found["bytes"] > 0
+    assert run(["info", str(tmp_path / "model")]) == 0
+    out = capsys.readouterr().out
+    assert "weights of what drafts" in out
+    assert "tokens that it drafts" in out
+    assert run(["info", model, "--drafter", str(made / "other")]) == 1
+    assert "is a head for another model" in capsys.readouterr().err
+    assert run(["info", "--drafter", alone]) == 2
+
+
+def test_pull_fetches_what_is_recommended(
+    made: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A short name that stands for files here: nothing is fetched from elsewhere."""
+    known = recommended_models()
+    one = next(iter(known.values()))
+    own = {name: getattr(one, name) for name in one.__slots__} | {"name": "mine", "drafter": str(made / "alone.gguf")}
+    monkeypatch.setattr(recommended, "recommended_models", lambda: known | {"mine": type(one)(**own)})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").symlink_to(made / "model")
+    assert run(["pull", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert f"what drafts for it: {made / 'alone.gguf'}" in out
+    assert f"run mine --drafter {made / 'alone.gguf'}" in out
+    assert run(["pull", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drafter"] == str(made / "alone.gguf")
+
+
+def test_quantize_keeps_it(made: Path, capsys: Any, tmp_path: Path) -> None:
+    for name, more in (("a", []), ("b", ["--drafter-low-bit", "sym_int4"])):
+        assert run(["quantize", str(made / "other"), str(tmp_path / name), "--low-bit", "sym_int4", *more]) == 0
+        capsys.readouterr()
+    sizes = []
+    for name in "ab":
+        assert run(["info", str(tmp_path / name), "--json"]) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["drafter"]["bytes"])
+    assert sizes[1] < 0.75 * sizes[0]
+    assert run(["quantize", str(made / "model"), str(tmp_path / "d"), "--drafter-low-bit", "sym_int8"]) == 1
+    assert "--drafter-low-bit sym_int8 is of a head that drafts" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()
