@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.architectures import ModelSpec, gemma4_assistant, spec_for
-from ipex_lookahead.architectures.spec import Linear
+from ipex_lookahead.architectures.spec import Linear, Tensor
 from ipex_lookahead.checkpoints import READERS, Checkpoint, family_of, kind_of
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.eagle3 import Eagle3Folder, Eagle3Gguf, is_eagle3
@@ -21,9 +22,11 @@ from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.files.paths import is_drafter
 
-_BLOCKS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
+BLOCKS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Keys of configs that count blocks for drafting."""
 _ASSISTANTS = ("gemma4_assistant", gemma4_assistant.GGUF.architecture)
+IN_A_MODEL = ("mtp",)
+"""Kinds of heads that a model's own folder holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,20 @@ class Drafter:
     spec: ModelSpec
     ids: npt.NDArray[np.int32] | None = None
 
+    def tensors(self) -> list[Tensor]:
+        """The weights that it has of its own, in the order of a step."""
+        shared = (self.spec.embedding.name, self.spec.head_weight.name)
+        return [tensor for tensor in self.spec.tensors() if tensor.name not in shared]
+
 
 def model_with_block(config: Mapping[str, Any], max_context: int | None = None) -> ModelSpec:
     """The model that ``config`` describes, with the block for drafting that its family has, wherever that lies."""
-    return spec_for({**config, **{key: 1 for key in _BLOCKS if key in config}}, max_context)
+    return spec_for(counting(config, 1), max_context)
+
+
+def counting(config: Mapping[str, Any], blocks: int) -> dict[str, Any]:
+    """The config with that number of blocks for drafting, where its family has some."""
+    return {**config, **{key: blocks for key in BLOCKS if key in config}}
 
 
 def open_drafter(path: Path, model: ModelSpec) -> Drafter:
@@ -70,6 +83,27 @@ def open_drafter(path: Path, model: ModelSpec) -> Drafter:
     )
 
 
+def drafter_of(checkpoint: Checkpoint, path: Path, named: Path | None = None) -> tuple[Drafter, Path] | None:
+    """The head that a model would draft with, and where it lies; None: there is none.
+
+    Args:
+        checkpoint: the model's, opened.
+        path: of the model.
+        named: the head's; None: the model's own, or one beside it.
+
+    Raises as :func:`open_drafter` for one that was named. Whoever has one of another path closes its checkpoint.
+    """
+    model = model_with_block(checkpoint.config)
+    if named is not None:
+        return open_drafter(named, model), named
+    if checkpoint.spec.mtp is not None:
+        return Drafter("mtp", checkpoint, checkpoint.spec.mtp), path
+    for beside in drafters_beside(path):
+        with contextlib.suppress(LookaheadError):  # another model's, or damaged, of which loading tells
+            return open_drafter(beside, model), beside
+    return None
+
+
 def drafters_beside(model: Path) -> list[Path]:
     """Files of blocks for drafting beside a model's file, or in its folder: those most alike in name first."""
     folder, stem = (model, "") if model.is_dir() else (model.parent, model.stem.lower())
@@ -82,6 +116,14 @@ def drafters_beside(model: Path) -> list[Path]:
         return len(os.path.commonprefix([name.lower().removeprefix("mtp-"), stem]))
 
     return [folder / name for name in sorted(found, key=alike, reverse=True)]
+
+
+def no_head(name: str, value: Any) -> InputError:
+    """The error for a setting of heads, of a model that has none that can be used."""
+    return InputError(
+        f"{arg(name, value)} is of a head that drafts, and the model brings none that can be used",
+        hint=f"name one with {arg('drafter')}, or leave it out",
+    )
 
 
 def _block(kind: str, path: Path, model: ModelSpec) -> Drafter | None:

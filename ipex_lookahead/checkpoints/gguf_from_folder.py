@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.checkpoints.drafters import counting
 from ipex_lookahead.checkpoints.gguf_metadata import METADATA, has_metadata
 from ipex_lookahead.checkpoints.gguf_reader import GgufFile, GgufTensor
 from ipex_lookahead.checkpoints.gguf_types import TENSOR_TYPES
 from ipex_lookahead.checkpoints.low_bit import LowBitCheckpoint
-from ipex_lookahead.checkpoints.placed import as_in_gguf, row_order, run_of
+from ipex_lookahead.checkpoints.placed import as_in_gguf, head_tensors, row_order, run_of
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import dequantize
 
@@ -34,8 +36,11 @@ class FolderAsGguf:
             )
         self._checkpoint = checkpoint
         self._file = GgufFile(checkpoint.path / METADATA)
-        self.path, self.config, self.spec = checkpoint.path, checkpoint.config, checkpoint.spec
-        self.metadata = self._file.metadata
+        self.path, self.metadata = checkpoint.path, self._file.metadata
+        # A head that the file did not have, but lay beside it, has no place in these metadata.
+        blocks = self.metadata.get(f"{self.metadata.get('general.architecture')}.nextn_predict_layers", 0)
+        self.config = counting(checkpoint.config, blocks) if not blocks else checkpoint.config
+        self.spec = checkpoint.spec if blocks else replace(checkpoint.spec, mtp=None)
         try:
             self._file.read_tensor_table()
         except BaseException:
@@ -52,7 +57,7 @@ class FolderAsGguf:
         for stored in self._file.tensors.values():
             yield stored, []
         parts: dict[str, list[Tensor]] = {}
-        for tensor in self.spec.tensors():
+        for tensor in (*self.spec.tensors(), *head_tensors(self.spec).values()):
             if tensor.gguf.layout == "key":  # metadata.gguf has it
                 continue
             parts.setdefault(tensor.gguf.name, []).append(tensor)

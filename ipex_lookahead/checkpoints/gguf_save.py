@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
 from ipex_lookahead.checkpoints.gguf_reader import GgufTensor
 from ipex_lookahead.checkpoints.low_bit_save import Progress
@@ -35,12 +35,13 @@ class Source(Protocol):
 
     Attributes:
         path: of the file or folder, for messages.
-        config: what the model is, as checkpoints have it.
+        config, spec: what the model is, as checkpoints have it.
         metadata: keys and values; ``metadata_file`` is the GGUF file that has them.
     """
 
     path: Path
     config: dict[str, Any]
+    spec: ModelSpec
     metadata: dict[str, Any]
 
     @property

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -34,11 +34,13 @@ from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.placed import (
     Run,
     fused_experts,
+    head_tensors,
     lying,
     run_of,
     tensors_by_name,
     turned,
     turned_format,
+    with_mtp,
     with_offset,
 )
 from ipex_lookahead.checkpoints.safetensors import SINGLE
@@ -139,13 +141,16 @@ class LowBitCheckpoint(Folder):
         self._weights: dict[str, Tensor] = {}
         if not other_family:
             self.config = checked_config(raw, config_path)
-            self.spec = replace(spec_for(self.config), mtp=None)
             file = self.path / "generation_config.json"
             self.generation_config = read_generation_config(file, self.config["vocab_size"])
         self._file = SafetensorsFile(self.path / SINGLE)
         if not other_family:
             held = self._file.tensors
-            self._weights = {name: fused_experts(tensor, held) for name, tensor in tensors_by_name(self.spec).items()}
+            self.spec = with_mtp(
+                spec_for(self.config), lambda tensor: tensor.name in held or f"{tensor.name}.codes" in held
+            )
+            every = {**tensors_by_name(self.spec), **head_tensors(self.spec)}
+            self._weights = {name: fused_experts(tensor, held) for name, tensor in every.items()}
             self._most_dimensions = max(len(tensor.hf.shape) for tensor in self._weights.values())
         try:
             self._tensors = self._find_tensors()
@@ -229,8 +234,9 @@ class LowBitCheckpoint(Folder):
 
     def names(self) -> Sequence[str]:
         """Names of the tensors that are there, in the order of a step, then those that the model does not have."""
-        known = [name for name in self._weights if self._place_of(name) is not None]
-        used = {self._place_of(name) for name in known}
+        of_head = head_tensors(self.spec) if self._weights else {}
+        used = {self._place_of(name) for name in self._weights}
+        known = [name for name in self._weights if name not in of_head and self._place_of(name) is not None]
         return [*known, *(name for name in self._tensors if name not in used)]
 
     def info(self, name: str) -> TensorInfo:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import ModelOptions, draft_model_option
+from ipex_lookahead.cli.loading import ModelOptions, draft_model_option, draft_vocab_option, drafter_option
 from ipex_lookahead.cli.lookahead import NO_COPY, Lookahead, StrategyOptions
 from ipex_lookahead.cli.measuring import Prompts, Report
 from ipex_lookahead.cli.options import option
@@ -87,6 +87,8 @@ def decode(
     sampling: GreedySampler,
     to: Report,
     draft_model: str | None = draft_model_option,
+    drafter: str | None = drafter_option,
+    draft_vocab: int | None = draft_vocab_option,
 ) -> None:
     """Decoding speed with and without lookahead, and whether the tokens are the same.
 
@@ -113,7 +115,7 @@ def decode(
     from ipex_lookahead.cli.conversation import chat_encoder
     from ipex_lookahead.cli.loading import config_of
 
-    loaded, tokenizer = loading.load(draft_model=draft_model)
+    loaded, tokenizer = loading.load(draft_model=draft_model, drafter=drafter, draft_vocab=draft_vocab)
     keep = {} if what.show_drafts is None else {"keep_drafts": True}
     generate = generator(loaded, what.max_new_tokens, **sampling.arguments(), **keep)
 

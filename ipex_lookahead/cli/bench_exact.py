@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import ModelOptions, draft_model_option
+from ipex_lookahead.cli.loading import ModelOptions, draft_model_option, draft_vocab_option, drafter_option
 from ipex_lookahead.cli.measuring import Prompts, Report, comma_separated
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
@@ -26,6 +26,8 @@ class Checked:
     """What is checked."""
 
     draft_model: str | None = draft_model_option
+    drafter: str | None = drafter_option
+    draft_vocab: int | None = draft_vocab_option
     draft_low_bit: str | None = option("The draft model's format; as its file has it if not given.", type=LowBit())
     max_new_tokens: int = option("Most tokens of an answer.", 128, "-n", low=1)
     strategy: tuple[str, ...] = option("Strategies to check; all that apply if not given.", (), type=Strategy())
@@ -70,7 +72,7 @@ def exact(loading: ModelOptions, prompts: Prompts, what: Checked, drawn: Drawn, 
     from ipex_lookahead.tokenization.prompts import build_prompt
 
     texts = prompts.read()
-    loaded, tokenizer = loading.load()
+    loaded, tokenizer = loading.load(drafter=what.drafter, draft_vocab=what.draft_vocab)
     other = replace(loading, model=what.draft_model, low_bit=what.draft_low_bit) if what.draft_model else None
     draft = None if other is None else other.load()[0]
     usable, absent = strategies(loaded, draft)

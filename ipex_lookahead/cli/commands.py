@@ -14,7 +14,7 @@ from ipex_lookahead.cli.types import Refused, nearest
 
 SECTIONS = {
     "Model": "model shape low_bit low_bits group_size head_low_bit mixed_precision kv_cache draft_model "
-    "draft_low_bit".split(),
+    "draft_low_bit drafter draft_vocab drafter_low_bit".split(),
     "Text": "prompt_file prompts given limit text tokens max_new_tokens stop system raw".split(),
     "Sampling": "greedy seeds temperature top_k top_p min_p repetition_penalty presence_penalty "
     "frequency_penalty seed".split(),

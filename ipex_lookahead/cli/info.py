@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import draft_vocab_option, drafter_option
 from ipex_lookahead.cli.options import json_alone_option, option
 from ipex_lookahead.cli.settings import Settings, merged, settings_of
 from ipex_lookahead.cli.tables import print_facts, print_table
@@ -32,6 +33,8 @@ MOST_COSTS = 8
 @click.argument("model", required=False, type=Model())
 def info(
     model: str | None,
+    drafter: str | None = drafter_option,
+    draft_vocab: int | None = draft_vocab_option,
     forget_costs: bool = option("Forget what steps were measured to cost: all, or those of MODEL.", False),
     as_json: bool = json_alone_option,
 ) -> None:
@@ -48,7 +51,9 @@ def info(
         curves = counted(forgotten, "cost curve")
         click.echo(json.dumps({"forgotten": forgotten}) if as_json else f"forgot {curves}; they are measured again")
         return
-    facts = machine_facts() if model is None else model_facts(model, progress=not as_json)
+    if model is None and (drafter is not None or draft_vocab is not None):
+        raise click.UsageError("--drafter and --draft-vocab are about a MODEL; give one")
+    facts = machine_facts() if model is None else model_facts(model, drafter, draft_vocab, progress=not as_json)
     if as_json:
         click.echo(json.dumps(facts))
     else:
@@ -121,14 +126,17 @@ def _opencl() -> dict[str, Any]:
     return {"devices": said}
 
 
-def model_facts(name: str, *, progress: bool) -> dict[str, Any]:
+def model_facts(
+    name: str, drafter: str | None = None, draft_vocab: int | None = None, *, progress: bool
+) -> dict[str, Any]:
     """What a model is, from its headers, and what its steps were measured to cost; no weight is read."""
     from ipex_lookahead.cli.model_facts import describe, licence_of
     from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
     path = resolve_model(name, progress=progress)
-    found = describe(path)
+    named = None if drafter is None else resolve_model(drafter, progress=progress)
+    found = describe(path, named, draft_vocab)
     config = found.pop("config")
     found["licence"] = DEFAULT.licence if name == "default" else licence_of(path, found)
     costs = known_costs(cost_folder(), config)[:MOST_COSTS] if config is not None else []
@@ -191,6 +199,10 @@ LABELS = {
     "quantised_by": "quantised by",
     "decoded": "decoded when loaded",
     "output_layer": "output layer",
+    "drafter kind": "drafted by",
+    "drafter bytes": "weights of what drafts",
+    "drafter draft_vocab": "tokens that it drafts",
+    "drafter file": "which lies in",
     "requantized_from": "rounded twice, before in",
     "problem": "cannot be run",
     "hint": "what to do",

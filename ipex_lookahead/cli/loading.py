@@ -11,6 +11,7 @@ import click
 from ipex_lookahead.cli.names import WEIGHTS
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.types import LowBit, Model, Words
+from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.extras import need_torch
 from ipex_lookahead.system.terminal import tell_people
@@ -27,6 +28,13 @@ low_bit_option = option(f"{WEIGHTS}; as the file has it if not given.", type=Low
 threads_option = option("Worker threads; all physical cores if not given.", low=1)
 kv_cache_option = option("How keys and values are held; int8 takes half the memory.", "fp16")
 draft_model_option = option("A smaller model with the same vocabulary, which drafts for the other.", type=Model())
+drafter_option = option(
+    "A trained head that drafts: a folder, a .gguf file, a hub id; if not given, the one that the model brings.",
+    type=Model(),
+)
+draft_vocab_option = option(
+    f"How many tokens of the vocabulary a head may draft; 0 is all, {DRAFT_VOCAB} if not given.", low=0
+)
 
 
 @dataclass
@@ -61,6 +69,8 @@ class TextModelOptions(ModelOptions):
 
     deterministic: bool | None = option("On torch: the very text of plain decoding with lookahead too, at some cost.")
     draft_model: str | None = draft_model_option
+    drafter: str | None = drafter_option
+    draft_vocab: int | None = draft_vocab_option
     special_tokens_in_content: bool = option(
         "Control tokens that a message spells, such as <|im_end|>, are control tokens, not the text that they are.",
         False,
@@ -81,6 +91,8 @@ def load_text(
     name: str,
     *,
     draft_model: str | None = None,
+    drafter: str | None = None,
+    draft_vocab: int | None = None,
     special_tokens_in_content: bool = False,
     progress: bool,
     **settings: Any,
@@ -88,13 +100,16 @@ def load_text(
     """The model for a command that answers text: on the native engine neither torch nor transformers is imported.
 
     ``settings`` are those of :func:`ipex_lookahead.auto.load_text_model`; ``draft_model`` loads a second model, which
-    drafts for the first wherever it generates; ``special_tokens_in_content`` is the tokenizer's attribute.
+    drafts for the first wherever it generates; ``drafter`` and ``draft_vocab`` are the first's alone;
+    ``special_tokens_in_content`` is the tokenizer's attribute.
 
     Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary.
     """
     from ipex_lookahead.auto import load_text_model
 
-    model = load_text_model(name, progress=progress, note=tell_people if progress else None, **settings)
+    note = tell_people if progress else None
+    head: dict[str, Any] = {"drafter": drafter, "draft_vocab": draft_vocab}
+    model = load_text_model(name, progress=progress, note=note, **head, **settings)
     model.tokenizer.special_tokens_in_content = special_tokens_in_content
     if draft_model is not None:
         model.use_draft_model(load_text_model(draft_model, progress=progress, **settings))
@@ -103,11 +118,18 @@ def load_text(
     return model
 
 
-def load(name: str, *, draft_model: str | None = None, **settings: Any) -> tuple[Any, Any]:
+def load(
+    name: str,
+    *,
+    draft_model: str | None = None,
+    drafter: str | None = None,
+    draft_vocab: int | None = None,
+    **settings: Any,
+) -> tuple[Any, Any]:
     """The model as transformers' users have it, for the commands that measure it, and its tokenizer.
 
     ``settings`` are those of :func:`ipex_lookahead.auto.load_model_and_tokenizer`. With ``draft_model`` that model
-    drafts for it wherever it generates.
+    drafts for it wherever it generates; ``drafter`` and ``draft_vocab`` are the first's alone.
 
     Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary, and
     MissingPackageError without torch and transformers.
@@ -115,7 +137,7 @@ def load(name: str, *, draft_model: str | None = None, **settings: Any) -> tuple
     command_needs_torch()
     from ipex_lookahead.auto import load_model_and_tokenizer
 
-    model, tokenizer = load_model_and_tokenizer(name, **settings)
+    model, tokenizer = load_model_and_tokenizer(name, drafter=drafter, draft_vocab=draft_vocab, **settings)
     if tokenizer is None:
         why = model.engine.describe().get("no_tokenizer") or f"{name} carries none"
         raise InputError(

@@ -19,11 +19,13 @@ from ipex_lookahead.checkpoints import (
     open_other_family,
 )
 from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.drafters import drafter_of
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.low_bit import FLOATS
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
 from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.cli.names import in_options
+from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.hub.choosing import PICKLES
 
@@ -51,10 +53,11 @@ _GGUF_SIZES = {
 Formats = dict[str, dict[str, int]]
 
 
-def describe(path: Path) -> dict[str, Any]:
+def describe(path: Path, drafter: Path | None = None, draft_vocab: int | None = None) -> dict[str, Any]:
     """Kind, architecture, engine, parameters, bytes, formats with counts, sizes, tokenizer; of what cannot be run too.
 
-    Reads headers and configs, no weights, and imports neither torch nor transformers.
+    Reads headers and configs, no weights, and imports neither torch nor transformers. ``drafter`` and ``draft_vocab``
+    are those of ``LoadRequest``.
 
     Returns:
         Plain values, and ``config``: the sizes under Llama's names. ``engine`` and ``config`` are None for what cannot
@@ -63,10 +66,12 @@ def describe(path: Path) -> dict[str, Any]:
         in what those are kept that are read.
 
     Raises:
-        InputError, ModelFormatError: nothing there, or bytes that contradict their format.
+        InputError, ModelFormatError: nothing there, or bytes that contradict their format; a drafter of another model.
     """
     kind, where = kind_of(path)
-    return _gguf(where) if kind == "gguf" else _folder(where, kind)
+    if kind == "gguf":
+        return _gguf(where, drafter, draft_vocab)
+    return _folder(where, kind, drafter, draft_vocab)
 
 
 def main_format(formats: Mapping[str, Mapping[str, int]]) -> str | None:
@@ -83,7 +88,7 @@ def low_bit_in(path: Path) -> str | None:
 # --- GGUF files ---------------------------------------------------------------------------------------------------
 
 
-def _gguf(path: Path) -> dict[str, Any]:
+def _gguf(path: Path, drafter: Path | None, draft_vocab: int | None) -> dict[str, Any]:
     file = GgufParts(path)
     try:
         file.read_tensor_table()
@@ -114,7 +119,7 @@ def _gguf(path: Path) -> dict[str, Any]:
         "tokenizer": {"llama": "SentencePiece", "gpt2": "byte pairs"}.get(str(model), str(model)) if model else None,
         "chat_template": isinstance(said.get("tokenizer.chat_template"), str),
         "licence": said.get("general.license") if isinstance(said.get("general.license"), str) else None,
-        **_drafting(checkpoint),
+        **_drafting(checkpoint, path, drafter, draft_vocab),
         "unknown_keys": list(getattr(checkpoint, "unknown_keys", [])),
         **problem,
     }
@@ -123,7 +128,7 @@ def _gguf(path: Path) -> dict[str, Any]:
 # --- folders ------------------------------------------------------------------------------------------------------
 
 
-def _folder(folder: Path, kind: str) -> dict[str, Any]:
+def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | None) -> dict[str, Any]:
     config = read_json(folder / "config.json")
     family = family_of(folder)
     native = family in model_types()
@@ -168,7 +173,7 @@ def _folder(folder: Path, kind: str) -> dict[str, Any]:
         **{word: size if type(size) is int else None for word, size in found.items()},
         **({"quantised_by": by} if (by := _quantiser(quantised, checkpoint)) else {}),
         **({"output_layer": OWN_HEAD} if getattr(checkpoint, "own_head", False) else {}),
-        **_drafting(checkpoint),
+        **_drafting(checkpoint, folder, drafter, draft_vocab),
         **({"requantized_from": before} if isinstance(before, str) and before else {}),
         "tokenizer": _tokenizer(folder),
         "chat_template": _has_chat_template(folder),
@@ -236,15 +241,20 @@ def _opened(open_it: Callable[[], Checkpoint]) -> tuple[Checkpoint | None, dict[
     return checkpoint, {}
 
 
-def _drafting(checkpoint: Checkpoint | None) -> dict[str, str]:
-    """What the files hold for drafting, if they do."""
-    spec = getattr(checkpoint, "spec", None)  # none of a family that only transformers knows
-    if checkpoint is not None and spec is not None and (mtp := spec.mtp) is not None:
-        own = {tensor.name for tensor in spec.tensors()}
-        size = sum(packed_bytes(checkpoint.info(one.name)) for one in mtp.tensors() if one.name not in own)
-        return {"drafting": f"a block for drafting (MTP) of {size / 1e6:,.1f} MB, which lookahead='auto' uses"}
-    tensors = getattr(checkpoint, "read_past", 0)
-    return {"drafting": f"{tensors} tensors of blocks for drafting (MTP), which are read past"} if tensors else {}
+def _drafting(checkpoint: Checkpoint | None, path: Path, drafter: Path | None, vocab: int | None) -> dict[str, Any]:
+    """The head that drafts, or what the files hold for drafting that is not read."""
+    if checkpoint is None or getattr(checkpoint, "spec", None) is None:  # a family that only transformers knows
+        return {}
+    if (found := drafter_of(checkpoint, path, drafter)) is None:
+        tensors = getattr(checkpoint, "read_past", 0)
+        return {"drafting": f"{tensors} tensors of blocks for drafting (MTP), which are read past"} if tensors else {}
+    head, where = found
+    sizes = [packed_bytes(head.checkpoint.info(tensor.name)) for tensor in head.tensors()]
+    if head.checkpoint is not checkpoint:
+        head.checkpoint.close()
+    most = head.spec.vocab if vocab == 0 else min(head.spec.vocab, DRAFT_VOCAB if vocab is None else vocab)
+    facts = {"kind": head.kind, "bytes": sum(sizes), "draft_vocab": most if head.ids is None else len(head.ids)}
+    return {"drafter": facts if where == path else {**facts, "file": str(where)}}
 
 
 def _weights(formats: Formats) -> dict[str, Any]:

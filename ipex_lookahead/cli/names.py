@@ -49,9 +49,9 @@ NEEDS_A_HEAD = "head"
 """The strategies that need a second model beside the first."""
 
 _SAME = (
-    "low_bit group_size mixed_precision kv_cache imatrix draft_model threads engine device gpu_layers deterministic "
-    "overwrite max_new_tokens lookahead strategy store window ngram guesses draft_min_prob temperature top_k top_p "
-    "min_p seed repetition_penalty presence_penalty frequency_penalty"
+    "low_bit group_size mixed_precision kv_cache imatrix draft_model drafter draft_vocab drafter_low_bit threads "
+    "engine device gpu_layers deterministic overwrite max_new_tokens lookahead strategy store window ngram guesses "
+    "draft_min_prob temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty"
 ).split()
 OPTIONS = {
     **{name: "--" + name.replace("_", "-") for name in _SAME},

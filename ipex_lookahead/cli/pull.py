@@ -21,6 +21,8 @@ from ipex_lookahead.cli.types import Model
 def pull(model: str | None, as_json: bool = json_alone_option) -> None:
     """Fetch MODEL from the hub: a short name, owner/repo[:file.gguf], owner/repo:Q8_0, or the address of its page.
 
+    A trained head that is recommended for the model of a short name is fetched with it.
+
     Without MODEL: the recommended models by their short names, what each takes, and the speed to expect here.
 
     Only what is needed is fetched, never pickles or code; an interrupted fetch goes on where it stopped, and large
@@ -37,16 +39,22 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
     from ipex_lookahead.cli.model_facts import describe, main_format
     from ipex_lookahead.errors import UnsupportedModelError
     from ipex_lookahead.hub import resolve_model
+    from ipex_lookahead.hub.recommended import recommended_models
 
-    path = resolve_model(model, progress=not as_json)
-    facts = describe(path)
+    path, known = resolve_model(model, progress=not as_json), recommended_models().get(model)
+    named = None if known is None else known.drafter
+    drafter = None if named is None else resolve_model(named, progress=not as_json)
+    facts = describe(path, drafter)
     kept = {"format": main_format(facts["formats"]), "bytes": facts["bytes"], "engine": facts["engine"]}
     if as_json:
+        kept |= {} if drafter is None else {"drafter": str(drafter)}
         click.echo(json.dumps({"model": model, "path": str(path), "architecture": facts["architecture"], **kept}))
     else:
         about = f"{facts['architecture']}, {facts['bytes'] / 1e6:,.1f} MB, most of it in {kept['format']}"
         click.echo(f"{model}: {about}\n{path}")
+        if drafter is not None:
+            click.echo(f"what drafts for it: {named}, {facts['drafter']['bytes'] / 1e6:,.1f} MB\n{drafter}")
     if facts["engine"] is None:
         raise UnsupportedModelError(f"it was fetched, but cannot be run: {facts['problem']}", hint=facts["hint"])
     if not as_json:
-        click.echo(f"try it: ipex-lookahead run {model}")
+        click.echo(f"try it: ipex-lookahead run {model}" + (f" --drafter {named}" if named else ""))

@@ -17,6 +17,9 @@ from ipex_lookahead.cli.progress import byte_bar
 from ipex_lookahead.cli.types import LowBit, Model, Refused
 from ipex_lookahead.cli.writing import check_new
 
+SHARED = ("low_bit", "mixed_precision", "drafter_low_bit", "imatrix", "threads")
+"""Options that ``LoadRequest`` and ``load_model_and_tokenizer`` have too."""
+
 
 @dataclass
 class Saved:
@@ -32,6 +35,10 @@ class Saved:
     )
     group_size: Literal["32", "64"] = option("Weights that share a scale.", "32")
     mixed_precision: bool = option("Keep the output layer in 8 bits.", False)
+    drafter_low_bit: str | None = option(
+        "Format of a block for drafting (MTP); if not given, --low-bit's where that has 6 bits or more, else sym_int8.",
+        type=LowBit(alike=True),
+    )
     imatrix: Path | None = option(
         "An importance matrix (llama.cpp's, .gguf or .dat): errors of what matters more weigh more.",
         metavar="FILE",
@@ -43,7 +50,7 @@ class Saved:
 
     def settings(self) -> dict[str, Any]:
         """The arguments that ``LoadRequest`` and ``load_model_and_tokenizer`` share."""
-        shared = {name: getattr(self, name) for name in ("low_bit", "mixed_precision", "imatrix", "threads")}
+        shared = {name: getattr(self, name) for name in SHARED}
         return {**shared, "group_size": int(self.group_size)}
 
 
@@ -63,7 +70,7 @@ def quantize(model: str, out: Path | None, how: Saved) -> None:
     from ipex_lookahead.checkpoints.low_bit_save import check_target
     from ipex_lookahead.cli.model_facts import describe, licence_of
     from ipex_lookahead.engines.gguf_export import check_export
-    from ipex_lookahead.engines.weights import WeightPlan, check_low_bit
+    from ipex_lookahead.engines.weights import WeightPlan, check_format, check_low_bit
     from ipex_lookahead.errors import LookaheadError
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
@@ -71,12 +78,15 @@ def quantize(model: str, out: Path | None, how: Saved) -> None:
         raise click.UsageError("give either OUT, a folder, or --to FILE.gguf")
     try:  # what can be refused without the model, and then without its weights, is refused so
         how.low_bit = how.low_bit and check_low_bit(how.low_bit)
+        how.drafter_low_bit = how.drafter_low_bit and check_format(how.drafter_low_bit)
         plan = WeightPlan(how.low_bit, int(how.group_size))
         if out is not None:
             check_target(out, how.overwrite)
         else:
             assert how.to is not None
             check_export(plan)
+            if how.drafter_low_bit is not None:
+                check_export(WeightPlan(how.drafter_low_bit))
             check_new(how.to, overwrite=how.overwrite)
     except LookaheadError as error:
         message, hint = in_options(error)
@@ -148,7 +158,8 @@ def _export(path: Path, how: Saved) -> None:
         read = None if how.imatrix is None else read_imatrix(how.imatrix)
         plan = WeightPlan(how.low_bit, 32, how.mixed_precision, imatrix=read).of_spec(checkpoint.spec)
         with byte_bar("saving") as progress:
-            export_gguf(checkpoint, to, plan, threads=how.threads, progress=progress)
+            head = how.drafter_low_bit
+            export_gguf(checkpoint, to, plan, threads=how.threads, drafter_low_bit=head, progress=progress)
     finally:
         checkpoint.close()
     click.echo(f"saved {to}: {to.stat().st_size / 1e6:.1f} MB in {plan.name or 'the formats of the file'}")

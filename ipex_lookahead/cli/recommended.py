@@ -71,6 +71,7 @@ def facts() -> dict[str, Any]:
             "fits": one.memory <= memory,
             "thinks": one.thinks,
             "draft_model": one.draft,
+            "drafter": one.drafter,
             "estimated_tok_s": None if rate is None else round(expected_tok_s(one, rate), 1),
         }
         for one in models.values()

@@ -36,6 +36,7 @@ def _check_formats(ctx: click.Context) -> None:
         ("low_bit", "--low-bit"),
         ("head_low_bit", "--head-low-bit"),
         ("draft_low_bit", "--draft-low-bit"),
+        ("drafter_low_bit", "--drafter-low-bit"),
         ("formats", "--low-bit"),
     ):
         kind = next((param.type for param in ctx.command.params if param.name == name), None)
@@ -61,6 +62,9 @@ def _check_rules(path: str, option: str) -> None:
 
 
 def _check_draft_model(ctx: click.Context) -> None:
+    both = ctx.params.get("drafter") is not None and ctx.params.get("draft_model") is not None
+    if both and ctx.command.name != "exact":  # which checks one strategy after the other
+        raise Refused("--drafter and --draft-model both draft for the model", hint="leave one of them out")
     if "draft_model" not in ctx.params or ctx.params["draft_model"] is not None:
         return
     strategies = _several(ctx.params.get("strategy"))

@@ -134,7 +134,7 @@ def serve(
     from ipex_lookahead.serving.run import serve as run_server
     from ipex_lookahead.serving.server import Server, Settings
 
-    for named in (loading.model, loading.draft_model):
+    for named in (loading.model, loading.draft_model, loading.drafter):
         _look_at(named)
     if behaviour.verbose:
         requests = logging.getLogger("ipex_lookahead.serving.gate")

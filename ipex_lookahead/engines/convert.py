@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints import Checkpoint, TensorInfo, open_checkpoint, save
+from ipex_lookahead.checkpoints.drafters import counting, drafter_of, no_head
 from ipex_lookahead.checkpoints.low_bit_save import Progress
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.hf_config import config_to_save, generation_defaults
@@ -19,8 +21,11 @@ from ipex_lookahead.engines.weights import (
     read_matrix,
     read_vector,
 )
+from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
+
+log = logging.getLogger(__name__)
 
 
 def convert(
@@ -38,6 +43,7 @@ def convert(
         SaveError: writing failed; what was there before is as it was.
     """
     checkpoint = open_checkpoint(request.path)
+    parts: list[_Conversion] = []
     try:
         spec = checkpoint.spec
         for tensor in spec.tensors():
@@ -45,8 +51,14 @@ def convert(
         label, plan, rounded_from = request.planned(checkpoint, spec)
         kept = {*spec.kept()} - {plan.embedding}
         tokenizer, _ = request.tokenizer(checkpoint.text_tokenizer)
-        made = _Conversion(checkpoint, plan, kept, request.threads)
-        infos = {tensor.name: made.info(tensor) for tensor in spec.tensors()}
+        made = _Conversion(checkpoint, spec.tensors(), plan, kept, request.threads)
+        infos = made.infos()
+        drafting, config = _drafting(checkpoint, request, plan), checkpoint.config
+        parts.append(made)
+        of_head: dict[str, TensorInfo] = {}
+        if drafting is not None:
+            parts.append(drafting)
+            of_head, config = drafting.infos(), counting(config, 1)
         low_bit: dict[str, Any] = {
             "low_bit": label,
             "group_size": max(info.group_size for info in infos.values()),
@@ -54,10 +66,10 @@ def convert(
         }
         save(
             folder,
-            config=config_to_save(checkpoint.config, infos.keys()),
+            config=config_to_save(config, infos.keys()),
             generation_config=generation_defaults(checkpoint),
-            infos=infos,
-            weights=made.weights(),
+            infos=infos | of_head,
+            weights=(named for part in parts for named in part.weights()),
             low_bit=low_bit | ({} if rounded_from is None else {"requantized_from": rounded_from}),
             tokenizer=tokenizer,
             source=Path(request.path),
@@ -66,21 +78,55 @@ def convert(
         )
         return label
     finally:
+        for part in parts:
+            part.close()
         checkpoint.close()
 
 
+def _drafting(checkpoint: Checkpoint, request: LoadRequest, plan: WeightPlan) -> _Conversion | None:
+    """The head that the model brings, or that lies beside it, if it can be used.
+
+    Raises InputError for a ``drafter_low_bit`` where there is none.
+    """
+    if (found := drafter_of(checkpoint, Path(request.path))) is not None:
+        head = found[0]
+        kept, plan = {*head.spec.routers()}, plan.of_head(request.drafter_low_bit)
+        made = _Conversion(head.checkpoint, head.tensors(), plan, kept, request.threads)
+        try:
+            for tensor in head.tensors():
+                check_shape(head.checkpoint, tensor)
+            return made
+        except LookaheadError as error:  # the model answers without
+            log.warning("the model's block for drafting is left out, since %s", error)
+            if head.checkpoint is not checkpoint:
+                made.close()
+    if request.drafter_low_bit is not None:
+        raise no_head("drafter_low_bit", request.drafter_low_bit)
+    return None
+
+
 class _Conversion:
-    """The weights of a checkpoint in the formats of a plan."""
+    """Weights of a checkpoint in the formats of a plan."""
 
-    def __init__(self, checkpoint: Checkpoint, plan: WeightPlan, kept: set[str], threads: int | None) -> None:
-        self._checkpoint, self._plan, self._kept, self._threads = checkpoint, plan, kept, threads
+    def __init__(
+        self, checkpoint: Checkpoint, tensors: Iterable[Tensor], plan: WeightPlan, kept: set[str], threads: int | None
+    ) -> None:
+        self._checkpoint, self._tensors = checkpoint, [*tensors]
+        self._plan, self._kept, self._threads = plan, kept, threads
 
-    def info(self, tensor: Tensor) -> TensorInfo:
-        """What a tensor will be."""
+    def infos(self) -> dict[str, TensorInfo]:
+        """What each tensor will be."""
+        return {tensor.name: self._info(tensor) for tensor in self._tensors}
+
+    def close(self) -> None:
+        """Release the checkpoint's files."""
+        self._checkpoint.close()
+
+    def _info(self, tensor: Tensor) -> TensorInfo:
         if not tensor.is_matrix:
             return TensorInfo(tensor.shape, "fp32")
         here = self._checkpoint.info(tensor.name)
-        targets = () if tensor.name in self._kept else self._plan.target(tensor.name, tensor.shape)
+        targets = () if self._stays(tensor) else self._plan.target(tensor.name, tensor.shape)
         if not targets or here.format in targets and here.group_size in (0, self._plan.group_size):
             return TensorInfo(tensor.shape, here.format, here.group_size)
         name = targets[0] if len(targets) == 1 else self._matrix(tensor).format
@@ -89,7 +135,7 @@ class _Conversion:
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """Every weight under its name."""
-        for tensor in self._checkpoint.spec.tensors():
+        for tensor in self._tensors:
             if tensor.is_matrix:
                 yield tensor.name, self._matrix(tensor)
             else:
@@ -97,5 +143,7 @@ class _Conversion:
                 yield tensor.name, with_offset(values, -tensor.hf.offset)
 
     def _matrix(self, tensor: Tensor) -> PackedWeight:
-        keep = tensor.name in self._kept
-        return read_matrix(self._checkpoint, tensor, self._plan, keep=keep, threads=self._threads)
+        return read_matrix(self._checkpoint, tensor, self._plan, keep=self._stays(tensor), threads=self._threads)
+
+    def _stays(self, tensor: Tensor) -> bool:
+        return tensor.name in self._kept or self._plan.stays(self._checkpoint.info(tensor.name))

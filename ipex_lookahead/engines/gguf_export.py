@@ -8,9 +8,11 @@ from pathlib import Path
 
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints import GgufCheckpoint, LowBitCheckpoint
+from ipex_lookahead.checkpoints.drafters import no_head
 from ipex_lookahead.checkpoints.gguf_from_folder import FolderAsGguf
 from ipex_lookahead.checkpoints.gguf_save import GGUF_FORMATS, Source, save_gguf
 from ipex_lookahead.checkpoints.low_bit_save import Progress
+from ipex_lookahead.checkpoints.placed import head_tensors
 from ipex_lookahead.engines.weights import WeightPlan, log_fallbacks, matrices, read_matrix
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import get_format
@@ -27,12 +29,15 @@ def export_gguf(
     plan: WeightPlan,
     *,
     threads: int | None = None,
+    drafter_low_bit: str | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Write the model of an opened GGUF file, or of a folder that was made of one, as ``target``.
 
     Matrices whose rows the format's blocks do not divide become sym_int8 (llama.cpp takes a larger type for them too),
     or stay as they are where its blocks do not divide them either; the log says how many.
+
+    Its block for drafting goes along, in ``drafter_low_bit`` or as ``WeightPlan.of_head`` has it.
 
     Raises:
         InputError: the plan's format, or its group size, is not to be had in GGUF; a folder that was not made of a
@@ -41,11 +46,11 @@ def export_gguf(
     """
     check_export(plan)
     if isinstance(checkpoint, GgufCheckpoint):
-        _export(checkpoint, checkpoint, target, plan, threads, progress)
+        _export(checkpoint, checkpoint, target, plan, drafter_low_bit, threads, progress)
         return
     source = FolderAsGguf(checkpoint)
     try:
-        _export(checkpoint, source, target, plan, threads, progress)
+        _export(checkpoint, source, target, plan, drafter_low_bit, threads, progress)
     finally:
         source.close()
 
@@ -55,17 +60,22 @@ def _export(
     source: Source,
     target: Path,
     plan: WeightPlan,
+    drafter_low_bit: str | None,
     threads: int | None,
     progress: Progress | None,
 ) -> None:
-    spec = checkpoint.spec
-    kept = {*spec.kept()} - {plan.embedding}
+    spec, head, of_head = source.spec, head_tensors(source.spec), plan.of_head(drafter_low_bit)
+    kept = {*spec.kept(), *(() if spec.mtp is None else spec.mtp.routers())} - {plan.embedding}
+    if drafter_low_bit is not None and not head:
+        raise no_head("drafter_low_bit", drafter_low_bit)
+    kept |= {name for name in head if of_head.stays(checkpoint.info(name))}
     log_fallbacks(plan, matrices(spec))
     formats: dict[str, str] = {}
     as_they_are: set[str] = set()
     narrow: Counter[str] = Counter()
-    for tensor in spec.tensors():
-        targets = plan.target(tensor.name, tensor.shape) if tensor.is_matrix and tensor.name not in kept else ()
+    for tensor in (*spec.tensors(), *head.values()):
+        own = of_head if tensor.name in head else plan
+        targets = own.target(tensor.name, tensor.shape) if tensor.is_matrix and tensor.name not in kept else ()
         wanted = targets[0] if targets else None
         for choice in (wanted, _NARROW) if wanted else ():
             kind = get_format(choice).gguf

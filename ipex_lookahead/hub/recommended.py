@@ -29,6 +29,7 @@ class Recommended:
     position: int
     thinks: bool = False
     draft: str | None = None
+    drafter: str | None = None
 
     @property
     def bits(self) -> float:

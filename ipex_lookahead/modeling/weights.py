@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,13 @@ from typing import Any
 import torch
 
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.checkpoints.drafters import IN_A_MODEL, counting
 from ipex_lookahead.engines.hf_config import config_to_save
 from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import FORMATS, dequantize
+
+log = logging.getLogger(__name__)
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -101,7 +106,8 @@ class Weights:
         """Write the packed weights, config and tokenizer, so that ``load_low_bit`` need not quantise again.
 
         Args:
-            folder: where to; see :func:`ipex_lookahead.checkpoints.low_bit_save.save` for what is refused.
+            folder: where to; a head that the model drafts with goes along where it is one more of its blocks (MTP). See
+                :func:`ipex_lookahead.checkpoints.low_bit_save.save` for what is refused.
             **kwargs: ``overwrite`` and ``progress`` of that function.
         """
         from ipex_lookahead.checkpoints.low_bit_save import save
@@ -110,12 +116,17 @@ class Weights:
         groups = {info.group_size for info in packed.values() if info.group_size}
         head = packed.get(HEAD, packed.get(EMBEDDING))
         mixed = head is not None and head.format == "sym_int8" != self.low_bit and self.low_bit in FORMATS
+        config, head = self._checkpoint_config or self.config.to_dict(), getattr(self.engine, "head", None)
+        if head is not None and head.describe()["kind"] not in IN_A_MODEL:
+            log.info("what drafts lies in files of its own, and is named again when the folder is loaded")
+            head = None
+        drafting = {} if head is None else {name: TensorInfo.of(w) for name, w in head.weights()}
         return save(
             folder,
-            config=config_to_save(self._checkpoint_config or self.config.to_dict(), packed),
+            config=config_to_save(config if head is None else counting(config, 1), packed),
             generation_config=self.generation_config.to_diff_dict(),
-            infos=packed,
-            weights=self._weights(),
+            infos=packed | drafting,
+            weights=chain(self._weights(), () if head is None else head.weights()),
             low_bit={
                 "low_bit": self.low_bit,
                 "group_size": max(groups, default=0),

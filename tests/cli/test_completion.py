@@ -44,7 +44,7 @@ def folder(tmp_path, monkeypatch):
 def test_commands_and_options():
     assert values("c") == ["chat", "convert-ipex-llm", "compare-engines", "completion"]
     assert values("bench", "k") == ["kernels"]
-    assert values("generate", "--dr") == ["--draft-model", "--draft-min-prob"]
+    assert values("generate", "--dr") == ["--draft-model", "--drafter", "--draft-vocab", "--draft-min-prob"]
 
 
 def test_names():

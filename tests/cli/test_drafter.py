@@ -1,132 +1,157 @@
-"""``ipex-lookahead drafter``: a head from a command line, what is refused before a model is loaded, and interrupts."""
+"""``--drafter`` and ``--draft-vocab``: a named head drafts, the text stays what it is, and ``info`` tells of it."""
 
 from __future__ import annotations
 
-import signal
+import io
+import json
+import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
-from ipex_lookahead.checkpoints.draft_vocab import read_ids
+pytest.importorskip("transformers", minversion="5", reason="the tiny models are transformers 5's")
+from safetensors.torch import load_file, save_file
+
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.drafting.store import Store, vocabulary_digest
-from ipex_lookahead.errors import InputError, ModelFormatError
-from ipex_lookahead.training.train import Training
+from ipex_lookahead.drafting.heads.mtp import Mtp
+from ipex_lookahead.hub import recommended
+from ipex_lookahead.hub.recommended import recommended_models
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.family_table import variants
+from tests.support.gguf_families import write_gguf
+from tests.support.mtp_folders import block_alone, with_mtp
 
-QUICK = ("--tokens", "300", "--answer-tokens", "12", "--steps", "4", "--batch", "2", "--threads", "1")
+FAMILY = "qwen3_5_text"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, layers=4)
-    chat_tokenizer().save_pretrained(made)
-    return made
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``model`` without a block, ``alone.gguf`` with nothing else, and ``other``, whose hidden size is another."""
+    root = tmp_path_factory.mktemp("drafter")
+    target, block = with_mtp(root / "model", FAMILY, variants(FAMILY)[0], vocab_size=SIZE)
+    write_gguf(root / "alone.gguf", target, change=block_alone(block, target.config.num_hidden_layers))
+    with_mtp(root / "other", FAMILY, variants(FAMILY)[0], vocab_size=SIZE, hidden_size=128)
+    file = root / "model" / "model.safetensors"
+    save_file(
+        {name: one for name, one in load_file(file).items() if not name.startswith("mtp.")}, file, {"format": "pt"}
+    )
+    chat_tokenizer().save_pretrained(root / "model")
+    return root
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    file = tmp_path / "text.txt"
-    file.write_text("\n\n".join(f"the cat number {number} sat on the mat" for number in range(40)))
-    return file
+def answer(capsys: Any, *arguments: str) -> dict[str, Any]:
+    assert run([*arguments, "--threads", "1", "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
 
 
-def test_a_head(folder, text, tmp_path, capsys):
-    out = tmp_path / "head"
-    assert run(["drafter", "train", str(folder), "--text", str(text), "--output", str(out), *QUICK]) == 0
-    said = capsys.readouterr().out
-    assert f"saved {out}: " in said
-    assert "taught in 4 steps" in said
-    assert "tokens a step: " in said
-    assert {file.name for file in out.iterdir()} == {"config.json", "model.safetensors", "training.json"}
-    assert not (tmp_path / "head.training").exists()
+GREEDY = ["--temperature", "0"]
+DRAFTED = ["--strategy", "mtp", "--lookahead", "4", "--no-adaptive"]
 
 
-def test_an_interrupt_is_gone_on_from(folder, text, tmp_path, capsys, monkeypatch):
-    taught, steps = Training._teach, []
-
-    def interrupted(self, rows):
-        taught(self, rows)
-        steps.append(self.step)
-        if len(steps) == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Training, "_teach", interrupted)
-    words = ["drafter", "train", str(folder), "--text", str(text), "--output", str(tmp_path / "head"), *QUICK]
-    assert run(words) == 130
-    assert "head.training; the same command goes on from there" in capsys.readouterr().err
-    assert run(words) == 0
-    assert steps == [0, 1, 2, 3]
+def test_generate(made: Path, capsys: Any) -> None:
+    arguments = ["generate", "--raw", "Once upon", "-m", str(made / "model"), "-n", "24"]
+    plain = answer(capsys, *arguments, "--lookahead", "0")
+    drafted = answer(capsys, *arguments, *DRAFTED, "--drafter", str(made / "alone.gguf"), "--draft-vocab", "0")
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert drafted["drafted_by_source"]["mtp"] > 0
 
 
-def test_what_is_refused_before_a_model_is_loaded(folder, text, tmp_path, capsys):
-    def error(*words: str) -> str:
-        assert run(["drafter", "train", "no/such/model", *words]) in (1, 2)
-        return capsys.readouterr().err
-
-    out = ("--output", str(tmp_path / "head"))
-    assert "--text" in error(*out)
-    assert "does not exist" in error("--text", str(tmp_path / "none.txt"), *out)
-    assert "--output" in error("--text", str(text))
-    assert "is there already" in error("--text", str(text), "--output", str(tmp_path))
-    assert "no such folder" in error("--text", str(text), "--output", str(tmp_path / "a" / "b"))
-    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
-    assert "UTF-8" in error("--text", str(tmp_path / "bytes.txt"), *out)
+@pytest.mark.parametrize("command", [["chat", "-m"], ["run"]])
+def test_chat_and_run(made: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
+    said, drafted, propose = [], [], Mtp.propose
+    monkeypatch.setattr(Mtp, "propose", lambda self, budget: drafted.append(propose(self, budget)) or drafted[-1])
+    for extra in (["--lookahead", "0"], [*DRAFTED, "--drafter", str(made / "alone.gguf")]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), encoding="utf-8"))
+        assert run([*command, str(made / "model"), "--threads", "1", "-n", "12", "--no-history", *GREEDY, *extra]) == 0
+        said.append(capsys.readouterr().out)
+        assert any(one.tokens for one in drafted) == bool(len(said) - 1)
+    assert said[0] == said[1]
 
 
-def test_a_model_of_few_layers(text, tmp_path, capsys):
-    small = write_tiny_llama(tmp_path / "two", vocab=SIZE, layers=2)
-    chat_tokenizer().save_pretrained(small)
-    assert run(["drafter", "train", str(small), "--text", str(text), "--output", str(tmp_path / "head"), *QUICK]) == 1
-    assert "the model has 2 layers" in capsys.readouterr().err
-    assert not (tmp_path / "head.training").exists()
+def test_bench_decode(made: Path, capsys: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "a", "category": "b", "prompt": "Once upon"}) + "\n")
+    report = answer(
+        capsys,
+        *["bench", "decode", "-m", str(made / "model"), "-n", "12", "--prompts", str(prompts), *DRAFTED],
+        *["--drafter", str(made / "alone.gguf")],
+    )
+    drafted = next(r for r in report["runs"] if r["strategy"] == "mtp")
+    assert drafted["identical_to_plain"] == "1/1"
 
 
-def test_the_group_lists_its_commands(capsys):
-    assert run(["drafter"]) in (0, 2)
-    assert "train" in capsys.readouterr().out
+@pytest.mark.parametrize("command", [["generate", "x"], ["bench", "exact", "--limit", "1"]])
+def test_a_head_of_another_model_is_one_sentence(made: Path, capsys: Any, command: list[str]) -> None:
+    assert run([*command, "-m", str(made / "model"), "--threads", "1", "--drafter", str(made / "other")]) == 1
+    err = capsys.readouterr().err
+    assert "is a head for another model, of hidden size 128, not 64" in err
+    assert "hint: name the head that was trained for this model with --drafter, or leave it out" in err
+    assert "Traceback" not in err
 
 
-def test_a_cut_vocabulary(folder, text, tmp_path, capsys):
-    out = tmp_path / "words.json"
-    words = ["drafter", "cut", str(folder), "--text", str(text), "--output", str(out), "--tokens", "40"]
-    assert run(words) == 0
-    assert f"saved {out}: 40 of {SIZE} tokens" in capsys.readouterr().out
-    ids = read_ids(out, SIZE)
-    met = {*AutoTokenizer.from_pretrained(folder)(text.read_text(), add_special_tokens=False)["input_ids"]}
-    assert len(ids) == 40
-    assert met <= {*ids.tolist()}
-    assert {*ids.tolist()} - met == {*[one for one in range(SIZE) if one not in met][: 40 - len(met)]}
-    assert run(words) == 1
-    assert "is there already" in capsys.readouterr().err
-    assert run([*words, "--overwrite"]) == 0
-    with pytest.raises(InputError, match="is of a vocabulary of"):
-        read_ids(out, SIZE + 1)
+def test_a_vocabulary_for_no_head(made: Path, capsys: Any) -> None:
+    assert run(["generate", "x", "-m", str(made / "model"), "--threads", "1", "--draft-vocab", "100"]) == 1
+    err = capsys.readouterr().err
+    assert "error: --draft-vocab 100 is of a head that drafts, and the model brings none that can be used" in err
+    assert "hint: name one with --drafter, or leave it out" in err
 
 
-def test_a_cut_counts_a_store_too(folder, tmp_path, capsys):
-    store = Store(SIZE, vocabulary_digest(chat_tokenizer().get_vocab()))
-    store.add([30, 31, 30, 32, 30])
-    store.save(tmp_path / "store")
-    out = tmp_path / "words.json"
-    words = ["drafter", "cut", str(folder), "--store", str(tmp_path / "store"), "--output", str(out), "--tokens", "2"]
-    assert run(words) == 0, capsys.readouterr().err
-    assert read_ids(out, SIZE).tolist() == [30, 31]
+def test_info(made: Path, capsys: Any, tmp_path: Path) -> None:
+    def facts(*arguments: str) -> Any:
+        assert run(["info", *arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out).get("drafter")
+
+    model, alone = str(made / "model"), str(made / "alone.gguf")
+    assert facts(model) is None
+    found = facts(model, "--drafter", alone)
+    assert (found["kind"], found["draft_vocab"], found["file"]) == ("mtp", SIZE, alone)
+    assert facts(model, "--drafter", alone, "--draft-vocab", "100")["draft_vocab"] == 100
+    own = facts(str(made / "other"), "--draft-vocab", "0")
+    assert (own["kind"], own["draft_vocab"]) == ("mtp", SIZE)
+    assert "file" not in own
+    shutil.copytree(made / "model", tmp_path / "model")
+    shutil.copy(alone, tmp_path / "model" / "mtp-model.gguf")
+    assert facts(str(tmp_path / "model"))["file"].endswith("mtp-model.gguf")
+    assert facts(str(tmp_path / "model"))["bytes"] == found["bytes"] > 0
+    assert run(["info", str(tmp_path / "model")]) == 0
+    out = capsys.readouterr().out
+    assert "weights of what drafts" in out
+    assert "tokens that it drafts" in out
+    assert run(["info", model, "--drafter", str(made / "other")]) == 1
+    assert "is a head for another model" in capsys.readouterr().err
+    assert run(["info", "--drafter", alone]) == 2
 
 
-@pytest.mark.parametrize(
-    "holds", ["", "[1]", "{}", '{"draft_vocab": [], "vocab_size": 9}', '{"draft_vocab": [9], "vocab_size": 9}',
-              '{"draft_vocab": [1.5], "vocab_size": 9}', '{"draft_vocab": [-1], "vocab_size": 9}']
-)  # fmt: skip
-def test_a_file_that_is_no_cut_is_refused(tmp_path, holds):
-    file = tmp_path / "words.json"
-    file.write_text(holds)
-    with pytest.raises(ModelFormatError):
-        read_ids(file, 9)
+def test_pull_fetches_what_is_recommended(
+    made: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A short name that stands for files here: nothing is fetched from elsewhere."""
+    known = recommended_models()
+    one = next(iter(known.values()))
+    own = {name: getattr(one, name) for name in one.__slots__} | {"name": "mine", "drafter": str(made / "alone.gguf")}
+    monkeypatch.setattr(recommended, "recommended_models", lambda: known | {"mine": type(one)(**own)})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").symlink_to(made / "model")
+    assert run(["pull", "mine"]) == 0
+    out = capsys.readouterr().out
+    assert f"what drafts for it: {made / 'alone.gguf'}" in out
+    assert f"run mine --drafter {made / 'alone.gguf'}" in out
+    assert run(["pull", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drafter"] == str(made / "alone.gguf")
 
 
-def test_a_cut_of_nothing(folder, tmp_path, capsys):
-    assert run(["drafter", "cut", str(folder), "--output", str(tmp_path / "words.json")]) == 2
-    assert "give --text or --store" in capsys.readouterr().err
+def test_quantize_keeps_it(made: Path, capsys: Any, tmp_path: Path) -> None:
+    for name, more in (("a", []), ("b", ["--drafter-low-bit", "sym_int4"])):
+        assert run(["quantize", str(made / "other"), str(tmp_path / name), "--low-bit", "sym_int4", *more]) == 0
+        capsys.readouterr()
+    sizes = []
+    for name in "ab":
+        assert run(["info", str(tmp_path / name), "--json"]) == 0
+        sizes.append(json.loads(capsys.readouterr().out)["drafter"]["bytes"])
+    assert sizes[1] < 0.75 * sizes[0]
+    assert run(["quantize", str(made / "model"), str(tmp_path / "d"), "--drafter-low-bit", "sym_int8"]) == 1
+    assert "--drafter-low-bit sym_int8 is of a head that drafts" in capsys.readouterr().err
+    assert not (tmp_path / "d").exists()

@@ -55,6 +55,13 @@ def test_strategies(command, refused):
     assert refused(*command, "--strategy", "draft_model")[-1] == "hint: add --draft-model MODEL"
 
 
+@pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["run", "a"], ["serve"], ["bench", "decode"]])
+def test_two_that_draft(command, refused):
+    both = ["--drafter", "a", "--draft-model", "b"]
+    assert refused(*command, *both)[0] == "error: --drafter and --draft-model both draft for the model"
+    assert "--draft-vocab" in refused(*command, "--draft-vocab", "-1")[0]
+
+
 def test_strategies_that_a_command_cannot_use(refused):
     assert "speculative=True" in refused("bench", "decode", "--strategy", "self_speculation")[0]
     assert refused("generate", "hi", "--draft-min-prob", "0.5")[0].endswith("needs the smaller model that drafts")
@@ -72,6 +79,7 @@ def test_strategies_that_a_command_cannot_use(refused):
         (["compare-engines"], "--low-bit"),
         (["bench", "decode"], "--low-bit"),
         (["bench", "exact", "--draft-model", "x"], "--draft-low-bit"),
+        (["quantize", "a", "b"], "--drafter-low-bit"),
         (["bench", "step"], "--head-low-bit"),
         (["bench", "kernels"], "--low-bit"),
     ],

@@ -72,7 +72,7 @@ def test_a_model_that_cannot_be_read_ends_it_with_a_sentence(tmp_path):
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("option", ["--model", "--draft-model"])
+@pytest.mark.parametrize("option", ["--model", "--draft-model", "--drafter"])
 @pytest.mark.parametrize("name", ["nope.gguf", "qwen3-4", "empty"])
 def test_a_path_at_which_nothing_lies_is_told_before_it_listens(option, name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints import Checkpoint
 from ipex_lookahead.checkpoints.draft_vocab import ids_of
-from ipex_lookahead.checkpoints.drafters import Drafter, drafters_beside, model_with_block, open_drafter
+from ipex_lookahead.checkpoints.drafters import Drafter, drafters_beside, model_with_block, no_head, open_drafter
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
@@ -54,10 +54,7 @@ def head_for(
             log.warning("%s cannot be used, since %s", path.name, error)
     for name in ("draft_vocab", "drafter_low_bit") if found is None else ():
         if (value := getattr(request, name)) is not None:
-            raise InputError(
-                f"{arg(name, value)} is of a head that drafts, and the model brings none that can be used",
-                hint=f"name one with {arg('drafter')}, or leave it out",
-            )
+            raise no_head(name, value)
     return found
 
 

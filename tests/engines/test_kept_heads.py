@@ -1,0 +1,140 @@
+"""Heads in what is saved: a low-bit folder and a GGUF file keep them, and what is read back drafts the same."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers", minversion="5", reason="the tiny models are transformers 5's")
+
+from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.checkpoints import GgufCheckpoint, LowBitCheckpoint
+from ipex_lookahead.engines.convert import convert
+from ipex_lookahead.engines.gguf_export import export_gguf
+from ipex_lookahead.engines.loading import LoadRequest
+from ipex_lookahead.engines.native.load import load
+from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.errors import InputError
+from tests.support.family_table import VOCAB, variants
+from tests.support.gguf_families import write_gguf
+from tests.support.mtp_folders import LAYERS, add_to_gguf, block_alone, with_mtp
+
+FAMILY = "qwen3_5_text"
+
+
+def weights(head: Any) -> dict[str, Any]:
+    return {name: (w.format, [(key, a.tobytes()) for key, a in w.arrays()]) for name, w in head.weights()}
+
+
+def drafts(head: Any) -> Any:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(3, VOCAB, 12).astype(np.int32)
+    return head.draft(head.new_cache(), tokens, rng.standard_normal((12, head.width), np.float32), 6)
+
+
+def head_of(path: Path, **more: Any) -> Any:
+    return load(LoadRequest(path, threads=1, **more)).engine.head
+
+
+def formats(head: Any) -> set[str]:
+    return {w.format for _, w in head.weights() if len(w.shape) == 2}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``folder`` and ``whole.gguf`` with the block, ``model.gguf`` without it and ``mtp-model.gguf`` with it alone."""
+    root = tmp_path_factory.mktemp("kept")
+    target, block = with_mtp(root / "folder", FAMILY, variants(FAMILY)[0])
+    layers = target.config.num_hidden_layers
+    write_gguf(root / "whole.gguf", target, change=add_to_gguf(block, layers))
+    (root / "apart").mkdir()
+    write_gguf(root / "apart" / "model.gguf", target)
+    write_gguf(root / "apart" / "mtp-model.gguf", target, change=block_alone(block, layers))
+    return root
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_a_folder_keeps_the_head(tmp_path: Path, family: str) -> None:
+    with_mtp(tmp_path / "model", family, variants(family)[0])
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", load_in_low_bit="sym_int4", progress=False)
+    loaded.save_low_bit(tmp_path / "saved")
+    convert(LoadRequest(tmp_path / "model", low_bit="sym_int4"), tmp_path / "converted")
+    expected = loaded.engine.head
+    for name in ("saved", "converted"):
+        found = head_of(tmp_path / name)
+        assert weights(found) == weights(expected)
+        assert drafts(found) == drafts(expected)
+        assert formats(found) <= {"sym_int8", "fp32", "fp16", "bf16"}
+        checkpoint = LowBitCheckpoint(tmp_path / name)
+        assert not any(one in checkpoint.names() for one, _ in found.weights())
+        checkpoint.close()
+
+
+@pytest.mark.parametrize("source", ["folder", "whole.gguf", "apart/model.gguf"])
+@pytest.mark.parametrize("told", [None, "sym_int4", "fp16"])
+def test_its_format_is_what_was_told(made: Path, tmp_path: Path, source: str, told: str | None) -> None:
+    more = {"low_bit": "sym_int4", "drafter_low_bit": told}
+    convert(LoadRequest(made / source, **more), tmp_path / "saved")
+    found, expected = head_of(tmp_path / "saved"), head_of(made / source, **more)
+    assert formats(found) == {told or "sym_int8"}
+    assert weights(found) == weights(expected)
+    assert drafts(found) == drafts(expected)
+
+
+def test_a_named_head_becomes_the_models_own(made: Path, tmp_path: Path) -> None:
+    shutil.copy(made / "apart" / "model.gguf", tmp_path / "model.gguf")
+    named = made / "apart" / "mtp-model.gguf"
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model.gguf", drafter=named, progress=False)
+    model.save_low_bit(tmp_path / "saved")
+    assert weights(head_of(tmp_path / "saved")) == weights(model.engine.head)
+
+
+def export(source: Path, target: Path, low_bit: str | None = "sym_int4", told: str | None = None) -> None:
+    checkpoint = GgufCheckpoint(source) if source.suffix == ".gguf" else LowBitCheckpoint(source)
+    export_gguf(checkpoint, target, WeightPlan(low_bit).of_spec(checkpoint.spec), threads=1, drafter_low_bit=told)
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("told", [None, "sym_int4"])
+def test_a_gguf_file_keeps_it(made: Path, tmp_path: Path, told: str | None) -> None:
+    export(made / "whole.gguf", tmp_path / "small.gguf", told=told)
+    found, expected = head_of(tmp_path / "small.gguf"), head_of(made / "whole.gguf", low_bit="sym_int4",
+                                                               drafter_low_bit=told)  # fmt: skip
+    assert formats(found) == {told or "sym_int8"}
+    assert weights(found) == weights(expected)
+    assert drafts(found) == drafts(expected)
+    export(tmp_path / "small.gguf", tmp_path / "again.gguf", low_bit=None)
+    assert weights(head_of(tmp_path / "again.gguf")) == weights(found)
+
+
+def test_through_a_folder_to_gguf_and_back(made: Path, tmp_path: Path) -> None:
+    convert(LoadRequest(made / "whole.gguf", low_bit="sym_int4"), tmp_path / "saved")
+    export(tmp_path / "saved", tmp_path / "back.gguf", low_bit=None)
+    assert weights(head_of(tmp_path / "back.gguf")) == weights(head_of(tmp_path / "saved"))
+
+
+def test_a_head_from_beside_has_no_place_in_the_files_metadata(made: Path, tmp_path: Path) -> None:
+    convert(LoadRequest(made / "apart" / "model.gguf", low_bit="sym_int4"), tmp_path / "saved")
+    assert head_of(tmp_path / "saved") is not None
+    export(tmp_path / "saved", tmp_path / "back.gguf", low_bit=None)
+    assert head_of(tmp_path / "back.gguf") is None
+
+
+def test_a_format_for_no_head_is_refused(made: Path, tmp_path: Path) -> None:
+    shutil.copy(made / "apart" / "model.gguf", tmp_path / "model.gguf")
+    with pytest.raises(InputError, match="drafter_low_bit='sym_int8' is of a head that drafts"):
+        convert(LoadRequest(tmp_path / "model.gguf", drafter_low_bit="sym_int8"), tmp_path / "saved")
+    with pytest.raises(InputError, match="drafter_low_bit='sym_int8' is of a head that drafts"):
+        export(tmp_path / "model.gguf", tmp_path / "small.gguf", told="sym_int8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.gguf"]
+
+
+def test_self_speculation_copies_the_model_alone(made: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(
+        made / "folder", load_in_low_bit="sym_int8", speculative=True, progress=False
+    )
+    assert not any(name.startswith("mtp.") for name in model.state_dict())
