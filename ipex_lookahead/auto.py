@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.checkpoints import family_of, low_bit_folder
 from ipex_lookahead.engines import ENGINES
-from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone
+from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone, refuse_head
 from ipex_lookahead.engines.low_bit_copy import check_gains
 from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.opencl.device import installed as pyopencl_installed
@@ -324,6 +324,7 @@ def _placed(device: Any, device_map: Any) -> Any:
 def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
     """The engine's name, and why that one. ``auto``: the native engine wherever it can run the model."""
     family = family_of(request.path)
+    refuse_head(request.path, family)
     if engine in ("native", "opencl") and family is not None and family not in model_types():
         raise UnsupportedModelError(
             f"{request.path}: model type {family!r} is none that the {engine} engine has ({', '.join(model_types())})",

@@ -47,12 +47,12 @@ trained assistant has told them apart here."""
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
-    gemma4_text.check_layers(config, source)
     for key, wanted in _NONE.items():
         if config[key] != wanted:
             raise UnsupportedModelError(
                 f"{source.file}: {source.spelling(key)} is {shown(config[key])}; in an assistant it must be {wanted!r}"
             )
+    gemma4_text.check_layers(config, source)
     layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
     if shared not in (0, layers):
         raise source.error("num_kv_shared_layers", f"is {shared}; an assistant's {layers} layers all share keys")

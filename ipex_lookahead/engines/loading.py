@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.architectures import HEADS, ModelSpec, spec_for
 from ipex_lookahead.checkpoints import Checkpoint, open_checkpoint
 from ipex_lookahead.checkpoints.imatrix import read_imatrix
 from ipex_lookahead.engines.hf_config import generation_defaults
@@ -166,11 +166,7 @@ def load_by_spec(
     checkpoint = open_checkpoint(request.path)
     try:
         spec = spec_for(checkpoint.config, request.max_context)
-        if spec.features is not None:
-            raise UnsupportedModelError(
-                f"{request.path}: is a {spec.model_type}, which drafts for another model and answers nothing by itself",
-                hint="load the model that it is named after",
-            )
+        refuse_head(request.path, spec.model_type)
         if checkpoint.spec.mtp is None:
             spec = replace(spec, mtp=None)
         check(spec)
@@ -183,6 +179,15 @@ def load_by_spec(
         return LoadedModel(engine, label, dict(checkpoint.config), defaults, tokenizer, no_tokenizer=why_none)
     finally:
         checkpoint.close()
+
+
+def refuse_head(path: Path, family: str | None) -> None:
+    """Raise UnsupportedModelError where what is to be loaded as a model is a head that drafts for one."""
+    if family in HEADS:
+        raise UnsupportedModelError(
+            f"{path}: is a {family}, which drafts for another model and answers nothing by itself",
+            hint=f"load the model that it is named after, with {arg('drafter', str(path))}",
+        )
 
 
 @contextmanager

@@ -133,7 +133,7 @@ def test_bits_do_not_depend_on_threads_instructions_or_company(small: tuple[Path
                 head = head_of(small[1], engine, "sym_int4", threads)
                 cache, states = committed(engine, tokens)
                 logits, own = head.run(cache, tokens[:1], states)
-                many, last = head.run(cache, tokens[20::-1], np.repeat(states, 21, axis=0))
+                many, last = head.run(cache, tokens[20::-1].copy(), np.repeat(states, 21, axis=0))
                 assert (many.tobytes(), last.tobytes()) == (logits.tobytes(), own.tobytes())
                 found.add((logits.tobytes(), own.tobytes()))
     assert len(found) == 1
@@ -196,8 +196,8 @@ def test_it_sees_what_a_crop_leaves(small: tuple[Path, Path]) -> None:
 def test_low_bit_weights_are_near(small: tuple[Path, Path]) -> None:
     engine = engine_of(small[0])
     cache, states = committed(engine, text(30))
-    exact, _ = head_of(small[1], engine).step(cache, text(1), states)
-    packed, _ = head_of(small[1], engine, "sym_int8").step(cache, text(1), states)
+    exact, _ = head_of(small[1], engine).run(cache, text(1), states)
+    packed, _ = head_of(small[1], engine, "sym_int8").run(cache, text(1), states)
     assert 0 < apart(packed, exact) < 0.3
 
 
@@ -294,6 +294,9 @@ def test_a_gguf_file_has_the_same_head(tmp_path: Path, name: str) -> None:
 
 
 def test_it_is_no_model(small: tuple[Path, Path]) -> None:
+    for engine in ("auto", "native", "torch"):
+        with pytest.raises(UnsupportedModelError, match="drafts for another model"):
+            AutoModelForCausalLM.from_pretrained(small[1], engine=engine, progress=False)
     with pytest.raises(UnsupportedModelError, match="drafts for another model"):
         engine_of(small[1])
 
@@ -317,7 +320,7 @@ def by_hand(engine: NativeEngine, head: NativeHead, tokens: Ids, most: int) -> t
     found, probs, row = [], [], tokens[-1:]
     for place in range(most):
         logits, own = head.run(cache, row, features, own=place > 0)
-        features = own[None].copy()
+        features = own.copy()
         found.append(int(logits.argmax()))
         shares = np.exp(logits.astype(np.float64) - logits.max())
         probs.append(float(shares[found[-1]] / shares.sum()))
