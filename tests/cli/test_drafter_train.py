@@ -1,4 +1,4 @@
-"""``ipex-lookahead drafter``: a head from a command line, what is refused before a model is loaded, and interrupts."""
+"""``ipex-lookahead drafter train``: a head from a command line, what is refused early, and interrupts."""
 
 from __future__ import annotations
 
