@@ -9,6 +9,7 @@ import gguf.quants
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from ipex_lookahead.checkpoints.drafters import open_drafter
 from ipex_lookahead.engines.base import OutputRequest
@@ -21,9 +22,12 @@ from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.engines.weights import WeightPlan
 from tests.support.eagle3_folders import LLAMA3, Head, Shape
 from tests.support.family_table import VOCAB, Variant
+from tests.support.quantized_folders import Kind, gptq
 from tests.support.tiny_families import config_of, with_weights, write_folder
 
 LAYERS = 6
+EIGHT_BITS = 0.1
+"""How near a head is whose matrices read rows of eight bits, five drafted rows on."""
 SHAPES = {
     "plain": Shape(),
     "norm before residual": Shape(norm_before_residual=True),
@@ -208,4 +212,23 @@ def test_a_quantised_file_is_read_as_it_is(target: Target, tmp_path: Path) -> No
             kind = gguf.GGMLQuantizationType.Q8_0
             stored = gguf.quants.dequantize(gguf.quants.quantize(values.numpy(), kind), kind)
             oracle.weights[name] = torch.from_numpy(stored)
-    check(target, oracle, head, 0.06)  # what its matrices read is in eight bits too
+    check(target, oracle, head, EIGHT_BITS)
+
+
+@pytest.mark.parametrize("kind", [gptq(8, 32, True), gptq(8, 32, True, ordered="apart")], ids=lambda kind: kind.name)
+def test_a_quantised_folder_is_read_as_it_is(target: Target, tmp_path: Path, kind: Kind) -> None:
+    """Matrices of its own format, fc among them; with inputs in an order of their own too."""
+    oracle, rng = Head(Shape(), target.model), np.random.default_rng(0)
+    parts: dict[str, torch.Tensor] = {}
+    for name, values in [*oracle.weights.items()]:
+        if "_proj" not in name and name != "fc.weight":
+            continue
+        made = kind.pack(values.numpy(), rng)
+        oracle.weights[name] = torch.from_numpy(np.ascontiguousarray(made.values, np.float32))
+        named = name.replace("layers.0.", "midlayer.").removesuffix("weight")
+        parts |= {named + part: torch.from_numpy(np.ascontiguousarray(one)) for part, one in made.tensors.items()}
+    folder = oracle.write_flat(tmp_path, quantization_config=dict(kind.settings))
+    file = folder / "model.safetensors"
+    floats = {name: one for name, one in load_file(file).items() if "_proj" not in name and name != "fc.weight"}
+    save_file({**floats, **parts}, file, {"format": "pt"})
+    check(target, oracle, target.head(folder), EIGHT_BITS)
