@@ -50,6 +50,7 @@ KEYS = ConfigKeys(
     nullable=("sliding_window",),
     neutral={
         "attention_bias": _TENSORS_SAY,
+        "draft_vocab_size": "the head's, and not its layers'",
         "max_window_layers": "layer_types say which layers have a window",
         "mlp_bias": _TENSORS_SAY,
         "pretraining_tp": "the same products in slices; the sums round a little differently",

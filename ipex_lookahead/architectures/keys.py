@@ -70,6 +70,11 @@ REFUSED: Mapping[str, Refusal] = {
     "add_cross_attention": Refusal("asks for attention to an encoder", unless=(None, False)),
     "attention_chunk_size": Refusal("cuts the attention into chunks", unless=(None,)),
     "cross_attention_hidden_size": Refusal("asks for attention to an encoder", unless=(None,)),
+    "draft_vocab_size": Refusal(
+        "makes this a drafting head and no model",
+        unless=(None,),
+        hint="give the folder of the model that it drafts for",
+    ),
     "is_causal": Refusal("lets every token see the ones behind it", unless=(True,)),
     "is_encoder_decoder": Refusal("asks for an encoder", unless=(None, False)),
     "kv_sharing_modes": Refusal("has layers use the keys and values of others", unless=(None,)),

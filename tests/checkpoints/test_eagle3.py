@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file, save_file
 
+from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.checkpoints.drafters import open_drafter
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError, UnsupportedModelError
 from tests.support.eagle3_folders import Head, Shape
@@ -142,6 +143,13 @@ def test_what_is_no_head(tmp_path: Path) -> None:
     other = Head(Shape()).write_speculators(tmp_path / "other", speculators_model_type="dflash")
     with pytest.raises(LookaheadError, match="holds no head|cannot be|is not"):
         open_drafter(other, TARGET)
+
+
+def test_a_head_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="draft_vocab_size is 40, which makes this a drafting head"):
+        open_checkpoint(Head(Shape()).write_flat(tmp_path / "flat"))
+    with pytest.raises(UnsupportedModelError, match="eagle3"):
+        open_checkpoint(Head(Shape()).write_gguf(tmp_path / "head.gguf"))
 
 
 def test_a_pickle_is_not_opened_and_the_hint_converts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import gguf.quants
@@ -20,6 +22,7 @@ from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.native.load import load
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.errors import InputError, UnsupportedModelError
 from tests.support.eagle3_folders import LLAMA3, Head, Shape
 from tests.support.family_table import VOCAB, Variant
 from tests.support.quantized_folders import Kind, gptq
@@ -232,3 +235,34 @@ def test_a_quantised_folder_is_read_as_it_is(target: Target, tmp_path: Path, kin
     floats = {name: one for name, one in load_file(file).items() if "_proj" not in name and name != "fc.weight"}
     save_file({**floats, **parts}, file, {"format": "pt"})
     check(target, oracle, target.head(folder), EIGHT_BITS)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": (3, 2, 5)}, "a hidden state that is a feature is 2; it must be from 3"),
+        ({"layers": (-2, 2, 5)}, "a hidden state that is a feature is -2"),
+        ({"layers": ()}, "the hidden states that are features is 0"),
+        ({"layers": (2, 3, 4, 5, 6)}, "features of 192 values are not 5 hidden states"),
+        ({"feeds_back": 2}, "the hidden state that is fed back is 2; it must be from -1 to 1"),
+        ({"width": 1 << 25}, "a row's features is 33554432"),
+        ({"beside": False}, "attention reads an embedding beside rows that have none there"),
+        ({"norms": "half"}, "the norms of features are over 64 values of 192"),
+    ],
+    ids=str,
+)
+def test_a_shape_that_no_head_has_is_refused(target: Target, folder: Path, change: dict[str, Any], said: str) -> None:
+    spec = target.head(folder).spec
+    if change.get("norms") == "half":
+        change = {"norms": (spec.features.embedding_norm,)}
+    with pytest.raises(UnsupportedModelError, match=said):
+        NativeHead.random(replace(spec, features=replace(spec.features, **change)), "fp32", target.engine, threads=1)
+
+
+def test_features_are_as_wide_as_they_must_be(target: Target, folder: Path) -> None:
+    head, tokens = target.head(folder), text(3)
+    for width, own in ((191, False), (64, False), (192, True), (65, True)):
+        with pytest.raises(InputError, match=rf"features must have shape \[rows, {64 if own else 192}\]"):
+            head.step(head.new_cache(), tokens, np.zeros((3, width), np.float32), own=own)
+    with pytest.raises(InputError, match="features must have shape"):
+        head.draft(head.new_cache(), tokens, np.zeros((3, 64), np.float32), 2)
