@@ -22,6 +22,7 @@ from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, FeatureInputs, Linear, ModelSpec, Norm, Tensor
 from ipex_lookahead.architectures.windows import fill_layer_types
 from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
 
 MOST_STATES = 16
 """Hidden states of the target that a head may read."""
@@ -69,17 +70,7 @@ def _layer_ids(source: Source, key: str, value: Any) -> tuple[int, ...]:
     return tuple(integer(0, 1 << 16)(source, key, one) for one in value)
 
 
-def _reads_states(source: Source, key: str, value: Any) -> bool:
-    if not boolean(source, key, value):
-        raise UnsupportedModelError(
-            f"{source.file}: {source.spelling(key)} is false, which has the head read one hidden state, as EAGLE 1"
-            " and 2 do; it must be true, or not there"
-        )
-    return True
-
-
 HEAD: dict[str, Check] = {
-    "use_aux_hidden_state": _reads_states,
     "draft_vocab_size": integer(1, MAX_VOCAB),
     "target_hidden_size": SIZES["hidden_size"],
     "norm_before_residual": boolean,
@@ -92,9 +83,18 @@ HEAD: dict[str, Check] = {
 
 - ``norm_before_residual``: what goes past the first layer's attention is norm(g) too, not g.
 - ``norm_before_fc``, ``fc_norm``: a norm over all features (``input_norm``), or one over each hidden state.
-- ``use_aux_hidden_state``: it reads several hidden states.
 - ``norm_output``: what is fed back has gone through the norm before the lm_head, as vLLM has it; else it has not.
 """
+
+
+REFUSED = {
+    "parallel_draft_step": Refusal("drafts several tokens in a step", unless=(None, 1)),
+    "use_aux_hidden_state": Refusal("has the head read one hidden state, as EAGLE 1 and 2 do", unless=(None, True)),
+    "use_input_layernorm_in_first_layer": Refusal("leaves out the norm over the embedding", unless=(None, True)),
+    "use_last_layernorm": Refusal("leaves out the norm before the lm_head", unless=(None, True)),
+    "use_mtp_layernorm": Refusal("adds norms, as MTP has them", unless=(None, False)),
+}
+"""Switches of other kinds of heads, in configs that Model Optimizer and SpecForge write."""
 
 
 def _hidden_states(source: Source, key: str, value: Any) -> tuple[int, ...]:

@@ -146,14 +146,19 @@ class ConfigKeys:
 
     def refuse(self, raw: Mapping[str, Any], source: Source) -> None:
         """Raise UnsupportedModelError for the first key of ``raw`` that asks for what is not there here."""
-        for key, refusal in self.all_refused().items():
-            if key in raw and refusal.refuses(raw[key]):
-                allowed = " or ".join("null" if value is None else str(value).lower() for value in refusal.unless)
-                raise UnsupportedModelError(
-                    f"{source.file}: {key} is {shown(raw[key])}, which {refusal.reason}; it must be {allowed}, or not"
-                    " there",
-                    hint=refusal.hint,
-                )
+        refuse(raw, source, self.all_refused())
+
+
+def refuse(raw: Mapping[str, Any], source: Source, refused: Mapping[str, Refusal]) -> None:
+    """Raise UnsupportedModelError for the first key of ``raw`` that is refused."""
+    for key, refusal in refused.items():
+        if key in raw and refusal.refuses(raw[key]):
+            allowed = " or ".join("null" if value is None else str(value).lower() for value in refusal.unless)
+            raise UnsupportedModelError(
+                f"{source.file}: {source.spelling(key)} is {shown(raw[key])}, which {refusal.reason}; it must be"
+                f" {allowed}, or not there",
+                hint=refusal.hint,
+            )
 
 
 class GgufSource(Protocol):

@@ -25,13 +25,14 @@ from ipex_lookahead.architectures.eagle3 import (
     LAYER_IDS,
     LAYERS,
     NESTED,
+    REFUSED,
     check_fits,
     spec,
     usual_states,
     wrong_id,
 )
 from ipex_lookahead.architectures.hparams import Source, one_of, shown
-from ipex_lookahead.architectures.keys import GgufKeys
+from ipex_lookahead.architectures.keys import GgufKeys, refuse
 from ipex_lookahead.checkpoints.config_json import by_keys, inside, read_json
 from ipex_lookahead.checkpoints.files import BinaryFile
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint, refuse_unread_types
@@ -98,6 +99,7 @@ def head_config(raw: JsonObject, path: str | PathLike[str], target_layers: int) 
 
 def _of_head(raw: JsonObject, source: Source) -> dict[str, Any]:
     """What an object says of the head, checked; what is null is not said."""
+    refuse(raw, source, REFUSED)
     return {key: check(source, key, raw[key]) for key, check in HEAD.items() if raw.get(key) is not None}
 
 

@@ -87,6 +87,13 @@ def test_a_hidden_size_that_the_config_says(tmp_path: Path) -> None:
     [
         ({"norm_before_fc": True, "fc_norm": True}, ModelFormatError, "norm_before_fc too"),
         ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModelError, "as EAGLE 1"),
+        (
+            {"eagle_config": {"use_last_layernorm": False}},
+            UnsupportedModelError,
+            "leaves out the norm before the lm_head",
+        ),
+        ({"use_input_layernorm_in_first_layer": False}, UnsupportedModelError, "the norm over the embedding"),
+        ({"parallel_draft_step": 4}, UnsupportedModelError, "several tokens in a step"),
         ({"eagle_config": 3}, ModelFormatError, "eagle_config"),
         ({"eagle_aux_hidden_state_layer_ids": []}, ModelFormatError, "1 to 16 numbers of layers"),
         ({"eagle_aux_hidden_state_layer_ids": [1, -2, 3]}, ModelFormatError, "eagle_aux_hidden_state_layer_ids"),
