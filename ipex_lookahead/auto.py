@@ -293,7 +293,7 @@ def _drafting(
     drafter: str | PathLike[str] | None, draft_vocab: Any, low_bit: str | None, *, progress: bool
 ) -> dict[str, Any]:
     """The fields of a ``LoadRequest`` about a head that drafts, checked; it is fetched where it is not here yet."""
-    if isinstance(draft_vocab, str | PathLike):
+    if isinstance(draft_vocab, str | PathLike) and given_path(draft_vocab).is_file():
         draft_vocab = given_path(draft_vocab).absolute()
     elif draft_vocab is not None and (type(draft_vocab) is not int or draft_vocab < 0):
         allowed = "a whole number of at least 0, where 0 means all, or a file of ipex-lookahead drafter cut"

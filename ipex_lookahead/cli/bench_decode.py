@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -88,7 +89,7 @@ def decode(
     to: Report,
     draft_model: str | None = draft_model_option,
     drafter: str | None = drafter_option,
-    draft_vocab: int | None = draft_vocab_option,
+    draft_vocab: int | Path | None = draft_vocab_option,
 ) -> None:
     """Decoding speed with and without lookahead, and whether the tokens are the same.
 

@@ -40,7 +40,7 @@ class Cut:
     overwrite: bool = option("Replace FILE.json, once the new one is complete.", False)
 
 
-@command("ipex-lookahead drafter cut path/to/model --text a.txt --text b.txt --output words.json")
+@command("ipex-lookahead drafter cut path/to/model --text README.md --output words.json")
 @click.argument("model", type=Model())
 def cut(model: str, what: Cut) -> None:
     """Choose the tokens that a head drafts for MODEL: the most frequent ones of texts, and of a store.

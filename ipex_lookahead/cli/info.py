@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import click
@@ -34,7 +35,7 @@ MOST_COSTS = 8
 def info(
     model: str | None,
     drafter: str | None = drafter_option,
-    draft_vocab: int | None = draft_vocab_option,
+    draft_vocab: int | Path | None = draft_vocab_option,
     forget_costs: bool = option("Forget what steps were measured to cost: all, or those of MODEL.", False),
     as_json: bool = json_alone_option,
 ) -> None:
@@ -127,7 +128,7 @@ def _opencl() -> dict[str, Any]:
 
 
 def model_facts(
-    name: str, drafter: str | None = None, draft_vocab: int | None = None, *, progress: bool
+    name: str, drafter: str | None = None, draft_vocab: int | Path | None = None, *, progress: bool
 ) -> dict[str, Any]:
     """What a model is, from its headers, and what its steps were measured to cost; no weight is read."""
     from ipex_lookahead.cli.model_facts import describe, licence_of

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from ipex_lookahead.cli.names import WEIGHTS
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.types import LowBit, Model, Words
+from ipex_lookahead.cli.types import DraftVocab, LowBit, Model, Words
 from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.extras import need_torch
@@ -33,7 +34,9 @@ drafter_option = option(
     type=Model(),
 )
 draft_vocab_option = option(
-    f"How many tokens of the vocabulary a head may draft; 0 is all, {DRAFT_VOCAB} if not given.", low=0
+    f"How many tokens a head may draft; 0 is all, {DRAFT_VOCAB} if not given; or a file of drafter cut.",
+    metavar="N|FILE",
+    type=DraftVocab(),
 )
 
 
@@ -70,7 +73,7 @@ class TextModelOptions(ModelOptions):
     deterministic: bool | None = option("On torch: the very text of plain decoding with lookahead too, at some cost.")
     draft_model: str | None = draft_model_option
     drafter: str | None = drafter_option
-    draft_vocab: int | None = draft_vocab_option
+    draft_vocab: int | Path | None = draft_vocab_option
     special_tokens_in_content: bool = option(
         "Control tokens that a message spells, such as <|im_end|>, are control tokens, not the text that they are.",
         False,
@@ -92,7 +95,7 @@ def load_text(
     *,
     draft_model: str | None = None,
     drafter: str | None = None,
-    draft_vocab: int | None = None,
+    draft_vocab: int | Path | None = None,
     special_tokens_in_content: bool = False,
     progress: bool,
     **settings: Any,
@@ -123,7 +126,7 @@ def load(
     *,
     draft_model: str | None = None,
     drafter: str | None = None,
-    draft_vocab: int | None = None,
+    draft_vocab: int | Path | None = None,
     **settings: Any,
 ) -> tuple[Any, Any]:
     """The model as transformers' users have it, for the commands that measure it, and its tokenizer.

@@ -174,6 +174,22 @@ class Model(Words):
         return found | {name: f"{model.download / 1e9:.1f} GB" for name, model in recommended_models().items()}
 
 
+class DraftVocab(click.ParamType[int | Path]):
+    """How many tokens a head drafts, or the file of ``drafter cut`` that says which."""
+
+    name = "n|file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Path:
+        """A number from 0 on, or the path of a file that is there."""
+        if isinstance(value, int | Path):
+            return value
+        if str(value).isdecimal():
+            return int(value)
+        if not Path(value).is_file():
+            self.fail(f"{value!r} is no number from 0 on, and no such file is there.", param, ctx)
+        return Path(value)
+
+
 class Cached(Words):
     """The name of a model that is kept on this machine."""
 

@@ -48,7 +48,7 @@ def answer(capsys: Any, *arguments: str) -> dict[str, Any]:
 
 
 GREEDY = ["--temperature", "0"]
-DRAFTED = ["--strategy", "mtp", "--lookahead", "4", "--no-adaptive"]
+DRAFTED = ["--strategy", "head", "--lookahead", "4", "--no-adaptive"]
 
 
 def test_generate(made: Path, capsys: Any) -> None:
@@ -56,7 +56,7 @@ def test_generate(made: Path, capsys: Any) -> None:
     plain = answer(capsys, *arguments, "--lookahead", "0")
     drafted = answer(capsys, *arguments, *DRAFTED, "--drafter", str(made / "alone.gguf"), "--draft-vocab", "0")
     assert drafted["token_ids"] == plain["token_ids"]
-    assert drafted["drafted_by_source"]["mtp"] > 0
+    assert drafted["drafted_by_source"]["head"] > 0
 
 
 @pytest.mark.parametrize("command", [["chat", "-m"], ["run"]])
@@ -79,7 +79,7 @@ def test_bench_decode(made: Path, capsys: Any, tmp_path: Path) -> None:
         *["bench", "decode", "-m", str(made / "model"), "-n", "12", "--prompts", str(prompts), *DRAFTED],
         *["--drafter", str(made / "alone.gguf")],
     )
-    drafted = next(r for r in report["runs"] if r["strategy"] == "mtp")
+    drafted = next(r for r in report["runs"] if r["strategy"] == "head")
     assert drafted["identical_to_plain"] == "1/1"
 
 

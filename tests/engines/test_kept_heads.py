@@ -33,7 +33,8 @@ def weights(head: Any) -> dict[str, Any]:
 def drafts(head: Any) -> Any:
     rng = np.random.default_rng(0)
     tokens = rng.integers(3, VOCAB, 12).astype(np.int32)
-    return head.draft(head.new_cache(), tokens, rng.standard_normal((12, head.width), np.float32), 6)
+    features = rng.standard_normal((12, head.width), np.float32)
+    return [one.tolist() for one in head.run(head.new_cache(), tokens, features)]
 
 
 def head_of(path: Path, **more: Any) -> Any:
