@@ -9,7 +9,14 @@ import numpy as np
 
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints import Checkpoint
-from ipex_lookahead.checkpoints.drafters import Drafter, drafters_beside, model_with_block, no_head, open_drafter
+from ipex_lookahead.checkpoints.drafters import (
+    IN_A_MODEL,
+    Drafter,
+    drafters_beside,
+    model_with_block,
+    no_head,
+    open_drafter,
+)
 from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
@@ -86,7 +93,9 @@ def load_drafter(
 
 def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: NativeEngine) -> NativeHead:
     most = DRAFT_VOCAB if request.draft_vocab is None else request.draft_vocab
-    ids = drafted_ids(target.vocab_size, most) if drafter.ids is None else drafter.ids
+    ids = drafter.ids
+    if ids is None and drafter.kind in IN_A_MODEL:  # its lm_head is the model's, of which it may have any rows
+        ids = drafted_ids(target.vocab_size, most)
     plan = plan.of_head(request.drafter_low_bit)
     head = NativeHead.load(drafter.checkpoint, drafter.spec, plan, target, threads=request.threads, ids=ids)
     head.facts["kind"] = drafter.kind
