@@ -4,6 +4,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "matrices.h"
 #include "model/decoder.h"
 #include "model/draft_chain.h"
+#include "model/head_state.h"
 #include "runtime/dispatch.h"
 #include "runtime/machine_probe.h"
 #include "sampling.h"
@@ -84,47 +86,73 @@ std::vector<int32_t> rows_of(const std::optional<IntVector>& listed, int64_t row
   return {listed->data(), listed->data() + listed->shape(0)};
 }
 
-// Features [rows][width] of a step, copied.
-std::vector<float> features_of(const Decoder& d, const std::optional<FloatMatrix>& given, int64_t rows) {
+// Features [rows][width] of a step, copied; the model's own are as wide as its hidden states.
+std::vector<float> features_of(const Decoder& d, const std::optional<FloatMatrix>& given, int64_t rows, bool own) {
   if (!given) return {};
   check_aligned(*given, sizeof(float));
-  if (int64_t(given->shape(0)) != rows || int64_t(given->shape(1)) != d.shape().features.width)
-    throw std::invalid_argument("features must have shape [rows, " + std::to_string(d.shape().features.width) + "]");
+  const int64_t width = own ? d.shape().hidden : d.shape().features.width;
+  if (int64_t(given->shape(0)) != rows || int64_t(given->shape(1)) != width)
+    throw std::invalid_argument("features must have shape [rows, " + std::to_string(width) + "]");
   return {given->data(), given->data() + rows * int64_t(given->shape(1))};
 }
 
-// (tokens, probabilities): see draft_chain.
-nb::tuple draft(Decoder& d, Cache& cache, IntVector tokens, FloatMatrix features, int64_t most, float least_prob,
-                IntVector ids, const std::vector<int32_t>& ends) {
+void check_sampling(const SamplingParams& p) {
+  if (!(p.temperature >= 0 && p.temperature <= std::numeric_limits<double>::max() && p.top_p >= 0 && p.min_p >= 0) || p.top_k < 0)
+    throw std::invalid_argument("temperature, top_k, top_p and min_p must be numbers from 0, temperature a finite one");
+}
+
+void check_drafts(const Decoder& head, const Cache& target, const std::vector<int32_t>& tokens) {
+  if (target.head() == nullptr || &target.head()->head() != &head)
+    throw std::invalid_argument("the cache does not follow this head; call follow first");
+  for (const int32_t token : tokens)
+    if (token < 0 || token >= head.shape().vocab)
+      throw std::invalid_argument("token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(head.shape().vocab));
+}
+
+// (tokens, probabilities): see draft_chain. `draw`: temperature, top_k, top_p, min_p, seed, sequence, position; or None.
+nb::tuple draft(Decoder& d, Cache& target, int32_t last, const std::vector<int32_t>& copied, int64_t most,
+                const std::vector<float>& rates, float least, const std::vector<int32_t>& ends,
+                std::optional<std::tuple<double, int64_t, double, double, uint64_t, uint32_t, uint32_t>> draw) {
+  check_drafts(d, target, copied);
+  check_drafts(d, target, {last});
   DraftRequest request;
-  request.rows = int64_t(tokens.shape(0));
-  check_aligned(tokens, sizeof(int32_t));
-  check_aligned(ids, sizeof(int32_t));
-  if (ids.shape(0) != 0 && int64_t(ids.shape(0)) != d.shape().outputs)
-    throw std::invalid_argument("ids must name the token of each of " + std::to_string(d.shape().outputs) + " outputs");
-  const std::vector<int32_t> own_tokens(tokens.data(), tokens.data() + request.rows);
-  const std::vector<float> own_features = features_of(d, features, request.rows);
-  request.tokens = own_tokens.data();
-  request.features = own_features.data();
+  request.last = last;
+  request.copied = copied;
   request.most = most;
-  request.least_prob = least_prob;
-  request.ids.assign(ids.data(), ids.data() + ids.shape(0));
+  request.rates = rates;
+  request.least = least;
   request.ends = ends;
+  if (draw) {
+    const auto [temperature, top_k, top_p, min_p, seed, sequence, position] = *draw;
+    request.draw = Draw{{temperature, top_k, top_p, min_p}, seed, sequence, position};
+    check_sampling(request.draw->params);
+  }
   DraftChain chain;
   {
     nb::gil_scoped_release release;
-    chain = draft_chain(d, cache, request);
+    chain = draft_chain(target, request);
   }
   return nb::make_tuple(chain.tokens, chain.probs);
 }
 
-// (ids [wanted, top], logits [wanted, outputs], hidden states [layers, hidden rows, hidden], phases), None for what is not
-// wanted. Tokens and parents are copied too, and caches held.
+// Logits [vocab] of what follows the token, or None.
+nb::object draft_one(Decoder& d, Cache& target, int32_t token, bool first) {
+  check_drafts(d, target, {token});
+  std::vector<float> logits;
+  {
+    nb::gil_scoped_release release;
+    logits = draft_step(target, token, first);
+  }
+  return logits.empty() ? nb::none() : nb::object(export_vector(logits.data(), int64_t(logits.size())));
+}
+
+// (ids [wanted, top], logits [wanted, outputs], hidden states [layers, hidden rows, hidden], phases, centroids whose outputs the
+// logits are of [wanted, used]), None for what is not wanted, or not there. Tokens and parents are copied too, and caches held.
 nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::vector<int64_t>& counts,
                   const std::vector<int64_t>& settled, IntVector tokens,
                   IntVector parents, std::optional<IntVector> want, bool logits, int top,
                   const std::vector<int32_t>& hidden_layers, std::optional<IntVector> hidden_rows, bool timings,
-                  std::optional<FloatMatrix> features) {
+                  std::optional<FloatMatrix> features, bool own) {
   if (top < 1 || top > kMostTop) throw std::invalid_argument("top must be from 1 to " + std::to_string(kMostTop));
   Step step;
   for (nb::handle cache : caches) {
@@ -149,13 +177,15 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   step.parents = own_parents.data();
   step.want = own_want.data();
   step.wanted = int64_t(own_want.size());
-  const std::vector<float> own_features = features_of(d, features, step.rows);
+  const std::vector<float> own_features = features_of(d, features, step.rows, own);
+  step.own_features = own;
   step.features = features ? own_features.data() : nullptr;
   std::vector<int32_t> own_hidden_rows;
   if (!hidden_layers.empty()) own_hidden_rows = rows_of(hidden_rows, step.rows);
-  const int64_t vocab = d.shape().outputs, hidden = d.shape().hidden, layers = int64_t(hidden_layers.size());
+  const int64_t vocab = d.logits(), hidden = d.shape().hidden, layers = int64_t(hidden_layers.size());
+  const int64_t used = logits ? d.shape().candidates.used : 0;
   const int64_t kept = int64_t(own_hidden_rows.size()), states = layers * kept * hidden;
-  Owned<int32_t> ids{size_t(step.wanted * top)};
+  Owned<int32_t> ids{size_t(step.wanted * top)}, centroids{size_t(step.wanted * used)};
   Owned<float, Fill::none> values{size_t(logits ? step.wanted * vocab : 0)}, kept_states{size_t(states)};
   PhaseTimes times{};
   std::array<int64_t, kPhaseKinds> bytes{};
@@ -163,6 +193,7 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   out.top = top;
   out.ids = ids.data.get();
   out.logits = logits ? values.data.get() : nullptr;
+  out.centroids = used > 0 ? centroids.data.get() : nullptr;
   out.hidden_layers = hidden_layers.data();
   out.layers = layers;
   out.hidden_rows = own_hidden_rows.data();
@@ -171,6 +202,7 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   out.times = timings ? &times : nullptr;
   {
     nb::gil_scoped_release release;
+    for (Cache* const cache : step.caches) cache->catch_up();
     d.forward(step, out);
     if (timings) bytes = d.weights().phase_bytes();
     if (!std::all_of(out.hidden, out.hidden + states, [](float x) { return std::isfinite(x); }))
@@ -180,18 +212,18 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
     if (ids.data[size_t(w * top)] < 0) throw NonFiniteError("the model's logits are not finite");
   return nb::make_tuple(ids.array(step.wanted, top), logits ? values.array(step.wanted, vocab) : nb::none(),
                         layers > 0 ? kept_states.array(layers, kept, hidden) : nb::none(),
-                        timings ? nb::object(phase_times(times, bytes)) : nb::none());
+                        timings ? nb::object(phase_times(times, bytes)) : nb::none(),
+                        used > 0 ? centroids.array(step.wanted, used) : nb::none());
 }
 
 int32_t sample_one(FloatVector logits, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed,
                    uint32_t sequence, uint32_t position) {
   static thread_local SamplingWorkspace workspace;
-  if (!(temperature >= 0 && temperature <= std::numeric_limits<double>::max() && top_p >= 0 && min_p >= 0) || top_k < 0)
-    throw std::invalid_argument("temperature, top_k, top_p and min_p must be numbers from 0, temperature a finite one");
+  const SamplingParams params{temperature, top_k, top_p, min_p};
+  check_sampling(params);
   check_aligned(logits, sizeof(float));
   if (logits.shape(0) > size_t(INT32_MAX)) throw std::invalid_argument("there are more logits than token ids");
-  return sample(logits.data(), int64_t(logits.shape(0)), SamplingParams{temperature, top_k, top_p, min_p}, seed, sequence,
-                position, workspace);
+  return sample(logits.data(), int64_t(logits.shape(0)), params, seed, sequence, position, workspace);
 }
 
 // The caller answers for what lies at the addresses; what the numbers alone show to be wrong is refused.
@@ -359,6 +391,12 @@ NB_MODULE(_native, m) {
       .def("crop", &Cache::crop, "length"_a)
       .def("fork", &Cache::fork)
       .def("checkpoint", &Cache::checkpoint)
+      .def("follow", &Cache::follow, "head"_a)
+      .def("see", [](Cache& c, IntVector tokens) {
+        check_aligned(tokens, sizeof(int32_t));
+        c.see(tokens.data(), int64_t(tokens.shape(0)));
+      }, "tokens"_a.noconvert())
+      .def("end_draft", &end_draft)
       .def("fill_blank", &Cache::fill_blank, "length"_a)
       .def_prop_ro("bytes", &Cache::bytes)
       .def_prop_ro("state_bytes", &Cache::state_bytes);
@@ -366,11 +404,12 @@ NB_MODULE(_native, m) {
   nb::class_<Decoder>(m, "Decoder")
       .def(
           "__init__",
-          [](Decoder* self, nb::object spec, int threads, const std::string& isa, const std::string& kv_format) {
+          [](Decoder* self, nb::object spec, int threads, const std::string& isa, const std::string& kv_format,
+             const Decoder* target) {
             const auto format = KvFormat(one_of("kv_format", kv_format, {"fp16", "int8"}));
-            new (self) Decoder(shape_of(spec, format), threads, isa);
+            new (self) Decoder(shape_of(spec, format), threads, isa, target);
           },
-          "spec"_a, "threads"_a, "isa"_a, "kv_format"_a)
+          "spec"_a, "threads"_a, "isa"_a, "kv_format"_a, "target"_a.none() = nb::none(), nb::keep_alive<1, 6>())
       .def(
           "set_matrix",
           [](Decoder& d, const std::string& name, const std::string& format, int64_t n_out, int64_t n_in, int group,
@@ -400,9 +439,22 @@ NB_MODULE(_native, m) {
       .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward, "caches"_a, "counts"_a, "settled"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a, "hidden_layers"_a, "hidden_rows"_a.none().noconvert(),
-           "timings"_a, "features"_a.none() = nb::none())
-      .def("draft", &draft, "cache"_a, "tokens"_a.noconvert(), "features"_a.noconvert(), "most"_a, "least_prob"_a,
-           "ids"_a.noconvert(), "ends"_a)
+           "timings"_a, "features"_a.none() = nb::none(), "own_features"_a = false)
+      .def("draft", &draft, "cache"_a, "last"_a, "copied"_a, "most"_a, "rates"_a, "least"_a, "ends"_a, "draw"_a.none())
+      .def("draft_step", &draft_one, "cache"_a, "token"_a, "first"_a)
+      .def("set_outputs",
+           [](Decoder& d, IntVector tokens) {
+             check_aligned(tokens, sizeof(int32_t));
+             d.set_outputs(tokens.data(), int64_t(tokens.shape(0)));
+           },
+           "tokens"_a.noconvert())
+      .def(
+          "share_whole_head",
+          [](Decoder& d, const Decoder& other, const std::string& theirs) {
+            nb::gil_scoped_release release;
+            d.share_whole_head(other.weights().matrix(theirs));
+          },
+          "other"_a, "theirs"_a, nb::keep_alive<1, 2>())
       .def(
           "share_matrix",
           [](Decoder& d, const std::string& name, const Decoder& other, const std::string& theirs) {

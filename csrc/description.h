@@ -100,7 +100,7 @@ inline OperationShape operation_of(const Description& d, std::vector<nb::object>
                           number_of(d["rope"], seen, ropes), d.get<float>("scale"), d.get<int64_t>("window", 0),
                           d.get<float>("softcap", 0),    !d["gate"].is_none(),     !d["sinks"].is_none(), norm_of(d["q_norm"]),
                           norm_of(d["k_norm"]), d.get<bool>("norm_after_rope"), d["v"].is_none() && d["shared"].is_none(),
-                          d.get<float>("value_norm", 0), d.get<int>("shared", -1)};
+                          d.get<float>("value_norm", 0), d.get<int>("shared", -1), d.get<bool>("with_embedding")};
   }
   if (kind == "LatentAttention") {
     LatentAttentionShape a;
@@ -142,6 +142,20 @@ inline OperationShape operation_of(const Description& d, std::vector<nb::object>
   return mixture;
 }
 
+inline FeatureInputsShape features_of(const Description& d, int embedding) {
+  FeatureInputsShape f;
+  f.embedding = embedding;
+  f.back = !d["back"].is_none();
+  f.width = d.get<int>("width");
+  f.layers = d.get<std::vector<int32_t>>("layers");
+  f.feedback = d.get<int32_t>("feeds_back");
+  f.beside = d.get<bool>("beside");
+  f.embedding_norm = norm_of(d["embedding_norm"]);
+  f.after = norm_of(d["after"]);
+  for (const Description& one : d.parts("norms")) f.norms.push_back(norm_of(one));
+  return f;
+}
+
 inline DecoderShape shape_of(const nb::object& spec, KvFormat kv_format) {
   const Description d(spec);
   DecoderShape shape;
@@ -159,8 +173,10 @@ inline DecoderShape shape_of(const nb::object& spec, KvFormat kv_format) {
                        p.get<float>("table_multiplier"),
                        p.get<float>("projection_multiplier"), p.get<float>("multiplier"), norm_of(p["norm"])};
   shape.outputs = shape.tied ? shape.vocab : nb::cast<int>(d["head"]["weight"]["shape"].object()[0]);
-  if (const Description f = d["features"]; !f.is_none())
-    shape.features = {nb::cast<int>(f["norm"]["weight"]["shape"].object()[0]), norm_of(f["embedding_norm"]), norm_of(f["norm"])};
+  if (const Description f = d["features"]; !f.is_none()) shape.features = features_of(f, nb::cast<int>(d["embedding"]["shape"].object()[1]));
+  if (const Description c = d["candidates"]; !c.is_none())
+    shape.candidates = {nb::cast<int>(c["centroids"]["weight"]["shape"].object()[0]), c.get<int>("used")};
+  shape.target_keys = d.get<bool>("target_keys");
   std::vector<nb::object> seen;
   for (const Description& block : d.parts("layers")) {
     const auto branch = [&](const char* name) -> std::optional<BranchShape> {

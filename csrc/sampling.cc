@@ -430,4 +430,19 @@ int32_t sample(const float* logits, int64_t n, const SamplingParams& params, uin
   return best.token;
 }
 
+double lead(const float* logits, int64_t n, double temperature, uint64_t seed, uint32_t sequence, uint32_t position, int32_t token) {
+  constexpr double kNear = 6;
+  const Noise noise{seed, sequence, position};
+  const double slope = std::min(temperature > 0.0 ? 1.0 / temperature : HUGE_VAL, kSteepest);
+  const float largest = *std::max_element(logits, logits + n);
+  const double own = gumbel(noise.of(token));
+  double sum = 1;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!(logits[i] > largest - float(kNear * temperature)) || i == token) continue;
+    const double behind = (double(logits[i]) - double(logits[token])) * slope + gumbel(noise.of(int32_t(i))) - own;
+    if (behind <= 0) sum += exponential(behind);
+  }
+  return 1 / sum;
+}
+
 }  // namespace ipex_lookahead

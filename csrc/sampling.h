@@ -37,6 +37,10 @@ constexpr int32_t kAllForbidden = -2;  // every logit is -inf, or there are none
 int32_t sample(const float* logits, int64_t n, const SamplingParams& params, uint64_t seed, uint32_t sequence,
                uint32_t position, SamplingWorkspace& workspace);
 
+// By how much that token won, 0 to 1: the softmax of logit / temperature + gumbel at it, among those that it won against (an
+// estimate: tokens less likely than e^-6 of the likeliest are left out).
+double lead(const float* logits, int64_t n, double temperature, uint64_t seed, uint32_t sequence, uint32_t position, int32_t token);
+
 // Philox4x32-10 (Salmon et al., SC 2011) in place: four counter words in, four random words out.
 void philox4x32(uint32_t words[4], uint64_t key);
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.checkpoints import family_of, low_bit_folder
 from ipex_lookahead.engines import ENGINES
-from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone
+from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone, refuse_head
 from ipex_lookahead.engines.low_bit_copy import check_gains
 from ipex_lookahead.engines.native.core import core_missing
 from ipex_lookahead.engines.opencl.device import installed as pyopencl_installed
@@ -63,7 +63,7 @@ class AutoModelForCausalLM:
         max_context: int | None = None,
         speculative: bool = False,
         drafter: str | PathLike[str] | None = None,
-        draft_vocab: int | None = None,
+        draft_vocab: int | str | PathLike[str] | None = None,
         drafter_low_bit: str | None = None,
         progress: bool = True,
         **others: Any,
@@ -106,7 +106,8 @@ class AutoModelForCausalLM:
                 id. None = the block (MTP) that the model's own files bring, or a file ``mtp-*.gguf`` beside them, where
                 there is one. The text never changes (docs/draft_models.md).
             draft_vocab: how many tokens a head may draft, those of the vocabulary that a tokenizer's merges name first;
-                0 = all; None = 32,768.
+                0 = all; None = 32,768. Or a file of ``ipex-lookahead drafter cut``, which says which. Beside them those
+                of the prompt and the answer are drafted.
             drafter_low_bit: a format, of a head's matrices; None = ``load_in_low_bit``'s where that has 6 bits or more,
                 else sym_int8.
             progress: show a progress bar while weights are quantised and packed.
@@ -195,7 +196,7 @@ def load_text_model(
     progress: bool = True,
     note: Callable[[str], None] | None = None,
     drafter: str | None = None,
-    draft_vocab: int | None = None,
+    draft_vocab: int | str | PathLike[str] | None = None,
     drafter_low_bit: str | None = None,
     **options: Any,
 ) -> TextModel:
@@ -292,8 +293,11 @@ def _drafting(
     drafter: str | PathLike[str] | None, draft_vocab: Any, low_bit: str | None, *, progress: bool
 ) -> dict[str, Any]:
     """The fields of a ``LoadRequest`` about a head that drafts, checked; it is fetched where it is not here yet."""
-    if draft_vocab is not None and (type(draft_vocab) is not int or draft_vocab < 0):
-        raise InputError(argument="draft_vocab", got=draft_vocab, allowed="a whole number of at least 0; 0 means all")
+    if isinstance(draft_vocab, str | PathLike):
+        draft_vocab = given_path(draft_vocab).absolute()
+    elif draft_vocab is not None and (type(draft_vocab) is not int or draft_vocab < 0):
+        allowed = "a whole number of at least 0, where 0 means all, or a file of ipex-lookahead drafter cut"
+        raise InputError(argument="draft_vocab", got=draft_vocab, allowed=allowed)
     return {
         "drafter": None if drafter is None else resolve_model(str(drafter), progress=progress).absolute(),
         "draft_vocab": draft_vocab,
@@ -320,6 +324,7 @@ def _placed(device: Any, device_map: Any) -> Any:
 def _choose(engine: str, request: LoadRequest) -> tuple[str, str]:
     """The engine's name, and why that one. ``auto``: the native engine wherever it can run the model."""
     family = family_of(request.path)
+    refuse_head(request.path, family)
     if engine in ("native", "opencl") and family is not None and family not in model_types():
         raise UnsupportedModelError(
             f"{request.path}: model type {family!r} is none that the {engine} engine has ({', '.join(model_types())})",

@@ -33,6 +33,7 @@ from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import FINAL_NORM, Engine
 from ipex_lookahead.engines.low_bit_copy import low_bit_copy
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation.checks import flag
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate_stepwise
 from ipex_lookahead.generation.lookahead import asked_lookup, proposer_lookahead, second_model_lookahead
 from ipex_lookahead.generation.past import LookaheadCache, past_of
@@ -148,6 +149,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         th_stop_draft: float | None = None,
         auto_th_stop_draft: bool | None = None,
         proposer: Callable[[LookaheadConfig], Proposer] | None = None,
+        keep_drafts: bool = False,
         seed: int | None = None,
         tokenizer: Any = None,
         **kwargs: Any,
@@ -161,8 +163,11 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         transformers has loaded. ``proposer`` makes a source of drafts of your own for each sequence, a
         :class:`ipex_lookahead.drafting.Proposer`: a class whose instances begin with the settings will do
         (docs/lookahead.md). What it returns is checked: anything but a Draft of this vocabulary is an InputError.
+        ``keep_drafts`` leaves what was verified in ``stats.drafts``.
         """
         options = RunOptions(costs=self.costs, stores=self._stores, forwards=self._forwards)
+        if flag("keep_drafts", keep_drafts):
+            options.stats.drafts = []
         if proposer is not None:
             if draft_model is not None or assistant_model is not None:
                 raise InputError("both proposer and a draft model are given, and both draft; leave one of them out")

@@ -19,7 +19,7 @@ HEAD = """\
 These keep every promise, from safetensors and from GGUF, on the engines `native` and `opencl`
 ([engines.md](engines.md)); those whose layers keep a state (delta nets, Mamba-2, short convolutions) on `native` alone.
 `model_type` stands in a checkpoint's `config.json`, the architecture in a GGUF file's
-`general.architecture`.
+`general.architecture`. Heads that draft for some of them are in [draft_models.md](draft_models.md).
 """
 REFUSED = """\
 A switch of a config that changes what a model computes is obeyed or refused by name, never passed over. Of Mistral's
@@ -37,11 +37,11 @@ TAIL = """
 ## Through PyTorch
 
 `engine="auto"` takes the torch engine for other families, from safetensors, and says so. Tested are GPT-2, OPT,
-Falcon, BLOOM, MPT, GPT-NeoX, GPT-J and Phi; other decoders of transformers are tried when they are loaded, and
-refused where their cache does not work. [`wrap(model)`](python.md#wrap) puts lookahead on a model that transformers
-has loaded. Recurrent models (Mamba, RWKV, hybrids) are refused there, and models that see (Llama 3.2 Vision, GLM-4V,
-...) of which neither the text part's family is above nor transformers has a class that only writes. What is promised
-there: [engines.md](engines.md#what-is-promised-about-the-text).
+Falcon, BLOOM, MPT, GPT-NeoX, GPT-J, Phi and Gemma 3n's text model; other decoders of transformers are tried when they
+are loaded, and refused where their cache does not work. [`wrap(model)`](python.md#wrap) puts lookahead on a model that
+transformers has loaded. Recurrent models (Mamba, RWKV, hybrids) are refused there, and models that see (Llama 3.2
+Vision, GLM-4V, ...) of which neither the text part's family is above nor transformers has a class that only writes.
+What is promised there: [engines.md](engines.md#what-is-promised-about-the-text).
 
 ## More
 

@@ -1,12 +1,14 @@
 """A GGUF file of a bench shape with random Q4_0 weights (Q8_0 lm_head) and no vocabulary: what llama-bench measures.
 
 python scripts/random_gguf.py llama2-7b out.gguf
+python scripts/random_gguf.py gemma4-26b-a4b out.gguf --layers 12   # its first 12 layers, where memory is short
 
-Speed does not depend on what the numbers are, so all rows of a tensor hold the same ones.
+Every row is random of its own: were they alike, all tokens of a prompt would choose the same experts.
 """
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec
-from ipex_lookahead.bench.shapes import config_of, shape_of
+from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.bench.shapes import config_of
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.temporary import temporary_file
 
@@ -34,20 +36,34 @@ TYPICAL = {"Q4_0": 4.6, "Q8_0": 74.0}
 """Root mean square of a random code: the scale makes weights of 0.02 of it."""
 
 
-def write_random_gguf(shape: str, path: str | Path) -> None:
-    """Raises InputError for a shape that there is none of, or of a family that this does not write."""
-    spec, config = shape_of(shape), config_of(shape)
+def write_random_gguf(shape: str, path: str | Path, layers: int | None = None) -> None:
+    """``layers``: of the first so many layers. A tensor at a time is in memory.
+
+    Raises InputError for a shape that there is none of, or of a family that this does not write.
+    """
+    config = config_of(shape)
+    if layers is not None:
+        config |= {"num_hidden_layers": layers}
+        config |= {"layer_types": config["layer_types"][:layers]} if "layer_types" in config else {}
+    spec = spec_for(config)
     if spec.model_type not in ARCHITECTURES:
         raise InputError(f"{shape} is of the family {spec.model_type}; this writes {', '.join(ARCHITECTURES)}")
     with temporary_file(Path(path)) as temporary:
         writer = gguf.GGUFWriter(temporary, ARCHITECTURES[spec.model_type])
         describe(writer, config)
         places = {tensor.gguf.name: tensor.gguf.shape for tensor in spec.tensors()}
-        for name, places_shape in places.items():
-            add(writer, spec, name, places_shape)
+        if writer.arch == "gemma4":
+            places["rope_freqs.weight"] = (config["global_head_dim"] // 2,)
+        kinds = {name: kind_of(spec, name, sizes) for name, sizes in places.items()}
+        for name, sizes in places.items():
+            elements, size = gguf.GGML_QUANT_SIZES[kinds[name]]
+            writer.add_tensor_info(name, sizes, np.dtype(np.float32), prod(sizes) // elements * size, kinds[name])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        writer.write_ti_data_to_file()
+        random = np.random.default_rng(0)
+        for name, sizes in places.items():
+            writer.write_tensor_data(numbers(random, name, sizes, kinds[name]))
         writer.close()
         temporary.replace(path)
 
@@ -111,37 +127,39 @@ def describe_gemma4(writer: Any, config: dict[str, Any]) -> None:
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["top_k_experts"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    writer.add_tensor("rope_freqs.weight", np.array([1.0] * (size // 8) + [1e30] * (size // 2 - size // 8), np.float32))
 
 
-def add(writer: Any, spec: ModelSpec, name: str, shape: tuple[int, ...]) -> None:
-    """One tensor: vectors are ones, rates of recurrences and convolutions -1, matrices random codes under one scale."""
-    if "ffn_gate_inp" in name and len(shape) == 2:  # a router is in floats, and likes some experts better than others
-        writer.add_tensor(name, np.random.default_rng(0).standard_normal(shape, np.float32))
-        return
-    if len(shape) == 1 or "ssm_conv1d" in name:
-        negative = "ssm_a" in name or "ssm_conv1d" in name
-        writer.add_tensor(name, np.full(shape, -1 if negative else 1, np.float32))
-        return
+def kind_of(spec: ModelSpec, name: str, shape: tuple[int, ...]) -> gguf.GGMLQuantizationType:
+    """The type of a tensor: F32 of vectors, convolutions and routers, Q8_0 of the lm_head, else Q4_0."""
+    if len(shape) == 1 or "ssm_conv1d" in name or "ffn_gate_inp" in name:
+        return gguf.GGMLQuantizationType.F32
     head = "token_embd.weight" if spec.tied else "output.weight"
-    kind = "Q8_0" if name == head else "Q4_0"
-    writer.add_tensor(name, blocks(shape, kind), raw_dtype=gguf.GGMLQuantizationType[kind])
+    return gguf.GGMLQuantizationType.Q8_0 if name == head else gguf.GGMLQuantizationType.Q4_0
 
 
-def blocks(shape: tuple[int, ...], kind: str) -> npt.NDArray[np.uint8]:
-    """uint8[..., rows, bytes of a row]: one random row, seen ``rows`` times without being copied."""
-    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    row = np.random.default_rng(0).integers(0, 256, (shape[-1] // elements, size), dtype=np.uint8)
-    row[:, :2] = np.frombuffer(np.float16(0.02 / TYPICAL[kind]).tobytes(), np.uint8)
-    return np.broadcast_to(row.reshape(-1), (*shape[:-1], row.size))
+def numbers(
+    random: np.random.Generator, name: str, shape: tuple[int, ...], kind: gguf.GGMLQuantizationType
+) -> npt.NDArray[Any]:
+    """Float32 or bytes: vectors are ones, rates of recurrences and convolutions -1, matrices random."""
+    if name == "rope_freqs.weight":  # of a full head a quarter turns
+        return np.where(np.arange(shape[0]) < shape[0] // 4, 1, 1e30).astype(np.float32)
+    if "ffn_gate_inp" in name and len(shape) == 2:  # a router likes some experts better than others
+        return random.standard_normal(shape, np.float32)
+    if kind == gguf.GGMLQuantizationType.F32:
+        return np.full(shape, -1 if "ssm_a" in name or "ssm_conv1d" in name else 1, np.float32)
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (*shape[:-1], shape[-1] // elements, size), dtype=np.uint8)
+    blocks[..., :2] = np.frombuffer(np.float16(0.02 / TYPICAL[kind.name]).tobytes(), np.uint8)
+    return blocks
 
 
 @click.command()
 @click.argument("shape")
 @click.argument("path")
-def main(shape: str, path: str) -> None:
+@click.option("--layers", type=click.IntRange(min=1), help="Only the first N layers.")
+def main(shape: str, path: str, layers: int | None) -> None:
     """See the top of the file."""
-    write_random_gguf(shape, path)
+    write_random_gguf(shape, path, layers)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ LEVELS = {
     "transformers": 13,
     "bench": 14,
     "serving": 14,
+    "training": 14,
     "cli": 15,
     "__main__": 16,
 }

@@ -13,14 +13,15 @@ constexpr int64_t kLeastHeads = 4;
 
 Attention::Attention(const OperationParts& of, AttentionScratch& scratch)
     : Operation(of), shape_(std::get<AttentionShape>(of.shape.operation)),
+      inputs_((shape_.with_embedding ? 2 : 1) * of.hidden),
       scratch_(scratch),
       cached_(cached(of)) {
   const int64_t q = shape_.q_width(), kv = shape_.kv_width();
-  of.weights.declare_linear(of.name + ".q", q_, q, of.hidden, {Phase::qkv, 1, false, &order_});
+  of.weights.declare_linear(of.name + ".q", q_, q, inputs_, {Phase::qkv, 1, false, &order_});
   ones_.fill(1.0f);
-  if (shape_.has_keys()) of.weights.declare_linear(of.name + ".k", k_, kv, of.hidden, {Phase::qkv});
-  if (shape_.has_values()) of.weights.declare_linear(of.name + ".v", v_, kv, of.hidden, {Phase::qkv});
-  if (shape_.gate) of.weights.declare_linear(of.name + ".gate", gate_, q, of.hidden, {Phase::qkv});
+  if (shape_.has_keys()) of.weights.declare_linear(of.name + ".k", k_, kv, inputs_, {Phase::qkv});
+  if (shape_.has_values()) of.weights.declare_linear(of.name + ".v", v_, kv, inputs_, {Phase::qkv});
+  if (shape_.gate) of.weights.declare_linear(of.name + ".gate", gate_, q, inputs_, {Phase::qkv});
   q_norm_.declare(of.name + ".q_norm", shape_.q_norm, of.weights);
   k_norm_.declare(of.name + ".k_norm", shape_.k_norm, of.weights);
   if (shape_.sinks) of.weights.declare(of.name + ".sinks", sinks_, shape_.heads);
@@ -32,13 +33,14 @@ Attention::Attention(const OperationParts& of, AttentionScratch& scratch)
 }
 
 CachedAttention Attention::cached(const OperationParts& of) const {
-  const HeadsShape heads{shape_.heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim, shape_.window, shape_.softcap};
+  const int64_t own = of.committed && shape_.window > 0 ? 1 : 0;  // of a window, the row's own position, which it does not see
+  const HeadsShape heads{shape_.heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim, shape_.window - own, shape_.softcap};
   if (of.shared != nullptr) return {heads, static_cast<const Attention&>(*of.shared).cached_, scratch_};
   return {heads, of.kv_format, of.cache, scratch_};
 }
 
 void Attention::reserve(StepRows& rows) {
-  rows.reserve_inputs(rows.width, order_ != nullptr);
+  rows.reserve_inputs(inputs_, order_ != nullptr);
   rows.reserve_inputs(shape_.q_width(), o_order_ != nullptr);
   rows.reserve_scratch(std::max(k_column_, rows.stride));
   ensure(scratch_.qkv, rows.count * stride_);
@@ -54,8 +56,8 @@ void Attention::run(ThreadContext& context, StepRows& rows) {
   // Where heads consist of whole tiles, who computes a head of q, k or v also norms, rotates and stores it.
   const bool fused = whole_heads() && !whole_norm;
   context.enter(Phase::qkv);
-  auto x = context.inputs(rows.count, rows.width, integer, order_,
-                          [&](int64_t row, float* out) { input(rows, row, out); });
+  auto x = context.inputs(rows.count, inputs_, integer, order_,
+                          [&](int64_t row, float* out) { make_input(context, rows, row, out); });
   context.split(whole_heads() ? heads : joined().tiles(), 1, [&](int64_t begin, int64_t end) {
     qkv(rows, x.get(), begin, end);
     if (fused) finish_heads(rows, begin, end);
@@ -70,6 +72,15 @@ void Attention::run(ThreadContext& context, StepRows& rows) {
   add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
     rows.kernels.linear(o_, merged.get(), begin, end, out, rows.stride, add);
   });
+}
+
+// A row as q, k and v read it.
+void Attention::make_input(ThreadContext& context, StepRows& rows, int64_t row, float* out) const {
+  if (!shape_.with_embedding) return input(rows, row, out);
+  const size_t bytes = size_t(rows.width) * sizeof(float);
+  input(rows, row, context.scratch());  // which takes whole vectors
+  std::memcpy(out, rows.beside.data() + row * rows.stride, bytes);
+  std::memcpy(out + rows.width, context.scratch(), bytes);
 }
 
 // Norms q and k of a row over their whole width.

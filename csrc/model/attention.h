@@ -29,6 +29,7 @@ class Attention : public Operation {
   bool whole_heads() const { return shape_.head_dim % kLanes == 0; }
   JoinedLinears joined() const;
   Head head_of(int64_t index) const;
+  void make_input(ThreadContext& context, StepRows& rows, int64_t row, float* out) const;
   void qkv(const StepRows& rows, const Rows& x, int64_t begin, int64_t end) const;
   void norm_whole(ThreadContext& context, const StepRows& rows, int64_t row) const;
   void norm_head(const StepRows& rows, const Norm& norm, float* x) const;
@@ -37,6 +38,7 @@ class Attention : public Operation {
   void merge_heads(ThreadContext& context, const StepRows& rows, int64_t row, float* out) const;
 
   const AttentionShape shape_;
+  const int64_t inputs_;  // of q, k and v
   AttentionScratch& scratch_;
   CachedAttention cached_;
   Matrix q_, k_, v_, gate_, o_;

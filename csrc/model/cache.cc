@@ -4,6 +4,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "model/decoder.h"
+#include "model/head_state.h"
+
 namespace ipex_lookahead {
 namespace {
 
@@ -100,7 +103,31 @@ Cache Cache::fork() {
   other.shape_ = shape_;
   other.length_ = length_;
   for (const auto& state : states_) other.states_.push_back(state->fork(length_, !parents_.empty()));
+  if (head_ != nullptr) other.head_ = static_cast<HeadState*>(other.states_.back().get());
   return other;
+}
+
+void Cache::follow(const std::shared_ptr<Decoder>& head) {
+  const Claim claim(claimable_, "follow");
+  if (head_ != nullptr && &head_->head() == head.get()) return;
+  auto state = std::make_unique<HeadState>(head, length_);
+  if (head_ != nullptr) states_.pop_back();
+  head_ = state.get();
+  states_.push_back(std::move(state));
+  parents_.clear();  // rows of the last step have left nothing for it
+  settled_ = 0;
+}
+
+void Cache::see(const int32_t* tokens, int64_t count) {
+  if (head_ == nullptr) return;
+  const Claim claim(claimable_, "see");
+  head_->see(tokens, count);
+}
+
+void Cache::catch_up() {
+  if (head_ == nullptr) return;
+  const Claim claim(claimable_, "catch_up");
+  head_->catch_up();
 }
 
 void Cache::fill_blank(int64_t length) {
@@ -124,7 +151,7 @@ int64_t Cache::bytes() {
 int64_t Cache::state_bytes() {
   const Claim claim(claimable_, "state_bytes");
   int64_t bytes = 0;
-  for (size_t i = 0; i < states_.size(); ++i)
+  for (size_t i = 0; i < shape_.states.size(); ++i)
     if (std::holds_alternative<RecurrentShape>(shape_.states[i])) bytes += states_[i]->bytes();
   return bytes;
 }

@@ -13,6 +13,9 @@
 
 namespace ipex_lookahead {
 
+class Decoder;
+class HeadState;
+
 // Another kind of state is one more alternative here, and its class.
 using StateShape = std::variant<KvShape, RecurrentShape>;
 
@@ -66,6 +69,14 @@ class Cache {
   void checkpoint();
   // Commits `length` positions of zeros, at most the context, to an empty cache: for measuring steps at that length.
   void fill_blank(int64_t length);
+  // From now on keeps what a head that drafts needs, of the rows to come. Nothing where it does so for that head already.
+  void follow(const std::shared_ptr<Decoder>& head);
+  // What it keeps for one, or null.
+  HeadState* head() const { return head_; }
+  // Tokens that it may draft beside its part of the lm_head; see HeadState::see.
+  void see(const int32_t* tokens, int64_t count);
+  // Has that head read what waits, if that is much; between steps.
+  void catch_up();
   Cache fork();
   int64_t bytes();        // of memory, what forks share included
   int64_t state_bytes();  // of them those of states that do not grow with the positions
@@ -74,7 +85,8 @@ class Cache {
   CacheShape shape_;
   Claimable claimable_;
   int64_t length_ = 0;
-  std::vector<std::unique_ptr<State>> states_;
+  std::vector<std::unique_ptr<State>> states_;  // and behind those of the shape a head's, if there is one
+  HeadState* head_ = nullptr;
   std::vector<int32_t> parents_;
   int64_t settled_ = 0;  // rows of the last step that are yet to be kept
 };

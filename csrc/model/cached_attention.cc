@@ -97,7 +97,7 @@ void CachedAttention::run(ThreadContext& context, const StepRows& rows, const fl
 
 // Joins the head's blocks in ascending order, then the sink, and divides by the sum.
 void CachedAttention::result(const StepRows& rows, int64_t row, int head, const float* sink, float* memory, float* out) const {
-  const int64_t position = rows.position(row), size = partial_floats();
+  const int64_t position = rows.last_seen(row), size = partial_floats();
   const bool whole = scratch_.partial_blocks == 1;
   const int64_t from = whole ? 0 : first_block(shape_.window, position), last = whole ? 0 : position / kBlock;
   const float* first = partial(row, head, from);

@@ -13,7 +13,7 @@ namespace ipex_lookahead {
 // Heads that attend: keys are of head_dim, values, and what heads come to, of value_dim.
 struct HeadsShape {
   int heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
-  int64_t window = 0;  // as an AttentionShape's
+  int64_t window = 0;  // positions that a row sees, up to StepRows::last_seen; 0: all
   float softcap = 0;
 };
 

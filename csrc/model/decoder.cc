@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 
 #include "errors.h"
+#include "model/head_state.h"
 #include "runtime/dispatch.h"
 
 namespace ipex_lookahead {
@@ -36,19 +38,23 @@ class StepClaim {
 
 }  // namespace
 
-Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
-    : shape_(checked(shape)),
-      cache_shape_{{}, shape.max_context},
+Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa, const Decoder* target)
+    : shape_(checked(shape, target == nullptr ? nullptr : &target->shape_)),
+      target_(target),
+      cache_shape_(target == nullptr ? CacheShape{{}, shape.max_context} : target->cache_shape_),
       kernels_(kernels_for(isa)),
       threads_(checked_threads(threads)),
       weights_(threads),
       embedding_(shape.tied ? lm_head_ : own_embedding_),
       per_layer_(shape_.per_layer, shape.hidden, weights_),
       features_(shape_.features, shape.hidden, weights_),
+      candidates_(shape_.candidates, shape.outputs),
       rows_(*kernels_, threads, shape.hidden),
       phases_(threads),
       attention_(shape_.ropes, shape.max_context, threads) {
-  if (!shape.tied) weights_.declare("embedding", own_embedding_, shape.vocab, shape.hidden, {Phase::embedding, 0});
+  const int64_t embedding = features_.any() ? shape.features.embedding : shape.hidden;
+  if (!shape.tied) weights_.declare("embedding", own_embedding_, shape.vocab, embedding, {Phase::embedding, 0});
+  rows_.ahead = target == nullptr ? 0 : 1;
   blocks_.reserve(shape.layers.size());
   for (size_t i = 0; i < shape.layers.size(); ++i) {
     const std::string block = "layers." + std::to_string(i) + ".";
@@ -63,6 +69,7 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
   for (Block& block : blocks_)
     for (auto& operation : block) operation->place(cache_shape_);
   final_norm_.declare("final_norm", shape.final_norm, weights_);
+  candidates_.declare(shape.hidden, weights_);
   if (shape.tied)
     weights_.declare("embedding", lm_head_, shape.vocab, shape.hidden, {Phase::head});
   else
@@ -72,10 +79,11 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa)
 // Another kind of operation is one more line here.
 std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const std::string& name, const Placed& placed) {
   const auto* attends = std::get_if<AttentionShape>(&shape.operation);
+  const std::vector<Block>& blocks = target_ == nullptr ? blocks_ : target_->blocks_;
   const Operation* const shared =
-      attends == nullptr || attends->has_keys() ? nullptr : blocks_[size_t(attends->shared)].front().get();
+      attends == nullptr || attends->has_keys() ? nullptr : blocks[size_t(attends->shared)].front().get();
   const OperationParts of{shape,          name, shape_.hidden, shape_.kv_format, weights_, cache_shape_, placed.held,
-                          placed.beside, placed.output_scale, shared};
+                          placed.beside, placed.output_scale, shared, target_ != nullptr};
   if (std::holds_alternative<AttentionShape>(shape.operation)) return std::make_unique<Attention>(of, attention_);
   if (std::holds_alternative<LatentAttentionShape>(shape.operation)) return std::make_unique<LatentAttention>(of, attention_, latent_);
   if (std::holds_alternative<RecurrenceShape>(shape.operation)) return std::make_unique<LinearRecurrence>(of, recurrent_);
@@ -84,6 +92,24 @@ std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const
     return std::make_unique<PerLayerGate>(of, per_layer_, per_layer_gated_);
   if (std::holds_alternative<ExpertsShape>(shape.operation)) return std::make_unique<Experts>(of, gated_, experts_);
   return std::make_unique<Mlp>(of, gated_);
+}
+
+void Decoder::set_outputs(const int32_t* tokens, int64_t count) {
+  if (count != shape_.outputs) throw std::invalid_argument("the lm_head has " + std::to_string(shape_.outputs) + " outputs, not " + std::to_string(count));
+  for (int64_t i = 0; i < count; ++i)
+    if (tokens[i] < 0 || tokens[i] >= shape_.vocab)
+      throw std::invalid_argument("outputs stand for tokens of the vocabulary; " + std::to_string(tokens[i]) + " is none");
+  Crew crew(threads_);
+  outputs_.assign(tokens, tokens + count);
+  is_output_.assign(size_t(shape_.vocab), false);
+  for (const int32_t token : outputs_) is_output_[size_t(token)] = true;
+}
+
+void Decoder::share_whole_head(const Matrix& whole) {
+  if (whole.n_out != shape_.vocab || whole.n_in != shape_.hidden || whole.format != lm_head_.format)
+    throw std::invalid_argument("the whole lm_head has another size or format than its part");
+  Crew crew(threads_);
+  whole_head_ = whole;
 }
 
 int64_t Decoder::experts_touched() const {
@@ -96,6 +122,7 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
   if (step.caches.size() != step.counts.size() || step.settled.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache, and one of settled rows");
   if (step.rows < 1 || step.rows > kMostRows || step.wanted < 0 || step.wanted > step.rows)
     fail("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
+  if (step.own_features && step.features == nullptr) fail("features of the model's own are not given");
   if ((step.features != nullptr) != features_.any())
     fail(features_.any() ? "rows need features of the model that is drafted for" : "rows have no features");
   int64_t first = 0;
@@ -103,6 +130,14 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
     const Cache* cache = step.caches[i];
     if (cache == nullptr) fail("a cache is None");
     if (!(cache->shape() == cache_shape_)) fail("a cache of another model was given");
+    if (target_ != nullptr && cache->length() == 0) fail("nothing is committed that the head could see");
+    if (const HeadState* const head = cache->head(); head != nullptr && target_ == nullptr) {
+      const FeatureInputsShape& features = head->head().shape().features;
+      const int64_t layers = int64_t(features.layers.size());
+      if (layers * shape_.hidden != features.width || layers > int64_t(kMostFeatureLayers) ||
+          *std::max_element(features.layers.begin(), features.layers.end()) > int64_t(blocks_.size()))
+        fail("the cache follows a head of another model");
+    }
     if (std::find(step.caches.begin(), step.caches.begin() + std::ptrdiff_t(i), cache) !=
         step.caches.begin() + std::ptrdiff_t(i))
       fail("the same cache was given twice in one step");
@@ -115,6 +150,7 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
         fail("token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(shape_.vocab));
       if (parent < -1 || parent >= r)
         fail("row " + std::to_string(r) + " has parent " + std::to_string(parent) + "; parents are -1 or an earlier row");
+      if (target_ != nullptr && parent != -1) fail("rows of a head that has its target's keys do not follow each other");
       if (settled > 0 && (r < settled ? parent != r - 1 : parent < settled - 1))
         fail("row " + std::to_string(r) + " has parent " + std::to_string(parent) + ", which does not follow the settled rows");
     }
@@ -128,6 +164,9 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
   };
   if (!ascending(step.want, step.wanted, 0, step.rows) || !ascending(out.hidden_rows, out.hidden_wanted, 0, step.rows))
     fail("wanted rows must be ascending rows of the step");
+  if (out.tile_count > 0 && (!has_whole_head() || step.wanted != 1)) fail("tiles are those of the whole lm_head, of one row");
+  for (int64_t i = 0; i < out.tile_count; ++i)
+    if (out.tiles[i] < 0 || out.tiles[i] >= whole_head_.tiles()) fail("the lm_head has no such tile");
   if (!ascending(out.hidden_layers, out.layers, kFinalNorm, int64_t(blocks_.size()) + 1))
     fail("hidden states are those of 0 to " + std::to_string(blocks_.size()) + " layers, ascending, or -1, after the final norm");
 }
@@ -140,7 +179,7 @@ void Decoder::plan(const Step& step) {
   ensure(rows_.sequence_of, step.rows);
   int64_t first = 0, paths = 0, furthest = 0;
   for (size_t i = 0; i < step.caches.size(); ++i) {
-    const int64_t rows = step.counts[i], length = step.caches[i]->length();
+    const int64_t rows = step.counts[i], length = step.caches[i]->length() - rows_.ahead;
     bool chain = true;
     int64_t deepest = 0;
     for (int64_t r = 0; r < rows; ++r) {
@@ -149,12 +188,13 @@ void Decoder::plan(const Step& step) {
       rows_.depth[size_t(first + r)] = depth;
       rows_.sequence_of[size_t(first + r)] = int32_t(i);
       deepest = std::max<int64_t>(deepest, depth);
-      chain = chain && parent == r - 1;
+      chain = chain && (parent == r - 1 || target_ != nullptr);  // which sees none of the step's rows
     }
-    if (length + deepest >= shape_.max_context)
-      throw std::out_of_range("position " + std::to_string(length + deepest) + " is beyond the context of " +
+    const int64_t last = length + deepest + rows_.ahead;
+    if (last >= shape_.max_context)
+      throw std::out_of_range("position " + std::to_string(last) + " is beyond the context of " +
                               std::to_string(shape_.max_context) + " tokens");
-    furthest = std::max(furthest, length + deepest);
+    furthest = std::max(furthest, last);
     rows_.sequences.push_back({step.caches[i], first, rows, length, step.settled[i], chain, paths, (length + deepest) / kBlock + 1});
     if (!chain) {
       if (rows > kMostTree)
@@ -178,14 +218,23 @@ void Decoder::forward(const Step& step, const StepOutputs& out) {
   Crew crew(threads_);
   weights_.check_complete();
   check(step, out);
-  const StepClaim claim(step.caches);
+  std::optional<StepClaim> claim;
+  if (!step.claimed) claim.emplace(step.caches);
   plan(step);
   reserve(step, out);
-  for (size_t i = 0; i < step.caches.size(); ++i) step.caches[i]->prepare(step.counts[i], step.settled[i]);
+  followed_ = false;
+  const bool keeps = target_ == nullptr;  // else the caches stay as they are
+  for (size_t i = 0; keeps && i < step.caches.size(); ++i) {
+    step.caches[i]->prepare(step.counts[i], step.settled[i]);
+    if (HeadState* const head = step.caches[i]->head(); head != nullptr) {
+      head->step(step.tokens + rows_.sequences[i].first_row, step.counts[i]);
+      followed_ = true;
+    }
+  }
   const auto job = [&](int thread) { run(thread, step, out); };
   crew.run(std::cref(job));  // a reference fits into std::function without memory of its own
   int64_t first = 0;
-  for (size_t i = 0; i < step.caches.size(); first += step.counts[i], ++i)
+  for (size_t i = 0; keeps && i < step.caches.size(); first += step.counts[i], ++i)
     step.caches[i]->stepped(step.parents + first, step.counts[i], step.settled[i]);
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/kernels.h"
 #include "model/attention.h"
 #include "model/cache.h"
+#include "model/candidates.h"
 #include "model/experts.h"
 #include "model/feature_inputs.h"
 #include "model/latent_attention.h"
@@ -40,19 +41,22 @@ struct Step {
   const int32_t* tokens = nullptr;
   const int32_t* parents = nullptr;
   const float* features = nullptr;  // [rows][width], of a model whose rows have them
+  bool own_features = false;        // these are the model's own, fed back: [rows][hidden]
+  bool claimed = false;             // the caller has claimed the caches
   int64_t rows = 0;
   const int32_t* want = nullptr;  // rows whose output is asked for
   int64_t wanted = 0;
 };
 
-// What a hidden state has gone through: so many layers, 0 the embedding alone; or all of them and the final norm.
-constexpr int32_t kFinalNorm = -1;
-
 // What a step writes. Null or none: not wanted.
 struct StepOutputs {
   int top = 1;               // of the wanted rows, largest logit first and the lowest id first among equals
   int32_t* ids = nullptr;    // [wanted][top], -1 where no further logit is above -inf, or where one is not finite
-  float* logits = nullptr;   // [wanted][outputs]
+  float* logits = nullptr;   // [wanted][Decoder::logits()]
+  int32_t* centroids = nullptr;  // [wanted][used], ascending: of a head of candidates those whose outputs are computed
+  const int32_t* tiles = nullptr;  // of 16 tokens of the whole lm_head, of a model that has a part of it: of the one wanted row
+  int64_t tile_count = 0;
+  float* tile_logits = nullptr;    // [tile_count][16]
   const int32_t* hidden_layers = nullptr;  // ascending, of 0 to the number of layers, after kFinalNorm where that is one
   int64_t layers = 0;
   const int32_t* hidden_rows = nullptr;    // rows whose hidden states are asked for, ascending
@@ -65,8 +69,10 @@ struct StepOutputs {
 // in the middle of one, and a child after fork() finds it whole.
 class Decoder {
  public:
-  // Throws std::invalid_argument for a shape or a number of threads that no decoder has.
-  Decoder(const DecoderShape& shape, int threads, const std::string& isa);
+  // Throws std::invalid_argument for a shape or a number of threads that no decoder has. A drafting head's may be that its layers
+  // have the keys and values of a `target`, which must outlive it: then its caches are the target's, its rows see what is
+  // committed there and follow it side by side, and a step leaves a cache as it was.
+  Decoder(const DecoderShape& shape, int threads, const std::string& isa, const Decoder* target = nullptr);
 
   // layers.0.mixer.q.weight, ..., final_norm.weight, embedding (which is the lm_head too where they are tied), head.weight.
   DecoderWeights& weights() { return weights_; }
@@ -77,6 +83,21 @@ class Decoder {
   const char* isa() const { return kernels_->name; }
   int threads() const { return threads_; }
   Cache new_cache() const { return Cache(cache_shape_); }
+  bool has_target_keys() const { return target_ != nullptr; }
+  // Of a row: those of all outputs, or of the candidates.
+  int64_t logits() const { return candidates_.any() ? candidates_.count() : shape_.outputs; }
+  // Which output the i-th of them is of.
+  int64_t output(const int32_t* centroids, int64_t i) const {
+    return candidates_.any() ? centroids[i / candidates_.each()] * candidates_.each() + i % candidates_.each() : i;
+  }
+
+  // Of a head that drafts: the token that each of its outputs stands for; and the lm_head that these are a part of,
+  // another decoder's, which must outlive this one. Throw std::invalid_argument for what does not fit.
+  void set_outputs(const int32_t* tokens, int64_t count);
+  void share_whole_head(const Matrix& whole);
+  int32_t token_of(int64_t output) const { return outputs_.empty() ? int32_t(output) : outputs_[size_t(output)]; }
+  bool drafts(int32_t token) const { return outputs_.empty() || is_output_[size_t(token)]; }
+  bool has_whole_head() const { return whole_head_.codes != nullptr; }
 
   // How many experts the last step read, over all layers: what a step of a mixture costs goes by it. 0 without experts.
   int64_t experts_touched() const;
@@ -101,27 +122,35 @@ class Decoder {
   void run(int thread, const Step& step, const StepOutputs& out);
   void embed(ThreadContext& context, const Step& step);
   void keep_hidden(ThreadContext& context, const StepOutputs& out, int32_t layer);
+  void keep_features(ThreadContext& context, int32_t layer);
   void head(ThreadContext& context, int64_t wanted, const StepOutputs& out);
   void head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out);
+  void candidates_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out);
+  void finish_logits(float* logits, int64_t n, int64_t first, int64_t at, int top);
   void merge_tops(int64_t wanted, int top, int32_t* ids);
 
   using Block = std::vector<std::unique_ptr<Operation>>;
 
   const DecoderShape shape_;
+  const Decoder* const target_;
   CacheShape cache_shape_;
   const KernelTable* const kernels_;
   const int threads_;
   DecoderWeights weights_;
-  Matrix lm_head_, own_embedding_;
+  Matrix lm_head_, own_embedding_, whole_head_;
+  std::vector<int32_t> outputs_;  // empty: all tokens
+  std::vector<bool> is_output_;
   const Matrix& embedding_;
   Norm final_norm_;
   PerLayerInputs per_layer_;
   FeatureInputs features_;
+  Candidates candidates_;
 
   // The step in hand.
   StepRows rows_;
   Phases phases_;
   const int32_t* want_ = nullptr;
+  bool followed_ = false;  // whether a head drafts for any of its sequences
 
   // Scratch that operations of a kind share, and the operations.
   AttentionScratch attention_;

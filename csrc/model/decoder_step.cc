@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "model/decoder.h"
+#include "model/head_state.h"
 
 namespace ipex_lookahead {
 namespace {
@@ -38,16 +39,18 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
     reserved_rows_ = std::max(reserved_rows_, rows);
     reserved_partials_ = std::max(reserved_partials_, rows * attention_.partial_blocks);
   }
+  candidates_.reserve(step.wanted);
   // About 16 thousand logits a piece stay in the cache, and no piece is larger than a thread's share.
-  const int64_t tiles = lm_head_.tiles();
+  const int64_t tiles = (logits() + kLanes - 1) / kLanes;
   const int64_t piece = std::max<int64_t>(1, 1024 / std::max<int64_t>(step.wanted, 1));
   head_items_ = std::max<int64_t>((tiles + piece - 1) / piece, std::min(tiles, kPieces * threads_));
+  if (candidates_.any()) head_items_ = candidates_.used();  // a centroid's outputs
   ensure(top_values_, head_items_ * step.wanted * top);
   ensure(top_ids_, head_items_ * step.wanted * top);
   ensure(top_counts_, head_items_ * step.wanted);
   ensure(merge_at_, head_items_);
   rows_.reserve_scratch(step.wanted * (tiles / head_items_ + 1) * kLanes);
-  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 8);
+  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 16 + kMostFeatureLayers);
 }
 
 void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
@@ -55,14 +58,17 @@ void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
                         thread == 0 ? out.times : nullptr);
   embed(context, step);
   per_layer_.run(context, rows_, step.tokens);
-  features_.run(context, rows_, step.features);
+  features_.run(context, rows_, step.features, step.own_features);
   int32_t layer = 0;
   keep_hidden(context, out, layer);
+  keep_features(context, layer);
   for (Block& block : blocks_) {
     for (auto& operation : block) operation->run(context, rows_);
     keep_hidden(context, out, ++layer);
+    keep_features(context, layer);
   }
   keep_hidden(context, out, kFinalNorm);
+  keep_features(context, kFinalNorm);
   if (step.wanted > 0) head(context, step.wanted, out);
 }
 
@@ -84,40 +90,93 @@ void Decoder::keep_hidden(ThreadContext& context, const StepOutputs& out, int32_
   });
 }
 
+// Copies them where a head reads them, for the sequences that one drafts for.
+void Decoder::keep_features(ThreadContext& context, int32_t layer) {
+  if (!followed_) return;
+  const auto layers = [](const Sequence& one) -> const std::vector<int32_t>& {
+    static const std::vector<int32_t> none;
+    const HeadState* const head = one.cache->head();
+    return head == nullptr ? none : head->head().shape().features.layers;
+  };
+  const auto wanted = [&](const Sequence& one) { return std::count(layers(one).begin(), layers(one).end(), layer) > 0; };
+  if (std::none_of(rows_.sequences.begin(), rows_.sequences.end(), wanted)) return;
+  context.split(rows_.count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const Sequence& sequence = rows_.sequence(r);
+      if (!wanted(sequence)) continue;
+      const float* row = rows_.row(r);
+      if (layer == kFinalNorm) {
+        final_norm_(*kernels_, row, context.scratch());
+        row = context.scratch();
+      }
+      float* to = sequence.cache->head()->features(r - sequence.first_row);
+      for (const int32_t one : layers(sequence)) {  // a small target's may be the same
+        if (one == layer) std::memcpy(to, row, size_t(shape_.hidden) * sizeof(float));
+        to += shape_.hidden;
+      }
+    }
+  });
+}
+
 void Decoder::embed(ThreadContext& context, const Step& step) {
   context.enter(Phase::embedding);
   context.split(rows_.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      kernels_->dequantize_row(embedding_, step.tokens[r], rows_.row(r));
-      if (shape_.embedding_multiplier != 1) kernels_->scale(rows_.row(r), shape_.hidden, shape_.embedding_multiplier);
+      float* const row = features_.embedding(rows_, r);
+      kernels_->dequantize_row(embedding_, step.tokens[r], row);
+      if (shape_.embedding_multiplier != 1) kernels_->scale(row, embedding_.n_in, shape_.embedding_multiplier);
     }
   });
 }
 
 void Decoder::head(ThreadContext& context, int64_t wanted, const StepOutputs& out) {
   context.enter(Phase::head);
-  auto x = context.inputs(wanted, shape_.hidden, !is_float(lm_head_.format), nullptr,
+  auto x = context.inputs(wanted, shape_.hidden, !is_float(lm_head_.format) || candidates_.integers(), nullptr,
                        [this](int64_t row, float* normed) { final_norm_(*kernels_, rows_.row(want_[row]), normed); });
-  context.each(head_items_, [&](int64_t item) { head_and_top(context, x.get(), item, wanted, out); });
+  if (candidates_.any()) candidates_.choose(context, *kernels_, wanted, x);
+  context.each(head_items_, [&](int64_t item) {
+    if (candidates_.any()) return candidates_and_top(context, x.get(), item, wanted, out);
+    head_and_top(context, x.get(), item, wanted, out);
+  });
+  if (out.tile_count > 0)
+    context.each(out.tile_count, [&](int64_t i) {
+      float* const logits = out.tile_logits + i * kLanes;
+      kernels_->linear(whole_head_, x.get(), out.tiles[i], out.tiles[i] + 1, logits, kLanes, false);
+      if (shape_.logit_multiplier != 1 || shape_.logit_softcap > 0)
+        kernels_->cap(logits, kLanes, shape_.logit_multiplier, shape_.logit_softcap);
+    });
   if (context.thread() == 0) merge_tops(wanted, out.top, out.ids);
 }
 
 // Logits nobody asked for never exist all at once: each piece of the outputs goes from the linear layer into the piece's
 // top and is forgotten.
 void Decoder::head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out) {
-  const int top = out.top;
   const auto part = part_of(lm_head_.tiles(), head_items_, item);
   const int64_t first = part.first * kLanes, n = std::min<int64_t>(part.second * kLanes, shape_.outputs) - first;
   const int64_t stride = out.logits != nullptr ? shape_.outputs : (part.second - part.first) * kLanes;
   float* const logits = out.logits != nullptr ? out.logits + first : context.scratch();
   kernels_->linear(lm_head_, x, part.first, part.second, logits, stride, false);
+  for (int64_t w = 0; w < wanted; ++w) finish_logits(logits + w * stride, n, first, item * wanted + w, out.top);
+}
+
+// The same of each row's item-th centroid.
+void Decoder::candidates_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out) {
+  const int64_t each = candidates_.each();
   for (int64_t w = 0; w < wanted; ++w) {
-    if (shape_.logit_multiplier != 1 || shape_.logit_softcap > 0)
-      kernels_->cap(logits + w * stride, n, shape_.logit_multiplier, shape_.logit_softcap);
-    const int64_t at = item * wanted + w;
-    top_counts_[size_t(at)] = kernels_->top_k(logits + w * stride, n, first, top, top_values_.data() + at * top,
-                                              top_ids_.data() + at * top);
+    const int32_t* const chosen = candidates_.of(w);
+    const int64_t number = chosen == nullptr ? 0 : chosen[item], first = number * each, at = item * wanted + w;
+    float* const logits = out.logits != nullptr ? out.logits + w * candidates_.count() + item * each : context.scratch();
+    kernels_->linear(lm_head_, rows_of(x, w, 1), first / kLanes, (first + each) / kLanes, logits, each, false);
+    finish_logits(logits, each, first, at, out.top);
+    if (chosen == nullptr) top_counts_[size_t(at)] = kNotFinite;
+    if (out.centroids != nullptr) out.centroids[w * candidates_.used() + item] = int32_t(number);
   }
+}
+
+void Decoder::finish_logits(float* logits, int64_t n, int64_t first, int64_t at, int top) {
+  if (shape_.logit_multiplier != 1 || shape_.logit_softcap > 0)
+    kernels_->cap(logits, n, shape_.logit_multiplier, shape_.logit_softcap);
+  top_counts_[size_t(at)] = kernels_->top_k(logits, n, first, top, top_values_.data() + at * top, top_ids_.data() + at * top);
 }
 
 // Pieces are ascending ranges of outputs, so an earlier piece wins a tie. Ids are -1 where a logit is not finite: the

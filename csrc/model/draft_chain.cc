@@ -2,94 +2,111 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
+#include <stdexcept>
 
-#include "errors.h"
+#include "model/decoder.h"
+#include "model/head_state.h"
 
 namespace ipex_lookahead {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 512;
 constexpr float kNegligible = 30;  // a logit so far below the highest adds nothing to a float32 sum of probabilities
 
-float probability(const std::vector<float>& logits, size_t at) {
-  double sum = 0;
-  for (const float logit : logits)
-    if (logits[at] - logit < kNegligible) sum += std::exp(logit - logits[at]);
-  return float(1 / sum);
+HeadState& head_of(Cache& target) {
+  if (target.head() == nullptr) throw std::invalid_argument("the cache follows no head that drafts");
+  return *target.head();
 }
 
-// Rows that follow the cache, which keeps them; of the last one the argmax and what else `out` has room for.
-class Feeder {
- public:
-  Feeder(Decoder& head, Cache& cache)
-      : head_(head), cache_(cache), logits(size_t(head.shape().outputs)), features(size_t(head.shape().hidden)) {}
-
-  int32_t feed(const int32_t* tokens, const float* given, int64_t rows, bool answer, int64_t settled) {
-    std::vector<int32_t> parents(static_cast<size_t>(rows));
-    std::iota(parents.begin(), parents.end(), -1);
-    const int32_t last = int32_t(rows) - 1, layer = kFinalNorm;
-    int32_t id = -1;
-    Step step;
-    step.caches = {&cache_};
-    step.counts = {rows};
-    step.settled = {settled};
-    step.tokens = tokens;
-    step.parents = parents.data();
-    step.features = given;
-    step.rows = rows;
-    step.want = &last;
-    step.wanted = answer;
-    StepOutputs out;
-    out.ids = &id;
-    out.logits = answer ? logits.data() : nullptr;
-    out.hidden_layers = &layer;
-    out.layers = answer;
-    out.hidden_rows = &last;
-    out.hidden_wanted = answer;
-    out.hidden = features.data();
-    head_.forward(step, out);
-    if (answer && id < 0) throw NonFiniteError("the drafting head's logits are not finite");
-    std::vector<int64_t> kept(static_cast<size_t>(rows));
-    std::iota(kept.begin(), kept.end(), 0);
-    cache_.keep(kept.data(), rows);
-    return id;
+// Calls with (token, logit) for every token that the head has an output for; some of them twice.
+template <typename Each>
+void each_output(const HeadState& state, const Each& each) {
+  const std::vector<float>& logits = state.logits();
+  for (size_t i = 0; i < logits.size(); ++i) each(state.head().token_of(state.output(i)), logits[i]);
+  const int32_t vocab = int32_t(state.head().shape().vocab);
+  for (size_t i = 0; i < state.tile_logits().size(); ++i) {
+    const int32_t token = state.tiles()[i / kLanes] * kLanes + int32_t(i % kLanes);
+    if (token < vocab && !state.head().drafts(token)) each(token, state.tile_logits()[i]);
   }
+}
 
- private:
-  Decoder& head_;
-  Cache& cache_;
-
- public:
-  std::vector<float> logits, features;  // of the last row that was answered
+struct Chosen {
+  int32_t token = -1;
+  float prob = 0;
 };
+
+Chosen most_likely(const HeadState& state) {
+  Chosen best;
+  float highest = -INFINITY;
+  each_output(state, [&](int32_t token, float logit) {
+    if (logit > highest || (logit == highest && token < best.token)) {
+      highest = logit;
+      best.token = token;
+    }
+  });
+  double sum = 0;
+  each_output(state, [&](int32_t, float logit) {
+    if (highest - logit < kNegligible) sum += std::exp(logit - highest);
+  });
+  best.prob = float(1 / sum);
+  return best;
+}
+
+// The logits of all tokens, -inf for those without an output.
+void spread(const HeadState& state, std::vector<float>& all) {
+  all.assign(size_t(state.head().shape().vocab), -INFINITY);
+  each_output(state, [&](int32_t token, float logit) { all[size_t(token)] = logit; });
+}
+
+Chosen drawn(const HeadState& state, const Draw& draw, uint32_t position, std::vector<float>& all) {
+  static thread_local SamplingWorkspace workspace;
+  spread(state, all);
+  const int64_t n = int64_t(all.size());
+  Chosen chosen;
+  chosen.token = sample(all.data(), n, draw.params, draw.seed, draw.sequence, position, workspace);
+  if (chosen.token >= 0) chosen.prob = float(lead(all.data(), n, draw.params.temperature, draw.seed, draw.sequence, position, chosen.token));
+  return chosen;
+}
+
+float rate(const std::vector<float>& rates, float prob) {
+  if (rates.empty()) return prob;
+  return rates[std::min(rates.size() - 1, size_t(prob * float(rates.size())))];
+}
 
 }  // namespace
 
-DraftChain draft_chain(Decoder& head, Cache& cache, const DraftRequest& request) {
-  Feeder feeder(head, cache);
-  const int64_t width = head.shape().features.width;
-  int32_t at = -1;
-  for (int64_t first = 0; first < request.rows; first += kRowsAtOnce) {
-    const int64_t rows = std::min(kRowsAtOnce, request.rows - first);
-    const bool last = first + rows == request.rows;
-    at = feeder.feed(request.tokens + first, request.features + first * width, rows, last && request.most > 0, rows);
-  }
+DraftChain draft_chain(Cache& target, const DraftRequest& request) {
+  const Claim claim(target.claimable(), "draft");
+  HeadState& state = head_of(target);
   DraftChain chain;
-  if (at < 0) return chain;
-  const int64_t length = cache.length();
-  for (std::vector<float> features;;) {
-    const int32_t token = request.ids.empty() ? at : request.ids[size_t(at)];
-    chain.tokens.push_back(token);
-    chain.probs.push_back(probability(feeder.logits, size_t(at)));
-    const bool ends = std::find(request.ends.begin(), request.ends.end(), token) != request.ends.end();
-    if (ends || int64_t(chain.tokens.size()) >= request.most || chain.probs.back() < request.least_prob) break;
-    if (cache.length() + 1 >= head.shape().max_context) break;
-    features = feeder.features;
-    at = feeder.feed(&token, features.data(), 1, true, kHold);
+  bool going = request.most > 0 && state.first(target, request.last);
+  for (size_t i = 0; going && i < request.copied.size(); ++i) going = state.next(target, request.copied[i], i + 1 == request.copied.size());
+  std::vector<float> all;
+  uint32_t position = request.draw ? request.draw->position + uint32_t(request.copied.size()) : 0;
+  for (float chance = 1; going;) {
+    const Chosen chosen = request.draw ? drawn(state, *request.draw, position++, all) : most_likely(state);
+    if (chosen.token < 0) break;
+    chain.tokens.push_back(chosen.token);
+    chain.probs.push_back(chosen.prob);
+    chance *= rate(request.rates, chosen.prob);
+    const bool ends = std::find(request.ends.begin(), request.ends.end(), chosen.token) != request.ends.end();
+    if (ends || int64_t(chain.tokens.size()) >= request.most || chance < request.least) break;
+    going = state.next(target, chosen.token);
   }
-  if (cache.length() > length) cache.crop(length);
+  state.end();
   return chain;
+}
+
+std::vector<float> draft_step(Cache& target, int32_t token, bool first) {
+  const Claim claim(target.claimable(), "draft_step");
+  HeadState& state = head_of(target);
+  std::vector<float> all;
+  if (first ? state.first(target, token) : state.next(target, token)) spread(state, all);
+  return all;
+}
+
+void end_draft(Cache& target) {
+  const Claim claim(target.claimable(), "end_draft");
+  head_of(target).end();
 }
 
 }  // namespace ipex_lookahead

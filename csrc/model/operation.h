@@ -19,7 +19,8 @@ namespace ipex_lookahead {
 // A sequence of the step, as operations see it.
 struct Sequence {
   const Cache* cache;
-  int64_t first_row, rows, length;
+  int64_t first_row, rows;
+  int64_t length;     // committed positions before its rows, which stand in the slots after them; less StepRows::ahead
   int64_t settled;    // so many rows, the first, are certain to be kept; or kHold
   bool chain;         // every row follows the one before
   int64_t ancestors;  // offset of its paths in StepRows::ancestors, [rows][rows]
@@ -36,15 +37,20 @@ struct StepRows {
   const int threads;
   const int64_t width, stride;
   int64_t count = 0;
+  // 1 where rows see committed positions only, and the last of these stands in the place that their own would have: so far
+  // before a row's position.
+  int64_t ahead = 0;
   std::vector<Sequence> sequences;
   std::vector<int32_t> depth, ancestors, sequence_of;
   Buffer<float> hidden, branch;  // [count][stride]
+  Buffer<float> beside;          // embeddings of a drafting head's rows, the same
   std::vector<ThreadMemory> own;  // a thread
   RowsMemory shared;
 
   float* row(int64_t r) { return hidden.data() + r * stride; }
   const Sequence& sequence(int64_t r) const { return sequences[size_t(sequence_of[size_t(r)])]; }
-  int64_t position(int64_t r) const { return sequence(r).length + depth[size_t(r)]; }
+  int64_t last_seen(int64_t r) const { return sequence(r).length + depth[size_t(r)]; }
+  int64_t position(int64_t r) const { return last_seen(r) + ahead; }
 
   // Memory for rows that linear layers read, of that width; `ordered`: for their values before they are put in order too.
   void reserve_inputs(int64_t inputs, bool ordered);
@@ -115,7 +121,8 @@ struct OperationParts {
   bool held = false;                  // the mixer of a parallel block: what it comes to is left to the feed-forward,
   const Operation* beside = nullptr;  // which is beside it, and reads what it does
   std::string output_scale = {};      // of a block's last operation: the weight that multiplies what leaves the block, or ""
-  const Operation* shared = nullptr;  // attention whose keys and values it has
+  const Operation* shared = nullptr;  // attention whose keys and values it has,
+  bool committed = false;             // and of these those of committed positions only
 };
 
 // x + multiplier * after(operation(before(x))). A kind of operation has its weights and its scratch, and one thing to do.

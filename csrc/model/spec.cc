@@ -45,6 +45,8 @@ void check(const AttentionShape& a, const DecoderShape& shape) {
   within("head_dim", a.head_dim, 1, kMostHeadDim);
   if (a.heads % a.kv_heads != 0) throw std::invalid_argument("heads must be a multiple of kv_heads");
   if (a.head_dim % 8 != 0) throw std::invalid_argument("head_dim must be a multiple of 8");
+  if (a.with_embedding && !shape.features.beside)
+    throw std::invalid_argument("attention reads an embedding beside rows that have none there");
   within("rope", a.rope, -1, int64_t(shape.ropes.size()) - 1);
   if (a.rope >= 0) check(shape.ropes[size_t(a.rope)], a.head_dim);
   within("window", a.window, 0, INT32_MAX);
@@ -122,10 +124,39 @@ void check(const PerLayerShape& p, const DecoderShape& shape) {
 void check(const FeatureInputsShape& features, const DecoderShape& shape) {
   within("a row's features", features.width, 0, kMostWidth);
   if (features.width == 0) return;
-  if (features.norm.width == 0 || features.embedding_norm.width == 0)
-    throw std::invalid_argument("features and the embedding beside them must have norms");
-  check("the norm of features", features.norm, {features.width});
-  check("the norm of the embedding beside features", features.embedding_norm, {shape.hidden});
+  const int64_t states = int64_t(features.layers.size()), layers = int64_t(shape.layers.size());
+  within("the hidden states that are features", states, 1, kMostLayers);
+  if (features.width % states != 0)
+    throw std::invalid_argument("features of " + std::to_string(features.width) + " values are not " + std::to_string(states) +
+                                " hidden states of one width");
+  for (size_t i = 0; i < features.layers.size(); ++i)
+    within("a hidden state that is a feature", features.layers[i], i == 0 ? -1 : features.layers[i - 1], kMostLayers);
+  within("the hidden state that is fed back", features.feedback, -1, layers);
+  within("the embedding beside features", features.embedding, 1, kMostWidth);
+  if (features.beside && (features.embedding_norm.width == 0 || features.embedding != shape.hidden))
+    throw std::invalid_argument("an embedding that stays beside rows must have a norm, and be as wide as they are");
+  check("the norm of the embedding beside features", features.embedding_norm, {features.embedding});
+  if (!features.beside && !features.back && features.width != shape.hidden)
+    throw std::invalid_argument("a head's own features of " + std::to_string(shape.hidden) + " values cannot stand for the target's " +
+                                std::to_string(features.width));
+  if (shape.tied && features.embedding != shape.hidden) throw std::invalid_argument("an embedding that is no lm_head's is tied to it");
+  check("the norm of what features come to", features.after, {shape.hidden});
+  int64_t normed = 0;
+  for (const NormShape& norm : features.norms) {
+    within("a norm of features", norm.width, 1, features.width);
+    check("a norm of features", norm, {norm.width});
+    normed += norm.width;
+  }
+  if (normed != 0 && normed != features.width)
+    throw std::invalid_argument("the norms of features are over " + std::to_string(normed) + " values of " + std::to_string(features.width));
+}
+
+void check(const CandidatesShape& candidates, const DecoderShape& shape) {
+  within("the lm_head's centroids", candidates.centroids, 0, shape.outputs);
+  if (candidates.centroids == 0) return;
+  within("the centroids that a row uses", candidates.used, 1, candidates.centroids);
+  if (shape.tied || shape.outputs % (int64_t(candidates.centroids) * kLanes) != 0)
+    throw std::invalid_argument("each centroid must have the same multiple of " + std::to_string(kLanes) + " outputs of an lm_head");
 }
 
 void check(const MlpShape& mlp, const DecoderShape&) {
@@ -182,22 +213,30 @@ void check_parallel(const BlockShape& block) {
       throw std::invalid_argument("a parallel block has no norms after its branches, and no residual_multiplier");
 }
 
-// Keys and values are shared by layers that look equally far, and whose heads are alike; the layer that has them comes before.
-void check_shared(const DecoderShape& shape, size_t layer) {
+// Keys and values are shared by layers that look equally far, or, where they are a target's, a little further, and whose heads
+// are alike; the layer that has them comes before.
+void check_shared(const DecoderShape& shape, size_t layer, const DecoderShape* target) {
   const auto* own = shape.layers[layer].mixer ? std::get_if<AttentionShape>(&shape.layers[layer].mixer->operation) : nullptr;
+  if (target != nullptr && (own == nullptr || own->has_keys()))
+    throw std::invalid_argument("layer " + std::to_string(layer) + " has no keys of a target's, as all layers of such a head do");
   if (own == nullptr || own->has_keys()) return;
-  within("the layer whose keys and values another has", own->shared, 0, int64_t(layer) - 1);
-  const BlockShape& block = shape.layers[size_t(own->shared)];
+  const std::vector<BlockShape>& layers = target == nullptr ? shape.layers : target->layers;
+  within("the layer whose keys and values another has", own->shared, 0, target == nullptr ? int64_t(layer) - 1 : int64_t(layers.size()) - 1);
+  const BlockShape& block = layers[size_t(own->shared)];
   const auto* source = block.mixer ? std::get_if<AttentionShape>(&block.mixer->operation) : nullptr;
-  if (source == nullptr || !source->has_keys() || source->window != own->window || source->kv_heads != own->kv_heads ||
-      source->head_dim != own->head_dim)
+  if (target != nullptr && own->window == 1) throw std::invalid_argument("a window of one position shows a row nothing of a target");
+  const int64_t beyond = target == nullptr || own->window == 0 ? 0 : kBeyondWindow;
+  if (source == nullptr || !source->has_keys() || (source->window == 0) != (own->window == 0) || own->window < source->window ||
+      own->window > source->window + beyond || source->kv_heads != own->kv_heads || source->head_dim != own->head_dim)
     throw std::invalid_argument("layer " + std::to_string(layer) + " has the keys and values of layer " +
                                 std::to_string(own->shared) + ", whose window or heads are others, or which has none");
 }
 
 }  // namespace
 
-const DecoderShape& checked(const DecoderShape& s) {
+const DecoderShape& checked(const DecoderShape& s, const DecoderShape* target) {
+  if (s.target_keys != (target != nullptr))
+    throw std::invalid_argument(s.target_keys ? "a head that has its target's keys needs the target" : "only a head that has its target's keys takes one");
   within("the number of layers", int64_t(s.layers.size()), 1, kMostLayers);
   within("hidden", s.hidden, 1, kMostWidth);
   within("vocab", s.vocab, 1, kMostVocab);
@@ -210,6 +249,7 @@ const DecoderShape& checked(const DecoderShape& s) {
   check("the final norm", s.final_norm, {s.hidden});
   check(s.per_layer, s);
   check(s.features, s);
+  check(s.candidates, s);
   int64_t mlps = 0;
   for (size_t i = 0; i < s.layers.size(); ++i) {
     const BlockShape& layer = s.layers[i];
@@ -217,7 +257,7 @@ const DecoderShape& checked(const DecoderShape& s) {
     if (layer.output_scale && (layer.parallel || (!layer.mixer && !layer.feed_forward && !layer.per_layer)))
       throw std::invalid_argument("a block whose output is scaled has an operation, and is not parallel");
     if (layer.per_layer) check(*layer.per_layer, s);
-    check_shared(s, i);
+    check_shared(s, i, target);
     if (layer.mixer) check(*layer.mixer, s);
     if (!layer.feed_forward) continue;
     check(*layer.feed_forward, s);

@@ -45,7 +45,8 @@ struct AttentionShape {
   bool norm_after_rope = false;  // these come after it, and are over heads
   bool value_of_key = false;     // values are what the key projection comes to, before its norm and rope
   float value_norm = 0;          // epsilon of an RMS norm without weights over each head of values; 0: there is none
-  int shared = -1;               // the layer whose keys and values it attends to, having none of its own; -1: its own
+  int shared = -1;               // the layer (with DecoderShape::target_keys the target's) whose keys and values it has; -1: its own
+  bool with_embedding = false;   // q, k and v read (the embedding that FeatureInputs keeps beside the row | the row)
 
   bool has_keys() const { return shared < 0; }
   bool has_values() const { return has_keys() && !value_of_key; }
@@ -151,10 +152,27 @@ struct PerLayerShape {
   NormShape norm;
 };
 
+// What a hidden state has gone through: so many layers, 0 the embedding alone; or all of them and the final norm.
+constexpr int32_t kFinalNorm = -1;
+
 // What rows are made of besides their token's embedding (model/feature_inputs.h).
 struct FeatureInputsShape {
-  int width = 0;  // of a row's features; 0: there are none
-  NormShape embedding_norm, norm;
+  int width = 0;                // of a row's features; 0: there are none
+  std::vector<int32_t> layers;  // the target's hidden states that they are, each of width / layers.size() values
+  int32_t feedback = kFinalNorm;        // which of the head's own are the features of what it drafted (kFinalNorm, or of so many layers)
+  bool beside = false;          // the embedding stays beside the row, for attention that reads both
+  int embedding = 0;            // values of its token's embedding
+  bool back = false;            // the head's own are made as wide as the target's where they go in
+  NormShape embedding_norm, after;
+  std::vector<NormShape> norms;  // over the features: each over as many as it has weights, one behind the other; none: there are none
+};
+constexpr size_t kMostFeatureLayers = 16;
+
+// Of the lm_head's outputs, in so many runs that are all as long, those are computed whose runs' centroids a row likes best
+// (model/candidates.h).
+struct CandidatesShape {
+  int centroids = 0;  // 0: all outputs are computed
+  int used = 0;
 };
 
 struct DecoderShape {
@@ -169,6 +187,8 @@ struct DecoderShape {
   std::vector<BlockShape> layers;
   PerLayerShape per_layer;
   FeatureInputsShape features;
+  CandidatesShape candidates;
+  bool target_keys = false;  // attention has the keys and values of a target's layers, of committed positions alone
   KvFormat kv_format = KvFormat::fp16;
 };
 
@@ -177,7 +197,10 @@ constexpr int kMostLayers = 1 << 16, kMostHeads = 1 << 16, kMostHeadDim = 1024, 
 constexpr int kMostTaps = 16;
 constexpr int kMostExperts = 1 << 12, kMostMlps = 1 << 17;
 
-// Itself; std::invalid_argument, naming what is wrong, for what no decoder is.
-const DecoderShape& checked(const DecoderShape& shape);
+// How many positions more than the window of the layer whose keys it has a layer of a drafting head may see.
+constexpr int64_t kBeyondWindow = 2;
+
+// Itself; std::invalid_argument, naming what is wrong, for what no decoder is. `target`: whose keys it has; null: its own.
+const DecoderShape& checked(const DecoderShape& shape, const DecoderShape* target = nullptr);
 
 }  // namespace ipex_lookahead

@@ -15,9 +15,13 @@ from ipex_lookahead.architectures.keys import Family, GgufSource
 from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 
-__all__ = ["ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
+__all__ = ["HEADS", "ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
+
+HEADS = frozenset({"gemma4_assistant"})
+"""Families that draft for others, and answer nothing by themselves."""
 
 _SUPPORT = {
+    "eagle3",
     "experts",
     "hparams",
     "keys",
@@ -36,7 +40,8 @@ _SUPPORT = {
 @functools.cache
 def model_types() -> list[str]:
     """The families this package knows."""
-    return sorted({*vision_families(), *(m.name for m in pkgutil.iter_modules(__path__) if m.name not in _SUPPORT)})
+    files = {module.name for module in pkgutil.iter_modules(__path__)}
+    return sorted({*vision_families(), *(files - _SUPPORT - HEADS)})
 
 
 def vision_families() -> Mapping[str, Family]:
@@ -45,8 +50,11 @@ def vision_families() -> Mapping[str, Family]:
 
 
 def family(model_type: object, *, file: str = "") -> Family:
-    """The family of that ``model_type``. Raises UnsupportedModelError, which names ``file``, for one not known."""
-    if model_type not in model_types():
+    """The family of that ``model_type``, a model's or a head's.
+
+    Raises UnsupportedModelError, which names ``file``, for one not known.
+    """
+    if model_type not in model_types() and model_type not in HEADS:
         raise UnsupportedModelError(
             f"{file}{': ' if file else ''}model type {model_type!r} is not supported; supported are "
             f"{', '.join(model_types())}",
@@ -59,13 +67,13 @@ def family(model_type: object, *, file: str = "") -> Family:
 @functools.cache
 def gguf_architectures() -> tuple[str, ...]:
     """The values of ``general.architecture`` that are known."""
-    declared = [family(one).GGUF for one in model_types()]
+    declared = [family(one).GGUF for one in (*model_types(), *HEADS)]
     return tuple(sorted({name for keys in declared if keys is not None for name in keys.architectures}))
 
 
 def gguf_family(file: GgufSource, architecture: str) -> str | None:
     """The ``model_type`` of a GGUF file, None for an architecture that is not known."""
-    for model_type in model_types():
+    for model_type in (*model_types(), *HEADS):
         keys = family(model_type).GGUF
         if keys is not None and architecture in keys.architectures and keys.claims(file):
             return model_type

@@ -8,7 +8,7 @@ has experts beside each MLP (``enable_moe_block``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -86,7 +86,8 @@ def _read_overrides(config: dict[str, Any], source: Source) -> None:
     config[_COUNT] = heads if config["attention_k_eq_v"] else None
 
 
-def _check(config: dict[str, Any], source: Source) -> None:
+def check_layers(config: dict[str, Any], source: Source) -> None:
+    """Check all that does not depend on whose keys layers have, in place."""
     fill_layer_types(config, source, lambda layer: (layer + 1) % _EVERY != 0)
     config["layer_types"][-1] = FULL  # as transformers has it, whatever the list says
     config.pop("partial_rotary_factor", None)  # that of the rope object, which is in rope_scaling
@@ -109,6 +110,10 @@ def _check(config: dict[str, Any], source: Source) -> None:
             f"is {config[_PLE_VOCAB]}, less than the {config['vocab_size']} tokens of vocab_size; each has a row",
         )
     _check_experts(config, source)
+
+
+def _check(config: dict[str, Any], source: Source) -> None:
+    check_layers(config, source)
     layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
     own = config["layer_types"][: layers - shared]
     if shared > layers or {*own} != {*config["layer_types"]}:
@@ -131,32 +136,33 @@ def _check_experts(config: dict[str, Any], source: Source) -> None:
 
 
 def _by_layer(file: GgufSource, config: dict[str, Any], key: str, name: str) -> list[int]:
-    given = file.metadata.get(f"gemma4.{name}", config[key])
+    given = file.metadata.get(name, config[key])
     layers = config["num_hidden_layers"]
     values = [int(one) for one in given] if isinstance(given, np.ndarray) else [int(given)] * layers
-    source = Source.at(file.path, {key: (f"gemma4.{name}", file.offsets.get(f"gemma4.{name}"))})
+    source = Source.at(file.path, {key: (name, file.offsets.get(name))})
     return [SIZES[key](source, key, one) for one in values]
 
 
-def _complete(file: GgufSource, config: dict[str, Any]) -> None:
-    """Head sizes and counts by kind of layer, and what only the tensors say."""
+def complete(file: GgufSource, config: dict[str, Any]) -> None:
+    """Fill in head sizes and counts by kind of layer, and what only the tensors say."""
+    prefix = file.scalar("general.architecture")
 
     def refuse(key: str, problem: str) -> Exception:
-        return UnsupportedModelError(f"{file.path}: gemma4.{key} {problem}, which this package cannot run")
+        return UnsupportedModelError(f"{file.path}: {prefix}.{key} {problem}, which this package cannot run")
 
     if config["rope_scaling"] is None:
         raise file.error("rope_freqs.weight", None, "is missing from the file")
     config.setdefault("sliding_window", 512)
-    gguf_layer_types(file, config, "gemma4", every=_EVERY)
+    gguf_layer_types(file, config, prefix, every=_EVERY)
     kinds, layers = config["layer_types"], config["num_hidden_layers"]
-    key = "gemma4.attention.key_length_swa"
+    key = f"{prefix}.attention.key_length_swa"
     place = Source.at(file.path, {_NEAR_SIZE: (key, file.offsets.get(key))})
     config[_SIZE] = config["head_dim"]
     config["head_dim"] = SIZES["head_dim"](place, _NEAR_SIZE, config.pop(_NEAR_SIZE, config["head_dim"]))
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
-        if (size := file.scalar(f"gemma4.{key}", config["head_dim"])) != config["head_dim"]:
+        if (size := file.scalar(f"{prefix}.{key}", config["head_dim"])) != config["head_dim"]:
             raise refuse(key, f"is {shown(size)}, not the head size {config['head_dim']} of layers with a window")
-    heads = _by_layer(file, config, "num_key_value_heads", "attention.head_count_kv")
+    heads = _by_layer(file, config, "num_key_value_heads", f"{prefix}.attention.head_count_kv")
     near, far = (
         [one for one, kind in zip(heads, kinds, strict=True) if (kind == FULL) is full] for full in (False, True)
     )
@@ -168,10 +174,12 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
     if len(without) > 1:
         raise UnsupportedModelError(f"{file.path}: some layers that see all have attn_v.weight, and some have not")
     config["attention_k_eq_v"] = without == {True}
+    if shared == layers:  # an assistant, whose layers have neither
+        config["attention_k_eq_v"] = near[:1] != far[:1]
     config[_COUNT] = far[0] if far and config["attention_k_eq_v"] else None
     if far and far[0] != config["num_key_value_heads"] and not config["attention_k_eq_v"]:
         raise refuse("attention.head_count_kv", "differs by kind of layer, where all have attn_v.weight")
-    inner = _by_layer(file, config, "intermediate_size", "feed_forward_length")
+    inner = _by_layer(file, config, "intermediate_size", f"{prefix}.feed_forward_length")
     own = inner[: layers - int(shared)]
     config["use_double_wide_mlp"] = bool(shared) and inner[-1] != inner[0]
     if len({*own}) > 1 or {*inner[len(own) :]} - {inner[0] * (2 if config["use_double_wide_mlp"] else 1)}:
@@ -261,7 +269,7 @@ GGUF = GgufKeys(
         "moe_intermediate_size": "expert_feed_forward_length",
     },
     constants={"attention_bias": False},
-    complete=_complete,
+    complete=complete,
     least_of=("intermediate_size", "num_key_value_heads"),
     still_pairs=True,
 )
@@ -285,8 +293,8 @@ def _source(config: Mapping[str, Any], layer: int) -> int | None:
     return None if layer < first else max(i for i in range(first) if kinds[i] == kinds[layer])
 
 
-def _attention(names: Names, layer: int, turn: Rope) -> Attention:
-    config, source = names.config, _source(names.config, layer)
+def _attention(names: Names, layer: int, turn: Rope, source: int | None) -> Attention:
+    config = names.config
     made = names.attention(layer, rope=turn, scale=1.0, head_norms=True, value_norm=config["rms_norm_eps"])
     if source is not None:
         return replace(made, k=None, v=None, k_norm=None, value_norm=None, shared=source)
@@ -366,14 +374,15 @@ def _per_layer(names: Names, i: int) -> dict[str, Any]:
     return {"per_layer": gate, "per_layer_after": names.norm(i, "post_per_layer_input_norm", "post_norm")}
 
 
-def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a gemma4_text ``config`` describes."""
+def blocks(config: Mapping[str, Any], source: Callable[[int], int | None]) -> Callable[[int], Block]:
+    """Makes the blocks of a config by number; ``source``: the layer whose keys and values one has, None: its own."""
+    config = dict(config)
     far, near = rope({**config, "head_dim": config[_SIZE]}), local_rope(config, config[LOCAL_THETA])
 
     def block(i: int) -> Block:
         names = Names(_config_of(config, i))
         return Block(
-            mixer=_attention(names, i, far if window_of(config, i) is None else near),
+            mixer=_attention(names, i, far if window_of(config, i) is None else near, source(i)),
             feed_forward=_feed_forward(names, i),
             mixer_norm=names.norm(i, "input_layernorm", "attn_norm"),
             mixer_after=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
@@ -383,9 +392,14 @@ def spec(config: dict[str, Any]) -> ModelSpec:
             **_per_layer(names, i),
         )
 
+    return block
+
+
+def spec(config: dict[str, Any]) -> ModelSpec:
+    """The decoder that a gemma4_text ``config`` describes."""
     names = Names(config)
     return names.model(
-        block,
+        blocks(config, lambda i: _source(config, i)),
         per_layer=_per_layer_inputs(names),
         unread=tuple(  # transformers drops them too
             place

@@ -70,6 +70,11 @@ REFUSED: Mapping[str, Refusal] = {
     "add_cross_attention": Refusal("asks for attention to an encoder", unless=(None, False)),
     "attention_chunk_size": Refusal("cuts the attention into chunks", unless=(None,)),
     "cross_attention_hidden_size": Refusal("asks for attention to an encoder", unless=(None,)),
+    "draft_vocab_size": Refusal(
+        "makes this a drafting head and no model",
+        unless=(None,),
+        hint="give the folder of the model that it drafts for",
+    ),
     "is_causal": Refusal("lets every token see the ones behind it", unless=(True,)),
     "is_encoder_decoder": Refusal("asks for an encoder", unless=(None, False)),
     "kv_sharing_modes": Refusal("has layers use the keys and values of others", unless=(None,)),
@@ -112,6 +117,7 @@ class ConfigKeys:
             for the whole. The first is meant where it names none.
         family: of a part whose ``model_type`` is no family's, the one that it is.
         outside: the part's keys may stand in the whole, where there is no object ``inside``.
+        outer: keys of the part that the whole says.
     """
 
     used: Mapping[str, Check] = field(default_factory=dict)
@@ -125,6 +131,7 @@ class ConfigKeys:
     parts: Mapping[str, ConfigKeys] = field(default_factory=dict)
     family: str = ""
     outside: bool = False
+    outer: Collection[str] = ()
 
     def all_neutral(self) -> dict[str, str]:
         """Keys without effect on this family's logits, and why."""
@@ -139,14 +146,19 @@ class ConfigKeys:
 
     def refuse(self, raw: Mapping[str, Any], source: Source) -> None:
         """Raise UnsupportedModelError for the first key of ``raw`` that asks for what is not there here."""
-        for key, refusal in self.all_refused().items():
-            if key in raw and refusal.refuses(raw[key]):
-                allowed = " or ".join("null" if value is None else str(value).lower() for value in refusal.unless)
-                raise UnsupportedModelError(
-                    f"{source.file}: {key} is {shown(raw[key])}, which {refusal.reason}; it must be {allowed}, or not"
-                    " there",
-                    hint=refusal.hint,
-                )
+        refuse(raw, source, self.all_refused())
+
+
+def refuse(raw: Mapping[str, Any], source: Source, refused: Mapping[str, Refusal]) -> None:
+    """Raise UnsupportedModelError for the first key of ``raw`` that is refused."""
+    for key, refusal in refused.items():
+        if key in raw and refusal.refuses(raw[key]):
+            allowed = " or ".join("null" if value is None else str(value).lower() for value in refusal.unless)
+            raise UnsupportedModelError(
+                f"{source.file}: {source.spelling(key)} is {shown(raw[key])}, which {refusal.reason}; it must be"
+                f" {allowed}, or not there",
+                hint=refusal.hint,
+            )
 
 
 class GgufSource(Protocol):

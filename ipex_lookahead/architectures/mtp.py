@@ -45,8 +45,9 @@ def mtp_head(target: ModelSpec, names: Names, block: Block, folder: dict[str, st
         return Norm(weight(part, (hidden,)), names.epsilon)
 
     features = FeatureInputs(
+        width=hidden,
         embedding_norm=norm("embedding_norm"),
-        norm=norm("norm"),
+        norms=(norm("norm"),),
         project=Linear(weight("project", (hidden, 2 * hidden))),
     )
     return replace(

@@ -30,7 +30,8 @@ class Place:
             a tensor's heads may hold parts of several kinds, where the weight has all heads of the first kind first.
         negative_exponential: the file holds -e^x of every value x.
         layout: "plain" is [n_out, n_in]; "transposed" [n_in, n_out]; "mxfp4" blocks of codes in this tensor, and their
-            scales in the one whose name ends in ``_scales`` instead of ``_blocks`` (gpt-oss); "key" an entry, the first
+            scales in the one whose name ends in ``_scales`` instead of ``_blocks`` (gpt-oss); "whole" numbers of
+            tokens, read as float32, which holds all that there are; "key" an entry, the first
             of ``rows``, of a list in a GGUF file's metadata (Apertus); "turned" is [n_in, n_out] too, ``rows`` being
             the weight's inputs (a part of DeepSeek's ``kv_b_proj``).
         pairs: heads whose rows the file holds as neighbouring rotary pairs (i, i + 1) instead of halves (i, i + d / 2).
@@ -127,8 +128,9 @@ class Attention:
         sinks: [heads], one more logit a head in the softmax's denominator.
         gate: what heads come to is multiplied by its sigmoid (Qwen3-Next and after); None: it is not.
         value_norm: the epsilon of an RMS norm without weights over each head of values; None: there is none.
-        shared: the number of the layer whose keys and values it attends to, having neither k nor v (Gemma 4); None: it
-            has its own.
+        shared: the number of the layer whose keys and values it attends to, having neither k nor v (Gemma 4), in a
+            head with ``target_keys`` of the target's layer; None: it has its own.
+        with_embedding: q, k and v are [n, 2 * hidden], of (the embedding that ``FeatureInputs`` keeps beside x | x).
     """
 
     heads: int
@@ -147,6 +149,7 @@ class Attention:
     norm_after_rope: bool = False
     value_norm: float | None = None
     shared: int | None = None
+    with_embedding: bool = False
     sinks: Tensor | None = None
     o: Linear
 
@@ -396,18 +399,52 @@ class PerLayerGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureInputs:
-    """A drafting head's rows: x = project(embedding_norm(e) | norm(features)), e being the token's embedding.
+    """A drafting head's rows: x = project(embedding_norm(e) | norms(features)), e being the token's embedding.
 
-    Features are another model's hidden states, of the row before (MTP of DeepSeek-V3, arXiv 2412.19437).
+    Features are another model's hidden states, of the row before (MTP of DeepSeek-V3, arXiv 2412.19437); those of a
+    drafted token are the head's own, or back(the head's own) where that is there (Gemma 4's assistants). Or, with the
+    embedding ``beside``: x = after(project(norms(features))), of the head's own features after(features), and
+    embedding_norm(e) stays beside x, for attention that has ``with_embedding`` (EAGLE-3, arXiv 2503.01840).
 
     Attributes:
-        embedding_norm, norm: over the embedding, and over the features.
-        project: [hidden, hidden + features].
+        width: of a row's features.
+        layers: which of the target's hidden states they are, one behind the other: those of so many layers, 0 the
+            embedding alone, -1 after the final norm; ascending, one perhaps twice, and as wide as each other.
+        feeds_back: which of the head's own hidden states, so numbered, are the features of what it drafted.
+        beside: the embedding stays beside x.
+        shares: "embedding" and "head" where they are the target's. The embedding may be wider than the head's rows.
+        embedding_norm: over the embedding; None: there is none.
+        norms: over the features, each over as many as it has weights, one behind the other; or none.
+        project: [hidden, embedding + width]; with the embedding beside [hidden, width].
+        back: [width, hidden], of the head's own features; None: they are as they are.
+        after: over what ``project`` comes to; None: there is none.
     """
 
-    embedding_norm: Norm
-    norm: Norm
+    width: int
+    layers: tuple[int, ...] = (-1,)
+    feeds_back: int = -1
+    beside: bool = False
+    shares: tuple[str, ...] = ("embedding", "head")
+    embedding_norm: Norm | None = None
+    norms: tuple[Norm, ...] = ()
     project: Linear
+    back: Linear | None = None
+    after: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Of a row's logits those are computed whose tokens have one of the ``used`` centroids that it likes best.
+
+    Attributes:
+        used: centroids of a row.
+        centroids: [centroids, hidden]; each stands for as many tokens.
+        ordering: [vocab], numbers of tokens: those of centroid c are the c-th part of it.
+    """
+
+    used: int
+    centroids: Linear
+    ordering: Tensor
 
 
 Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv
@@ -451,7 +488,10 @@ class ModelSpec:
         features: what rows have beside their embedding, in a drafting head; None: nothing.
         layers: the blocks in order.
         final_norm: before the head.
+        candidates: which logits of a row are computed; None: all of them.
         head: None: the embedding serves as lm_head too. A drafting head's may be a part of the vocabulary's.
+        target_keys: of a drafting head whose layers have the keys and values of its target's (``Attention.shared``):
+            its rows see what the target has committed, not each other, and leave nothing (Gemma 4's assistants).
         embedding_multiplier: multiplies the embedding of a token.
         logit_multiplier: multiplies the logits.
         logit_softcap: logits become cap * tanh(logit / cap), after the multiplier.
@@ -469,7 +509,9 @@ class ModelSpec:
     features: FeatureInputs | None = None
     layers: tuple[Block, ...]
     final_norm: Norm
+    candidates: Candidates | None = None
     head: Linear | None
+    target_keys: bool = False
     embedding_multiplier: float = 1.0
     logit_multiplier: float = 1.0
     logit_softcap: float | None = None
@@ -504,6 +546,11 @@ class ModelSpec:
     def tensors(self) -> Iterator[Tensor]:
         """Every weight once, in the order a step reads them."""
         return (tensor for _, tensor in named_tensors(self))
+
+    def own_tensors(self) -> Iterator[Tensor]:
+        """The same without those that a drafting head shares with its target."""
+        shared = () if self.features is None else self.features.shares
+        return (tensor for name, tensor in named_tensors(self) if name.partition(".")[0] not in shared)
 
 
 def named_tensors(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -15,7 +15,7 @@ from statistics import fmean, median, quantiles
 from typing import Any
 
 from ipex_lookahead.config import MEMORY_STORE, NO_STORE, LookaheadConfig, is_memory
-from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.decoding.stats import GenerationStats, by_position, by_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def measure(
     lookaheads: Iterable[Setting],
     *,
     repeat: int = 1,
-    advance: Callable[[], None] = lambda: None,
+    answered: Callable[[Mode, int], None] = lambda mode, prompt: None,
     forget: Callable[[], None] = lambda: None,
 ) -> list[Mode]:
     """Run every prompt in every mode, alternating.
@@ -81,7 +81,7 @@ def measure(
         prompts: token ids of each prompt.
         lookaheads: settings to compare, each once; 0 is added if missing and comes first.
         repeat: runs of each prompt in each mode.
-        advance: called after each answer, for a progress bar.
+        answered: called after each answer with its mode, whose last it is for that prompt, and the prompt's number.
         forget: makes the model forget earlier answers.
     """
     modes = modes_of(lookaheads)
@@ -99,7 +99,7 @@ def measure(
             order = list(zip(modes, settings, strict=True))
             for mode, setting in order if (index + turn) % 2 == 0 else order[::-1]:
                 mode.answers[index].append(generate(prompt, setting))
-                advance()
+                answered(mode, index)
     return modes
 
 
@@ -169,7 +169,7 @@ def _row(mode: Mode, plain: Mode, groups: dict[str, Sequence[str]]) -> dict[str,
     drafted, accepted = (sum(getattr(s, name) for s in everything) for name in ("drafted", "accepted"))
     steps = sum(s.steps for s in everything)
     return {
-        **_meaning(mode.lookahead),
+        **meaning(mode.lookahead),
         "memory": mode.memory,
         "memory_gain": None,
         "prompts": len(mode.answers),
@@ -181,9 +181,7 @@ def _row(mode: Mode, plain: Mode, groups: dict[str, Sequence[str]]) -> dict[str,
         "ttft_ms": 1000 * median(s.first_token_seconds for s in everything),
         "mean_acceptance_length": _acceptance_length(everything),
         "acceptance_rate": _over(accepted, drafted),
-        "acceptance_by_source": _by_source(everything),
-        "drafted_by_position": _by_position(everything, "drafted_by_position"),
-        "accepted_by_position": _by_position(everything, "accepted_by_position"),
+        **_acceptance(everything),
         "identical_to_plain": f"{same}/{len(mode.answers)}",
         "slowest_prompt_ratio": min(ratios),
         "mean_prompt_ratio": fmean(ratios),
@@ -231,7 +229,7 @@ def certainty(ratios: Sequence[float], tokens: int) -> dict[str, Any]:
     return {"ratio_quartiles": [low, high] if len(ratios) > 1 else None, "ratio_is_noise": few or low <= 1.0 <= high}
 
 
-def _meaning(setting: Setting) -> dict[str, Any]:
+def meaning(setting: Setting) -> dict[str, Any]:
     """The setting as a report names it; ``strategy`` is None where lookahead is off."""
     from ipex_lookahead.generation.lookahead import resolve_lookahead
 
@@ -258,18 +256,26 @@ def _acceptance_length(stats: Sequence[GenerationStats]) -> float:
     return _over(sum(s.decode_tokens for s in stats), sum(s.sequence_steps for s in stats))
 
 
-def _by_source(stats: Sequence[GenerationStats]) -> dict[str, dict[str, Any]]:
-    drafted = sum((s.drafted_by_source for s in stats), Counter())
-    accepted = sum((s.accepted_by_source for s in stats), Counter())
-    return {
-        name: {"drafted": count, "accepted": accepted[name], "acceptance_rate": _over(accepted[name], count)}
-        for name, count in drafted.most_common()
+def _acceptance(stats: Sequence[GenerationStats]) -> dict[str, Any]:
+    """Draft tokens by source, those of each by position too, and by position."""
+    drafted = sum((one.drafted_at for one in stats), Counter())
+    accepted = sum((one.accepted_at for one in stats), Counter())
+    right = by_source(accepted)
+
+    def positions(source: str | None = None) -> dict[str, list[int]]:
+        counts = by_position(drafted, accepted, source)
+        return dict(zip(("drafted_by_position", "accepted_by_position"), counts, strict=True))
+
+    sources = {
+        name: {
+            "drafted": count,
+            "accepted": right[name],
+            "acceptance_rate": _over(right[name], count),
+            **positions(name),
+        }
+        for name, count in by_source(drafted).most_common()
     }
-
-
-def _by_position(stats: Sequence[GenerationStats], name: str) -> list[int]:
-    lists = [getattr(s, name) for s in stats]
-    return [sum(counts[at] for counts in lists if at < len(counts)) for at in range(max(map(len, lists), default=0))]
+    return {"acceptance_by_source": sources, **positions()}
 
 
 def _decode_seconds(answers: Sequence[Generation]) -> float:

@@ -18,7 +18,6 @@ import numpy as np
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.bench.shapes import config_of
 from ipex_lookahead.config import DRAFT_VOCAB
-from ipex_lookahead.engines.base import FINAL_NORM, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.prefill import chain
@@ -69,24 +68,25 @@ def measure_head(
     cache = engine.new_cache(blank=context)
     steps: dict[int, list[float]] = {rows: [] for rows in range(1, most + 2)}
     drafts: dict[tuple[str, int], list[float]] = {(name, n): [] for name in heads for n in range(1, most + 1)}
-    features = np.random.default_rng(0).standard_normal((context + 1, spec.hidden), np.float32)
-    tokens = np.zeros(context + 1, np.int32)
-    caches = {name: head.new_cache() for name, head in heads.items()}
+    token = np.zeros(1, np.int32)
+    followed = {name: engine.new_cache() for name in heads}
     for name, head in heads.items():
-        head.draft(caches[name], tokens[:context], features[:context], 0)
+        head.follow(followed[name])
+        followed[name].raw.fill_blank(context)
     for done in range(repeat + 1):  # the first warms up
         report(f"round {done} of {counted(repeat, 'round')}")
         for rows, times in steps.items():
-            wants = OutputRequest(hidden=(FINAL_NORM,) if rows > 1 else ())
-            batch = chain(cache, np.zeros(rows, np.int32), wants)
+            batch = chain(cache if rows == 1 else followed["cut"], np.zeros(rows, np.int32))
             started = perf_counter()
             engine.forward(batch)
             times.append(perf_counter() - started)
         for (name, count), times in drafts.items():
+            engine.forward(chain(followed[name], token))
+            followed[name].keep([0])
             started = perf_counter()
-            heads[name].draft(caches[name], tokens[:1], features[:1], count)
+            heads[name].draft(followed[name], 0, count)
             times.append(perf_counter() - started)
-            caches[name].crop(context)
+            followed[name].crop(context)
     one = median(steps[1][1:])
     found = []
     for count, tokens_each in enumerate(tokens_a_step(acceptance), 1):

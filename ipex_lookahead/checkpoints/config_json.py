@@ -7,6 +7,7 @@ that starts with an underscore or ends with ``_internal``: keys like these have 
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,20 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     if keys.inside:
         part = next(iter(keys.parts))
         if not keys.outside or raw.get(keys.inside) is not None:
-            raw, source, undecided = _inside(raw, keys.inside, source)
+            raw, source, undecided = inside(raw, keys.inside, source, keys.outer)
             part = one_of(*keys.parts)(source, "model_type", raw.get("model_type") or part)
         keys = keys.parts[part]
         model_type = keys.family or part
         keys.refuse(raw, source)
+    config = by_keys(raw, source, keys, model_type)
+    if undecided:
+        config["tie_word_embeddings"] = None
+    _log_ignored(raw, path)
+    return config
+
+
+def by_keys(raw: JsonObject, source: Source, keys: ConfigKeys, model_type: str) -> dict[str, Any]:
+    """The part of a config that ``keys`` list, none of which they refuse; see :func:`checked_config`."""
     config: dict[str, Any] = {"model_type": model_type}
     for key in SIZES:
         if raw.get(key) is None and key not in keys.defaults and key not in _DERIVED:
@@ -111,20 +121,18 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
     scaling = rope if _is_scaled(rope) else config.get("rope_scaling")
     config["rope_scaling"] = check_rope(scaling or None, config["rope_theta"], rope_source)
     keys.check(config, source)
-    if undecided:
-        config["tie_word_embeddings"] = None
     config.update(_architectures(raw, source))
     config.update(_dtype(raw, source))
     config.update(read_token_ids(raw, source, config["vocab_size"]))
-    _log_ignored(raw, path)
     return config
 
 
-def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Source, bool]:
+def inside(raw: JsonObject, key: str, source: Source, more: Collection[str] = ()) -> tuple[JsonObject, Source, bool]:
     """The object that holds a text model's keys, with what the whole says of it as well; its places; and ``undecided``.
 
     That is so where the whole and its part do not agree on whether the lm_head is the embedding, or only the whole says
     that it is (releases of transformers say so of models that have both). Then the tensors that are there decide.
+    ``more``: further keys that the whole says.
     """
     inner = raw.get(key)
     if not isinstance(inner, JsonObject):
@@ -134,7 +142,7 @@ def _inside(raw: JsonObject, key: str, source: Source) -> tuple[JsonObject, Sour
         boolean(Source.of(inner, source.file, key), tied, inner[tied])
     whole, part = raw.get(tied), inner.get(tied)
     undecided = part is not whole if part is not None and whole is not None else whole is True
-    outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None}
+    outer = {name: raw[name] for name in (*_OUTER, *more) if raw.get(name) is not None}
 
     def places() -> dict[str, Place]:
         inside = {name: (f"{key}.{name}", at) for name, at in inner.at.items()}

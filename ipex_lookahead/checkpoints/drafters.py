@@ -12,15 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.architectures import ModelSpec, gemma4_assistant, spec_for
 from ipex_lookahead.architectures.spec import Linear, Tensor
-from ipex_lookahead.checkpoints import READERS, Checkpoint, kind_of
+from ipex_lookahead.checkpoints import READERS, Checkpoint, family_of, kind_of
+from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.eagle3 import Eagle3Folder, Eagle3Gguf, is_eagle3
 from ipex_lookahead.checkpoints.gguf_block import GgufBlock
+from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.files.paths import is_drafter
 
 BLOCKS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Keys of configs that count blocks for drafting."""
+_ASSISTANTS = ("gemma4_assistant", gemma4_assistant.GGUF.architecture)
 IN_A_MODEL = ("mtp",)
 """Kinds of heads that a model's own folder holds."""
 
@@ -33,7 +37,7 @@ class Drafter:
         kind: a key of ``KINDS``.
         checkpoint: its tensors; whoever has the drafter closes it.
         spec: the head, whose embedding and lm_head may be the model's.
-        ids: int32 [outputs], ascending, the tokens that it can say; None: any of the model's.
+        ids: int32 [outputs], the token that each output of its lm_head stands for; None: all of the model's, in order.
     """
 
     kind: str
@@ -43,8 +47,7 @@ class Drafter:
 
     def tensors(self) -> list[Tensor]:
         """The weights that it has of its own, in the order of a step."""
-        shared = (self.spec.embedding.name, self.spec.head_weight.name)
-        return [tensor for tensor in self.spec.tensors() if tensor.name not in shared]
+        return [*self.spec.own_tensors()]
 
 
 def model_with_block(config: Mapping[str, Any], max_context: int | None = None) -> ModelSpec:
@@ -73,8 +76,8 @@ def open_drafter(path: Path, model: ModelSpec) -> Drafter:
         if (found := opened(kind, where, model)) is not None:
             return replace(found, kind=name)
     raise InputError(
-        f"{path}: holds no head that drafts for a {model.model_type} model; a block for drafting (MTP) is read, from a"
-        " GGUF file or a model's folder",
+        f"{path}: holds no head that drafts for a {model.model_type} model; read are blocks for drafting (MTP), EAGLE-3"
+        " heads and Gemma 4's assistants, folders and GGUF files",
         hint=f"name another file with {arg('drafter')}, or leave it out",
     )
 
@@ -179,5 +182,42 @@ def _check_one(path: Path, blocks: int) -> None:
         raise InputError(f"{path}: holds {blocks} blocks for drafting, one a depth; heads of one block are read")
 
 
-KINDS: Mapping[str, Callable[[str, Path, ModelSpec], Drafter | None]] = {"mtp": _block}
+def _eagle3(kind: str, path: Path, model: ModelSpec) -> Drafter | None:
+    """An EAGLE-3 head, whose own vocabulary may be a part of the model's."""
+    opened: Eagle3Folder | Eagle3Gguf
+    if kind == "safetensors" and is_eagle3(read_json(path / "config.json")):
+        opened = Eagle3Folder(path, model)
+    elif kind == "gguf" and _architecture_of(path) == "eagle3":
+        opened = Eagle3Gguf(path, model)
+    else:
+        return None
+    return Drafter("", opened, opened.spec, opened.ids)
+
+
+def _gemma4_assistant(kind: str, path: Path, model: ModelSpec) -> Drafter | None:
+    """The assistant of a Gemma 4 model."""
+    if (_architecture_of(path) if kind == "gguf" else family_of(path)) not in _ASSISTANTS:
+        return None
+    checkpoint = READERS[kind](path)
+    try:
+        return Drafter("", checkpoint, gemma4_assistant.for_target(checkpoint.spec, model, path))
+    except LookaheadError:
+        checkpoint.close()
+        raise
+
+
+def _architecture_of(path: Path) -> Any:
+    """``general.architecture`` of a GGUF file, None where it says nothing. Raises ModelFormatError."""
+    file = GgufParts(path)
+    try:
+        return file.scalar("general.architecture")
+    finally:
+        file.close()
+
+
+KINDS: Mapping[str, Callable[[str, Path, ModelSpec], Drafter | None]] = {
+    "eagle3": _eagle3,
+    "gemma4_assistant": _gemma4_assistant,
+    "mtp": _block,
+}
 """Kind of head -> opens it, given the kind of checkpoint, where it lies and the model; None where it is none."""

@@ -30,9 +30,14 @@ _LEAST_NOT_FINITE = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
 """The magnitudes of NaN and infinity begin here."""
 READ = (*FLOATS, "F64", *_EIGHT_BITS)
 """The dtypes whose values are read."""
+WHOLE = ("I32", "I64")
+"""Those of numbers of tokens, which are read as float32."""
 _CODES: dict[str, type[np.generic]] = {
     "F32": np.float32, "F16": np.uint16, "BF16": np.uint16, "F64": np.float64, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8,
+    "I32": np.int32, "I64": np.int64,
 }  # fmt: skip
+_MOST = 1 << 24
+"""Beyond it float32 does not hold every whole number."""
 _ONE = np.uint16(0x3C00)
 _COMPARED = 1 << 20
 """Values of two tensors that are compared at a time."""
@@ -42,8 +47,8 @@ def float_info(dtype: str, shape: tuple[int, ...]) -> TensorInfo:
     """What a tensor of a dtype will be; of dtypes that are not read, for who counts bytes, their own name."""
     if dtype in _EIGHT_BITS:
         return TensorInfo(shape, _EIGHT_BITS[dtype].name if len(shape) == 2 else "bf16")
-    if dtype == "F64":
-        return TensorInfo(shape, "fp32", decoded_from="F64")
+    if dtype in ("F64", *WHOLE):
+        return TensorInfo(shape, "fp32", decoded_from=dtype)
     return TensorInfo(shape, FLOATS.get(dtype, dtype.lower()))
 
 
@@ -83,7 +88,14 @@ def read_placed(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> 
 
 
 def _check_finite(file: SafetensorsFile, name: str, dtype: str, values: npt.NDArray[Any], start: int) -> None:
-    """Raise ModelFormatError for NaN, infinity, and of F64 what float32 does not reach."""
+    """Raise ModelFormatError for NaN, infinity, and of F64 what float32 does not reach, of tokens what is none."""
+    if dtype in WHOLE:
+        if (wrong := (values < 0) | (values > _MOST)).any():
+            at = int(wrong.argmax())
+            raise ModelFormatError(
+                file.path, name, start + at * values.itemsize, f"value {at} is {values.flat[at]}, which is no token"
+            )
+        return
     if dtype in FLOATS:
         bad = first_not_finite(values, FLOATS[dtype])
     else:
@@ -105,7 +117,7 @@ def _weight(dtype: str, values: npt.NDArray[Any]) -> PackedWeight:
     """Finite values or codes as :func:`float_info` says."""
     if dtype in FLOATS:
         return PackedWeight(FLOATS[dtype], values.shape, values)
-    if dtype == "F64":
+    if dtype in ("F64", *WHOLE):
         return PackedWeight("fp32", values.shape, _rounded(values))
     target = _EIGHT_BITS[dtype]
     if values.ndim != 2:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, gguf_family, spec_for
 from ipex_lookahead.architectures.hparams import shown
+from ipex_lookahead.architectures.keys import GgufKeys
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.gguf_config import gguf_config, gguf_sampling
@@ -70,23 +71,17 @@ class GgufCheckpoint:
         self.metadata = self._file.metadata
         self._kept: dict[str, str] = {}
         try:
-            model_type = self._model_type()
-            self._file.read_tensor_table()
-            refuse_unread_types(self._file)
-            self.config: dict[str, Any] = gguf_config(self._file, model_type)
+            self.config: dict[str, Any] = {}
+            self.spec, declared = self._described()
             ids = ("bos_token_id", "eos_token_id", "pad_token_id")
             self.generation_config: dict[str, Any] = {key: self.config[key] for key in ids if key in self.config}
             self.generation_config |= gguf_sampling(self._file)
             there = self._file.tensors
-            self.spec: ModelSpec = with_mtp(spec_for(self.config), lambda tensor: tensor.gguf.name in there)
             self._tensors = {
                 name: in_old_place(tensor, self._file.tensors)
                 for name, tensor in {**tensors_by_name(self.spec), **head_tensors(self.spec)}.items()
             }
             self._numbers = {t.name: self._number(t) for t in self._tensors.values() if t.gguf.layout == "key"}
-            keys = family(model_type).GGUF
-            assert keys is not None  # it claimed the file
-            declared = keys.of(self._file)
             self._check_tensors()
             self._check_names(declared.unused_tensors)
             own = {tensor.gguf.name for tensor in self._tensors.values()}
@@ -105,6 +100,18 @@ class GgufCheckpoint:
                 "%s: unknown metadata, which is passed over: %s; if it changes what the model computes, the text will "
                 "be wrong", self.path, names,
             )  # fmt: skip
+
+    def _described(self) -> tuple[ModelSpec, GgufKeys]:
+        """Read the tensor table and fill in the config: the model that these describe, and the keys that it knows."""
+        model_type = self._model_type()
+        self._file.read_tensor_table()
+        refuse_unread_types(self._file)
+        self.config = gguf_config(self._file, model_type)
+        there = self._file.tensors
+        keys = family(model_type).GGUF
+        assert keys is not None  # it claimed the file
+        spec = with_mtp(spec_for(self.config), lambda tensor: tensor.gguf.name in there)
+        return spec, keys.of(self._file)
 
     def _model_type(self) -> str:
         key = "general.architecture"
@@ -176,7 +183,7 @@ class GgufCheckpoint:
 
     def names(self) -> Sequence[str]:
         """Tensor names in Hugging Face's spelling, in the order the model uses them."""
-        return [tensor.name for tensor in self.spec.tensors()]
+        return [tensor.name for tensor in self.spec.own_tensors()]
 
     def info(self, name: str) -> TensorInfo:
         """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""

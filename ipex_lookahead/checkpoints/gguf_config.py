@@ -55,6 +55,8 @@ _IDS = {
     "eot_token_id": "tokenizer.ggml.eot_token_id",
     "eom_token_id": "tokenizer.ggml.eom_token_id",
 }
+_ENDS = {"gemma4": frozenset({"<eos>", "<turn|>", "<|tool_response>"})}
+"""Architecture -> tokens that end an answer by its makers' generation_config.json; its files name one of them."""
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _SAMPLED = {
     "temperature": number(-1e6, 1e6),
@@ -82,7 +84,12 @@ def gguf_config(file: GgufParts, model_type: str) -> dict[str, Any]:
     if keys.inside:  # a file of a model that sees holds the text part
         keys = next(iter(keys.parts.values()))
         model_type = keys.family
-    return _Reader(file, model_type, keys, declared.GGUF.of(file)).config()
+    return config_by(file, model_type, keys, declared.GGUF.of(file))
+
+
+def config_by(file: GgufParts, model_type: str, keys: ConfigKeys, gguf: GgufKeys) -> dict[str, Any]:
+    """The same of a model whose keys are given."""
+    return _Reader(file, model_type, keys, gguf).config()
 
 
 class _Reader:
@@ -122,7 +129,8 @@ class _Reader:
                 value = None
             config[key] = _shortest(value)
         config.setdefault("rope_theta", 10000.0)
-        config.setdefault("vocab_size", self._embedding_rows())
+        if "vocab_size" not in config:
+            config["vocab_size"] = self._embedding_rows()
         for key, check in self.keys.used.items():
             if key in self.gguf.used and key in config:
                 config[key] = check(source, key, config[key])
@@ -197,7 +205,10 @@ class _Reader:
         check, metadata = token_id(config["vocab_size"]), self.file.metadata
         ids = {name: check(self.source, name, metadata[key]) for name, key in _IDS.items() if key in metadata}
         # A chat model's end of turn ends a generation too; Hugging Face says so with a list of end-of-sequence ids.
-        ends = list(dict.fromkeys(ids[n] for n in ("eos_token_id", "eot_token_id", "eom_token_id") if n in ids))
+        ends = [ids[n] for n in ("eos_token_id", "eot_token_id", "eom_token_id") if n in ids]
+        if named := _ENDS.get(self.gguf.architecture):
+            ends += [i for i, token in enumerate(metadata.get("tokenizer.ggml.tokens", ())) if token in named]
+        ends = list(dict.fromkeys(ends))
         found: dict[str, Any] = {name: ids[name] for name in ("bos_token_id", "pad_token_id") if name in ids}
         if ends:
             found["eos_token_id"] = ends[0] if len(ends) == 1 else ends

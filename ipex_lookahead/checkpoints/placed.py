@@ -213,8 +213,8 @@ def joined(parts: Sequence[PackedWeight]) -> PackedWeight:
 
 
 def tensors_by_name(spec: ModelSpec) -> dict[str, Tensor]:
-    """The weights of a model by name, in the order of a step."""
-    return {tensor.name: tensor for tensor in spec.tensors()}
+    """The weights that a model has of its own by name, in the order of a step."""
+    return {tensor.name: tensor for tensor in spec.own_tensors()}
 
 
 def head_tensors(spec: ModelSpec) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from ipex_lookahead.checkpoints.base import Folder, TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config, read_json
 from ipex_lookahead.checkpoints.float_tensors import (
     READ,
+    WHOLE,
     check_kind,
     float_info,
     read_float,
@@ -78,6 +79,8 @@ class SafetensorsCheckpoint(Folder):
     scheme: Scheme | None = None
     own_head: bool = False
     read_past: int = 0
+    as_safetensors = "transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
+    """What makes safetensors of pickles, in Python."""
 
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
         """Open and validate the config, the index and every header.
@@ -119,26 +122,27 @@ class SafetensorsCheckpoint(Folder):
         elif os.path.exists(self.path / INDEX):
             self._open_shards(self.path / INDEX)
         else:
-            raise _no_weights(self.path)
+            raise _no_weights(self.path, self.as_safetensors)
         if not self._tensors:
             raise ModelFormatError(self.path, "tensors", None, "the checkpoint holds no tensor")
 
-    def _place(self) -> None:
-        """Find the family's weights among the tensors, under the names that its spec knows them by."""
-        names = {renamed(name) or "" for name in self._tensors}
+    def _described(self, names: Collection[str]) -> ModelSpec:
+        """The model that the config and the tensors' names describe."""
         said = self.config["tie_word_embeddings"]
         if said is not False:
             self.config["tie_word_embeddings"] = not self._has_own_head(names)
             self.own_head = said is True and not self.config["tie_word_embeddings"]
+        return with_mtp(spec_for(self.config), lambda tensor: self._is_there(_placed(tensor, names).hf.name, names))
 
-        def placed(tensor: Tensor) -> Tensor:
-            return fused_experts(in_blocks(tensor, names), names)
-
-        self.spec = with_mtp(spec_for(self.config), lambda tensor: self._is_there(placed(tensor).hf.name, names))
+    def _place(self) -> None:
+        """Find the model's weights among the tensors, under the names that its spec knows them by."""
+        names = {renamed(name) or "" for name in self._tensors}
+        self.spec = self._described(names)
         every = {**tensors_by_name(self.spec), **head_tensors(self.spec)}
-        self._weights = {name: placed(tensor) for name, tensor in every.items()}
+        self._weights = {name: _placed(tensor, names) for name, tensor in every.items()}
         wanted = {tensor.hf.name: len(tensor.hf.shape) for tensor in self._weights.values()}
         bytes_of = {tensor.hf.name: tensor for tensor in self._weights.values() if tensor.hf.layout == "mxfp4"}
+        tokens = {tensor.hf.name for tensor in self._weights.values() if tensor.hf.layout == "whole"}
         bytes_of |= {scales_name(tensor): tensor for tensor in bytes_of.values()}
         parts_of = self._parts(wanted, names)
         parts = {name for parts in parts_of.values() for name in parts.values()}
@@ -153,8 +157,9 @@ class SafetensorsCheckpoint(Folder):
             if name not in bytes_of and name not in parts:
                 past = name.startswith(self.spec.read_past)  # all experts in one tensor, perhaps
                 dimensions = 3 if past else wanted.get(name, 2)
+                kinds = WHOLE if name in tokens else READ
                 check_kind(
-                    file, in_file, tensor, most_dimensions=max(2, dimensions), dtypes=READ, number=dimensions == 0
+                    file, in_file, tensor, most_dimensions=max(2, dimensions), dtypes=kinds, number=dimensions == 0
                 )
                 refuse_scales(file, in_file, tensor, scaled)
             found[name] = (file, tensor)
@@ -277,7 +282,7 @@ class SafetensorsCheckpoint(Folder):
         if not self._weights:
             return list(self._tensors)
         held = {*self._tensors, *self._layers}
-        own = (tensor.name for tensor in self.spec.tensors())
+        own = (tensor.name for tensor in self.spec.own_tensors())
         return [*(name for name in own if self._weights[name].hf.name in held), *self._unused]
 
     def info(self, name: str) -> TensorInfo:
@@ -335,13 +340,18 @@ class SafetensorsCheckpoint(Folder):
             file.close()
 
 
+def _placed(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """The weight where a folder with tensors of these names has it."""
+    return fused_experts(in_blocks(tensor, names), names)
+
+
 def refuse_without_safetensors(folder: Path) -> None:
     """Raise the error of a folder that holds neither ``model.safetensors`` nor its index."""
     if not os.path.exists(folder / SINGLE) and not os.path.exists(folder / INDEX):
-        raise _no_weights(folder)
+        raise _no_weights(folder, SafetensorsCheckpoint.as_safetensors)
 
 
-def _no_weights(folder: Path) -> Exception:
+def _no_weights(folder: Path, as_safetensors: str) -> Exception:
     """The error for a folder without weights that can be read; it names what lies there instead."""
     present = sorted(os.listdir(folder))
     pickles = [name for name in present if name.endswith(_PICKLES) and not name.startswith("training_args")]
@@ -349,8 +359,7 @@ def _no_weights(folder: Path) -> Exception:
         return UnsupportedModelError(
             f"{folder}: the weights are in {pickles[0]}, a pickle, which can run code when it is read and is never "
             f"opened here; {SINGLE} or {INDEX} is needed",
-            hint="convert it on a machine you can lose: in Python, "
-            "transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)",
+            hint=f"convert it on a machine you can lose: in Python, {as_safetensors}",
         )
     others = [name for name in present if name.endswith((".safetensors", ".gguf"))]
     return ModelFormatError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.sampling import GreedySampler
 from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.cli.types import Strategy, Tokens
+from ipex_lookahead.cli.writing import written
 from ipex_lookahead.system.terminal import counted
 
 
@@ -68,6 +70,9 @@ class Measured:
     layout: Literal["spec-bench", "speed-bench"] | None = option(
         "Also print each mode's figures as that benchmark's own client does, by its definitions."
     )
+    show_drafts: str | None = option(
+        "Write each step's drafted ids, and what became of them, as lines of JSON.", metavar="FILE.jsonl"
+    )
 
 
 @command(
@@ -83,7 +88,7 @@ def decode(
     to: Report,
     draft_model: str | None = draft_model_option,
     drafter: str | None = drafter_option,
-    draft_vocab: int | None = draft_vocab_option,
+    draft_vocab: Any = draft_vocab_option,
 ) -> None:
     """Decoding speed with and without lookahead, and whether the tokens are the same.
 
@@ -94,10 +99,13 @@ def decode(
     sampling.check()
     modes_given = compared.modes()
     to.check()
+    if what.show_drafts is not None and not modes_given:
+        raise click.UsageError("--show-drafts has no effect with --lookahead 0 alone: nothing is drafted")
     if sampling.temperature and sampling.seed is None:
         sampling.seed = 0  # without a fixed seed there is nothing to compare
 
-    from ipex_lookahead.bench.decode import generator, measure, modes_of, summarise
+    from ipex_lookahead.bench.decode import Mode, generator, measure, modes_of, summarise
+    from ipex_lookahead.bench.drafts import lines_of
     from ipex_lookahead.bench.facts import where_and_when
     from ipex_lookahead.bench.plots.decode import plot_decode
     from ipex_lookahead.bench.prompts import conversations
@@ -108,7 +116,8 @@ def decode(
     from ipex_lookahead.cli.loading import config_of
 
     loaded, tokenizer = loading.load(draft_model=draft_model, drafter=drafter, draft_vocab=draft_vocab)
-    generate = generator(loaded, what.max_new_tokens, **sampling.arguments())
+    keep = {} if what.show_drafts is None else {"keep_drafts": True}
+    generate = generator(loaded, what.max_new_tokens, **sampling.arguments(), **keep)
 
     def answer(ids: list[int]) -> str:
         said: str = tokenizer.decode(generate(ids, 0).tokens, skip_special_tokens=True)
@@ -117,13 +126,23 @@ def decode(
     turns = list(conversations(texts, chat_encoder(tokenizer, config_of(loaded)), answer))
     answered = [prompt for prompt, _ in turns]
     settings = [_setting(mode, adaptive=not compared.options.no_adaptive) for mode in modes_given]
-    with progress_bar(len(turns) * len(modes_of(settings)) * what.repeat) as advance:
+    with (
+        nullcontext() if what.show_drafts is None else written(what.show_drafts) as write,
+        progress_bar(len(turns) * len(modes_of(settings)) * what.repeat) as advance,
+    ):
+
+        def show(mode: Mode, number: int) -> None:
+            if write is not None:
+                write(lines_of(mode, number, answered[number].id))
+                mode.answers[number][-1].stats.drafts = None  # a long run's are many
+            advance()
+
         modes = measure(
             generate,
             [ids for _, ids in turns],
             settings,
             repeat=what.repeat,
-            advance=advance,
+            answered=show,
             forget=loaded.forget,
         )
     engine = loaded.engine.describe()

@@ -27,7 +27,7 @@ class Checked:
 
     draft_model: str | None = draft_model_option
     drafter: str | None = drafter_option
-    draft_vocab: int | None = draft_vocab_option
+    draft_vocab: Any = draft_vocab_option
     draft_low_bit: str | None = option("The draft model's format; as its file has it if not given.", type=LowBit())
     max_new_tokens: int = option("Most tokens of an answer.", 128, "-n", low=1)
     strategy: tuple[str, ...] = option("Strategies to check; all that apply if not given.", (), type=Strategy())

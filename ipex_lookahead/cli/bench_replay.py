@@ -22,7 +22,7 @@ from ipex_lookahead.system.terminal import counted
 
 ALONE = {
     **dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no second model"),
-    NEEDS_A_HEAD: "a recording holds no hidden states",
+    NEEDS_A_HEAD: "a recording holds no features",
 }
 
 

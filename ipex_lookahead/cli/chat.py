@@ -31,6 +31,11 @@ class ChatOptions:
         None,
         "--show-accepted/--hide-accepted",
     )
+    think: bool | None = option(
+        "Whether the chat template asks the model to think, where it knows that; else as the template likes.",
+        None,
+        "--think/--no-think",
+    )
     history: bool = option("Keep typed lines in a file, for the arrow keys.", True)
 
 
@@ -68,6 +73,7 @@ def chat(
         lookahead=drafting.pop("lookahead"),
         drafting=drafting,
         max_new_tokens=settings.max_new_tokens,
+        think=settings.think,
         show_accepted=may_draw(sys.stdout) if settings.show_accepted is None else settings.show_accepted,
         painter=Painter(wrap),
         tell=lambda line: aside.print(Text(line, style="dim")),

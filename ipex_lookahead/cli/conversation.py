@@ -97,19 +97,21 @@ class Conversation:
         return Fitted(ids, context - len(ids), dropped, len(everything) - len(ids))
 
 
-def chat_encoder(tokenizer: Any, config: Mapping[str, Any]) -> Encode:
+def chat_encoder(tokenizer: Any, config: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> Encode:
     """``conversation_prompt`` of a model, which remembers what it has encoded.
 
-    A template runs in a process of its own, and every turn encodes those before it again.
+    A template runs in a process of its own, and every turn encodes those before it again. ``variables``, which are the
+    template's, may change from turn to turn.
     """
     from ipex_lookahead.tokenization.prompts import conversation_prompt
 
-    known: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    known: dict[Any, list[int]] = {}
+    given = {} if variables is None else variables
 
     def encode(messages: list[Message]) -> list[int]:
-        key = tuple((message["role"], message["content"]) for message in messages)
+        key = (tuple((message["role"], message["content"]) for message in messages), tuple(given.items()))
         if key not in known:
-            known[key] = conversation_prompt(tokenizer, config, messages)
+            known[key] = conversation_prompt(tokenizer, config, messages, given)
         return known[key]
 
     return encode

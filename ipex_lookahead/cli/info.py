@@ -34,7 +34,7 @@ MOST_COSTS = 8
 def info(
     model: str | None,
     drafter: str | None = drafter_option,
-    draft_vocab: int | None = draft_vocab_option,
+    draft_vocab: Any = draft_vocab_option,
     forget_costs: bool = option("Forget what steps were measured to cost: all, or those of MODEL.", False),
     as_json: bool = json_alone_option,
 ) -> None:
@@ -126,9 +126,7 @@ def _opencl() -> dict[str, Any]:
     return {"devices": said}
 
 
-def model_facts(
-    name: str, drafter: str | None = None, draft_vocab: int | None = None, *, progress: bool
-) -> dict[str, Any]:
+def model_facts(name: str, drafter: str | None = None, draft_vocab: Any = None, *, progress: bool) -> dict[str, Any]:
     """What a model is, from its headers, and what its steps were measured to cost; no weight is read."""
     from ipex_lookahead.cli.model_facts import describe, licence_of
     from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs

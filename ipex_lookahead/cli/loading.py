@@ -10,7 +10,7 @@ import click
 
 from ipex_lookahead.cli.names import WEIGHTS
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.types import LowBit, Model, Words
+from ipex_lookahead.cli.types import DraftVocab, LowBit, Model, Words
 from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.extras import need_torch
@@ -33,7 +33,9 @@ drafter_option = option(
     type=Model(),
 )
 draft_vocab_option = option(
-    f"How many tokens of the vocabulary a head may draft; 0 is all, {DRAFT_VOCAB} if not given.", low=0
+    f"How many tokens of the vocabulary a head may draft, or a file of `drafter cut`; 0 is all, {DRAFT_VOCAB} if not"
+    " given.",
+    type=DraftVocab(),
 )
 
 
@@ -70,7 +72,7 @@ class TextModelOptions(ModelOptions):
     deterministic: bool | None = option("On torch: the very text of plain decoding with lookahead too, at some cost.")
     draft_model: str | None = draft_model_option
     drafter: str | None = drafter_option
-    draft_vocab: int | None = draft_vocab_option
+    draft_vocab: Any = draft_vocab_option
     special_tokens_in_content: bool = option(
         "Control tokens that a message spells, such as <|im_end|>, are control tokens, not the text that they are.",
         False,
@@ -92,7 +94,7 @@ def load_text(
     *,
     draft_model: str | None = None,
     drafter: str | None = None,
-    draft_vocab: int | None = None,
+    draft_vocab: Any = None,
     special_tokens_in_content: bool = False,
     progress: bool,
     **settings: Any,
@@ -123,7 +125,7 @@ def load(
     *,
     draft_model: str | None = None,
     drafter: str | None = None,
-    draft_vocab: int | None = None,
+    draft_vocab: Any = None,
     **settings: Any,
 ) -> tuple[Any, Any]:
     """The model as transformers' users have it, for the commands that measure it, and its tokenizer.

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "a model over HTTP, as OpenAI and Anthropic serve theirs, and a page to talk with it",
     "quantize": "save a model in a low-bit format",
     "convert-ipex-llm": "a folder that ipex-llm saved, its pickles as safetensors",
+    "drafter": "make heads that draft for a model",
     "imatrix": "measure which inputs of a model's matrices matter, for quantize",
     "info": "this machine, or a model",
     "pull": "fetch a model from the hub, or list those that are recommended",

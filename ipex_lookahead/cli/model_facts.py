@@ -19,13 +19,13 @@ from ipex_lookahead.checkpoints import (
     open_other_family,
 )
 from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.checkpoints.draft_vocab import ids_of
 from ipex_lookahead.checkpoints.drafters import drafter_of
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.low_bit import FLOATS
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
 from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.cli.names import in_options
-from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.hub.choosing import PICKLES
 
@@ -53,7 +53,7 @@ _GGUF_SIZES = {
 Formats = dict[str, dict[str, int]]
 
 
-def describe(path: Path, drafter: Path | None = None, draft_vocab: int | None = None) -> dict[str, Any]:
+def describe(path: Path, drafter: Path | None = None, draft_vocab: int | Path | None = None) -> dict[str, Any]:
     """Kind, architecture, engine, parameters, bytes, formats with counts, sizes, tokenizer; of what cannot be run too.
 
     Reads headers and configs, no weights, and imports neither torch nor transformers. ``drafter`` and ``draft_vocab``
@@ -88,7 +88,7 @@ def low_bit_in(path: Path) -> str | None:
 # --- GGUF files ---------------------------------------------------------------------------------------------------
 
 
-def _gguf(path: Path, drafter: Path | None, draft_vocab: int | None) -> dict[str, Any]:
+def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None) -> dict[str, Any]:
     file = GgufParts(path)
     try:
         file.read_tensor_table()
@@ -128,7 +128,7 @@ def _gguf(path: Path, drafter: Path | None, draft_vocab: int | None) -> dict[str
 # --- folders ------------------------------------------------------------------------------------------------------
 
 
-def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | None) -> dict[str, Any]:
+def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | Path | None) -> dict[str, Any]:
     config = read_json(folder / "config.json")
     family = family_of(folder)
     native = family in model_types()
@@ -241,7 +241,9 @@ def _opened(open_it: Callable[[], Checkpoint]) -> tuple[Checkpoint | None, dict[
     return checkpoint, {}
 
 
-def _drafting(checkpoint: Checkpoint | None, path: Path, drafter: Path | None, vocab: int | None) -> dict[str, Any]:
+def _drafting(
+    checkpoint: Checkpoint | None, path: Path, drafter: Path | None, vocab: int | Path | None
+) -> dict[str, Any]:
     """The head that drafts, or what the files hold for drafting that is not read."""
     if checkpoint is None or getattr(checkpoint, "spec", None) is None:  # a family that only transformers knows
         return {}
@@ -252,8 +254,8 @@ def _drafting(checkpoint: Checkpoint | None, path: Path, drafter: Path | None, v
     sizes = [packed_bytes(head.checkpoint.info(tensor.name)) for tensor in head.tensors()]
     if head.checkpoint is not checkpoint:
         head.checkpoint.close()
-    most = head.spec.vocab if vocab == 0 else min(head.spec.vocab, DRAFT_VOCAB if vocab is None else vocab)
-    facts = {"kind": head.kind, "bytes": sum(sizes), "draft_vocab": most if head.ids is None else len(head.ids)}
+    ids = ids_of(vocab, head.spec.vocab) if head.ids is None else head.ids
+    facts = {"kind": head.kind, "bytes": sum(sizes), "draft_vocab": len(ids)}
     return {"drafter": facts if where == path else {**facts, "file": str(where)}}
 
 

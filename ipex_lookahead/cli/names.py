@@ -31,7 +31,7 @@ STRATEGIES = {
     "suffix": "the longest repetition, also of stored answers",
     "draft_model": "a smaller model (--draft-model)",
     "self_speculation": "a low-bit copy of the model",
-    "mtp": "the block for drafting that the model's files bring (MTP)",
+    "head": "a trained head, the model's own (MTP) or --drafter",
 }
 """Strategy -> where its drafts come from."""
 
@@ -45,7 +45,7 @@ PEERS = {
 
 NEEDS_DRAFT_MODEL = "draft_model"
 NEEDS_A_COPY = "self_speculation"
-NEEDS_A_HEAD = "mtp"
+NEEDS_A_HEAD = "head"
 """The strategies that need a second model beside the first."""
 
 _SAME = (

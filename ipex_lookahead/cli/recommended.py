@@ -86,7 +86,7 @@ def print_recommended() -> None:
     found = facts()
     rate = "estimated_tok_s"
     columns: dict[str, str | Callable[[Any], object]] = {
-        "name": lambda one: one["name"] + ("" if one["fits"] else " (too large)"),
+        "name": lambda one: one["name"] + ("" if one["fits"] else " (too big)"),
         "licence": "{licence}",
         "bits": "{bits:.1f}",
         "fetch\nGB": lambda one: f"{one['download_bytes'] / 1e9:.1f}",

@@ -83,7 +83,7 @@ def _check_prompts(ctx: click.Context) -> None:
 
 def _check_files_to_write(ctx: click.Context) -> None:
     """They are written after the last token, and a store is read at the first: too late to hear that it cannot be."""
-    for name, option in (("store", "--store"), ("record_to", "--record")):
+    for name, option in (("store", "--store"), ("record_to", "--record"), ("show_drafts", "--show-drafts")):
         given = ctx.params.get(name)
         if given is None or (name == "store" and (given == NO_STORE or is_memory(given))):
             continue
@@ -101,6 +101,8 @@ def _check_files_to_write(ctx: click.Context) -> None:
             problem = f"cannot be written: {said}"
         elif name == "store" and file.exists() and not is_store(file):
             problem, hint = "is no lookahead store; it is left as it is", "name another file; it need not exist yet"
+        elif name == "show_drafts" and file.exists():
+            problem, hint = "is there already; it is left as it is", "name another file"
         if problem:
             raise Refused(f"{option}: {given} {problem}", hint=hint)
 

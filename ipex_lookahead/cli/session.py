@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
@@ -23,6 +24,7 @@ class Session:
         system: the system message, or None.
         sampling, lookahead, max_new_tokens: how answers are made.
         drafting: further arguments of ``generate`` about lookahead.
+        think: the chat template's ``enable_thinking``; None leaves it to the template.
         tell: shows a line that is not the model's.
         show_accepted: mark what of an answer came for free; it is then shown a step at a time.
         painter: writes the answer, piece by piece.
@@ -37,6 +39,7 @@ class Session:
         lookahead: Any,
         max_new_tokens: int,
         drafting: dict[str, Any] | None = None,
+        think: bool | None = None,
         tell: Callable[[str], None],
         show_accepted: bool = False,
         painter: Painter,
@@ -52,7 +55,9 @@ class Session:
         self.over = False
         self.last_stats: GenerationStats | None = None
         self.context: int = model.engine.max_context
-        self.conversation = Conversation(chat_encoder(model.tokenizer, model.config), self._tokenize, system)
+        self.variables: dict[str, Any] = {} if think is None else {"enable_thinking": think}
+        encode = chat_encoder(model.tokenizer, model.config, self.variables)
+        self.conversation = Conversation(encode, self._tokenize, system)
         self._model = model
         self._tokenizer = model.tokenizer
 
@@ -108,8 +113,9 @@ class Session:
         from ipex_lookahead.cli.progress import PromptBar
 
         model, bar = self._model, PromptBar()
-        marked = MarkedAnswer(self._tokenizer, self.painter.write) if self.show_accepted else None
-        streamed = marked or Answer(self._tokenizer, self.painter.write)
+        paint = self.painter.write
+        marked = MarkedAnswer(self._tokenizer, paint, ids) if self.show_accepted else None
+        streamed = marked or Answer(self._tokenizer, paint, partial(paint, thought=True), ids)
         interrupted = False
         try:
             with asks_to_stop() as stop:
@@ -139,18 +145,22 @@ class Session:
             streamed.end()
             self.painter.write("\n")
         self.last_stats = replace(model.stats)
+        kept = streamed.ids
+        if kept and kept[-1] in self._tokenizer.all_special_ids:
+            kept = kept[:-1]  # the end-of-turn token belongs to the template
+        if streamed.thought:  # which is not put to the model again
+            kept = self._tokenize(streamed.text)
         if interrupted:
-            self.tell("stopped; what has come is kept (/undo forgets it)" if streamed.ids else "stopped")
+            self.tell("stopped; what has come is kept (/undo forgets it)" if kept else "stopped")
         else:
             self.tell(stats_line(self.last_stats, loop=is_loop(self.last_stats, streamed.ids)))
             limit = f"/set max_new_tokens={self.max_new_tokens}"
+            if streamed.thought and not kept:
+                self.tell("the answer ended inside its thought; nothing is kept of it")
             for line in ending(self.last_stats, streamed.ids, limit=limit, setting="/set {}=".format):
                 self.tell(line)
         if marked is not None:
             self._explain_colours()
-        kept = streamed.ids
-        if kept and kept[-1] in self._tokenizer.all_special_ids:
-            kept = kept[:-1]  # the end-of-turn token belongs to the template
         return streamed.text, kept
 
     def _explain_colours(self) -> None:

@@ -124,6 +124,15 @@ def _accepted(session: Session, text: str) -> None:
     session.tell(f"accepted: {'on' if session.show_accepted else 'off'}")
 
 
+def _think(session: Session, text: str) -> None:
+    if text not in ("", "on", "off"):
+        raise InputError(f"/think {text}: it may be on or off")
+    if text:
+        session.variables["enable_thinking"] = text == "on"
+    asked = session.variables.get("enable_thinking")
+    session.tell(f"think: {'as the chat template likes' if asked is None else 'on' if asked else 'off'}")
+
+
 def _set(session: Session, text: str) -> None:
     if text:
         key, equals, value = (part.strip() for part in text.partition("="))
@@ -206,6 +215,7 @@ SLASHES: dict[str, Slash] = {
     "stats": Slash("", "speed of the last answer, and how full the context is", _stats),
     "lookahead": Slash("[N|auto]", "show or set the drafted tokens a step; 0 is off", _lookahead),
     "accepted": Slash("[on|off]", "show or set whether what came for free is coloured", _accepted),
+    "think": Slash("[on|off]", "show or set whether the chat template asks for thinking, where it knows that", _think),
     "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, penalties, max_new_tokens", _set),
     "save": Slash("FILE", "save the conversation as JSON", _save),
     "load": Slash("FILE", "go on with a saved conversation", _load),

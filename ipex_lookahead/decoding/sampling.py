@@ -106,6 +106,10 @@ class Sampler:
             raise_bad_logits(token)
         return token
 
+    def draw(self, position: int) -> tuple[float, int, float, float, int, int, int]:
+        """What a token at that position is drawn by: temperature, top_k, top_p, min_p, seed, sequence, position."""
+        return (*self._params, self.seed, self._sequence, position)
+
     def lead(self, logits: npt.NDArray[np.float32], position: int, token: int) -> float:
         """By how much the token drawn won, 0 to 1: the softmax of ``logit / temperature + gumbel`` at it.
 

@@ -6,6 +6,7 @@ from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,14 @@ NOT_FINITE = "the engine's logits hold NaN: the weights or the activations are n
 
 Tokens = npt.NDArray[np.int32]
 """int32 [n], token ids."""
+
+
+class Follower(Protocol):
+    """A trained head that drafts; :class:`ipex_lookahead.drafting.heads.chain.Head` says more."""
+
+    def follow(self, cache: Any) -> None:
+        """Have a cache keep what the head needs, from now on."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +69,7 @@ class Sequence:
         cuts: lengths, ascending, at which its cache is kept while it reads: a chunk ends there.
         checkpoints: whether its cache, which is used again, is to go back to the end of its prompt.
         pages: its pages, as the scheduler's memory numbers them.
+        head: the trained head that drafts for it, which its cache follows; None: none does.
         proposed: whether its proposer was called in this step.
         pending_outcomes: outcomes of steps since it last was, which it observes before it is called again.
         missed: tokens of idle steps behind those.
@@ -92,6 +102,7 @@ class Sequence:
     cuts: list[int] = field(default_factory=list)
     checkpoints: bool = False
     pages: list[int] = field(default_factory=list)
+    head: Follower | None = None
     proposed: bool = False
     pending_outcomes: list[Outcome] = field(default_factory=list)
     missed: list[int] = field(default_factory=list)

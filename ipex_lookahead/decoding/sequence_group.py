@@ -171,6 +171,8 @@ class SequenceGroup:
             fresh, held, tokens = sequence.fresh, sequence.cache.length, sequence.plan_reading()
             if held:
                 sequence.checkpoint()
+            if sequence.head is not None:
+                sequence.head.follow(sequence.cache)
             sequence.twins, sequence.states = [], []
             if fresh and held:
                 self._count(held, cached=True)

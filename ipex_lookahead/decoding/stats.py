@@ -10,6 +10,11 @@ from ipex_lookahead.drafting.draft import Draft
 
 FOLD_EVERY = 512
 """Drafted steps that are kept as they are before they are counted: counting is left out of the decoding loop."""
+SCRATCH = -1
+"""In place of the depth of rows that are evaluated and never accepted."""
+
+Places = Counter[tuple[str, int]]
+"""Draft tokens by (source, depth)."""
 
 
 @dataclass(slots=True)
@@ -35,10 +40,13 @@ class GenerationStats:
         temperature: of the sampling; None for greedy decoding.
         per_step: for each step (drafted, accepted, proposer seconds, engine seconds).
         strategy: the name under which drafts without sources of their own are counted.
-        drafted_by_source, accepted_by_source: draft tokens by the name of what put them forward.
-        drafted_by_position, accepted_by_position: draft tokens by depth; index 0 follows the last committed token.
-            Scratch rows have no position: they can never be accepted.
+        drafted_at, accepted_at: draft tokens by (the name of what put them forward, depth); depth 0 follows the last
+            committed token. That of scratch rows is ``SCRATCH``: they have none, and can never be accepted.
+        drafted_by_source, accepted_by_source: sums of these by source.
+        drafted_by_position, accepted_by_position: sums by depth, scratch rows left out.
         accepted_sources: the source of each accepted draft token, in order.
+        drafts: for each verified draft, in order, the draft and the indices of its accepted tokens; None where
+            ``generate`` was not told to keep them.
     """
 
     prompt_tokens: int = 0
@@ -61,11 +69,10 @@ class GenerationStats:
     temperature: float | None = None
     per_step: list[tuple[int, int, float, float]] = field(default_factory=list)
     strategy: str = ""
-    drafted_by_source: Counter[str] = field(default_factory=Counter)
-    accepted_by_source: Counter[str] = field(default_factory=Counter)
-    drafted_by_position: list[int] = field(default_factory=list)
-    accepted_by_position: list[int] = field(default_factory=list)
+    drafted_at: Places = field(default_factory=Counter)
+    accepted_at: Places = field(default_factory=Counter)
     accepted_sources: list[str] = field(default_factory=list)
+    drafts: list[tuple[Draft, Sequence[int]]] | None = None
     _uncounted: list[tuple[Draft, Sequence[int]]] = field(default_factory=list, repr=False)
 
     def verified(self, draft: Draft, accepted: Sequence[int]) -> None:
@@ -75,24 +82,20 @@ class GenerationStats:
             self.fold()
 
     def fold(self) -> None:
-        """Count what was noted by source and by position."""
+        """Count what was noted by source and depth."""
         for draft, accepted in self._uncounted:
             depths: list[int] = []
-            for row in range(len(draft) - draft.scratch):
-                parent = draft.parents[row]
+            for parent in draft.parents:
                 depths.append(0 if parent < 0 else depths[parent] + 1)
-            sources = draft.sources or [self.strategy] * len(draft)
-            deepest = max(depths, default=-1) + 1
-            for counts in (self.drafted_by_position, self.accepted_by_position):
-                counts.extend([0] * (deepest - len(counts)))
-            self.drafted_by_source.update(sources[: len(draft)])
-            found = [sources[row] for row in accepted]
-            self.accepted_by_source.update(found)
-            self.accepted_sources += found
-            for depth in depths:
-                self.drafted_by_position[depth] += 1
-            for row in accepted:
-                self.accepted_by_position[depths[row]] += 1
+            end = len(draft) - draft.scratch
+            depths[end:] = [SCRATCH] * draft.scratch
+            rows = list(zip(draft.sources or [self.strategy] * len(draft), depths, strict=True))
+            found = [rows[row] for row in accepted]
+            self.drafted_at.update(rows)
+            self.accepted_at.update(found)
+            self.accepted_sources += [source for source, _ in found]
+        if self.drafts is not None:
+            self.drafts += self._uncounted
         self._uncounted.clear()
 
     def origins(self) -> list[str | None]:
@@ -103,6 +106,26 @@ class GenerationStats:
             found += [next(sources) for _ in range(accepted)]
             found.append(None)
         return found[: self.tokens]
+
+    @property
+    def drafted_by_source(self) -> Counter[str]:
+        """Draft tokens by the name of what put them forward, scratch rows included."""
+        return by_source(self.drafted_at)
+
+    @property
+    def accepted_by_source(self) -> Counter[str]:
+        """Those of them that were accepted."""
+        return by_source(self.accepted_at)
+
+    @property
+    def drafted_by_position(self) -> list[int]:
+        """Draft tokens by depth, scratch rows left out: of any source."""
+        return by_position(self.drafted_at, self.accepted_at)[0]
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        """Those of them that were accepted, as many depths."""
+        return by_position(self.drafted_at, self.accepted_at)[1]
 
     @property
     def decode_tokens(self) -> int:
@@ -133,3 +156,25 @@ class GenerationStats:
     def python_seconds(self) -> float:
         """Everything in decode that is not the engine: proposer, sampler and the loop itself."""
         return max(0.0, self.decode_seconds - self.engine_seconds)
+
+
+def by_source(counts: Places) -> Counter[str]:
+    """Draft tokens of all depths, by source."""
+    found: Counter[str] = Counter()
+    for (source, _), count in counts.items():
+        found[source] += count
+    return found
+
+
+def by_position(drafted: Places, accepted: Places, source: str | None = None) -> tuple[list[int], list[int]]:
+    """Drafted and accepted tokens by depth, of one source or of all; scratch rows have none."""
+    rows = [
+        (depth, count, accepted[name, depth])
+        for (name, depth), count in drafted.items()
+        if depth != SCRATCH and source in (None, name)
+    ]
+    found = [[0] * (1 + max((depth for depth, _, _ in rows), default=-1)) for _ in range(2)]
+    for depth, *counts in rows:
+        for total, count in zip(found, counts, strict=True):
+            total[depth] += count
+    return found[0], found[1]

@@ -10,7 +10,7 @@ from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel, Keys
-from ipex_lookahead.drafting.heads.mtp import Mtp
+from ipex_lookahead.drafting.heads.chain import Draws, HeadChain
 from ipex_lookahead.drafting.jacobi import Jacobi
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
 from ipex_lookahead.drafting.recycling import Recycling
@@ -35,21 +35,26 @@ SECOND_MODEL = {
 """Strategies that need the engine of a second model beside their config -> how to give them one."""
 
 
-HEADS: dict[str, Callable[..., Proposer]] = {"mtp": Mtp}
-"""Strategies that a trained head drafts for, which comes with the model -> its proposer, made of the head."""
+HEADS: dict[str, Callable[..., HeadChain]] = {"head": HeadChain}
+"""Strategies that a trained head drafts for -> its proposer."""
 
 
 def make_head_proposer(
-    config: LookaheadConfig, head: Any, choose: DraftChoice | None, end_tokens: Collection[int] = ()
-) -> Proposer:
+    config: LookaheadConfig,
+    head: Any,
+    cache: Callable[[], Cache],
+    choose: DraftChoice | None = None,
+    draws: Draws | None = None,
+    end_tokens: Collection[int] = (),
+) -> HeadChain:
     """A fresh proposer for one sequence, for a strategy of ``HEADS``. Raises InputError where the model has no head."""
     if head is None:
         raise InputError(
-            f"strategy {config.strategy!r} needs a model with a block for drafting (MTP) on the native engine, and this"
-            " one has none",
+            f"strategy {config.strategy!r} needs a model with a trained head on the native engine, its own (MTP) or a"
+            f" {arg('drafter')}, and this one has none",
             hint=f"{arg('lookahead', 'auto')} drafts without",
         )
-    return HEADS[config.strategy](head, choose, min_prob=config.draft_min_prob, end_tokens=end_tokens)
+    return HEADS[config.strategy](head, cache, choose, draws, min_prob=config.draft_min_prob, end_tokens=end_tokens)
 
 
 def make_proposer(config: LookaheadConfig, store: Any = None) -> Proposer:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.architectures import HEADS, ModelSpec, spec_for
 from ipex_lookahead.checkpoints import Checkpoint, open_checkpoint
 from ipex_lookahead.checkpoints.imatrix import read_imatrix
 from ipex_lookahead.engines.hf_config import generation_defaults
 from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.weights import WeightPlan, label_in, log_fallbacks, matrices
-from ipex_lookahead.errors import InputError, LookaheadError, arg
+from ipex_lookahead.errors import InputError, LookaheadError, UnsupportedModelError, arg
 from ipex_lookahead.formats.rules import label_of
 from ipex_lookahead.tokenization.text import TextTokenizer
 
@@ -47,7 +47,8 @@ class LoadRequest:
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
         drafter: a folder or GGUF file with a head that drafts, for the native engine; None: the one that the model's
             own files bring, or that lies beside them.
-        draft_vocab: tokens of the vocabulary that a head may draft; 0: all; None: ``config.DRAFT_VOCAB``.
+        draft_vocab: tokens of the vocabulary that a head may draft, or a file that names them; 0: all; None:
+            ``config.DRAFT_VOCAB``.
         drafter_low_bit: as ``low_bit``, of a head; None: ``low_bit``'s where that has 6 bits or more, else sym_int8.
         progress: see :data:`Progress`.
         text: text is to go in and come out, so that a tokenizer is needed.
@@ -71,7 +72,7 @@ class LoadRequest:
     others: Mapping[str, Any] = field(default_factory=dict)
     ipex: bool = False
     drafter: Path | None = None
-    draft_vocab: int | None = None
+    draft_vocab: int | Path | None = None
     drafter_low_bit: str | None = None
     progress: Progress | None = None
     text: bool = False
@@ -165,6 +166,7 @@ def load_by_spec(
     checkpoint = open_checkpoint(request.path)
     try:
         spec = spec_for(checkpoint.config, request.max_context)
+        refuse_head(request.path, spec.model_type)
         if checkpoint.spec.mtp is None:
             spec = replace(spec, mtp=None)
         check(spec)
@@ -177,6 +179,15 @@ def load_by_spec(
         return LoadedModel(engine, label, dict(checkpoint.config), defaults, tokenizer, no_tokenizer=why_none)
     finally:
         checkpoint.close()
+
+
+def refuse_head(path: Path, family: str | None) -> None:
+    """Raise UnsupportedModelError where what is to be loaded as a model is a head that drafts for one."""
+    if family in HEADS:
+        raise UnsupportedModelError(
+            f"{path}: is a {family}, which drafts for another model and answers nothing by itself",
+            hint=f"load the model that it is named after, with {arg('drafter', str(path))}",
+        )
 
 
 @contextmanager

@@ -338,6 +338,14 @@ def read_vector(checkpoint: Checkpoint, tensor: Tensor) -> npt.NDArray[np.float3
     return values
 
 
+def read_order(checkpoint: Checkpoint, tensor: Tensor) -> npt.NDArray[np.int32]:
+    """Numbers that a vector holds in some order, 0 to n - 1, as int32 [n]. Raises ModelFormatError for others."""
+    order: npt.NDArray[np.int32] = dequantize(_read(checkpoint, tensor)).astype(np.int32)
+    if not np.array_equal(np.sort(order), np.arange(len(order))):
+        raise ModelFormatError(checkpoint.path, tensor.name, None, f"does not name each of {len(order)} tokens once")
+    return order
+
+
 def not_converted(names: object) -> tuple[str, ...]:
     """``modules_to_not_convert`` as a tuple of name parts. Raises InputError if it is not a list of strings."""
     if names is None:

@@ -32,7 +32,9 @@ from ipex_lookahead.drafting import (
     make_proposer,
     make_second_model_proposer,
 )
+from ipex_lookahead.drafting.heads.chain import HeadChain
 from ipex_lookahead.drafting.heads.choosing import Choosing
+from ipex_lookahead.drafting.heads.price import price_of
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine, HasHead
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
@@ -156,9 +158,7 @@ def run_stepwise(
         if heads:
             return head_proposer(config, engine, sequence)
         if helped:
-            return with_head(
-                options.make(config, *() if store is None else (store.suffixes,)), config, engine, sequence
-            )
+            return with_head(options.make(config, *() if store is None else (store.suffixes,)), engine, sequence)
         return options.make(config) if store is None else options.make(config, store.suffixes)
 
     if heads or helped or options.make is not make_proposer:  # a caller's own may want hidden states of the prompt too
@@ -246,10 +246,14 @@ def shared_choice(sequence: Sequence) -> SharedChoice | None:
     return SharedChoice(sequence.draft_processors, sequence.sampler) if chooses else None
 
 
-def head_proposer(config: LookaheadConfig, engine: Engine, sequence: Sequence) -> Proposer:
-    """The proposer of a sequence, with the head that the model brings. Raises InputError where it brings none."""
+def head_proposer(config: LookaheadConfig, engine: Engine, sequence: Sequence) -> HeadChain:
+    """The proposer of a sequence, whose cache is to follow the model's head. Raises InputError where it has none."""
     head = engine.head if isinstance(engine, HasHead) else None
-    return make_head_proposer(config, head, shared_choice(sequence), sequence.eos_ids)
+    sampler, choose = sequence.sampler, shared_choice(sequence) if sequence.draft_processors else None
+    draws = None if sampler is None else sampler.draw
+    made = make_head_proposer(config, head, lambda: sequence.cache, choose, draws, sequence.eos_ids)
+    sequence.head = head
+    return made
 
 
 def brings_head(config: LookaheadConfig | None, engine: Engine) -> bool:
@@ -257,12 +261,9 @@ def brings_head(config: LookaheadConfig | None, engine: Engine) -> bool:
     return config is not None and config.strategy == "auto" and isinstance(engine, HasHead) and engine.head is not None
 
 
-def with_head(free: Proposer, config: LookaheadConfig, engine: Engine, sequence: Sequence) -> Proposer:
-    """The free sources and the head that the model brings; a token of it costs what it reads of a step's bytes."""
-    assert isinstance(engine, HasHead)
-    price = engine.head.describe()["weight_bytes"] / max(1, engine.describe()["step_bytes"])
-    head = make_head_proposer(strategy_config("mtp"), engine.head, shared_choice(sequence), sequence.eos_ids)
-    return Choosing(free, head, price)
+def with_head(free: Proposer, engine: Engine, sequence: Sequence) -> Proposer:
+    """The free sources and the model's head, under one price."""
+    return Choosing(free, head_proposer(strategy_config("head"), engine, sequence), price_of(engine))
 
 
 def second_model(

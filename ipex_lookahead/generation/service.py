@@ -303,7 +303,7 @@ class Service:
             group.stats.finish_reasons = [sequence.limit_reason]
             self._end(group, Event("finish", reason=sequence.limit_reason, stats=group.stats))
             return
-        if group.config is not None and self._has_head(group.config):  # which reads the prompt's hidden states
+        if group.config is not None and self._has_head(group.config):  # which reads the prompt's features
             sequence.proposer = self._proposer(group, group.config)
         self._submitted[scheduler.submit(group)] = group
 
@@ -332,7 +332,7 @@ class Service:
             return head_proposer(config, self.model.engine, group.sequence)
         name = group.store
         free = make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
-        return with_head(free, config, self.model.engine, group.sequence) if self._has_head(config) else free
+        return with_head(free, self.model.engine, group.sequence) if self._has_head(config) else free
 
     def _has_head(self, config: LookaheadConfig) -> bool:
         return config.strategy in HEADS or brings_head(config, self.model.engine)

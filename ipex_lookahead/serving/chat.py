@@ -103,7 +103,7 @@ class ChatRequest(Sampled):
     parallel_tool_calls: bool | None = honoured("false ends the answer with its first call")
     prediction: Prediction | None = honoured("one more source of drafts; it never changes the answer")
     reasoning_effort: str | None = honoured(
-        "the template's `reasoning_effort`; none and minimal also set `enable_thinking` to false"
+        "the template's `reasoning_effort`; also its `enable_thinking`: false for none and minimal, else true"
     )
     chat_template_kwargs: dict[str, Any] | None = honoured("further variables of the chat template")
     metadata: Any = no_effect("nothing is stored")

@@ -17,8 +17,8 @@ from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.structured import Form, bounded
-from ipex_lookahead.serving.thinking import BEGIN, END, TAIL, Mode, mode_of, rule
-from ipex_lookahead.serving.tools import Parser, Ways, in_words, ways_of, with_calls, with_tools
+from ipex_lookahead.serving.thinking import TAIL, Marks, Mode, marks_of, mode_of, rule
+from ipex_lookahead.serving.tools import Parser, Ways, in_words, numbered, ways_of, with_calls, with_results, with_tools
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 Message = dict[str, Any]
@@ -76,14 +76,17 @@ def prepare(served: Served, conversation: Conversation) -> TextRequest:
     # Templates are not given ``strict``, which is for the server.
     given = [_without(one, "strict") for one in conversation.functions] if conversation.may_call else []
     ids = _rendered(served, conversation, ways, given) if template else _without_template(served, conversation)
+    marks = marks_of(template)
     thinking = mode_of(
-        template, served.tokenizer.decode(ids[-TAIL - len(conversation.begun.encode()) :]), conversation.begun
+        marks, served.tokenizer.decode(ids[-TAIL - len(conversation.begun.encode()) :]), conversation.begun
     )
     written = [*style.markers, *style.inner, style.end] if given else []
-    markers = _markers(served, [*written, *(() if thinking is Mode.NONE else (BEGIN, END))])
-    grammar = _grammar(served, conversation, style, markers, thinking)
+    if marks is not None and (thinking is not Mode.NONE or marks.again):
+        written += [marks.begin, marks.end]
+    markers = _markers(served, written)
+    grammar = _grammar(served, conversation, style, markers, thinking, marks)
     parser = Parser(style, conversation.open, one=conversation.one_call) if given else None
-    return TextRequest(ids, reader=Reader(thinking, parser), markers=markers, grammar=grammar)
+    return TextRequest(ids, reader=Reader(thinking, parser, marks), markers=markers, grammar=grammar)
 
 
 def fitted(served: Served, conversation: Conversation, asked: int | None) -> TextRequest:
@@ -134,13 +137,15 @@ def _rendered(served: Served, conversation: Conversation, ways: Ways, given: Seq
     called = any(m["role"] == "tool" or m.get("tool_calls") for m in conversation.messages)
     if not given and not called:
         return ids_of(conversation.messages, None)
-    messages: list[Any] = [_with_objects(message) for message in conversation.messages]
+    messages: list[Any] = numbered([_with_objects(message) for message in conversation.messages])
     if not ways.known:
         return ids_of(in_words(messages, given, ways.style), None)
     if not ways.repeats:
         messages = with_calls(messages, ways.style)
     elif ways.needs_none:
         messages = [{**m, "content": m["content"] or None} if m.get("tool_calls") else m for m in messages]
+    if ways.gathers:
+        messages = with_results(messages)
     tools = [{"type": "function", "function": dict(one)} for one in given] or None
     if not ways.lists:
         messages, tools = with_tools(messages, given, ways.style), None
@@ -207,14 +212,19 @@ def _markers(served: Served, spelled: Sequence[str]) -> dict[int, str]:
 
 
 def _grammar(
-    served: Served, conversation: Conversation, style: Style, markers: Mapping[int, str], thinking: Mode
+    served: Served,
+    conversation: Conversation,
+    style: Style,
+    markers: Mapping[int, str],
+    thinking: Mode,
+    marks: Marks | None,
 ) -> Grammar | None:
     """What the answer must keep to, behind what is thought."""
     forced = conversation.may_call and conversation.choice != "auto"
     if conversation.form is None and not conversation.may_call:
         return None
     ids = {text: i for i, text in markers.items()}
-    thought = "" if thinking is Mode.NONE else rule(thinking, ids)
+    thought = "" if marks is None or thinking is Mode.NONE else rule(thinking, marks, ids)
     before = {Mode.NONE: "", Mode.PERHAPS: "thought? ", Mode.WITHIN: "thought "}[thinking]
 
     def spell(text: str) -> str:
@@ -224,7 +234,7 @@ def _grammar(
         return grammar_of(served, conversation.form, before, thought)
     if conversation.form is None and not forced:
         # A thought that is not certain, and whose markers are text, is text like any other here: that is free anyway.
-        certain = thinking is Mode.WITHIN or {BEGIN, END} <= ids.keys()
+        certain = thinking is Mode.WITHIN or (marks is not None and {marks.begin, marks.end} <= ids.keys())
         return _at_will(served, conversation.open, style, spell, *((before, thought) if certain else ("", "")))
     wanted = [one for one in conversation.open if conversation.choice in ("auto", "required", one["name"])]
     params = (
@@ -369,7 +379,7 @@ def thinking_variables(effort: str | None, verbosity: str | None) -> dict[str, A
     """What the chat template gets of OpenAI's ``reasoning_effort`` and ``verbosity``."""
     given = {"reasoning_effort": effort, "verbosity": verbosity}
     found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    return {**found, "enable_thinking": False} if effort in ("none", "minimal") else found
+    return found if effort is None else {**found, "enable_thinking": effort not in ("none", "minimal")}
 
 
 def text_of(content: Any, param: str) -> str:

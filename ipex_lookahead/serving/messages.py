@@ -56,7 +56,9 @@ class CountRequest(Body):
     system: str | list[dict[str, Any]] | None = honoured("the system prompt")
     tools: list[dict[str, Any]] | None = honoured("given to the chat template; in words where that knows none")
     tool_choice: dict[str, Any] | None = honoured("auto, none, any and tool; the last two are forced by grammar")
-    thinking: Any = no_effect("whether a model thinks is a matter of its chat template")
+    thinking: dict[str, Any] | None = honoured(
+        "the template's `enable_thinking`: true for enabled and adaptive, false for disabled; budgets have no effect"
+    )
     mcp_servers: Any = refused_unless("the server calls nobody", [])
     output_format: dict[str, Any] | None = honoured("`json_schema`; the answer cannot leave it")
     output_config: OutputConfig | None = honoured("`format` as `output_format`; `effort` has no effect")
@@ -84,8 +86,18 @@ class CountRequest(Body):
             chosen(_choice(choice), functions) if functions or self.tool_choice is not None else "none",
             choice.get("disable_parallel_tool_use") is True,
             self._form(limits),
+            self._variables(),
             begun=begun,
         )
+
+    def _variables(self) -> dict[str, Any]:
+        """The variables of the chat template about thinking."""
+        if self.thinking is None:
+            return {}
+        kind = self.thinking.get("type")
+        if kind not in ("enabled", "adaptive", "disabled"):
+            raise refused("thinking", 'it must be {"type": "enabled", "adaptive" or "disabled"}')
+        return {"enable_thinking": kind != "disabled"}
 
     def _form(self, limits: Limits) -> Form | None:
         name, wanted = "output_format", self.output_format

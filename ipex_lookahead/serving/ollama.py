@@ -25,7 +25,7 @@ from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, drafting, params_of
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import line
 from ipex_lookahead.serving.structured import Form, schema_form
-from ipex_lookahead.serving.thinking import END
+from ipex_lookahead.serving.thinking import marks_of
 from ipex_lookahead.serving.tools import ways_of
 
 router = APIRouter()
@@ -310,7 +310,7 @@ async def show(request: Request, body: Named) -> dict[str, Any]:
             f"{architecture}.context_length": served.max_context,
             f"{architecture}.vocab_size": served.vocab_size,
         },
-        "capabilities": capabilities + (["thinking"] if END in served.template else []),
+        "capabilities": capabilities + (["thinking"] if marks_of(served.template) else []),
         "modified_at": _when(server.created),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipex_lookahead.serving.calls.base import Call
-from ipex_lookahead.serving.thinking import Mode, Splitter, Thought
+from ipex_lookahead.serving.thinking import Marks, Mode, Splitter, Thought
 from ipex_lookahead.serving.tools import Parser
 
 Part = Thought | str | Call
@@ -15,15 +15,17 @@ class Reader:
     Args:
         mode: where it begins. Calls are found in what is said, not in what is thought.
         parser: finds calls; None where there are no tools.
+        marks: of thoughts; None for a model that has none.
     """
 
-    def __init__(self, mode: Mode = Mode.NONE, parser: Parser | None = None) -> None:
-        self._splitter = Splitter(mode)
+    def __init__(self, mode: Mode = Mode.NONE, parser: Parser | None = None, marks: Marks | None = None) -> None:
+        self._splitter = Splitter(mode, marks)
+        self._marks = marks
         self._parser = parser
 
     def again(self) -> Reader:
         """One that has seen nothing."""
-        return Reader(self._splitter.mode, None if self._parser is None else self._parser.again())
+        return Reader(self._splitter.mode, None if self._parser is None else self._parser.again(), self._marks)
 
     @property
     def thinking(self) -> bool:
@@ -42,8 +44,7 @@ class Reader:
 
     def put(self, text: str, *, last: bool) -> list[Part]:
         """New text -> what is certain."""
-        thought, said = self._splitter.put(text, last=last)
-        found: list[Part] = [Thought(thought)] if thought else []
-        if self._parser is None:
-            return [*found, said] if said else found
-        return [*found, *self._parser.put(said, last=last)]
+        found: list[Part] = []
+        for part in self._splitter.put(text, last=last):
+            found += [part] if self._parser is None or isinstance(part, Thought) else self._parser.put(part, last=False)
+        return found if self._parser is None or not last else [*found, *self._parser.put("", last=True)]

@@ -53,7 +53,9 @@ class TextConfig(Body):
 class Reasoning(Body):
     """``reasoning``."""
 
-    effort: str | None = honoured("the template's `reasoning_effort`; none and minimal also turn thinking off")
+    effort: str | None = honoured(
+        "the template's `reasoning_effort`; also its `enable_thinking`: false for none and minimal, else true"
+    )
     summary: Any = no_effect("the reasoning itself is returned")
     generate_summary: Any = no_effect("the reasoning itself is returned")
     context: Any = no_effect("earlier reasoning is not put to the model")

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_lookahead.serving.calls.bare_keys import BareKeys
 from ipex_lookahead.serving.calls.base import Call, Function, Named, Style, Written, as_json, parameters_of
 from ipex_lookahead.serving.calls.elements import Coder, Keyed
 from ipex_lookahead.serving.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
@@ -35,6 +36,7 @@ class Ways:
         lists: whether it writes which tools there are.
         repeats: whether it writes the calls of earlier messages.
         needs_none: whether it looks for calls in messages of no text at all, rather than of an empty one.
+        gathers: whether it takes the results of calls in the message that called, rather than in messages of their own.
     """
 
     style: Style
@@ -42,6 +44,7 @@ class Ways:
     lists: bool
     repeats: bool
     needs_none: bool
+    gathers: bool
 
 
 def ways_of(template: str) -> Ways:
@@ -53,12 +56,15 @@ def ways_of(template: str) -> Ways:
         _TOOLS.search(template) is not None,
         "tool_calls" in template,
         isinstance(style, Sectioned) and _NO_TEXT.search(template) is not None,
+        "tool_responses" in template and "tool_call_id" not in template,
     )
 
 
 def _style_of(template: str) -> Style | None:
     if "[TOOL_CALLS]" in template:
         return Listed()
+    if BareKeys.markers[0] in template:
+        return BareKeys()
     if "<tool_call>" in template:
         if "<arg_key>" in template:
             return Keyed("" if "</arg_key><arg_value>" in template else "\n")
@@ -111,6 +117,45 @@ def with_calls(messages: Sequence[Mapping[str, Any]], style: Style) -> list[Any]
             kept = {key: value for key, value in message.items() if key != "tool_calls"}
             message = {**kept, "content": Woven([*own, *style.spelled(calls)])}
         found.append(message)
+    return found
+
+
+def numbered(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Messages in which each call has an id, and each result its call's, by which templates tell them apart.
+
+    A result without one is of the function that it names, else of the next call that has none. An id that is made here
+    has nine letters and digits, as Mistral's templates want it.
+    """
+    found: list[Any] = []
+    waiting: list[tuple[Any, str]] = []  # ids, which clients may send of any type, and names of functions
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            made = [{**one, "id": one.get("id") or f"call{len(found):03d}{at:02d}"} for at, one in enumerate(calls)]
+            waiting = [(one["id"], one["function"]["name"]) for one in made]
+            message = {**message, "tool_calls": made}
+        elif message["role"] == "tool" and waiting:
+            number = message.get("tool_call_id")
+            if number is None:
+                number = next((one for one, name in waiting if name == message.get("name")), waiting[0][0])
+                message = {**message, "tool_call_id": number}
+            waiting = [one for one in waiting if one[0] != number]
+        found.append(message)
+    return found
+
+
+def with_results(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Messages in which results stand in the message that called, as Gemma 4's first templates have them."""
+    found: list[Any] = []
+    for message in messages:
+        caller = found[-1] if found else {}
+        calls = caller.get("tool_calls")
+        if message["role"] != "tool" or not calls:
+            found.append(message)
+            continue
+        names = [one["function"]["name"] for one in calls if one.get("id") == message.get("tool_call_id")]
+        name = [*names, message.get("name") or "unknown"][0]
+        result = {"name": name, "response": message.get("content") or ""}
+        found[-1] = {**caller, "tool_responses": [*caller.get("tool_responses", ()), result]}
     return found
 
 

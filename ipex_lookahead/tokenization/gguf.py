@@ -40,6 +40,10 @@ MAX_ELEMENTS = 4 << 20
 _PHI_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 """Phi-3's SentencePiece tokenizer takes the space behind added tokens, of which the file says nothing, but not behind
 these."""
+_GEMMA4_CONTROL = frozenset(
+    {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'}
+)
+"""Gemma 4's control tokens that llama.cpp's converter calls the user's, so that its parser sees them."""
 _PREFIX = "tokenizer.ggml."
 _ROLES = {
     "bos_token": "bos_token_id",
@@ -111,6 +115,9 @@ class _Reader:
 
     def spelled(self) -> TextTokenizer:
         """``gemma4``: tokens as they are spelled, "▁" for spaces, and merges in order of rank."""
+        for i, token in enumerate(self.tokens):
+            if token in _GEMMA4_CONTROL and self.types[i] == USER_DEFINED:
+                self.types[i] = CONTROL
         unknown = self.special_id("unknown_token_id")
         core = spelled_bpe(*self.merged(), None if unknown is None else self.tokens[unknown], self.bad_merges)
         return self.with_added(core, bos=False)

@@ -28,7 +28,12 @@ def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: s
     return conversation_prompt(tokenizer, config, [*first, {"role": "user", "content": text}])
 
 
-def conversation_prompt(tokenizer: Any, config: Mapping[str, Any], messages: Sequence[Mapping[str, str]]) -> list[int]:
+def conversation_prompt(
+    tokenizer: Any,
+    config: Mapping[str, Any],
+    messages: Sequence[Mapping[str, str]],
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Token ids of the prompt for an answer to the last of some messages, which is the user's.
 
     The tokenizer's chat template if it has one, the assistant's opening included; else Llama-2's format for Llama
@@ -40,6 +45,7 @@ def conversation_prompt(tokenizer: Any, config: Mapping[str, Any], messages: Seq
         tokenizer: a ``TextTokenizer`` or a ``transformers`` tokenizer.
         config: the model's config, with ``model_type`` and ``vocab_size``.
         messages: perhaps one of the system first, then the user's and the assistant's in turn.
+        variables: further ones of the chat template, such as ``enable_thinking``.
 
     Raises:
         InputError: the chat template refuses the messages (some know no system message), or a text is not Unicode.
@@ -49,9 +55,10 @@ def conversation_prompt(tokenizer: Any, config: Mapping[str, Any], messages: Seq
         raise InputError("the text holds a lone surrogate, which is no character; it must be valid UTF-8")
     own = isinstance(tokenizer, TextTokenizer)
     if getattr(tokenizer, "chat_template", None):
+        given = {**(variables or {}), "add_generation_prompt": True}
         if own:
-            return list(tokenizer.prompt_ids(messages, {"add_generation_prompt": True}))
-        rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            return list(tokenizer.prompt_ids(messages, given))
+        rendered = tokenizer.apply_chat_template(messages, tokenize=False, **given)
         return list(tokenizer.encode(rendered, add_special_tokens=False))
     encode = tokenizer.encode_content if own else tokenizer.encode
     system = messages[0]["content"] if messages[0]["role"] == "system" else None

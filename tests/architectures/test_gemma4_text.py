@@ -212,3 +212,13 @@ def test_sounds_and_images_are_read_past(tmp_path: Path) -> None:
     assert checkpoint.config["model_type"] == "gemma4_text"
     assert not any("vision" in name for name in checkpoint.names())
     assert spec_for(checkpoint.config).per_layer is not None
+
+
+def test_gemma_4_ends_with_its_turn_and_with_its_calls(tmp_path: Path) -> None:
+    """Its files name one token, its makers' generation_config.json three."""
+    model = build("gemma4_text", variants("gemma4_text")[0])
+    size = model.config.vocab_size
+    tokens = ["<pad>", "<eos>", "<|tool_response>", "<turn|>", *(f"t{i}" for i in range(4, size))]
+    named = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.eos_token_id": 3}
+    found = open_checkpoint(write_gguf(tmp_path / "m.gguf", model, metadata=named)).generation_config
+    assert found["eos_token_id"] == [3, 1, 2]

@@ -77,14 +77,14 @@ def test_what_does_not_apply_is_left_out_with_the_reason(engine):
     facts = {"low_bit": "asym_int4"}
     four_bits = SimpleNamespace(engine=SimpleNamespace(name="x", supports_tree=False, describe=lambda: facts))
     usable, absent = strategies(four_bits)
-    assert set(absent) == {"draft_model", "self_speculation", "jacobi", "mtp"}
+    assert set(absent) == {"draft_model", "self_speculation", "jacobi", "head"}
     assert all(absent.values())
     assert "auto" in usable
     facts["low_bit"] = "sym_int8"
     four_bits.engine.supports_tree = four_bits.engine.head = True
     usable, absent = strategies(four_bits, draft_model=object())
     assert not absent
-    assert {"draft_model", "self_speculation", "jacobi", "mtp"} <= set(usable)
+    assert {"draft_model", "self_speculation", "jacobi", "head"} <= set(usable)
 
 
 def test_a_draft_model_is_passed_to_its_strategy_alone(engine):

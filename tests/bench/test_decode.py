@@ -88,12 +88,13 @@ def test_modes_alternate_and_the_baseline_always_runs():
 
     done = []
     forget = lambda: asked.append("forget")  # noqa: E731
-    modes = measure(generate, [[7], [8]], [3], repeat=2, advance=lambda: done.append(1), forget=forget)
+    answered = lambda mode, prompt: done.append((mode.lookahead, prompt, len(mode.answers[prompt])))  # noqa: E731
+    modes = measure(generate, [[7], [8]], [3], repeat=2, answered=answered, forget=forget)
     assert [m.lookahead for m in modes] == [0, 3]
     assert asked[:2] == [(7, 0), (7, 3)], "the warm-up, each mode once, not counted"
     assert asked[2:7] == ["forget", (7, 0), (7, 3), (8, 3), (8, 0)], "all prompts before any again"
     assert asked[7:] == ["forget", (7, 3), (7, 0), (8, 0), (8, 3)]
-    assert len(done) == 8
+    assert done == [(0, 0, 1), (3, 0, 1), (3, 1, 1), (0, 1, 1), (3, 0, 2), (0, 0, 2), (0, 1, 2), (3, 1, 2)]
     assert [[len(a) for a in m.answers] for m in modes] == [[2, 2], [2, 2]]
 
 
@@ -202,12 +203,13 @@ def test_modes_are_named_and_counted_by_source_and_position():
     assert [(r["lookahead"], r["adaptive"]) for r in rows] == [(0, None), (7, False), ("auto", True)]
     assert [r["strategy"] for r in rows][:2] == [None, "suffix"]
     row = rows[1]
-    assert row["acceptance_by_source"] == {
-        "a": {"drafted": 4, "accepted": 1, "acceptance_rate": 0.25},
-        "b": {"drafted": 2, "accepted": 1, "acceptance_rate": 0.5},
-        "window": {"drafted": 2, "accepted": 0, "acceptance_rate": 0.0},
-        "suffix": {"drafted": 2, "accepted": 1, "acceptance_rate": 0.5},
-    }
+    found = row["acceptance_by_source"]
+    assert {name: (one["drafted"], one["accepted"], one["acceptance_rate"]) for name, one in found.items()} == {
+        "a": (4, 1, 0.25), "b": (2, 1, 0.5), "window": (2, 0, 0.0), "suffix": (2, 1, 0.5)
+    }  # fmt: skip
+    assert {name: (one["drafted_by_position"], one["accepted_by_position"]) for name, one in found.items()} == {
+        "a": ([4], [1]), "b": ([0, 2], [0, 1]), "window": ([], []), "suffix": ([1, 1], [1, 0])
+    }  # fmt: skip
     assert row["drafted_by_position"] == [5, 3]
     assert row["accepted_by_position"] == [2, 1]
     assert row["proposer_ms_per_step"] == pytest.approx(100)

@@ -138,3 +138,33 @@ def test_bad_prompt_file(scripted, capsys):
     scripted()
     assert run(["bench", "decode", "--prompts", "/no/such.jsonl"]) == 2
     assert "error: --prompts: no prompt file at /no/such.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [
+        ("there.jsonl", [], "--show-drafts: {} is there already"),
+        ("none/a.jsonl", [], "--show-drafts: {} cannot be written: there is no folder"),
+        ("", [], "--show-drafts: {} is no file"),
+        ("new.jsonl", ["--lookahead", "0"], "--show-drafts has no effect with --lookahead 0"),
+    ],
+)
+def test_a_file_for_drafts_is_refused_before_anything_is_loaded(name, more, says, scripted, prompts, tmp_path, capsys):
+    model = scripted()
+    (tmp_path / "there.jsonl").write_text("mine")
+    file = str(tmp_path / name)
+    assert run(["bench", "decode", "--prompts", prompts, "--show-drafts", file, *more]) == 2
+    assert says.format(file) in capsys.readouterr().err
+    assert model.asked == []
+    assert (tmp_path / "there.jsonl").read_text() == "mine"
+    assert not (tmp_path / "new.jsonl").exists()
+
+
+def test_drafts_are_asked_for_only_to_be_shown(scripted, prompts, tmp_path):
+    model = scripted()
+    assert run(["bench", "decode", "--prompts", prompts]) == 0
+    assert not any("keep_drafts" in settings for _, settings in model.asked)
+    model = scripted()
+    assert run(["bench", "decode", "--prompts", prompts, "--show-drafts", str(tmp_path / "new.jsonl")]) == 0
+    assert all(settings["keep_drafts"] for _, settings in model.asked)
+    assert (tmp_path / "new.jsonl").exists()

@@ -58,7 +58,7 @@ def test_everything_that_applies_is_checked(repeater, prompts, capsys):
     report = json.loads(out.splitlines()[-1])
     names = ["auto", "jacobi", "prompt_lookup", "recycling", "self_speculation", "suffix"]
     assert list(dict.fromkeys(row["strategy"] for row in report["rows"])) == names
-    assert list(report["left_out"]) == ["draft_model", "mtp"]
+    assert list(report["left_out"]) == ["draft_model", "head"]
     assert len(report["rows"]) == 6 * 2 * 2 * 2
     assert {(row["sampling"], row["equal"], row["total"]) for row in report["rows"]} == {
         ("greedy", 2, 2),

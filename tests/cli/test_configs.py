@@ -55,7 +55,7 @@ def answer(capsys: Any, folder: str, *arguments: str) -> dict[str, Any]:
 @presets("lookahead")
 def test_a_preset_of_lookahead_drafts_and_changes_nothing(file, folder, with_head, capsys):
     says = yaml.safe_load(file.read_text(encoding="utf-8"))
-    folder = with_head if says["strategy"] == "mtp" else folder
+    folder = with_head if says["strategy"] == "head" else folder
     beside = {"draft_model": ["--draft-model", folder], "self_speculation": ["--low-bit", "sym_int8"]}
     arguments = beside.get(says["strategy"], [])
     plain = answer(capsys, folder, "--lookahead", "0", *arguments)

@@ -38,7 +38,7 @@ def answer(capsys: Any, *arguments: str) -> dict[str, Any]:
 def test_generate(models: dict[str, str], capsys: Any, draft: str) -> None:
     arguments = ["generate", "--raw", "Once upon", "-m", models["large"], "-n", "24"]
     plain = answer(capsys, *arguments, "--lookahead", "0")
-    drafted = answer(capsys, *arguments, "--lookahead", "4", "--draft-model", models[draft])
+    drafted = answer(capsys, *arguments, "--lookahead", "4", "--draft-model", models[draft], "--no-adaptive")
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["drafted_by_source"]["draft_model"] > 0
     assert draft != "large" or drafted["acceptance_rate"] == 1.0
@@ -58,14 +58,21 @@ def test_chat(models: dict[str, str], capsys: Any, monkeypatch: pytest.MonkeyPat
 def test_bench_decode(models: dict[str, str], capsys: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"id": "a", "category": "b", "prompt": "Once upon"}) + "\n")
-    report = answer(
-        capsys,
-        *["bench", "decode", "-m", models["large"], "-n", "12", "--prompts", str(prompts), "--lookahead", "3"],
-        *["--draft-model", models["large"]],
-    )
-    with_draft = next(r for r in report["runs"] if r["lookahead"] == 3)
-    assert with_draft["identical_to_plain"] == "1/1"
-    assert with_draft["acceptance_rate"] == 1.0
+    shown = tmp_path / "drafts.jsonl"
+    arguments = ["bench", "decode", "-m", models["large"], "-n", "12", "--prompts", str(prompts), "--lookahead", "3"]
+    arguments += ["--draft-model", models["large"], "--strategy", "draft_model", "--no-adaptive", "--repeat", "2"]
+    for more in ([], ["--show-drafts", str(shown)]):
+        with_draft = next(r for r in answer(capsys, *arguments, *more)["runs"] if r["lookahead"] == 3)
+        assert with_draft["identical_to_plain"] == "1/1"
+        assert with_draft["acceptance_rate"] == 1.0
+    of_it = with_draft["acceptance_by_source"]["draft_model"]
+    steps = [json.loads(line) for line in shown.read_text().splitlines()]
+    assert {(step["prompt"], step["lookahead"], step["strategy"]) for step in steps} == {("a", 3, "draft_model")}
+    assert {step["repetition"] for step in steps} == {1, 2}
+    assert sum(len(step["drafted"]) for step in steps) == of_it["drafted"] == sum(of_it["drafted_by_position"])
+    assert sum(len(step["accepted"]) for step in steps) == of_it["accepted"] == sum(of_it["accepted_by_position"])
+    assert sum(len(step["emitted"]) for step in steps) == 2 * (with_draft["tokens"] - 1)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
 
 
 def test_another_vocabulary_is_one_sentence(models: dict[str, str], capsys: Any) -> None:

@@ -15,7 +15,7 @@ pytest.importorskip("transformers", minversion="5", reason="the tiny models are 
 from safetensors.torch import load_file, save_file
 
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.drafting.heads.mtp import Mtp
+from ipex_lookahead.drafting.heads.chain import HeadChain
 from ipex_lookahead.hub import recommended
 from ipex_lookahead.hub.recommended import recommended_models
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
@@ -48,7 +48,7 @@ def answer(capsys: Any, *arguments: str) -> dict[str, Any]:
 
 
 GREEDY = ["--temperature", "0"]
-DRAFTED = ["--strategy", "mtp", "--lookahead", "4", "--no-adaptive"]
+DRAFTED = ["--strategy", "head", "--lookahead", "4", "--no-adaptive"]
 
 
 def test_generate(made: Path, capsys: Any) -> None:
@@ -56,13 +56,13 @@ def test_generate(made: Path, capsys: Any) -> None:
     plain = answer(capsys, *arguments, "--lookahead", "0")
     drafted = answer(capsys, *arguments, *DRAFTED, "--drafter", str(made / "alone.gguf"), "--draft-vocab", "0")
     assert drafted["token_ids"] == plain["token_ids"]
-    assert drafted["drafted_by_source"]["mtp"] > 0
+    assert drafted["drafted_by_source"]["head"] > 0
 
 
 @pytest.mark.parametrize("command", [["chat", "-m"], ["run"]])
 def test_chat_and_run(made: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
-    said, drafted, propose = [], [], Mtp.propose
-    monkeypatch.setattr(Mtp, "propose", lambda self, budget: drafted.append(propose(self, budget)) or drafted[-1])
+    said, drafted, propose = [], [], HeadChain.propose
+    monkeypatch.setattr(HeadChain, "propose", lambda self, budget: drafted.append(propose(self, budget)) or drafted[-1])
     for extra in (["--lookahead", "0"], [*DRAFTED, "--drafter", str(made / "alone.gguf")]):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), encoding="utf-8"))
         assert run([*command, str(made / "model"), "--threads", "1", "-n", "12", "--no-history", *GREEDY, *extra]) == 0
@@ -79,7 +79,7 @@ def test_bench_decode(made: Path, capsys: Any, tmp_path: Path) -> None:
         *["bench", "decode", "-m", str(made / "model"), "-n", "12", "--prompts", str(prompts), *DRAFTED],
         *["--drafter", str(made / "alone.gguf")],
     )
-    drafted = next(r for r in report["runs"] if r["strategy"] == "mtp")
+    drafted = next(r for r in report["runs"] if r["strategy"] == "head")
     assert drafted["identical_to_plain"] == "1/1"
 
 

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from ipex_lookahead.cli.bench import COMMANDS as MEASURING
+from ipex_lookahead.cli.drafter import COMMANDS as DRAFTERS
 from ipex_lookahead.cli.main import COMMANDS, run
 from ipex_lookahead.system.extras import installing
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
@@ -49,6 +50,7 @@ SERVED = {"serve", "bench serve"}
 """What a test of its own runs, with a server."""
 NEEDS_IT = {
     "imatrix": ("imatrix", "-m", "{model}", "--text", "{text}", "--to", "{new}/i.gguf"),
+    "drafter train": ("drafter", "train", "{model}", "--text", "{text}", "--output", "{new}/head"),
     "compare-engines": ("compare-engines", "-m", "{model}"),
     "bench decode": ("bench", "decode", "-m", "{model}"),
     "bench exact": ("bench", "exact", "-m", "{model}"),
@@ -117,7 +119,8 @@ def command(places, environment) -> Callable[..., subprocess.CompletedProcess[st
 
 def test_every_command_is_in_a_table():
     tables = {*WORKS, *NEEDS_IT, *REFUSES, *SERVED}
-    assert {name for name in COMMANDS if name != "bench"} <= tables
+    assert {name for name in COMMANDS if name not in ("bench", "drafter")} <= tables
+    assert {f"drafter {name}" for name in DRAFTERS} <= tables
     assert {f"bench {name}" for name in MEASURING} <= tables
 
 

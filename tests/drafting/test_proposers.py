@@ -26,7 +26,7 @@ def test_every_preset_has_a_proposer() -> None:
             with pytest.raises(InputError, match="needs a second model; (load|pass)"):
                 make_proposer(config)
         elif config.strategy in HEADS:
-            with pytest.raises(InputError, match="needs a model with a block for drafting"):
+            with pytest.raises(InputError, match="needs a model with a trained head"):
                 make_head_proposer(config, None, None)
             with pytest.raises(InputError, match="comes with a model"):
                 make_proposer(config)

@@ -61,6 +61,7 @@ ENGINES = [
     engine("bf16", "fp16", 8, 2, 1, 3),
     engine("fp32", "fp16", 24, 3, 3, 1),
     *(hybrid(name, context=CONTEXT) for name in HYBRIDS),
+    *(hybrid("shared keys", context=CONTEXT, kv_cache=kind) for kind in ("fp16", "int8")),
 ]
 
 

@@ -11,6 +11,8 @@ import pytest
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.service import Event
+from ipex_lookahead.serving.messages import MessagesRequest
+from tests.serving.conftest import LIMITS
 from tests.serving.test_chat import ASKED, HOT, expected
 
 DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
@@ -92,6 +94,20 @@ def test_forced_tools(client):
     assert json.loads("".join(parts)) == block["input"]
 
 
+@pytest.mark.parametrize(
+    ("thinking", "variables"),
+    [
+        (None, {}),
+        ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True}),
+        ({"type": "adaptive"}, {"enable_thinking": True}),
+        ({"type": "disabled"}, {"enable_thinking": False}),
+    ],
+)
+def test_thinking_is_a_variable_of_the_template(thinking, variables):
+    body = MessagesRequest(messages=ASKED, max_tokens=9, thinking=thinking)
+    assert body.to_conversation(LIMITS).variables == variables
+
+
 def test_results_of_tools_come_back(client):
     conversation = [
         *ASKED,
@@ -112,6 +128,7 @@ def test_results_of_tools_come_back(client):
     [
         {"max_tokens": None},
         {"messages": []},
+        {"thinking": {"type": "deep"}},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 4}]}]},
         {"messages": [{"role": "assistant", "content": "alone"}]},

@@ -1,9 +1,11 @@
-"""A conversation over HTTP with models that have recurrent layers: a turn reads what is new, and says the same."""
+"""A conversation over HTTP with models that have recurrent layers, or shared keys: a turn reads what is new, and says
+the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,15 @@ from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.family_table import FAMILIES, variants
 from tests.support.tiny_families import config_of, with_weights, write_folder
 
-RECURRENT = {"qwen3_5_text": "plain", "lfm2": "plain", "granitemoehybrid": "recurrent"}
+VARIANTS = {"qwen3_5_text": "plain", "lfm2": "plain", "granitemoehybrid": "recurrent", "gemma4_text": "e2b"}
 
 
-@pytest.fixture(scope="module", params=RECURRENT)
+@pytest.fixture(scope="module", params=VARIANTS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family = request.param
-    variant = next(one for one in variants(family) if one.name == RECURRENT[family])
+    variant = next(one for one in variants(family) if one.name == VARIANTS[family])
+    if "vocab_size_per_layer_input" in variant.values:
+        variant = replace(variant, values={**variant.values, "vocab_size_per_layer_input": SIZE})
     sizes = {**FAMILIES[family].base, "vocab_size": SIZE, "max_position_embeddings": 2048}
     model = with_weights(config_of(family, variant, base=sizes))
     made = write_folder(tmp_path_factory.mktemp("served"), model)
@@ -37,10 +41,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[TestClient]:
+def served(folder: Path, kv_cache: str) -> Iterator[TestClient]:
     """A server that remembers nothing yet."""
     server = Server(Settings(names=("tiny",), limits=LIMITS))
-    model = load_text_model(str(folder), engine="native", threads=1, progress=False)
+    model = load_text_model(str(folder), engine="native", threads=1, progress=False, kv_cache=kv_cache)
     server.ready(model, lambda one: Service(one, slots=4))
     try:
         with TestClient(make_app(server), raise_server_exceptions=False) as client:
@@ -56,14 +60,14 @@ def answer(client: TestClient, messages: list[dict[str, str]], **fields: Any) ->
     return found.json()
 
 
-@pytest.mark.parametrize("lookahead", [0, 4])
-def test_a_second_turn_finds_the_first(folder: Path, lookahead: int) -> None:
+@pytest.mark.parametrize(("lookahead", "kv_cache"), [(0, "fp16"), (4, "fp16"), (4, "int8")])
+def test_a_second_turn_finds_the_first(folder: Path, lookahead: int, kv_cache: str) -> None:
     messages = [{"role": "user", "content": "tell me of the sea. " * 12}]
-    with served(folder) as client:
+    with served(folder, kv_cache) as client:
         known = 0
         for turn in range(3):
             found = answer(client, messages, lookahead=lookahead)
-            with served(folder) as fresh:
+            with served(folder, kv_cache) as fresh:
                 plain = answer(fresh, messages, lookahead=0)
             assert found["choices"] == plain["choices"]
             usage = found["usage"]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,14 +19,14 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from ipex_lookahead.engines.loading import LoadedModel
-from ipex_lookahead.generation.service import Service
+from ipex_lookahead.generation.service import Event, Service
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.calls.json_calls import Tagged
 from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.server import Server, Settings
-from ipex_lookahead.serving.thinking import BEGIN, END, Mode, Thought, mode_of
+from ipex_lookahead.serving.thinking import CHANNEL, TAGS, Marks, Mode, Thought, marks_of, mode_of
 from ipex_lookahead.serving.tools import Parser
 from ipex_lookahead.tokenization.folder import text_from_folder
 from tests.serving.conftest import LIMITS
@@ -33,9 +37,9 @@ from tests.support.tool_chats import FUNCTION
 CALL = '<tool_call>\n{"name": "w", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def parted(mode: Mode, text: str, cuts: Any, *, tools: bool = False) -> list[tuple[str, str]]:
+def parted(mode: Mode, text: str, cuts: Any, *, tools: bool = False, marks: Marks = TAGS) -> list[tuple[str, str]]:
     """What a reader makes of a text in pieces, in order."""
-    reader = Reader(mode, Parser(Tagged(), [{"name": "w"}]) if tools else None)
+    reader = Reader(mode, Parser(Tagged(), [{"name": "w"}]) if tools else None, marks)
     found: list[tuple[str, str]] = []
     at = 0
     for cut in [*sorted({min(cut, len(text)) for cut in cuts}), None]:
@@ -68,18 +72,40 @@ def test_parts(mode: Mode, text: str, parts: list[tuple[str, str]]) -> None:
         assert parted(mode, text, cuts, tools=True) == parts
 
 
-PIECES = st.sampled_from([BEGIN, END, "<thi", "nk>", "</", "\n", "\n\n", " ", "a", "é", "<", CALL, "<tool_call>"])
+@pytest.mark.parametrize(
+    ("mode", "text", "parts"),
+    [
+        (Mode.PERHAPS, "<|channel>thought\nhm\n<channel|>Hi", [("thought", "hm"), ("text", "Hi")]),
+        (Mode.NONE, "<|channel>thought\n<channel|>Hi", [("text", "Hi")]),
+        (Mode.NONE, "<|channel>thought\na\n<channel|>\n<|channel>thought\nb<channel|>Hi",
+         [("thought", "a\n\nb"), ("text", "Hi")]),
+        (Mode.WITHIN, "a<|channel>b\n<channel|>Hi<channel|>", [("thought", "a<|channel>b"), ("text", "Hi<channel|>")]),
+        (Mode.WITHIN, "a<channel|>\n\n<|channel>though", [("thought", "a"), ("text", "<|channel>though")]),
+        (Mode.PERHAPS, "Say <|channel>thought\na<channel|>", [("text", "Say <|channel>thought\na<channel|>")]),
+        (Mode.PERHAPS, f"<|channel>thought\n{CALL}<channel|>{CALL}", [("thought", CALL), ("call", '{"a": 1}')]),
+    ],
+)  # fmt: skip
+def test_parts_of_channels(mode: Mode, text: str, parts: list[tuple[str, str]]) -> None:
+    for cuts in ([], range(len(text))):
+        assert parted(mode, text, cuts, tools=True, marks=CHANNEL) == parts
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+EVERY_MARKS = {"tags": TAGS, "channels": CHANNEL}
+MARKS = [mark for one in EVERY_MARKS.values() for mark in (one.opening, one.begin, one.end)]
+PIECES = st.sampled_from(
+    [*MARKS, "thought", "<|chan", "nel>", "<thi", "nk>", "</", "\n", "\n\n", " ", "a", "é", "<", CALL, "<tool_call>"]
+)
+
+
+@settings(max_examples=1200, deadline=None, derandomize=True)
 @given(
     st.sampled_from(Mode), st.lists(PIECES, max_size=10).map("".join), st.lists(st.integers(0, 90), max_size=12),
-    st.booleans(),
+    st.booleans(), st.sampled_from([TAGS, CHANNEL]),
 )  # fmt: skip
-def test_parts_do_not_hang_on_the_pieces(mode: Mode, text: str, cuts: list[int], tools: bool) -> None:
-    whole = parted(mode, text, [], tools=tools)
-    assert parted(mode, text, cuts, tools=tools) == whole
-    assert parted(mode, text, range(len(text)), tools=tools) == whole
+def test_parts_do_not_hang_on_the_pieces(mode: Mode, text: str, cuts: list[int], tools: bool, marks: Marks) -> None:
+    whole = parted(mode, text, [], tools=tools, marks=marks)
+    assert parted(mode, text, cuts, tools=tools, marks=marks) == whole
+    assert parted(mode, text, range(len(text)), tools=tools, marks=marks) == whole
 
 
 @pytest.mark.parametrize(
@@ -93,39 +119,58 @@ def test_parts_do_not_hang_on_the_pieces(mode: Mode, text: str, cuts: list[int],
         ("{{ '</think>' }}", "<|im_start|>assistant\nHello", "Hello", Mode.NONE),
         ("{{ '</think>' }}", "<|im_start|>assistant\n<think>hm", "<think>hm", Mode.WITHIN),
         ("{{ '</think>' }}", "<|im_start|>assistant\n<think>\nso</think>", "so</think>", Mode.NONE),
+        ("{{ '<channel|>' }}", "<|turn>model\n", "", Mode.PERHAPS),
+        ("{{ '<channel|>' }}", "<|turn>model\n<|channel>thought\n<channel|>", "", Mode.NONE),
+        ("{{ '<channel|>' }}", "<tool_response|><|channel>thought\n", "", Mode.WITHIN),
+        ("{{ '<channel|>' }}", "<tool_response|>", "", Mode.PERHAPS),
+        ("{{ '<|channel|>' }}", "<|start|>assistant", "", Mode.NONE),
     ],
 )
 def test_how_an_answer_begins(template: str, end: str, begun: str, mode: Mode) -> None:
-    assert mode_of(template, end, begun) is mode
+    assert mode_of(marks_of(template), end, begun) is mode
 
 
-Says = Callable[[str, bool], TestClient]
+@dataclass
+class Says:
+    """``says(text, opened)``: a model that says ``text`` to anything; ``opened``: its prompts end in a thought."""
+
+    marks: Marks
+    client: TestClient
+    script: list[int]
+    encode: Callable[[str], list[int]]
+    head: list[int] = field(default_factory=list)
+
+    def __call__(self, text: str, opened: bool) -> TestClient:
+        self.script[:] = self.encode(text)
+        self.head[:] = self.encode("assistant\n" + (self.marks.opening + "\n" if opened else ""))
+        return self.client
 
 
-@pytest.fixture(scope="module", params=["text", "special tokens"])
+@pytest.fixture(
+    scope="module", params=["tags, text", "tags, special tokens", "channels, text", "channels, special tokens"]
+)
 def says(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Says]:
-    """``says(text, opened)``: a model that says ``text`` to anything; ``opened``: its prompts end in a thought.
-
-    Its markers are text, as Qwen's tokens are that any text is split at, or special tokens that are not shown.
-    """
+    """Marks are text, as Qwen's tokens are that any text is split at, or special tokens that are not shown."""
     from tests.support.chat_tokenizer import chat_tokenizer
 
+    kind, _, spelled = request.param.partition(", ")
+    marks = EVERY_MARKS[kind]
     folder = tmp_path_factory.mktemp("thinking")
     made = chat_tokenizer()
-    if request.param != "text":
-        made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", BEGIN, END]})
-    turn = "{% if opened %}{{ '<think>\\n' }}{% elif false %}{{ '</think>' }}{% endif %}"
+    if spelled != "text":
+        made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", marks.begin, marks.end]})
+    turn = f"{{% if opened %}}{{{{ '{marks.opening}\\n' }}}}{{% elif false %}}{{{{ '{marks.end}' }}}}{{% endif %}}"
     made.chat_template = CHAT_TEMPLATE.replace("assistant\n{%", "assistant\n" + turn + "{%")
     made.save_pretrained(folder)
     size = len(made)
     tokenizer = text_from_folder(Path(folder), {"vocab_size": size})
     assert tokenizer is not None
     script: list[int] = []
-    heads: list[list[int]] = [[]]
+    head: list[int] = []
 
     def logits(tokens: list[int]) -> Any:
         row = np.zeros(size, np.float32)
-        begin = len(tokens) - tokens[::-1].index(3) + len(heads[0]) if 3 in tokens else len(tokens)
+        begin = len(tokens) - tokens[::-1].index(3) + len(head) if 3 in tokens else len(tokens)
         at = len(tokens) - begin
         row[script[at] if 0 <= at < len(script) else 2] = 1.0
         return row
@@ -134,13 +179,7 @@ def says(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     server = Server(Settings(names=("scripted",), limits=LIMITS))
     server.ready(TextModel(loaded, tokenizer), lambda model: Service(model, slots=6))
     with TestClient(make_app(server), raise_server_exceptions=False) as client:
-
-        def ask(text: str, opened: bool) -> TestClient:
-            script[:] = tokenizer.encode(text, add_special_tokens=False)
-            heads[0] = tokenizer.encode("assistant\n" + (BEGIN + "\n" if opened else ""), add_special_tokens=False)
-            return client
-
-        yield ask
+        yield Says(marks, client, script, partial(tokenizer.encode, add_special_tokens=False), head)
     server.close(0.0)
 
 
@@ -154,10 +193,10 @@ LOOKAHEADS: list[Any] = [0, 1, 4, 32, "auto", 8]
 def test_strict_json_behind_a_thought_every_time(says: Says, opened: bool, behind: str) -> None:
     """Drafts go across the end of the thought, and say there what the schema forbids."""
     thought = 'Let me see: {"b": [1,\nit is 7'
-    begin = "" if opened else BEGIN + "\n"
-    said = f'{begin}{thought}\n{END}{behind}{{"a": 7}}'
+    begin, end = "" if opened else says.marks.opening + "\n", says.marks.end
+    said = f'{begin}{thought}\n{end}{behind}{{"a": 7}}'
     client = says(said, opened)
-    wrong = f'{begin}{thought}\n{END}\n\n{{"b": 1}} and more'
+    wrong = f'{begin}{thought}\n{end}\n\n{{"b": 1}} and more'
 
     def ask(n: int) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -182,10 +221,69 @@ def test_strict_json_behind_a_thought_every_time(says: Says, opened: bool, behin
 
 
 @pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_end_of_a_thought_inside_an_accepted_draft(says: Says, opened: bool, stream: bool) -> None:
+    """Drafts go across the end of the thought into what is said: each has its own, as without drafts."""
+    for more in range(4):  # so that steps end in other places
+        thought = "Let me see" + "." * more
+        said = f"{'' if opened else says.marks.opening}\n{thought}\n{says.marks.end}\n\nIt is seven, as I said."
+        client = says(said, opened)
+        body: dict[str, Any] = {
+            "messages": [{"role": "user", "content": "What is it?"}], "temperature": 0, "max_tokens": 200,
+            "chat_template_kwargs": {"opened": opened}, "return_draft_trace": True, "stream": stream,
+        }  # fmt: skip
+        plain = _traced(client.post("/v1/chat/completions", json={**body, "lookahead": 0}), stream)
+        assert plain[:2] == (thought, "It is seven, as I said.")
+        assert {source for _, source in plain[2]} == {None}
+        body |= {"lookahead": 32, "prediction": {"type": "content", "content": said}}
+        found = _traced(client.post("/v1/chat/completions", json=body), stream)
+        assert found[:2] == plain[:2]
+        assert [sign for sign, _ in found[2]] == [sign for sign, _ in plain[2]]
+        assert {source for _, source in found[2]} == {None, "prediction"}
+
+
+@pytest.mark.parametrize("marks", EVERY_MARKS.values(), ids=EVERY_MARKS)
+@pytest.mark.parametrize("cut", [0, 1, 5, 20, 26, 27, 40, 1000])
+def test_a_step_whose_draft_has_the_end_of_the_thought(
+    live: Any, model: Any, monkeypatch: pytest.MonkeyPatch, marks: Marks, cut: int
+) -> None:
+    """All tokens of a step come at once, of which the first or the last is the model's own."""
+    monkeypatch.setattr(model.tokenizer, "chat_template", f"{CHAT_TEMPLATE}{{# {marks.end} #}}")
+    running, found = live(), []
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "return_draft_trace": True}
+    path = running.url + "/v1/chat/completions"
+    thread = threading.Thread(target=lambda: found.append(httpx.post(path, json=asked, timeout=60)))
+    thread.start()
+    ticket = running.service.next()
+    text = f"{marks.opening}\nhm\n{marks.end}\nHi."
+    ids = running.server.served.encode(text)
+    for step in (ids[:cut], ids[cut:]):
+        if step:
+            origins = ["prediction"] * (len(step) - 1) + [None]
+            ticket.tell(Event("tokens", tokens=list(step), origins=origins))
+    ticket.finish()
+    thread.join(60)
+    thought, said, trace = _traced(found[0], stream=True)
+    assert (thought, said) == ("hm", "Hi.")
+    own = {len(ids[:cut]) - 1, len(ids) - 1} - {-1}
+    assert trace == [(sign, None if at in own else "prediction") for at, sign in enumerate(text)]
+
+
+def _traced(answer: Any, stream: bool) -> tuple[str, str, list[tuple[str, str | None]]]:
+    """Thought, text, and each character with what had drafted it."""
+    chunks = _events(answer.text) if stream else [answer.json()]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    said = [choice["delta" if stream else "message"] for choice in choices]
+    thought, text = ("".join(one.get(key) or "" for one in said) for key in ("reasoning_content", "content"))
+    pieces = [piece for one in (chunks if stream else choices) for piece in one.get("draft_trace", ())]
+    return thought, text, [(sign, piece["source"]) for piece in pieces for sign in piece["text"]]
+
+
+@pytest.mark.parametrize("opened", [False, True])
 def test_calls_behind_a_thought(says: Says, opened: bool) -> None:
     """Forced or free, single or not; what looks like a call in the thought is none."""
     thought = "I may call <tool_cal or not."
-    said = f"{'' if opened else BEGIN}{thought}{END}\n{CALL}\n{CALL}"
+    said = f"{'' if opened else says.marks.opening}{thought}{says.marks.end}\n{CALL}\n{CALL}"
     client = says(said, opened)
 
     def ask(n: int) -> dict[str, Any]:
@@ -209,7 +307,7 @@ def test_calls_behind_a_thought(says: Says, opened: bool) -> None:
 
 
 def test_each_api_tells_the_thought_in_its_words(says: Says) -> None:
-    client = says(f"{BEGIN}\nhm\n{END}\n\nHi.", False)
+    client = says(f"{says.marks.opening}\nhm\n{says.marks.end}\n\nHi.", False)
     asked = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "lookahead": 4}
     lines = client.post("/v1/chat/completions", json={**asked, "stream": True}).text.splitlines()
     deltas = [c["delta"] for line in lines if line.startswith("data: {") for c in json.loads(line[6:])["choices"]]
@@ -241,7 +339,7 @@ def test_each_api_tells_the_thought_in_its_words(says: Says) -> None:
 
 
 def test_an_answer_that_ends_in_its_thought(says: Says) -> None:
-    client = says(f"{BEGIN}\nhm and hm", False)
+    client = says(f"{says.marks.opening}\nhm and hm", False)
     body = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
     (choice,) = client.post("/v1/chat/completions", json=body).json()["choices"]
     assert choice["message"]["content"] == ""

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipex_lookahead.serving.calls.bare_keys import BareKeys
 from ipex_lookahead.serving.calls.elements import Coder, Keyed
 from ipex_lookahead.serving.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
 from ipex_lookahead.serving.calls.pythonic import Pythonic
@@ -25,6 +26,7 @@ FENCE = f"{ONE}function{SEP}w\n```json\n%s\n```{OUT}"
 CODER = "<tool_call>\n<function=w>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 STYLES = [
     Tagged(), Bare(), Listed(), TOOLCALL, GRANITE, FENCED, PLAIN, Pythonic(), Coder(), Keyed("\n"), Keyed(""),
+    BareKeys(),
 ]  # fmt: skip
 WRITTEN = [
     (Tagged(), 'I look.\n<tool_call>\n{"name": "w", "arguments": %s}\n</tool_call>', "I look.\n", 1),
@@ -94,6 +96,21 @@ NO_CALLS = [
     (Keyed("\n"), "<tool_call>w\n<arg_key>a</arg_key>\n</tool_call>"),
     (Keyed(""), "<tool_call>w<arg_key>a</arg_key><arg_value>1</tool_call>"),
     (Keyed(""), "<tool_call>w<arg_key>a</arg_key><arg_value>1</arg_value> and</tool_call>"),
+    (BareKeys(), "<|tool_call>call:x{}<tool_call|>"),
+    (BareKeys(), "<|tool_call>w{}<tool_call|>"),
+    (BareKeys(), "<|tool_call>call:w<tool_call|>"),
+    (BareKeys(), "<|tool_call>call:w{a:}<tool_call|>"),
+    (BareKeys(), "<|tool_call>call:w{a}<tool_call|>"),
+    (BareKeys(), "<|tool_call>call:w{a:1 b:2}<tool_call|>"),
+    (BareKeys(), "<|tool_call>call:w{a:1,}<tool_call|>"),
+    (BareKeys(), "<|tool_call>call:w{a:Köln}<tool_call|>"),
+    (BareKeys(), "<|tool_call>call:w{a:1e999}<tool_call|>"),
+    (BareKeys(), "<|tool_call>call:w{a:[1,2}<tool_call|>"),
+    (BareKeys(), '<|tool_call>call:w{a:<|"|>x}<tool_call|>'),
+    (BareKeys(), "<|tool_call>call:w{a:1} so<tool_call|>"),
+    (BareKeys(), "<|tool_call>call:w{a:1}"),
+    (BareKeys(), f"<|tool_call>call:w{{a:{'[' * 99}<tool_call|>"),
+    (BareKeys(), f"<|tool_call>call:w{{a:{'[' * 99}{']' * 99}}}<tool_call|>"),
 ]
 
 
@@ -138,7 +155,8 @@ PIECES = (
     "<TOOLCALL>", "</TOOLCALL>", "<|tool_call|>", BEGIN, END, ONE, SEP, OUT, "function", "```json\n", "```",
     '[{"name": "w", "arguments": {"a": 1}}]', "<|tool_call_start|>", "<|tool_call_end|>", "[w(a=1)]", 'w(a="x",b=[1])',
     "w(", "a=", ")", "'", "<function=w>", "</function>", "<parameter=a>", "</parameter>", "<arg_key>", "</arg_key>",
-    "<arg_value>", "</arg_value>", CODER,
+    "<arg_value>", "</arg_value>", CODER, "<|tool_call>", "<tool_call|>", '<|"|>', "call:w{", 'a:<|"|>x<|"|>}', "a:1,",
+    '<|tool_call>call:w{a:<|"|>x<|"|>}<tool_call|>', "<|tool_call>call:w{", "}<tool_call|>",
     "<tool_call>w<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", f"{BEGIN}{ONE}w{SEP}{{}}{OUT}{END}",
     'w{"a": 1}', "v{}", "[", "]", ",", ";", "{", "}", '"', "\\", "\n", "\n\n", " ", "\t", "Done.", "\u00e9", "w",
 )  # fmt: skip
@@ -187,6 +205,7 @@ def test_white_space_around_calls(style, text, found):
         (Pythonic(), "<|tool_call_start|>[w()", ", v()]<|tool_call_end|>"),
         (Coder(), "<tool_call>\n<function=w>\n</function>\n</tool_call>", "\nDone."),
         (Keyed("\n"), "<tool_call>w\n</tool_call>", "\n<tool_call>v\n</tool_call>"),
+        (BareKeys(), "<|tool_call>call:w{}<tool_call|>", "<|tool_call>call:v{}<tool_call|>"),
     ],
 )
 def test_a_single_call_ends_the_answer_at_its_last_character(style, text, call):
@@ -213,6 +232,7 @@ def test_a_single_call_ends_the_answer_at_its_last_character(style, text, call):
         ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'", Sectioned),
         ("<|tool_call_start|>[", Pythonic),
         ('"List of tools: ["', Pythonic),
+        ("'<|tool_call>call:' + name", BareKeys),
     ],
 )
 def test_styles_are_told_by_the_template(template, style):
@@ -228,6 +248,9 @@ def test_what_a_template_knows_of_tools():
     deepseek = "<｜tool▁calls▁begin｜> {% if message['content'] is none %}"
     assert ways_of(deepseek).needs_none
     assert not ways_of(deepseek.replace("<｜tool▁calls▁begin｜>", "<tool_call>")).needs_none
+    first = "<|tool_call>call: {% if message['tool_responses'] %}"
+    assert ways_of(first).gathers
+    assert not ways_of(first + "{{ message.get('tool_call_id') }}").gathers
 
 
 def test_a_template_without_tools_is_told_in_words():

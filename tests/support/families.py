@@ -17,6 +17,12 @@ _SIZES = {
 }  # fmt: skip
 _GPT = {"vocab_size": VOCAB, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
 _OPT = {key: value for key, value in _SIZES.items() if key != "intermediate_size"}
+_GEMMA_3N = {
+    **_SIZES, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8, "laurel_rank": 8,
+    "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8,
+    "activation_sparsity_pattern": [0.9, 0.0, 0.9, 0.0],
+}  # fmt: skip
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {**_SIZES, "num_key_value_heads": 2}),
@@ -32,11 +38,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", {**_SIZES, "num_key_value_heads": 2}),
     "mistral": ("MistralConfig", {**_SIZES, "num_key_value_heads": 2, "sliding_window": 8}),
     "gemma2": ("Gemma2Config", {**_SIZES, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8}),
+    "gemma3n_text": ("Gemma3nTextConfig", _GEMMA_3N),
     "mixtral": ("MixtralConfig", {**_SIZES, "num_key_value_heads": 2, "num_local_experts": 4}),
 }
 """Name -> class of the config, and its values."""
 
-CHAINS = ("falcon alibi", "bloom", "mpt", "mistral", "gemma2")
+CHAINS = ("falcon alibi", "bloom", "mpt", "mistral", "gemma2", "gemma3n_text")
 """Families that take no trees: no positions, alibi, or a sliding window."""
 STATEFUL = {
     "mamba": ("MambaConfig", {"vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2}),

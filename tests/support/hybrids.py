@@ -34,6 +34,15 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     "short convolution": _SHORT,
     "no attention": {**_DELTA, "num_hidden_layers": 2, "layer_types": [LINEAR, LINEAR]},
 }
+_SLIDES = "sliding_attention"
+SHARED: dict[str, Any] = {
+    **_SIZES, "model_type": "gemma4_text", "num_hidden_layers": 5, "num_kv_shared_layers": 2,
+    "layer_types": [_SLIDES, _SLIDES, FULL, _SLIDES, FULL], "head_dim": 16, "global_head_dim": 32,
+    "num_global_key_value_heads": 1, "attention_k_eq_v": False, "sliding_window": 7, "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 96, "rms_norm_eps": 1e-6,
+    "final_logit_softcapping": 3.0, "tie_word_embeddings": True,
+}  # fmt: skip
+"""Gemma 4's small models: windows, heads of two sizes, and layers that share the keys of others. No state."""
 DENSE: dict[str, Any] = {**_DELTA, "layer_types": [FULL] * 3}
 """The delta net's sizes, and no state."""
 
@@ -49,12 +58,15 @@ class CountedEngine(NativeEngine):
         return super().forward(batch)
 
 
-def hybrid(name: str, seed: int = 0, *, layers: int | None = None, context: int = 4096) -> CountedEngine:
-    """A model of ``HYBRIDS``, or "dense", in sym_int4 on one thread; ``layers``: its last so many only."""
-    config = {**HYBRIDS, "dense": DENSE}[name] | {"max_position_embeddings": context}
+def hybrid(
+    name: str, seed: int = 0, *, layers: int | None = None, context: int = 4096, kv_cache: str = "fp16"
+) -> CountedEngine:
+    """A model of ``HYBRIDS``, "dense" or "shared keys", in sym_int4 on one thread; ``layers``: its last so many."""
+    config = {**HYBRIDS, "dense": DENSE, "shared keys": SHARED}[name] | {"max_position_embeddings": context}
     if layers is not None:
         config = {**config, "num_hidden_layers": layers, "layer_types": config["layer_types"][-layers:]}
-    engine = CountedEngine.random(spec_for(checked_config(JsonObject(config), name)), "sym_int4", threads=1, seed=seed)
+    spec = spec_for(checked_config(JsonObject(config), name))
+    engine = CountedEngine.random(spec, "sym_int4", threads=1, seed=seed, kv_cache=kv_cache)
     assert isinstance(engine, CountedEngine)
     return engine
 

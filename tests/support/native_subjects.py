@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead import _native
-from ipex_lookahead.architectures.spec import Activation, FeatureInputs, Linear, Norm, Place, Tensor, named_tensors
+from ipex_lookahead.architectures.spec import (
+    Activation,
+    Candidates,
+    FeatureInputs,
+    Linear,
+    Norm,
+    Place,
+    Tensor,
+    named_tensors,
+)
 from tests.support.specs import make_spec
 
 HIDDEN, VOCAB, CONTEXT = 32, 40, 64
@@ -84,20 +93,15 @@ MIXTURE: dict[str, Any] = {
 """Every switch on: a mixture of experts, windows, sinks, norms of every kind, caps."""
 
 
-def head_decoder() -> Any:
-    """A drafting head, of as many features as hidden values."""
+def matrix(name: str, *shape: int) -> Tensor:
+    place = Place(name, shape)
+    return Tensor(name, shape, place, place)
 
-    def norm(name: str) -> Norm:
-        place = Place(name, (HIDDEN,))
-        return Norm(Tensor(name, (HIDDEN,), place, place), 1e-5)
 
-    place = Place("project", (HIDDEN, 2 * HIDDEN))
-    features = FeatureInputs(
-        embedding_norm=norm("one"), norm=norm("other"), project=Linear(Tensor("project", place.shape, place, place))
-    )
-    spec = replace(make_spec(**SIZES), features=features)
-    decoder = _native.Decoder(spec, 2, "", "fp16")
+def filled(decoder: Any, spec: Any) -> Any:
     for name, tensor in named_tensors(spec):
+        if name == "candidates.ordering":
+            continue
         if not tensor.is_matrix:
             decoder.set_vector(name, floats(*tensor.shape))
         else:
@@ -105,12 +109,63 @@ def head_decoder() -> Any:
     return decoder
 
 
+def reading_decoder(target: Any) -> Any:
+    """A drafting head whose rows are half as wide as the target's, whose keys it has, with a few candidates."""
+    spec = make_spec(**{**SIZES, "hidden": HIDDEN // 2})
+
+    def reads(block: Any) -> Any:
+        return replace(block, mixer=replace(block.mixer, k=None, v=None, k_norm=None, shared=1))
+
+    spec = replace(
+        spec,
+        embedding=matrix("embedding", VOCAB, HIDDEN),
+        features=FeatureInputs(
+            width=HIDDEN,
+            project=Linear(matrix("project", HIDDEN // 2, 2 * HIDDEN)),
+            back=Linear(matrix("back", HIDDEN, HIDDEN // 2)),
+        ),
+        layers=tuple(map(reads, spec.layers)),
+        candidates=Candidates(
+            used=1, centroids=Linear(matrix("centroids", 2, HIDDEN // 2)), ordering=matrix("ordering", 32)
+        ),
+        head=Linear(matrix("head", 32, HIDDEN // 2)),
+        target_keys=True,
+    )
+    return filled(_native.Decoder(spec, 2, "", "fp16", target), spec)
+
+
+def head_decoder(beside: bool = False) -> Any:
+    """A drafting head, of as many features as hidden values; or of twice as many, with the embedding beside rows."""
+
+    def norm(name: str) -> Norm:
+        return Norm(matrix(name, HIDDEN), 1e-5)
+
+    features = FeatureInputs(
+        width=2 * HIDDEN if beside else HIDDEN,
+        layers=(1, 2) if beside else (-1,),
+        feeds_back=2 if beside else -1,
+        beside=beside,
+        after=norm("after") if beside else None,
+        embedding_norm=norm("one"),
+        norms=(norm("other"), norm("third")) if beside else (norm("other"),),
+        project=Linear(matrix("project", HIDDEN, 2 * HIDDEN)),
+    )
+    spec = replace(make_spec(**SIZES), features=features)
+    if beside:
+        wide = {x: Linear(matrix(f"wide {x}", n, 2 * HIDDEN)) for x, n in (("q", 32), ("k", 16), ("v", 16))}
+        first = replace(spec.layers[0], mixer=replace(spec.layers[0].mixer, **wide, with_embedding=True))
+        spec = replace(spec, layers=(first, *spec.layers[1:]))
+    return filled(_native.Decoder(spec, 2, "", "fp16"), spec)
+
+
 DECODERS = {
     "whole": whole_decoder(),
     "other": whole_decoder(),
     "mixture": whole_decoder(**MIXTURE),
     "head": head_decoder(),
+    "beside": head_decoder(beside=True),
 }
+DECODERS["reads"] = reading_decoder(DECODERS["whole"])
 
 
 def cache_after_a_step() -> Any:
@@ -154,6 +209,8 @@ SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
         "unset": unset_decoder,
         "mixture": lambda: DECODERS["mixture"],
         "head": lambda: DECODERS["head"],
+        "beside": lambda: DECODERS["beside"],
+        "reads": lambda: DECODERS["reads"],
     },
     "Cache": {"empty": lambda: DECODERS["whole"].new_cache(), "stepped": cache_after_a_step, "kept": kept_cache},
     "LinearLayer": {"made": layer},
@@ -227,7 +284,7 @@ GOOD: dict[str, Arguments] = {
     "Cache.bytes": dict,
     "Cache.state_bytes": dict,
     "Cache.fill_blank": lambda: {"length": 5},
-    "Decoder.__init__": decoder_arguments,
+    "Decoder.__init__": lambda: {**decoder_arguments(), "target": None},
     "Decoder.set_matrix": named(f"name {STREAMS}", lambda: ("layers.1.mixer.q.weight", *asym_int4(32, 32))),
     "Decoder.set_vector": lambda: {"name": "layers.1.feed_forward_norm.weight", "values": floats(HIDDEN)},
     "Decoder.set_order": lambda: {"name": "layers.1.mixer.q.weight", "order": ints(*range(HIDDEN))},
@@ -246,6 +303,8 @@ GOOD: dict[str, Arguments] = {
         "hidden_layers": [-1, 1],
         "hidden_rows": ints(1, 2),
         "timings": True,
+        "features": None,
+        "own_features": False,
     },
     "Decoder.draft": lambda: {
         "cache": DECODERS["head"].new_cache(),

@@ -300,9 +300,100 @@ DEEPSEEK31 = changed(
     ("'' if loop.first else '\\n'", "''"),
 )
 
+GEMMA4 = """
+{%- macro value(it, marked=True) -%}
+    {%- if it is none -%}{{- 'null' -}}
+    {%- elif it is string -%}{{- '<|"|>' + it + '<|"|>' -}}
+    {%- elif it is boolean -%}{{- 'true' if it else 'false' -}}
+    {%- elif it is mapping -%}{{- '{' -}}
+        {%- for key, one in it | dictsort -%}
+            {{- '' if loop.first else ',' -}}{{- '<|"|>' + key + '<|"|>' if marked else key -}}
+            :{{- value(one, marked) -}}
+        {%- endfor -%}{{- '}' -}}
+    {%- elif it is sequence -%}{{- '[' -}}
+        {%- for one in it -%}{{- '' if loop.first else ',' -}}{{- value(one, marked) -}}{%- endfor -%}{{- ']' -}}
+    {%- else -%}{{- it -}}{%- endif -%}
+{%- endmacro -%}
+{%- macro unthought(text) -%}
+    {%- set ns = namespace(said='') -%}
+    {%- for part in text.split('<channel|>') -%}
+        {%- set ns.said = ns.said + part.split('<|channel>')[0] -%}
+    {%- endfor -%}{{- ns.said | trim -}}
+{%- endmacro -%}
+{%- macro words(content, own) -%}
+    {%- if content is string -%}{{- unthought(content) if own else content | trim -}}
+    {%- elif content is sequence -%}
+        {%- for part in content if part.get('type') == 'text' -%}{{- part['text'] | trim -}}{%- endfor -%}
+    {%- endif -%}
+{%- endmacro -%}
+{%- set enable_thinking = enable_thinking | default(false) -%}
+{%- set ns = namespace(last=None, before=None, asked=-1) -%}
+{%- set turns = messages -%}{{- bos_token -}}
+{%- if enable_thinking or tools or messages[0]['role'] == 'system' -%}
+    {{- '<|turn>system\\n' -}}{%- if enable_thinking -%}{{- '<|think|>\\n' -}}{%- endif -%}
+    {%- if messages[0]['role'] == 'system' -%}
+        {{- words(messages[0]['content'], false) -}}{%- set turns = messages[1:] -%}
+    {%- endif -%}
+    {%- for tool in tools or [] %}{%- set it = tool['function'] -%}
+        {{- '<|tool>declaration:' + it['name'] + '{description:' + value(it['description'] or '') -}}
+        {%- if it['parameters'] -%}{{- ',parameters:' + value(it['parameters'], false) -}}{%- endif -%}
+        {{- '}<tool|>' -}}
+    {%- endfor %}{{- '<turn|>\\n' -}}
+{%- endif %}
+{%- for turn in turns -%}{%- if turn['role'] == 'user' -%}{%- set ns.asked = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for turn in turns -%}{%- if turn['role'] != 'tool' -%}
+    {%- set role = 'model' if turn['role'] == 'assistant' else turn['role'] -%}{%- set ns.last = None -%}
+    {%- if not (role == 'model' and ns.before == 'assistant') -%}{{- '<|turn>' + role + '\\n' }}{%- endif -%}
+    {%- set thought = turn.get('reasoning') or turn.get('reasoning_content') -%}
+    {%- if thought and loop.index0 > ns.asked -%}{{- '<|channel>thought\\n' + thought + '\\n<channel|>' -}}{%- endif -%}
+    {%- for call in turn.get('tool_calls') or [] -%}{%- set it = call['function'] -%}
+        {{- '<|tool_call>call:' + it['name'] -}}
+        {%- if it['arguments'] is mapping -%}{{- value(it['arguments'], false) -}}
+        {%- else -%}{{- raise_exception('arguments are no mapping') -}}{%- endif -%}
+        {{- '<tool_call|>' -}}{%- set ns.last = 'call' -%}
+    {%- endfor -%}
+    {%- if turn.get('tool_calls') -%}{%- set scan = namespace(over=false) -%}
+        {%- for k in range(loop.index0 + 1, turns | length) -%}
+            {%- if scan.over or turns[k]['role'] != 'tool' -%}{%- set scan.over = true -%}
+            {%- else -%}{%- set found = namespace(name=turns[k].get('name') or 'unknown') -%}
+                {%- for call in turn['tool_calls'] if call.get('id') == turns[k].get('tool_call_id') -%}
+                    {%- set found.name = call['function']['name'] -%}
+                {%- endfor -%}
+                {{- '<|tool_response>response:' + found.name -}}
+                {{- value({'value': words(turns[k]['content'], false)}, false) + '<tool_response|>' -}}
+                {%- set ns.last = 'response' -%}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {%- set said -%}{{- words(turn.get('content'), role == 'model') -}}{%- endset -%}{{- said -}}
+    {%- if ns.last == 'call' -%}{{- '<|tool_response>' -}}
+    {%- elif not (ns.last == 'response' and not said | trim | length > 0) -%}{{- '<turn|>\\n' -}}{%- endif -%}
+    {%- set ns.before = turn['role'] -%}
+{%- endif -%}{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {%- if ns.last not in ('call', 'response') -%}{{- '<|turn>model\\n' -}}
+        {%- if not enable_thinking -%}{{- '<|channel>thought\\n<channel|>' -}}{%- endif -%}
+    {%- elif ns.last == 'response' and enable_thinking -%}{{- '<|channel>thought\\n' -}}{%- endif -%}
+{%- endif -%}"""
+
+GEMMA4_FIRST = changed(
+    GEMMA4,
+    ("{%- if it is none -%}{{- 'null' -}}\n    {%- elif it is string", "{%- if it is string"),
+    ("{%- if turn['role'] != 'tool' -%}", "{%- if true -%}"),
+    ("{%- if turn.get('tool_calls') -%}{%- set scan", "{%- if false -%}{%- set scan"),
+    (" if call.get('id') == turns[k].get('tool_call_id')", ""),
+    (
+        "{%- set said -%}",
+        "{%- for it in turn.get('tool_responses') or [] -%}\n        {{- '<|tool_response>response:' + it['name'] -}}\n"
+        "        {{- value({'value': it['response']}, false) + '<tool_response|>' -}}{%- set ns.last = 'response' -%}\n"
+        "    {%- endfor -%}\n    {%- set said -%}",
+    ),
+    ("{%- elif ns.last == 'response' and enable_thinking -%}{{- '<|channel>thought\\n' -}}", ""),
+)
+
 TOOL_TEMPLATES = {
     "qwen3_5": QWEN35, "lfm2_moe": LFM2, "lfm2": LFM2_PLAIN, "granitemoehybrid": GRANITE4, "granite": GRANITE3,
     "nemotron_h": NEMOTRON2, "glm4_moe": GLM46, "glm4_moe_lite": GLM47, "deepseek_v3": DEEPSEEK3,
-    "deepseek_v3.1": DEEPSEEK31,
+    "deepseek_v3.1": DEEPSEEK31, "gemma4": GEMMA4, "gemma4, the first": GEMMA4_FIRST,
 }  # fmt: skip
 """By a model of the family."""

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.hub import cache_folder
+from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.sentencepiece_model import read_model
 from ipex_lookahead.tokenization.splitting import SPLITTINGS
+from tests.support import vocabularies
 from tests.support.full_tokenizers import tokenizer_from_folder, tokenizer_from_gguf
 
 from .conftest import SENTENCES, TEXTS, metadata_of
@@ -117,6 +119,21 @@ def test_special_tokens_bos_and_eos(bpe_metadata):
     assert 1 not in tokenizer("<|end|>", add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "a ball"
     assert tokenizer.pad_token_id == tokenizer.eos_token_id  # the file names none
+
+
+def test_control_tokens_of_gemma_4_that_files_call_the_users():
+    """llama.cpp's converter does, of those that its parser looks for; in tokenizer.json they are special."""
+    made = vocabularies.spelled()
+    theirs = ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>",
+              '<|"|>']  # fmt: skip
+    tokens, types = [*made[P + "tokens"], *theirs], [*made[P + "token_type"], *[4] * len(theirs)]
+    text = text_from_gguf({**made, P + "tokens": tokens, P + "token_type": types}, "x.gguf")
+    ids = text.encode("".join(theirs))
+    assert ids == list(range(len(tokens) - len(theirs), len(tokens)))
+    assert set(ids) <= text.silent_ids
+    assert text.decode(text.encode("a" + theirs[0] + "b"), skip_special_tokens=True) == "ab"
+    ordinary = text_from_gguf({**made, P + "tokens": [*tokens, "<mine>"], P + "token_type": [*types, 4]}, "x.gguf")
+    assert ordinary.encode("<mine>")[0] not in ordinary.silent_ids
 
 
 def test_chat_template_comes_along(bpe_metadata):

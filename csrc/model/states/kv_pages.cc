@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 
+#include "model/spec.h"
 #include "runtime/system_pages.h"
 
 namespace ipex_lookahead {
@@ -89,7 +90,7 @@ void KvPages::grow(int64_t first, int64_t needed) {
 }
 
 int64_t KvPages::first_needed(int64_t length, int64_t spare) const {
-  return shape_.window == 0 ? 0 : std::max<int64_t>(0, length + 1 - shape_.window - spare) / kPage;
+  return shape_.window == 0 ? 0 : std::max<int64_t>(0, length + 1 - shape_.window - kBeyondWindow - spare) / kPage;
 }
 
 void KvPages::keep(int64_t length, const int64_t* rows, int64_t count) {

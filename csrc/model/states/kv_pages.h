@@ -5,6 +5,7 @@
 // accepted path's into position order, and what lies beyond is simply overwritten by the next step.
 //
 // Pages that a window has passed are given back, with kKeptBehind positions to spare: so far a sequence may always be cropped.
+// A drafting head that has these keys may see kBeyondWindow positions more.
 #pragma once
 
 #include <cstdint>

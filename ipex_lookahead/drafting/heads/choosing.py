@@ -1,17 +1,22 @@
 """Free sources and a trained head under one price: each step drafts with what promises more tokens for its time.
 
-A free draft of a tree costs its rows alone, a head's token also a share of a forward: its ``price``. With E expected
-tokens a draft promises (1 + E) / (1 + price of drafting it) tokens in the time of a forward. E of the head is counted
-by depth; E of the free sources is their own estimate, corrected by how much of such estimates came true lately. The
-choice depends on the text alone, not on clocks; how many rows are worth verifying is the controller's, as ever.
+A free draft of a tree costs its rows alone, a head's token also a share of a forward: its ``Price``. With E expected
+tokens a draft promises (1 + E) / (1 + price of drafting it) tokens in the time of a forward: the free sources' tree,
+the head's chain, or the chain behind the free sources' likeliest path, which the head then reads. E of the head is
+counted by depth; E of the free sources is their own estimate, corrected by how much of such estimates came true lately.
+The choice depends on the text and the price alone; how many rows are worth verifying is the controller's, as ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.drafting.heads.chain import HeadChain
+from ipex_lookahead.drafting.heads.price import Price
 from ipex_lookahead.engines.base import Hidden, OutputRequest
 
 FADE, FIRST_RIGHT, PRIOR = 0.95, 0.65, 4.0
@@ -21,27 +26,29 @@ WORTH = 1.02
 """The head must promise at least this much more than no draft."""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 256
 """Steps until a head that has not paid is tried again: at first, and at most, doubling in between."""
-SOURCE = "mtp"
+MOST_COPIED = 8
+"""Tokens of a copy that the head reads at most, to go on behind it."""
+SOURCE = "head"
 """Name of the head's tokens, in ``Draft.sources``."""
 
 
 class Choosing:
-    """Drafts with the free sources where the text repeats itself, and with the head elsewhere.
+    """Drafts with the free sources where the text repeats itself, with the head elsewhere, or with it behind a copy.
 
     Args:
         free: drafts with ``probs`` and ``sources``, such as :class:`~ipex_lookahead.drafting.auto.Auto`.
         head: drafts a chain.
-        price: of a token of the head's, in forwards of one row.
+        price: of the head's tokens.
         most: tokens that the head drafts a step at most.
     """
 
-    def __init__(self, free: Proposer, head: Proposer, price: float, most: int = 8) -> None:
+    def __init__(self, free: Proposer, head: HeadChain, price: Price, most: int = 8) -> None:
         self._free, self._head = free, head
         self._price, self._most = price, most
         self._depths = [[FIRST_RIGHT * PRIOR, PRIOR] for _ in range(most)]
         self._true, self._estimated = PRIOR, PRIOR
         self._pause, self._next_pause = 0, FIRST_PAUSE
-        self._chain: Sequence[int] = ()  # the head's last draft
+        self._chain: tuple[Sequence[int], Sequence[int]] = ((), ())  # the head's last, and what it is behind
 
     @property
     def wants(self) -> OutputRequest:
@@ -54,58 +61,103 @@ class Choosing:
         self._head.begin(prompt, hidden)
 
     def propose(self, budget: int) -> Draft:
-        """The free sources' tree, or the head's chain."""
+        """The free sources' tree, the head's chain, or a path of the tree and the chain behind it."""
         draft = self._free.propose(budget)
-        expected = self._worth(draft) * self._true / self._estimated
-        count, rate = self._best(min(budget, self._most))
-        self._chain = ()
+        self._chain = ((), ())
         if self._pause:
             self._pause -= 1
             return draft
-        if not count:  # tried now and then all the same
+        corrected = self._true / self._estimated
+        free_rate = 1 + _worth(draft) * corrected
+        path = _likeliest(draft) if draft.tokens else Draft()
+        reached = [min(1.0, corrected) * chance for chance in accumulate(path.probs, mul)] or [1.0]
+        alone, rate = self._best(min(budget, self._most), 0, 0.0, 1.0)
+        behind, copy_rate = 0, 0.0
+        if path.tokens and len(path) <= MOST_COPIED:
+            behind, copy_rate = self._best(min(budget - len(path), self._most), len(path), sum(reached), reached[-1])
+        if not alone and not behind:  # tried now and then all the same
             self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
-            count = min(1, budget)
-        elif rate <= 1 + expected:
-            return draft
+            alone, rate = min(1, budget), free_rate + 1
         else:
             self._next_pause = FIRST_PAUSE
-        chain = self._head.propose(count)
-        if not chain.tokens:
+        if copy_rate > max(rate, free_rate) and behind:
+            return self._behind(path, behind, copy_rate, reached[-1]) or draft
+        if rate <= free_rate:
             return draft
-        self._chain = chain.tokens
-        return Draft(chain.tokens, chain.parents, 0, chain.probs, [SOURCE] * len(chain.tokens), 0)
+        return self._behind(Draft(), alone, rate, 1.0) or draft
 
     def observe(self, outcome: Outcome) -> None:
         """Count what came true, and show both what was emitted."""
-        draft = outcome.draft
-        if self._chain:  # verified or not: what was emitted tells
-            for cell, drafted, emitted in zip(self._depths, self._chain, outcome.emitted, strict=False):
-                cell[0] = FADE * cell[0] + (drafted == emitted)
+        draft, emitted = outcome.draft, outcome.emitted
+        copied, chain = self._chain
+        if chain and [*copied] == [*emitted[: len(copied)]]:  # verified or not: what was emitted tells
+            for cell, drafted, true in zip(self._depths, chain, emitted[len(copied) :], strict=False):
+                cell[0] = FADE * cell[0] + (drafted == true)
                 cell[1] = FADE * cell[1] + 1.0
-                if drafted != emitted:
+                if drafted != true:
                     break
-        elif draft.tokens and draft.probs:
+        elif not chain and draft.tokens and draft.probs:
             self._true = FADE * self._true + len(outcome.accepted)
-            self._estimated = FADE * self._estimated + self._worth(draft)
-        self._chain = ()
+            self._estimated = FADE * self._estimated + _worth(draft)
+        self._chain = ((), ())
         self._head.observe(outcome)
         self._free.observe(outcome)
 
-    @staticmethod
-    def _worth(draft: Draft) -> float:
-        """Tokens that the draft says will be accepted."""
-        reached: list[float] = []
-        for parent, prob in zip(draft.parents, draft.probs, strict=False):
-            reached.append(prob * (1.0 if parent < 0 else reached[parent]))
-        return sum(reached)
+    def _behind(self, path: Draft, count: int, rate: float, chance: float) -> Draft | None:
+        """A path and the head's chain behind it; None where the head has none.
 
-    def _best(self, most: int) -> tuple[int, float]:
-        """How many tokens of the head's promise the most, and what; 0 where none promises anything."""
-        best, rate, chance, expected = 0, WORTH, 1.0, 0.0
-        for count, (right, tested) in enumerate(self._depths[:most], 1):
+        One more token is worth its price where it is right so often that it adds more than ``rate`` for it.
+        """
+        right, tested = self._depths[0]
+        least = min(1.0, rate * self._price.each * tested / max(right, 1e-9) / max(chance, 1e-9))
+        chain = self._head.behind(path.tokens, count, least)
+        if not chain.tokens:
+            return None
+        self._chain = (path.tokens, chain.tokens)
+        tokens = [*path.tokens, *chain.tokens]
+        sources = [*(path.sources or ["copy"] * len(path)), *[SOURCE] * len(chain.tokens)]
+        return Draft(tokens, range(-1, len(tokens) - 1), 0, [*path.probs, *chain.probs], sources, 0)
+
+    def _best(self, most: int, copied: int, before: float, chance: float) -> tuple[int, float]:
+        """How many tokens of the head's promise the most, and what; 0 where none promises anything.
+
+        They come behind so many copied ones, of which ``before`` are expected to be right, all of them at ``chance``.
+        """
+        best, rate, expected = 0, WORTH, before
+        for count, (right, tested) in enumerate(self._depths[: max(most, 0)], 1):
             chance *= right / tested
             expected += chance
-            promised = (1 + expected) / (1 + count * self._price)
+            promised = (1 + expected) / (1 + self._price.of(count, copied))
             if promised > rate:
                 best, rate = count, promised
         return best, rate
+
+
+def _worth(draft: Draft) -> float:
+    """Tokens that the draft says will be accepted."""
+    return sum(_survival(draft))
+
+
+def _survival(draft: Draft) -> list[float]:
+    """Of each token, the chance that all up to it are right, as the draft says."""
+    reached: list[float] = []
+    for parent, prob in zip(draft.parents, draft.probs, strict=False):
+        reached.append(prob * (1.0 if parent < 0 else reached[parent]))
+    return reached
+
+
+def _likeliest(draft: Draft) -> Draft:
+    """The path to the token that ends the longest likely way: as long as it is likelier right than not."""
+    path: list[int] = []
+    children: dict[int, int] = {}
+    for row, parent in enumerate(draft.parents[: len(draft.probs)]):
+        if parent not in children or draft.probs[row] > draft.probs[children[parent]]:
+            children[parent] = row
+    at, chance = children.get(-1), 1.0
+    while at is not None and (chance := chance * draft.probs[at]) >= 0.5:
+        path.append(at)
+        at = children.get(at)
+    sources = [draft.sources[row] for row in path] if draft.sources else []
+    return Draft(
+        [draft.tokens[row] for row in path], range(-1, len(path) - 1), 0, [draft.probs[row] for row in path], sources, 0
+    )

@@ -72,12 +72,15 @@ def rope_tables(rope: Rope, positions: int) -> tuple[npt.NDArray[np.float32], ..
     return tuple(native_core().rope_tables(rope, positions))
 
 
-def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str) -> Any:
-    """An empty native decoder of that shape. Raises UnsupportedModelError for sizes that the core does not take."""
+def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str, target: Any = None) -> Any:
+    """An empty native decoder of that shape; of a head with ``target_keys`` ``target`` is the decoder that has them.
+
+    Raises UnsupportedModelError for sizes that the core does not take.
+    """
     if kv_cache not in KV_CACHES:
         raise InputError(argument="kv_cache", got=kv_cache, allowed=f"one of {', '.join(KV_CACHES)}")
     count, isa = default_threads() if threads is None else check_threads(threads), chosen_isa()
     try:
-        return native_core().Decoder(spec, count, isa, kv_cache)
+        return native_core().Decoder(spec, count, isa, kv_cache, target)
     except (ValueError, TypeError) as error:
         raise UnsupportedModelError(f"the native engine cannot hold a model of this shape: {error}") from None

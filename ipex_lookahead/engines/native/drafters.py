@@ -9,18 +9,11 @@ import numpy as np
 
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints import Checkpoint
-from ipex_lookahead.checkpoints.drafters import (
-    IN_A_MODEL,
-    Drafter,
-    drafters_beside,
-    model_with_block,
-    no_head,
-    open_drafter,
-)
-from ipex_lookahead.config import DRAFT_VOCAB
+from ipex_lookahead.checkpoints.draft_vocab import ids_of
+from ipex_lookahead.checkpoints.drafters import Drafter, drafters_beside, model_with_block, no_head, open_drafter
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.engines.native.head import NativeHead, drafted_ids
+from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.native.linear import plain
 from ipex_lookahead.engines.weights import WeightPlan, outputs_of
 from ipex_lookahead.errors import InputError, LookaheadError, arg
@@ -83,7 +76,7 @@ def load_drafter(
     """
     drafter = open_drafter(path, model)
     try:
-        _check_embedding(drafter.checkpoint, path, target)
+        _check_embedding(drafter, path, target)
         head = _loaded(drafter, request, plan, target)
     finally:
         drafter.checkpoint.close()
@@ -92,20 +85,23 @@ def load_drafter(
 
 
 def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: NativeEngine) -> NativeHead:
-    most = DRAFT_VOCAB if request.draft_vocab is None else request.draft_vocab
-    ids = drafter.ids
-    if ids is None and drafter.kind in IN_A_MODEL:  # its lm_head is the model's, of which it may have any rows
-        ids = drafted_ids(target.vocab_size, most)
+    if drafter.ids is not None and request.draft_vocab is not None:
+        raise InputError(
+            f"{arg('draft_vocab')} is for heads with an output for each of the model's tokens; this one brings its own"
+            f" {len(drafter.ids)}, which stay as they are"
+        )
+    ids = ids_of(request.draft_vocab, target.vocab_size) if drafter.ids is None else drafter.ids
     plan = plan.of_head(request.drafter_low_bit)
     head = NativeHead.load(drafter.checkpoint, drafter.spec, plan, target, threads=request.threads, ids=ids)
     head.facts["kind"] = drafter.kind
     return head
 
 
-def _check_embedding(checkpoint: Checkpoint, path: Path, target: NativeEngine) -> None:
+def _check_embedding(drafter: Drafter, path: Path, target: NativeEngine) -> None:
     """Raise InputError where a head carries an embedding, and that is not the target's in whatever format."""
-    name = target.spec.embedding.name
-    if name not in checkpoint.names():
+    checkpoint, name, features = drafter.checkpoint, target.spec.embedding.name, drafter.spec.features
+    own_head = features is not None and "head" not in features.shares
+    if name not in checkpoint.names() or (own_head and drafter.spec.head_weight.name == name):  # which is its lm_head
         return
     rows = np.linspace(0, target.vocab_size - 1, _COMPARED).astype(np.intp)
     theirs = dequantize(outputs_of(checkpoint.read(name), rows)).ravel()

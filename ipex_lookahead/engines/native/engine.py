@@ -279,7 +279,7 @@ class NativeEngine:
         wants = batch.wants
         try:
             hidden = wants.hidden and sorted(wants.hidden)
-            ids, logits, states, phases = self._forward(
+            ids, logits, states, phases, _ = self._forward(
                 [_raw(c) for c in batch.caches],
                 batch.counts,
                 batch.settled,

@@ -11,13 +11,12 @@ from typing import Any
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.calls.base import Function, Named, Spell, Style, anywhere, json_of, parameters_of
 from ipex_lookahead.serving.calls.json_calls import SPACE, all_named, first_of, list_of
+from ipex_lookahead.serving.calls.scanner import MOST_DEEP, Scanner
 from ipex_lookahead.serving.calls.typed import resolved, schema_of, types_of
 from ipex_lookahead.serving.calls.values import checked, with_definitions
 from ipex_lookahead.serving.grammar import inlined
 from ipex_lookahead.tokenization.content import Own
 
-_MOST_DEEP = 64
-_SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(?=\s*\()")
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'', re.DOTALL)
@@ -128,69 +127,35 @@ def _value(rule: str, schema: Any, root: Mapping[str, Any]) -> str:
     return f"{rule}: {' | '.join([f'{rule}j', *other])}\n{json_rule}"
 
 
-class _Reader:
-    """Reads Python's literals from a text. Raises ValueError where something else comes.
-
-    Attributes:
-        at: up to where it has read.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.at = 0
-        self._text = text
-
-    def _space(self) -> None:
-        found = _SPACE.match(self._text, self.at)
-        self.at = found.end() if found else self.at
-
-    def _next(self, sign: str) -> bool:
-        self._space()
-        if not self._text.startswith(sign, self.at):
-            return False
-        self.at += len(sign)
-        return True
-
-    def taken(self, sign: str) -> None:
-        """Go on behind a sign."""
-        if not self._next(sign):
-            raise ValueError(sign)
-
-    def _matched(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        self._space()
-        found = pattern.match(self._text, self.at)
-        if found is None:
-            raise ValueError(pattern.pattern)
-        self.at = found.end()
-        return found
+class _Reader(Scanner):
+    """Reads Python's literals from a text. Raises ValueError where something else comes."""
 
     def list_of_calls(self) -> list[Named]:
         """Calls in brackets, and nothing behind."""
         self.taken("[")
         found = [self.call()]
-        while self._next(","):
+        while self.next(","):
             found.append(self.call())
         self.taken("]")
-        self._space()
-        if self.at < len(self._text):
-            raise ValueError(self._text[self.at :])
+        self.ended()
         return found
 
     def call(self) -> Named:
         """A call by keywords."""
-        name = self._matched(_NAME)[0]
+        name = self.matched(_NAME)[0]
         given: dict[str, Any] = {}
         self.taken("(")
-        while not self._next(")"):
+        while not self.next(")"):
             if given:
                 self.taken(",")
-            key = self._matched(_KEY)[1]
+            key = self.matched(_KEY)[1]
             given[key] = self._value(0)
         return name, given
 
     def _value(self, depth: int) -> Any:
-        self._space()
+        self.space()
         sign = self._text[self.at : self.at + 1]
-        if depth > _MOST_DEEP:
+        if depth > MOST_DEEP:
             raise ValueError("nested too deeply")
         if sign in ("[", "("):
             return self._list("]" if sign == "[" else ")", depth)
@@ -199,11 +164,11 @@ class _Reader:
         if sign in ('"', "'"):
             return self._string()
         if sign.isalpha():
-            word = self._matched(_WORD)[0]
+            word = self.matched(_WORD)[0]
             if word not in _WORDS:
                 raise ValueError(word)
             return _WORDS[word]
-        number = self._matched(_NUMBER)[0].replace("_", "")
+        number = self.matched(_NUMBER)[0].replace("_", "")
         value = int(number) if number.lstrip("+-").isdigit() else float(number)
         if isinstance(value, float) and not isfinite(value):
             raise ValueError(number)
@@ -212,10 +177,10 @@ class _Reader:
     def _list(self, end: str, depth: int) -> list[Any]:
         self.at += 1
         found: list[Any] = []
-        while not self._next(end):
+        while not self.next(end):
             if found:
                 self.taken(",")
-                if self._next(end):
+                if self.next(end):
                     break
             found.append(self._value(depth + 1))
         return found
@@ -223,19 +188,19 @@ class _Reader:
     def _mapping(self, depth: int) -> dict[str, Any]:
         self.at += 1
         found: dict[str, Any] = {}
-        while not self._next("}"):
+        while not self.next("}"):
             if found:
                 self.taken(",")
-                if self._next("}"):
+                if self.next("}"):
                     break
-            self._space()
+            self.space()
             key = self._string()
             self.taken(":")
             found[key] = self._value(depth + 1)
         return found
 
     def _string(self) -> str:
-        text = self._matched(_STRING)[0][1:-1]
+        text = self.matched(_STRING)[0][1:-1]
         return _ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

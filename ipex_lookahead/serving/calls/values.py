@@ -12,10 +12,10 @@ from ipex_lookahead.serving.calls.base import as_json
 from ipex_lookahead.serving.calls.typed import resolved, types_of
 from ipex_lookahead.serving.grammar import inlined, pattern
 
-_ABOUT = frozenset({"title", "description", "$comment", "examples", "default", "deprecated", "format", "readOnly"})
+ABOUT = frozenset({"title", "description", "$comment", "examples", "default", "deprecated", "format", "readOnly"})
 """Keys that forbid nothing; ``format`` is a note as well, as JSON schema has it unless told otherwise."""
-_TEXT = frozenset({"type", "pattern", "minLength", "maxLength"})
-_WHOLE = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"})
+TEXT = frozenset({"type", "pattern", "minLength", "maxLength"})
+WHOLE = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"})
 _MOST_COUNTED = 64
 """Characters of a text up to which its length and the absence of an end in it are looked for at once."""
 _STRING = frozenset({"string"})
@@ -50,7 +50,7 @@ class End:
 def checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """A function's schema that can be kept to by one rule a parameter. Raises InputError for others."""
     schema: Mapping[str, Any] = resolved(parameters, parameters)
-    other = sorted(set(schema) - _WHOLE - _ABOUT)
+    other = sorted(set(schema) - WHOLE - ABOUT)
     if other or schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), Mapping):
         told = ", ".join(other) or "a type that is not object"
         raise InputError(
@@ -89,7 +89,7 @@ def _parts(schema: Any, root: Mapping[str, Any]) -> list[Any]:
         if seen > 256:
             raise InputError("the grammar cannot be compiled: a parameter has more than 256 alternatives")
         either = next((one[key] for key in ("anyOf", "oneOf") if isinstance(one, Mapping) and key in one), None)
-        if isinstance(either, list) and not set(one) - {"anyOf", "oneOf"} - _ABOUT:
+        if isinstance(either, list) and not set(one) - {"anyOf", "oneOf"} - ABOUT:
             left = [*either, *left]
         else:
             found.append(one)
@@ -104,12 +104,12 @@ def _free(schema: Any, root: Mapping[str, Any]) -> bool:
         return True
     if "const" in schema or "enum" in schema:
         return False
-    types, keys = types_of(schema, root), set(schema) - _ABOUT
+    types, keys = types_of(schema, root), set(schema) - ABOUT
     if types is not None and "string" not in types:
         return False
-    if keys - (_TEXT if types == _STRING else {"type"}):
+    if keys - (TEXT if types == _STRING else {"type"}):
         raise InputError(
-            f"the grammar cannot be compiled: a parameter that may be a text has {', '.join(sorted(keys - _TEXT))}",
+            f"the grammar cannot be compiled: a parameter that may be a text has {', '.join(sorted(keys - TEXT))}",
             hint="give it a type of its own",
         )
     return keys <= {"type"}

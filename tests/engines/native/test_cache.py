@@ -169,3 +169,12 @@ def test_walks_over_states(name: str) -> None:
     plain = Plain(engine)
     for seed in range(10):
         walk(engine, seed, plain=plain)
+
+
+@pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+def test_walks_over_keys_that_layers_share(kv_cache: str) -> None:
+    """Past windows of seven positions, in batches with others, on forks: rows are those of decoding one by one."""
+    engine = hybrid("shared keys", kv_cache=kv_cache)
+    plain = Plain(engine)
+    for seed in range(10):
+        walk(engine, seed, plain=plain)

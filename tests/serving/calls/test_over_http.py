@@ -40,8 +40,10 @@ WRITTEN = {
     "</arg_value></tool_call><tool_call>t<arg_key>a</arg_key><arg_value>2</arg_value></tool_call>",
     "deepseek_v3": f'{OPEN}{ONE}function{SEP}w\n```json\n{{"a": 1, "b": "x"}}\n```{OUT}\n{ONE}function{SEP}t\n```json\n'
     f'{{"a": 2}}\n```{OUT}{SHUT}',
+    **dict.fromkeys(("gemma4", "gemma4, the first"), '<|tool_call>call:w{a:1,b:<|"|>x<|"|>}<tool_call|>'
+                    "<|tool_call>call:t{a:2}<tool_call|>"),
     "deepseek_v3.1": f'{OPEN}{ONE}w{SEP}{{"a": 1, "b": "x"}}{OUT}{ONE}t{SEP}{{"a": 2}}{OUT}{SHUT}',
-}
+}  # fmt: skip
 
 
 def put(client: Any, given: dict[str, Any]) -> Any:

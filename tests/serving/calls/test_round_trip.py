@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import Conversation, prepare
 from ipex_lookahead.serving.server import Served
-from ipex_lookahead.serving.thinking import Mode
-from ipex_lookahead.serving.tools import Parser, ways_of
+from ipex_lookahead.serving.thinking import Mode, marks_of
+from ipex_lookahead.serving.tools import Parser, numbered, ways_of
 from tests.support.tool_templates import TOOL_TEMPLATES
 
 ARGUMENTS = {"city": "Köln am Rhein", "days": 3, "deep": {"a": [1, {"b": "c"}]}, "hot": True, "more": "5"}
@@ -54,7 +55,7 @@ def test_calls_and_results_are_in_the_prompt(serving: Any, family: str) -> None:
     prompt = prepare(served, Conversation(conversation(), FUNCTIONS)).prompt
     text = served.tokenizer.decode(list(prompt))
     before, _, behind = text.partition("Rain?")
-    assert before.count('"weather"') == 1, "the tools are told once"
+    assert before.replace('<|"|>', '"').count('"weather"') == 1, "the tools are told once"
     assert before.count("Be brief.") == 1
     assert "result call_0" in behind
     assert "result call_1" in behind
@@ -90,11 +91,65 @@ def test_what_tools_have_said_is_no_mark(serving: Any, family: str) -> None:
         ("glm4_moe", {}, Mode.PERHAPS),
         ("glm4_moe", {"enable_thinking": False}, Mode.NONE),
         ("deepseek_v3", {}, Mode.WITHIN),
+        ("gemma4", {}, Mode.NONE),
+        ("gemma4", {"enable_thinking": True}, Mode.PERHAPS),
     ],
 )
 def test_where_an_answer_begins(serving: Any, family: str, variables: dict[str, Any], mode: Mode) -> None:
     made = prepare(serving(family), Conversation(conversation()[:2], FUNCTIONS, variables=variables))
     assert made.reader.thinking == (mode is Mode.WITHIN)
-    said = made.reader.again().put("<think>a</think>b", last=True)
-    thought = {Mode.WITHIN: "<think>a", Mode.PERHAPS: "a", Mode.NONE: ""}[mode]
-    assert [str(part) for part in said] == ([thought, "b"] if thought else ["<think>a</think>b"])
+    marks = marks_of(TOOL_TEMPLATES[family])
+    begin, end = (marks.opening, marks.end) if marks else ("<think>", "</think>")
+    said = made.reader.again().put(f"{begin}a{end}b", last=True)
+    thought = {Mode.WITHIN: f"{begin}a", Mode.PERHAPS: "a", Mode.NONE: "a" if marks and marks.again else ""}[mode]
+    assert [str(part) for part in said] == ([thought, "b"] if thought else [f"{begin}a{end}b"])
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4, the first"])
+@pytest.mark.parametrize("thinks", [False, True])
+def test_gemma_goes_on_behind_the_results(serving: Any, family: str, thinks: bool) -> None:
+    """Calls and results are one turn of the model's, with the functions' names; it may think before it goes on."""
+    served = serving(family)
+    made = prepare(served, Conversation(conversation(), FUNCTIONS, variables={"enable_thinking": thinks}))
+    text = served.tokenizer.decode(list(made.prompt))
+    assert text.startswith("<s><|turn>system\n<|think|>\nBe brief." if thinks else "<s><|turn>system\nBe brief.")
+    results = "".join(
+        f'<|tool_response>response:{name}{{value:<|"|>result call_{at}<|"|>}}<tool_response|>'
+        for at, name in enumerate("wv")
+    )
+    opens = thinks and family == "gemma4"
+    behind = "<|channel>thought\n" if opens else ""
+    assert text.endswith(f"<|tool_call>call:v{{}}<tool_call|>{results}{behind}")
+    assert made.reader.thinking == opens
+    begun = "" if opens else "<|channel>thought"
+    said = made.reader.again().put(f"{begun}\na\n<channel|><|tool_call>call:v{{}}<tool_call|>", last=True)
+    assert [part.name if isinstance(part, Call) else str(part) for part in said] == ["a", "v"]
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma4, the first"])
+def test_results_without_ids_are_told_apart(serving: Any, family: str) -> None:
+    """By the function that they name, as Ollama's have it, else in order."""
+    served = serving(family)
+    names, results = ("v", "w", "v"), ({"content": "a", "name": "w"}, {"content": "b"}, {"content": "c"})
+    calls = [{"type": "function", "function": {"name": name, "arguments": "{}"}} for name in names]
+    messages = [
+        {"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "", "tool_calls": calls},
+        *({"role": "tool", **one} for one in results),
+    ]  # fmt: skip
+    text = served.tokenizer.decode(list(prepare(served, Conversation(messages, FUNCTIONS)).prompt))
+    assert re.findall(r'response:(\w)\{value:<\|"\|>(\w)', text) == [("w", "a"), ("v", "b"), ("v", "c")]
+
+
+def test_ids_are_made_where_there_are_none() -> None:
+    call = {"type": "function", "function": {"name": "w", "arguments": {}}}
+    alone, answer = {"role": "tool", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call, call]}
+    assert numbered([alone]) == [alone]
+    found = numbered([answer, alone, alone, alone, {**answer, "tool_calls": [{**call, "id": "mine"}]}, alone])
+    ids = [one["id"] for one in found[0]["tool_calls"]]
+    assert len({*ids}) == 2
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+    assert [one.get("tool_call_id") for one in found[1:4]] == [*ids, None]
+    assert (found[4]["tool_calls"][0]["id"], found[5]["tool_call_id"]) == ("mine", "mine")
+    assert "id" not in call
+    odd = [{**call, "id": {"a": [1]}}]
+    assert numbered([{**answer, "tool_calls": odd}, alone])[1]["tool_call_id"] == {"a": [1]}

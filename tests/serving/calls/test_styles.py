@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.serving.calls.bare_keys import BareKeys
 from ipex_lookahead.serving.calls.base import Call, Style
 from ipex_lookahead.serving.calls.elements import Coder, Keyed
 from ipex_lookahead.serving.calls.json_calls import Bracketed, Sectioned, Tagged
 from ipex_lookahead.serving.calls.pythonic import Pythonic
+from ipex_lookahead.serving.reader import Reader
+from ipex_lookahead.serving.thinking import CHANNEL, Mode, Thought
 from ipex_lookahead.serving.tools import Parser
 from tests.serving.calls.bytes_vocabulary import MARKS, matcher_of, spell, takes, walked
 
@@ -28,6 +31,7 @@ STYLES: dict[str, Style] = {
     "qwen3.5": Coder(),
     "glm 4.5": Keyed("\n"),
     "glm 4.7": Keyed(""),
+    "gemma 4": BareKeys(),
 }
 EVERY = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 TOKENS = pytest.mark.parametrize("tokens", [False, True], ids=["letters", "tokens"])
@@ -105,11 +109,19 @@ def test_what_is_written_is_allowed_and_found(style: Style, tokens: bool, calls:
 
 
 NUMBERS = st.integers(-(10**9), 10**9) | st.floats(-1e6, 1e6)
-VALUES: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.text("abc é\n\"'{}[],:\\", max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab'\" ", max_size=3), inner, max_size=3),
-    max_leaves=6,
-)  # fmt: skip
+
+
+def values(keys: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    """JSON whose objects have such keys."""
+    return st.recursive(
+        st.none() | st.booleans() | NUMBERS | st.text("abc é\n\"'{}[],:\\", max_size=6),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
+        max_leaves=6,
+    )
+
+
+VALUES = values(st.text("ab'\" ", max_size=3))
+WORDS = st.sampled_from(["a", "b_c", "d1"])
 TYPED = [("string", str), ("boolean", bool), ("integer", int), ("number", float), ("array", list), ("object", dict)]
 
 
@@ -246,6 +258,93 @@ def test_many_functions_of_many_parameters_compile(style: Style) -> None:
     matcher_of(at_will(style, functions=functions))
 
 
+SCHEMAS = [
+    ({"type": "string", "pattern": "^[a-c]{2}$"}, ["ab"], ["abc", "xy", ""]),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, ["ab", "abc", "é\n"], ["a", "abcd"]),
+    ({"type": "string", "minLength": 3, "maxLength": 40_000}, ["abc", "x" * 3000], ["ab"]),
+    ({"type": "string", "format": "date", "title": "When"}, ["any", ""], [1]),
+    ({"const": {"a": [1, "x"]}}, [{"a": [1, "x"]}], [{"a": [1]}, "x"]),
+    ({"enum": ["x", 1, None, True, ""]}, ["x", 1, None, True, ""], ["2", 2, False]),
+    ({"anyOf": [{"type": "integer"}, {"enum": ["all"]}]}, [1, "all"], ["none", 1.5]),
+    ({"type": ["integer", "string", "null"]}, [1, "all", None], [True, [1]]),
+    ({"allOf": [{"type": "boolean"}], "description": "x"}, [True, False], ["true", 1]),
+    ({"type": "number", "exclusiveMinimum": 0}, [0.5, 3], [0, -1, "1"]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 2}, [[1, 2], [1, 2, 3]], [[1], [], [1, "x"]]),
+    ({"type": "array", "items": {"type": "string"}, "maxItems": 1}, [[], ["a"]], [["a", "b"], [1], "a"]),
+    ({"type": "array", "minItems": 1, "maxItems": 3}, [[1], ["a", None, {}]], [[], [1, 2, 3, 4]]),
+    ({"type": "array", "maxItems": 0}, [[]], [[1]]),
+    ({"type": "array", "items": {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}},
+     [[], [{"b": 1}, {"b": 2}]], [[{}], [{"b": "1"}], [{"b": 1, "c": 1}]]),
+    ({"type": "object", "additionalProperties": {"type": "integer"}}, [{}, {"x": 1, "y_z": 2}], [{"x": "1"}, 1]),
+    ({"type": "object", "properties": {"B": {}, "a": {}, "c": {}}, "required": ["c"]},
+     [{"c": 1}, {"a": [1], "B": {"x": "y"}, "c": None}, {"B": 1, "c": 2}], [{}, {"a": 1}, {"a": 1, "B": 2}]),
+    ({"type": "object", "properties": {"my key": {}, "x:y": {}, "": {}, '"': {}, "ü": {}}},
+     [{}, {"my key": 1, "x:y": 2, "": 3, '"': 4, "ü": 5}], [{"other": 1}]),
+    ({"type": "object"}, [{}, {"a": {"b": [1, True, None, "x"]}}], [[], "x"]),
+    ({}, ["x", 1, -2.5, [1], {"a": "b"}, None], []),
+    (True, ["x", {"b": 1}], []),
+    ({"$ref": "#/$defs/n"}, [{"n": {"n": {}}}, {}], [1, "x", {"m": 1}]),
+    ({"anyOf": [{"$ref": "#/$defs/m"}, {"type": "null"}]},
+     [None, {"l": None, "r": {"l": None}}], [{"l": 1}, {"x": None}]),
+]  # fmt: skip
+DEFINITIONS = {
+    "n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}},
+    "m": {"type": "object", "properties": {
+        side: {"anyOf": [{"$ref": "#/$defs/m", "description": side}, {"type": "null"}]} for side in "lr"
+    }},
+}  # fmt: skip
+
+
+@TOKENS
+@pytest.mark.parametrize(("schema", "good", "bad"), SCHEMAS)
+def test_values_with_bare_keys_keep_to_their_schema(tokens: bool, schema: Any, good: Any, bad: Any) -> None:
+    functions = of(schema, **{"$defs": DEFINITIONS})
+    grammar = forced(BareKeys(), tokens, functions=functions)
+    for value in good:
+        text = "".join(BareKeys().spelled([("f", {"a": value})]))
+        assert takes(grammar, text, tokens), text
+        assert found(BareKeys(), text, functions) == [("f", {"a": value})]
+    for value in bad:
+        text = "".join(BareKeys().spelled([("f", {"a": value})]))
+        assert not takes(grammar, text, tokens), text
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"enum": []},
+        {"enum": "x"},
+        {"$ref": "#/$defs/nowhere"},
+        {"type": "word"},
+        {"type": [{}]},
+        {"type": "string", "not": {}},
+        {"type": "array", "uniqueItems": True},
+        {"type": "array", "minItems": -1},
+        {"type": "array", "minItems": 3, "maxItems": 2},
+        {"type": "object", "required": 5},
+        {"type": "object", "properties": {'<|"|>': {}}},
+        {"type": "object", "patternProperties": {}},
+        {"allOf": [{}, {}]},
+    ],
+    ids=str,
+)
+def test_what_bare_keys_cannot_keep_to_is_refused(schema: Any) -> None:
+    with pytest.raises(InputError, match="cannot be compiled"):
+        forced(BareKeys(), functions=of(schema))
+
+
+def test_deep_schemas_and_arguments_are_refused() -> None:
+    schema: Any = {}
+    value: Any = 1
+    for _ in range(900):
+        schema, value = {"type": "array", "items": schema}, [value]
+    with pytest.raises(InputError, match="nested too deeply"):
+        forced(BareKeys(), functions=of(schema))
+    with pytest.raises(InputError, match="more than 64 deep"):
+        BareKeys().spelled([("f", {"a": value})])
+
+
 @pytest.mark.parametrize(
     ("style", "text", "calls"),
     [
@@ -270,6 +369,14 @@ def test_many_functions_of_many_parameters_compile(style: Style) -> None:
          [("f", {"z": {"k": [1, [2, 3], None, True], "e": 1000.0}})]),
         (Pythonic(), '<|tool_call_start|>[f(a="\\u00e9\\n\\x41\\q\\ud83d\\ude42")]<|tool_call_end|>',
          [("f", {"a": "é\nA\\q🙂"})]),
+        (BareKeys(), '<|tool_call> call : f { a : <|"|> x <|"|> , n : -5 }<tool_call|>',
+         [("f", {"a": " x ", "n": -5})]),
+        (BareKeys(), '<|tool_call>call:f{"a":"it\'s",<|"|>n<|"|>:5,b:True}<tool_call|>',
+         [("f", {"a": "it's", "n": 5, "b": True})]),
+        (BareKeys(), '<|tool_call>call:f{z:{k:[1,[2.5e3],None,null],é:false},my key:<|"|>{"a":1}\n<|"|>}<tool_call|>',
+         [("f", {"z": {"k": [1, [2500.0], None, None], "é": False}, "my key": '{"a":1}\n'})]),
+        (BareKeys(), "<|tool_call>call:f{a:5}<tool_call|><|tool_call>call:f{}<tool_call|>",
+         [("f", {"a": 5}), ("f", {})]),
         (Pythonic(), '<|tool_call_start|>{"name": "f", "arguments": {"n": 5}}<|tool_call_end|>', [("f", {"n": 5})]),
     ],
 )  # fmt: skip
@@ -277,3 +384,23 @@ def test_what_models_write_besides(style: Style, text: str, calls: list[Any] | N
     properties = {"a": {"type": "string"}, "n": {"type": "integer"}, "b": {"type": "boolean"}}
     functions = [{"name": "f", "parameters": {"type": "object", "properties": properties}}]
     assert found(style, text, functions) == ([text] if calls is None else calls)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.dictionaries(WORDS, values(WORDS), max_size=3), st.booleans())
+def test_transformers_finds_the_same_calls_of_gemma_4(arguments: dict[str, Any], thinks: bool) -> None:
+    """By its own parser of the family's answers, for which keys are words."""
+    parsing = pytest.importorskip("transformers.utils.chat_parsing")
+    utils = pytest.importorskip("transformers.cli.serving.utils")
+    (template,) = (one for families, one in utils._RESPONSE_TEMPLATE_FALLBACKS.items() if "gemma4" in families)
+    text = "".join(BareKeys().spelled([("f", arguments), ("g", {})]))
+    thought = "<|channel>thought\nhm\n<channel|>" if thinks else ""
+    theirs = parsing.parse_response(f"{thought}{text}<|tool_response>", template, prefix="<|turn>model\n")
+    ours = Reader(Mode.PERHAPS, Parser(BareKeys(), [{"name": "f"}, {"name": "g"}]), CHANNEL).put(
+        thought + text, last=True
+    )
+    calls = [(one.name, json.loads(one.arguments)) for one in ours if isinstance(one, Call)]
+    assert [(one["function"]["name"], one["function"]["arguments"]) for one in theirs["tool_calls"]] == calls
+    assert calls == [("f", arguments), ("g", {})]
+    assert [str(one) for one in ours if isinstance(one, Thought)] == ["hm"] * thinks
+    assert theirs.get("reasoning_content", "").strip() == "hm" * thinks

@@ -1,0 +1,192 @@
+#include "model/head_state.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "errors.h"
+#include "model/decoder.h"
+
+namespace ipex_lookahead {
+namespace {
+
+constexpr int64_t kRowsAtOnce = 512;
+// Tiles of 16 tokens beside the head's part of the lm_head: an eighth of a part of 32,768. The latest stay.
+constexpr size_t kMostTiles = 256;
+
+}  // namespace
+
+HeadState::HeadState(std::shared_ptr<Decoder> head, int64_t length) : HeadState(head, head->new_cache()) { length_ = length; }
+
+HeadState::HeadState(std::shared_ptr<Decoder> head, Cache keys)
+    : head_(std::move(head)), width_(head_->shape().features.width), keys_(std::move(keys)) {}
+
+void HeadState::see(const int32_t* tokens, int64_t count) {
+  if (!head_->has_whole_head()) return;
+  for (int64_t i = 0; i < count; ++i) {
+    if (tokens[i] < 0 || tokens[i] >= head_->shape().vocab || head_->drafts(tokens[i])) continue;
+    const int32_t tile = tokens[i] / kLanes;
+    const auto found = std::find(tiles_.begin(), tiles_.end(), tile);
+    if (found != tiles_.end()) tiles_.erase(found);
+    else if (tiles_.size() == kMostTiles) tiles_.erase(tiles_.begin());
+    tiles_.push_back(tile);
+  }
+}
+
+void HeadState::prepare(int64_t, int64_t rows, int64_t) {
+  if (int64_t(step_features_.size()) < rows * width_) step_features_.resize(size_t(rows * width_));
+}
+
+void HeadState::keep(int64_t length, const int64_t* rows, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int32_t token = step_tokens_[size_t(rows[i])];
+    if (head_->has_target_keys())
+      waiting_.clear();
+    else if (!waiting_.empty())
+      tokens_.push_back(token);
+    else if (keys_.length() > 0 && token != ahead_)
+      keys_.crop(keys_.length() - 1);  // another text than the one it went ahead with
+    waiting_.insert(waiting_.end(), features(rows[i]), features(rows[i]) + width_);
+    see(&token, 1);
+  }
+  length_ = length + count;
+  if (int64_t(step_features_.size()) > kRowsAtOnce * width_) step_features_ = {};  // a prompt's
+}
+
+// A row whose token may be another now goes. Of the position before `length`, where its features were read, none is made again.
+void HeadState::crop(int64_t length) {
+  if (length == length_) return;
+  const int64_t waits = int64_t(waiting_.size()) / width_, known = length_ - waits;
+  if (length > known) {  // of a head that has its target's keys nothing but the last waits
+    waiting_.resize(size_t((length - known) * width_));
+    tokens_.resize(size_t(length - known - 1));
+  } else {
+    keys_.crop(std::max<int64_t>(0, keys_.length() - (known - length + 1)));
+    waiting_.clear();
+    tokens_.clear();
+    ahead_ = -1;
+  }
+  length_ = length;
+}
+
+void HeadState::fill_blank(int64_t length) {
+  if (!head_->has_target_keys()) keys_.fill_blank(std::min(length, head_->shape().max_context));
+  length_ = length;
+}
+
+std::unique_ptr<State> HeadState::fork(int64_t, bool) const {
+  std::unique_ptr<HeadState> other(new HeadState(head_, keys_.fork()));
+  other->length_ = length_;
+  other->waiting_ = waiting_;
+  other->tokens_ = tokens_;
+  other->ahead_ = ahead_;
+  other->tiles_ = tiles_;
+  return other;
+}
+
+int64_t HeadState::bytes() const { return keys_.bytes() + int64_t(waiting_.size() * sizeof(float)); }
+
+void HeadState::catch_up() {
+  if (int64_t(tokens_.size()) >= kRowsAtOnce) read(false);
+}
+
+bool HeadState::first(Cache& target, int32_t token) {
+  if (waiting_.empty()) return false;
+  if (head_->has_target_keys()) {
+    if (target.length() >= head_->shape().max_context) return false;
+    return feed(target, &token, waiting_.data(), 1, true, false, true);
+  }
+  tokens_.push_back(token);
+  bool found = false;
+  try {
+    found = read(true);
+  } catch (...) {
+    tokens_.pop_back();
+    throw;
+  }
+  if (tokens_.empty()) ahead_ = token;
+  else tokens_.pop_back();
+  begun_ = keys_.length();
+  return found;
+}
+
+bool HeadState::next(Cache& target, int32_t token, bool answer) {
+  if (keys_.length() + 1 >= head_->shape().max_context) return false;
+  const std::vector<float> features = own_;
+  Cache& cache = head_->has_target_keys() ? target : keys_;
+  return feed(cache, &token, features.data(), 1, answer, true, true) || !answer;
+}
+
+int64_t HeadState::output(size_t i) const { return head_->output(centroids_.data(), int64_t(i)); }
+
+void HeadState::end() {
+  if (keys_.length() > begun_) keys_.crop(begun_);
+}
+
+// The rows whose tokens are known. Where the head's context ends nothing is read any more.
+bool HeadState::read(bool answer) {
+  const int64_t rows = int64_t(tokens_.size()), length = keys_.length();
+  if (length + rows >= head_->shape().max_context) return false;
+  bool found = false;
+  try {
+    for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
+      const int64_t some = std::min(kRowsAtOnce, rows - first);
+      const bool last = answer && first + some == rows;
+      found = feed(keys_, tokens_.data() + first, waiting_.data() + first * width_, some, last, false, last);
+    }
+  } catch (...) {
+    keys_.crop(length);
+    throw;
+  }
+  waiting_.erase(waiting_.begin(), waiting_.begin() + rows * width_);
+  tokens_.clear();
+  return found;
+}
+
+// `own`: the features are the head's; `goes_on`: the last row's are to be fed back.
+bool HeadState::feed(Cache& cache, const int32_t* tokens, const float* features, int64_t rows, bool answer, bool own, bool goes_on) {
+  std::vector<int32_t> parents(static_cast<size_t>(rows));
+  std::iota(parents.begin(), parents.end(), -1);
+  const DecoderShape& shape = head_->shape();
+  const int32_t last = int32_t(rows) - 1;
+  int32_t id = -1;
+  Step step;
+  step.caches = {&cache};
+  step.claimed = head_->has_target_keys();
+  step.counts = {rows};
+  step.settled = {own || step.claimed ? kHold : rows};
+  step.tokens = tokens;
+  step.parents = parents.data();
+  step.features = features;
+  step.own_features = own;
+  step.rows = rows;
+  step.want = &last;
+  step.wanted = answer;
+  StepOutputs out;
+  out.ids = &id;
+  if (answer) {
+    logits_.resize(size_t(head_->logits()));
+    centroids_.resize(size_t(shape.candidates.used));
+    out.centroids = centroids_.empty() ? nullptr : centroids_.data();
+    tile_logits_.resize(tiles_.size() * kLanes);
+    out.logits = logits_.data();
+    out.tiles = tiles_.data();
+    out.tile_count = int64_t(tiles_.size());
+    out.tile_logits = tile_logits_.data();
+  }
+  if (goes_on) {
+    own_.resize(size_t(shape.hidden));
+    out.hidden_layers = &shape.features.feedback;
+    out.layers = 1;
+    out.hidden_rows = &last;
+    out.hidden_wanted = 1;
+    out.hidden = own_.data();
+  }
+  head_->forward(step, out);
+  if (head_->has_target_keys()) return id >= 0;
+  std::vector<int64_t> kept(static_cast<size_t>(rows));
+  std::iota(kept.begin(), kept.end(), 0);
+  keys_.keep(kept.data(), rows);
+  return id >= 0;
+}
+
+}  // namespace ipex_lookahead

@@ -1,0 +1,87 @@
+"""``ipex-lookahead drafter cut``: which tokens of a model's vocabulary a head is to draft, by texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.reading import read_text
+from ipex_lookahead.cli.types import Model
+from ipex_lookahead.cli.writing import check_new
+
+
+@dataclass
+class Cut:
+    """What is counted, and the file that is made of it."""
+
+    text: tuple[Path, ...] = option(
+        "A UTF-8 text of the kind that the model is for; its tokens are counted. May be given several times.",
+        (),
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    )
+    store: str | None = option(
+        "A store of earlier answers, whose tokens are counted too.",
+        metavar="FILE",
+        type=click.Path(exists=True, dir_okay=False),
+    )
+    output: Path = option(
+        "The list, for --draft-vocab.",
+        required=True,
+        metavar="FILE.json",
+        type=click.Path(path_type=Path, dir_okay=False),
+    )
+    tokens: int = option("The most frequent so many are drafted.", 32_768, low=1)
+    overwrite: bool = option("Replace FILE.json, once the new one is complete.", False)
+
+
+@command("ipex-lookahead drafter cut path/to/model --text a.txt --text b.txt --output words.json")
+@click.argument("model", type=Model())
+def cut(model: str, what: Cut) -> None:
+    """Choose the tokens that a head drafts for MODEL: the most frequent ones of texts, and of a store.
+
+    Drafts of other tokens are never made, but for those of the prompt and the answer; any token can come out as ever.
+    """
+    import numpy as np
+
+    from ipex_lookahead.checkpoints import open_checkpoint
+    from ipex_lookahead.checkpoints.draft_vocab import frequent_ids, write_ids
+    from ipex_lookahead.drafting.store import Store, vocabulary_digest
+    from ipex_lookahead.errors import InputError
+    from ipex_lookahead.hub import resolve_model
+
+    if not what.text and what.store is None:
+        raise click.UsageError("there is nothing to count; give --text or --store")
+    check_new(what.output, overwrite=what.overwrite)
+    texts = [read_text(file) for file in what.text]
+    checkpoint = open_checkpoint(resolve_model(model))
+    try:
+        vocab, tokenizer = checkpoint.spec.vocab, checkpoint.text_tokenizer()
+    finally:
+        checkpoint.close()
+    if tokenizer is None:
+        raise InputError(f"{model} carries no tokenizer, so a text has no tokens")
+    counts = np.zeros(vocab, np.int64)
+    with progress_bar(len(texts) + 1, "texts") as advance:
+        for text in texts:
+            np.add.at(counts, np.array(tokenizer.encode(text, add_special_tokens=False), np.int64), 1)
+            advance()
+        if what.store is not None:
+            store = Store.open(what.store, vocab, vocabulary_digest(tokenizer.get_vocab()))
+            for answer in store.texts():
+                np.add.at(counts, np.array(answer, np.int64), 1)
+        advance()
+    if not counts.any():
+        raise InputError("the texts hold no token", hint="give texts of some thousand words")
+    ids = frequent_ids(counts, what.tokens)
+    write_ids(what.output, ids, vocab)
+    share = counts[ids].sum() / counts.sum()
+    click.echo(
+        f"saved {what.output}: {len(ids):,} of {vocab:,} tokens, {(counts > 0).sum():,} of which the texts have;"
+        f" {share:.2%} of the texts' tokens are among them"
+    )

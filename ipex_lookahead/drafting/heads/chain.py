@@ -1,0 +1,175 @@
+"""A trained head drafts a chain: it reads the target's features of each position, and goes on with its own.
+
+Sources: EAGLE (Li et al., arXiv 2401.15077; EAGLE-3: 2503.01840) and multi-token prediction (DeepSeek-V3, 2412.19437,
+section 2.2). Which features, and what a row is made of, its description says (:mod:`ipex_lookahead.architectures`);
+features, keys and values stay in the core, in the target's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.drafting.draft_model import DraftChoice
+from ipex_lookahead.engines.base import ARGMAX, Cache, Hidden
+
+BINS = 8
+"""Parts of 0 to 1 in which a head's probabilities are counted apart."""
+FADE, PRIOR = 0.97, 4.0
+"""What a test leaves of the counts before it in its part, and tests that a part's own middle counts for."""
+
+Draws = Callable[[int], tuple[float, int, float, float, int, int, int]]
+"""From a position to how the target draws there (``Sampler.draw``)."""
+
+
+class Head(Protocol):
+    """A head on an engine; :class:`ipex_lookahead.engines.native.head.NativeHead` says more of each."""
+
+    def follow(self, cache: Any) -> None:
+        """Have the target's cache keep what the head needs, from now on."""
+        ...
+
+    def see(self, cache: Any, tokens: npt.NDArray[np.int32]) -> None:
+        """Tokens that may be drafted too."""
+        ...
+
+    def draft(
+        self,
+        cache: Any,
+        last: int,
+        most: int,
+        *,
+        copied: Sequence[int] = (),
+        rates: Sequence[float] = (),
+        least: float = 0.0,
+        ends: Collection[int] = (),
+        draw: Any = None,
+    ) -> tuple[list[int], list[float]]:
+        """Token ids and their probabilities."""
+        ...
+
+    def next_logits(self, cache: Any, token: int, *, first: bool) -> npt.NDArray[np.float32] | None:
+        """What follows a token, float32 [vocab_size], or None."""
+        ...
+
+    def end_draft(self, cache: Any) -> None:
+        """Forget what was drafted."""
+        ...
+
+
+class HeadChain:
+    """Drafts with a head, whose state is in the target's cache: see ``Head.follow``, which is the caller's to call.
+
+    The head's probabilities are calibrated by counting: of tokens that it took to be as likely, how many were right.
+
+    Args:
+        head: for this target.
+        cache: gives the target's cache of the sequence, which is another one after it was preempted.
+        choose: how a token is chosen from the head's logits, where processors change them; None leaves it to the core.
+        draws: how the target draws; None takes the most likely.
+        min_prob: 0 to 1; the chain ends with the token with which all of it is less likely right.
+        end_tokens: ids that end a sequence.
+    """
+
+    wants = ARGMAX
+
+    def __init__(
+        self,
+        head: Head,
+        cache: Callable[[], Cache],
+        choose: DraftChoice | None = None,
+        draws: Draws | None = None,
+        *,
+        min_prob: float = 0.0,
+        end_tokens: Collection[int] = (),
+    ) -> None:
+        self._head = head
+        self._cache = cache
+        self._choose = choose
+        self._draws = draws
+        self._min_prob = min_prob
+        self._ends = frozenset(end_tokens)
+        middles = [(part + 0.5) / BINS for part in range(BINS)]
+        self._counts = [[PRIOR * middle, PRIOR] for middle in middles]
+
+    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
+        """Start a sequence, whose cache the head follows; the prompt's tokens may all be drafted."""
+        self._text = [*prompt]
+        self._chain: tuple[Sequence[int], Sequence[int], Sequence[float]] = ((), (), ())
+        self._head.see(self._cache(), np.array(prompt, np.int32))
+
+    def propose(self, budget: int) -> Draft:
+        """A chain of at most ``budget`` tokens, with the chances that each is right where those before it are."""
+        return self.behind((), budget)
+
+    def behind(self, copied: Sequence[int], budget: int, least: float | None = None) -> Draft:
+        """The same behind tokens that are taken to follow the text; these are not in the draft.
+
+        ``least`` stands for ``min_prob``.
+        """
+        least, cache = self._min_prob if least is None else least, self._cache()
+        if self._choose is not None:
+            found, probs = self._chosen(cache, copied, budget, least)
+        else:
+            draw = None if self._draws is None else self._draws(len(self._text) + len(copied))
+            found, probs = self._head.draft(
+                cache,
+                self._text[-1],
+                budget,
+                copied=copied,
+                rates=self.rates,
+                least=least,
+                ends=self._ends,
+                draw=draw,
+            )
+        self._chain = (copied, found, probs)
+        return Draft(found, range(-1, len(found) - 1), probs=[self.rates[_part(prob)] for prob in probs])
+
+    @property
+    def rates(self) -> list[float]:
+        """How often a token of each part of the probabilities was right."""
+        return [right / tested for right, tested in self._counts]
+
+    def observe(self, outcome: Outcome) -> None:
+        """Count what of the last chain was right, verified or not: what was emitted tells."""
+        emitted = outcome.emitted
+        copied, drafted, probs = self._chain
+        self._chain = ((), (), ())
+        if [*copied] == [*emitted[: len(copied)]]:
+            for token, prob, true in zip(drafted, probs, emitted[len(copied) :], strict=False):
+                cell = self._counts[_part(prob)]
+                cell[0] = FADE * cell[0] + (token == true)
+                cell[1] = FADE * cell[1] + 1.0
+                if token != true:
+                    break
+        self._text += emitted
+
+    def _chosen(self, cache: Cache, copied: Sequence[int], budget: int, least: float) -> tuple[list[int], list[float]]:
+        assert self._choose is not None
+        found: list[int] = []
+        probs: list[float] = []
+        chance = 1.0
+        logits = self._head.next_logits(cache, self._text[-1], first=True)
+        for token in copied:
+            if logits is not None:
+                logits = self._head.next_logits(cache, token, first=False)
+        while logits is not None:
+            chosen = self._choose(logits, np.array([*self._text, *copied, *found], np.int64))
+            if chosen is None:
+                break
+            found.append(chosen[0])
+            probs.append(chosen[1])
+            chance *= self.rates[_part(chosen[1])]
+            if len(found) >= budget or chance < least or chosen[0] in self._ends:
+                break
+            logits = self._head.next_logits(cache, found[-1], first=False)
+        self._head.end_draft(cache)
+        return found, probs
+
+
+def _part(prob: float) -> int:
+    return min(BINS - 1, int(prob * BINS))
