@@ -47,8 +47,7 @@ class Drafter:
 
     def tensors(self) -> list[Tensor]:
         """The weights that it has of its own, in the order of a step."""
-        shared = (self.spec.embedding.name, self.spec.head_weight.name)
-        return [tensor for tensor in self.spec.tensors() if tensor.name not in shared]
+        return [*self.spec.own_tensors()]
 
 
 def model_with_block(config: Mapping[str, Any], max_context: int | None = None) -> ModelSpec:

@@ -90,6 +90,29 @@ class Strategy(Words):
         raise unknown("strategy", "--strategy", str(value), self.words)
 
 
+class DraftVocab(AnyType):
+    """How many tokens a head may draft, or a file that names them."""
+
+    name = "n|file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Path:
+        """The number, or the file's path."""
+        try:
+            number = value if isinstance(value, int) else int(value, 10)
+        except (TypeError, ValueError):
+            if not Path(value).is_file():
+                said = f"--draft-vocab: {str(value)!r} is neither a number nor a file that is there"
+                raise Refused(said, hint="ipex-lookahead drafter cut makes such a file") from None
+            return Path(value)
+        if number < 0:
+            raise Refused(f"--draft-vocab: {number} is less than 0", hint="0 is all tokens")
+        return number
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Files."""
+        return [CompletionItem(incomplete, type="file")]
+
+
 class LowBit(Words):
     """A low-bit format's name, a preset's, or a file of rules; with ``alike`` the name of one format.
 
@@ -172,22 +195,6 @@ class Model(Words):
 
         found = {"default": "the model that comes with the package"} | dict.fromkeys(_models(incomplete), "")
         return found | {name: f"{model.download / 1e9:.1f} GB" for name, model in recommended_models().items()}
-
-
-class DraftVocab(click.ParamType[int | Path]):
-    """How many tokens a head drafts, or the file of ``drafter cut`` that says which."""
-
-    name = "n|file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Path:
-        """A number from 0 on, or the path of a file that is there."""
-        if isinstance(value, int | Path):
-            return value
-        if str(value).isdecimal():
-            return int(value)
-        if not Path(value).is_file():
-            self.fail(f"{value!r} is no number from 0 on, and no such file is there.", param, ctx)
-        return Path(value)
 
 
 class Cached(Words):

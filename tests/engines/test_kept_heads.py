@@ -17,6 +17,7 @@ from ipex_lookahead.engines.convert import convert
 from ipex_lookahead.engines.gguf_export import export_gguf
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load
+from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError
 from tests.support.family_table import VOCAB, variants
@@ -30,15 +31,20 @@ def weights(head: Any) -> dict[str, Any]:
     return {name: (w.format, [(key, a.tobytes()) for key, a in w.arrays()]) for name, w in head.weights()}
 
 
-def drafts(head: Any) -> Any:
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(3, VOCAB, 12).astype(np.int32)
-    features = rng.standard_normal((12, head.width), np.float32)
-    return [one.tolist() for one in head.run(head.new_cache(), tokens, features)]
+def drafts(engine: Any) -> Any:
+    tokens, cache = np.random.default_rng(0).integers(3, VOCAB, 12).astype(np.int32), engine.new_cache()
+    engine.head.follow(cache)
+    engine.forward(chain(cache, tokens[:-1]))
+    cache.keep(list(range(11)))
+    return engine.head.draft(cache, int(tokens[-1]), 6)
+
+
+def engine_of(path: Path, **more: Any) -> Any:
+    return load(LoadRequest(path, threads=1, **more)).engine
 
 
 def head_of(path: Path, **more: Any) -> Any:
-    return load(LoadRequest(path, threads=1, **more)).engine.head
+    return engine_of(path, **more).head
 
 
 def formats(head: Any) -> set[str]:
@@ -64,11 +70,11 @@ def test_a_folder_keeps_the_head(tmp_path: Path, family: str) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model", load_in_low_bit="sym_int4", progress=False)
     loaded.save_low_bit(tmp_path / "saved")
     convert(LoadRequest(tmp_path / "model", low_bit="sym_int4"), tmp_path / "converted")
-    expected = loaded.engine.head
     for name in ("saved", "converted"):
-        found = head_of(tmp_path / name)
-        assert weights(found) == weights(expected)
-        assert drafts(found) == drafts(expected)
+        engine = engine_of(tmp_path / name)
+        found = engine.head
+        assert weights(found) == weights(loaded.engine.head)
+        assert drafts(engine) == drafts(loaded.engine)
         assert formats(found) <= {"sym_int8", "fp32", "fp16", "bf16"}
         checkpoint = LowBitCheckpoint(tmp_path / name)
         assert not any(one in checkpoint.names() for one, _ in found.weights())
@@ -80,9 +86,9 @@ def test_a_folder_keeps_the_head(tmp_path: Path, family: str) -> None:
 def test_its_format_is_what_was_told(made: Path, tmp_path: Path, source: str, told: str | None) -> None:
     more = {"low_bit": "sym_int4", "drafter_low_bit": told}
     convert(LoadRequest(made / source, **more), tmp_path / "saved")
-    found, expected = head_of(tmp_path / "saved"), head_of(made / source, **more)
-    assert formats(found) == {told or "sym_int8"}
-    assert weights(found) == weights(expected)
+    found, expected = engine_of(tmp_path / "saved"), engine_of(made / source, **more)
+    assert formats(found.head) == {told or "sym_int8"}
+    assert weights(found.head) == weights(expected.head)
     assert drafts(found) == drafts(expected)
 
 
@@ -103,13 +109,13 @@ def export(source: Path, target: Path, low_bit: str | None = "sym_int4", told: s
 @pytest.mark.parametrize("told", [None, "sym_int4"])
 def test_a_gguf_file_keeps_it(made: Path, tmp_path: Path, told: str | None) -> None:
     export(made / "whole.gguf", tmp_path / "small.gguf", told=told)
-    found, expected = head_of(tmp_path / "small.gguf"), head_of(made / "whole.gguf", low_bit="sym_int4",
-                                                               drafter_low_bit=told)  # fmt: skip
-    assert formats(found) == {told or "sym_int8"}
-    assert weights(found) == weights(expected)
+    found = engine_of(tmp_path / "small.gguf")
+    expected = engine_of(made / "whole.gguf", low_bit="sym_int4", drafter_low_bit=told)
+    assert formats(found.head) == {told or "sym_int8"}
+    assert weights(found.head) == weights(expected.head)
     assert drafts(found) == drafts(expected)
     export(tmp_path / "small.gguf", tmp_path / "again.gguf", low_bit=None)
-    assert weights(head_of(tmp_path / "again.gguf")) == weights(found)
+    assert weights(head_of(tmp_path / "again.gguf")) == weights(found.head)
 
 
 def test_through_a_folder_to_gguf_and_back(made: Path, tmp_path: Path) -> None:

@@ -94,7 +94,8 @@ def test_a_folder_in_the_repository(served):
 
 
 GGUFS = {"m.IQ2_M.gguf": b"a", "m.IQ3_XS.gguf": b"b", "m.Q8_0.gguf": b"c" * 70_000, "m.Q4_0.gguf": b"d" * 50_000,
-         "mmproj-F16.gguf": b"e", "README.md": b"r", "LICENSE": b"l"}  # fmt: skip
+         "mmproj-F16.gguf": b"e", "mtp-m.Q4_0.gguf": b"h", "mtp-m.Q8_0.gguf": b"i",
+         "README.md": b"r", "LICENSE": b"l"}  # fmt: skip
 SPLIT = {"m-Q8_0-00001-of-00002.gguf": b"f" * 60_000, "m-Q8_0-00002-of-00002.gguf": b"g" * 40_000}
 
 
@@ -103,6 +104,7 @@ SPLIT = {"m-Q8_0-00001-of-00002.gguf": b"f" * 60_000, "m-Q8_0-00002-of-00002.ggu
     [
         ("owner/model", "m.Q4_0.gguf"),
         ("owner/model:m.Q8_0.gguf", "m.Q8_0.gguf"),
+        ("owner/model:mtp-m.Q8_0.gguf", "mtp-m.Q8_0.gguf"),
         ("owner/model:q8_0", "m.Q8_0.gguf"),
         (f"owner/model@{COMMIT}:Q8_0", "m.Q8_0.gguf"),
         ("https://huggingface.co/owner/model/blob/main/m.Q8_0.gguf", "m.Q8_0.gguf"),

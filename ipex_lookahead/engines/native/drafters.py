@@ -34,8 +34,10 @@ def head_for(
 
     Without a name in the request, one that cannot be used is a warning: the model answers without, as well and slower.
 
-    Raises as :func:`load_drafter` for one that was named, and InputError for settings of a head where there is none.
+    Raises as :func:`load_drafter` for one that was named, InputError for settings of a head where there is none, and as
+    ``ids_of`` for a file of a vocabulary that cannot be used.
     """
+    ids_of(request.draft_vocab, spec.vocab)  # a file that was named and cannot be read is an error, not a warning
     model, found = model_with_block(checkpoint.config, request.max_context), None
     if request.drafter is not None:
         return load_drafter(request.drafter, model, request, plan, target)

@@ -18,7 +18,7 @@ from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load
 from ipex_lookahead.engines.prefill import chain
-from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError
 from ipex_lookahead.formats import FORMATS
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.family_table import VOCAB, variants
@@ -226,8 +226,13 @@ def test_from_python(made: Path) -> None:
     assert model.engine.describe()["drafter"]["draft_vocab"] == 40
     model, _ = AutoModelForCausalLM.from_gguf(made / "bare.gguf", drafter=made / "alone.gguf", progress=False)
     assert model.engine.head is not None
-    for wrong in (-1, 2.5, True, "many"):
-        with pytest.raises(InputError, match="draft_vocab is"):
+    for wrong, said in (
+        (-1, "draft_vocab is"),
+        (2.5, "draft_vocab is"),
+        (True, "draft_vocab is"),
+        ("many", "be opened"),
+    ):
+        with pytest.raises(LookaheadError, match=said):
             AutoModelForCausalLM.from_pretrained(made / "whole", draft_vocab=wrong, progress=False)
     with pytest.raises(InputError, match="drafter=.* is for the native engine"):
         AutoModelForCausalLM.from_pretrained(made / "bare", engine="torch", drafter=made / "alone.gguf")

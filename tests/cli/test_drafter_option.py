@@ -15,7 +15,7 @@ pytest.importorskip("transformers", minversion="5", reason="the tiny models are 
 from safetensors.torch import load_file, save_file
 
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.drafting.heads.mtp import Mtp
+from ipex_lookahead.drafting.heads.chain import HeadChain
 from ipex_lookahead.hub import recommended
 from ipex_lookahead.hub.recommended import recommended_models
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
@@ -61,8 +61,8 @@ def test_generate(made: Path, capsys: Any) -> None:
 
 @pytest.mark.parametrize("command", [["chat", "-m"], ["run"]])
 def test_chat_and_run(made: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
-    said, drafted, propose = [], [], Mtp.propose
-    monkeypatch.setattr(Mtp, "propose", lambda self, budget: drafted.append(propose(self, budget)) or drafted[-1])
+    said, drafted, propose = [], [], HeadChain.propose
+    monkeypatch.setattr(HeadChain, "propose", lambda self, budget: drafted.append(propose(self, budget)) or drafted[-1])
     for extra in (["--lookahead", "0"], [*DRAFTED, "--drafter", str(made / "alone.gguf")]):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), encoding="utf-8"))
         assert run([*command, str(made / "model"), "--threads", "1", "-n", "12", "--no-history", *GREEDY, *extra]) == 0
