@@ -427,7 +427,9 @@ def test_it_ends_with_its_context(tmp_path: Path, small: tuple[Path, Path]) -> N
 
 
 @pytest.mark.parametrize(
-    "sampling", [{}, {"do_sample": True, "temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"]
+    "sampling",
+    [{}, {"do_sample": True, "temperature": 0.8, "seed": 5, "num_return_sequences": 2}],
+    ids=["greedy", "sampled"],
 )
 @pytest.mark.parametrize(("low_bit", "kv_cache"), [(None, "fp16"), ("sym_int4", "int8")])
 def test_what_it_drafts_changes_no_token(
@@ -475,3 +477,4 @@ def test_a_service_answers_as_without(tmp_path: Path, memory: int) -> None:
         for thread in threads:
             thread.join(120)
         assert found == alone
+        assert (service.preemptions > 0) == (memory == 1 << 18)
