@@ -88,8 +88,8 @@ def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: Na
     if request.draft_vocab is not None and (drafter.ids is not None or drafter.spec.candidates is not None):
         brings = "chooses candidates among all" if drafter.ids is None else f"brings its own {len(drafter.ids)}"
         raise InputError(
-            f"{arg('draft_vocab')} is for heads with an output for each of the model's tokens; this one {brings}, which stay as"
-            " they are"
+            f"{arg('draft_vocab')} is for heads with an output for each of the model's tokens; this one {brings}, which"
+            " stay as they are"
         )
     ids = ids_of(request.draft_vocab, target.vocab_size) if drafter.ids is None else drafter.ids
     plan = plan.of_head(request.drafter_low_bit)
