@@ -3,6 +3,8 @@
 A description knows no file, no engine and no device. It says which blocks there are, in the order they run, with which
 switches, and for each weight where it lies in either kind of file. Loading, saving, random weights, the names of GGUF,
 progress and ``info`` walk its fields (``named_tensors``, ``ModelSpec.tensors()``); nothing else lists tensors.
+
+It has more than 500 lines, most of them what the words mean: they are one vocabulary, and read as one.
 """
 
 from __future__ import annotations

@@ -87,10 +87,11 @@ def load_drafter(
 
 
 def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: NativeEngine) -> NativeHead:
-    if drafter.ids is not None and request.draft_vocab is not None:
+    if request.draft_vocab is not None and (drafter.ids is not None or drafter.spec.candidates is not None):
+        brings = "chooses candidates among all" if drafter.ids is None else f"brings its own {len(drafter.ids)}"
         raise InputError(
-            f"{arg('draft_vocab')} is for heads with an output for each of the model's tokens; this one brings its own"
-            f" {len(drafter.ids)}, which stay as they are"
+            f"{arg('draft_vocab')} is for heads with an output for each of the model's tokens; this one {brings}, which"
+            " stay as they are"
         )
     ids = ids_of(request.draft_vocab, target.vocab_size) if drafter.ids is None else drafter.ids
     plan = plan.of_head(request.drafter_low_bit)

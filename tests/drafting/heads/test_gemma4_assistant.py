@@ -281,6 +281,22 @@ def test_an_order_that_is_none_is_refused(small: tuple[Path, Path], tmp_path: Pa
         head_of(tmp_path, engine_of(small[0]))
 
 
+def test_a_part_of_the_vocabulary_is_drafted(made: tuple[Pair, Path, Path]) -> None:
+    """Of the head's own output layer; one with candidates chooses for itself."""
+    pair, target, assistant = made
+    options = {"engine": "native", "progress": False, "drafter": str(assistant)}
+    if pair.assistant.masked_embedding is not None:
+        with pytest.raises(InputError, match="chooses candidates among all"):
+            AutoModelForCausalLM.from_pretrained(target, draft_vocab=50, **options)
+        return
+    engine = AutoModelForCausalLM.from_pretrained(target, draft_vocab=50, drafter_low_bit="fp32", **options).engine
+    whole = head_of(assistant, engine)
+    cache, states = committed(engine, text(20))
+    full, part = (head.run(cache, text(1), states)[0] for head in (whole, engine.head))
+    assert part[:50].tobytes() == full[:50].tobytes()
+    assert np.isneginf(part[50:]).all()
+
+
 @pytest.mark.parametrize("name", ["e2b", "31b"])
 def test_a_gguf_file_has_the_same_head(tmp_path: Path, name: str) -> None:
     """But for the centroids: of such a file the logits of all tokens are computed."""
@@ -411,7 +427,9 @@ def test_it_ends_with_its_context(tmp_path: Path, small: tuple[Path, Path]) -> N
 
 
 @pytest.mark.parametrize(
-    "sampling", [{}, {"do_sample": True, "temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"]
+    "sampling",
+    [{}, {"do_sample": True, "temperature": 0.8, "seed": 5, "num_return_sequences": 2}],
+    ids=["greedy", "sampled"],
 )
 @pytest.mark.parametrize(("low_bit", "kv_cache"), [(None, "fp16"), ("sym_int4", "int8")])
 def test_what_it_drafts_changes_no_token(
@@ -419,8 +437,10 @@ def test_what_it_drafts_changes_no_token(
 ) -> None:
     _, target, assistant = made
     options = {} if low_bit is None else {"load_in_low_bit": low_bit}
-    model = AutoModelForCausalLM.from_pretrained(target, engine="native", kv_cache=kv_cache, progress=False, **options)
-    model.engine.head = head_of(assistant, model.engine, low_bit, threads=None)
+    model = AutoModelForCausalLM.from_pretrained(
+        target, engine="native", kv_cache=kv_cache, progress=False, drafter=str(assistant), **options
+    )
+    assert model.engine.head.target_keys
     ids = torch.stack([torch.from_numpy(text(24, seed=seed)).long() for seed in range(2)])
     plain = model.generate(ids, max_new_tokens=40, **sampling)
     sources: set[str] = set()
@@ -435,13 +455,12 @@ def test_what_it_drafts_changes_no_token(
     assert model.generate(ids, max_new_tokens=40, **sampling).tolist() == plain.tolist()
 
 
-@pytest.mark.parametrize("memory", [1 << 18, 1 << 26])
+@pytest.mark.parametrize("memory", [1 << 17, 1 << 26])
 def test_a_service_answers_as_without(tmp_path: Path, memory: int) -> None:
     """Several at once, prompts that are found again, and little memory, so that some are preempted."""
     target, assistant = Pair("e2b", False, words=SIZE).write(tmp_path)
     chat_tokenizer().save_pretrained(target)
-    model = load_text_model(str(target), engine="native", progress=False)
-    model.engine.head = head_of(assistant, model.engine, threads=None)
+    model = load_text_model(str(target), engine="native", progress=False, drafter=str(assistant))
     prompts = [text(70 + seed, seed=seed % 3).tolist() for seed in range(6)]
     params = [SamplingParams(60), SamplingParams(60, temperature=0.8, seed=3)] * 3
     alone = [model.generate(*asked) for asked in zip(prompts, params, strict=True)]
@@ -458,3 +477,4 @@ def test_a_service_answers_as_without(tmp_path: Path, memory: int) -> None:
         for thread in threads:
             thread.join(120)
         assert found == alone
+        assert (service.preemptions > 0) == (memory == 1 << 17)
