@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,15 @@ def test_a_head(folder, text, tmp_path, capsys):
     assert not (tmp_path / "head.training").exists()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell that starts its commands in the background lets them ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_gone_on_from(folder, text, tmp_path, capsys, monkeypatch):
     taught, steps = Training._teach, []
 
