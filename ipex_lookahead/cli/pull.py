@@ -37,14 +37,19 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
         click.echo(json.dumps(recommended())) if as_json else print_recommended()
         return
     from ipex_lookahead.cli.model_facts import describe, main_format
-    from ipex_lookahead.errors import UnsupportedModelError
+    from ipex_lookahead.errors import LookaheadError, UnsupportedModelError
     from ipex_lookahead.hub import resolve_model
     from ipex_lookahead.hub.recommended import recommended_models
 
     path, known = resolve_model(model, progress=not as_json), recommended_models().get(model)
-    named = None if known is None else known.drafter
-    drafter = None if named is None else resolve_model(named, progress=not as_json)
-    facts = describe(path, drafter)
+    named, drafter = None if known is None else known.drafter, None
+    facts = describe(path)
+    if named is not None:
+        try:  # the model answers without it
+            fetched = resolve_model(named, progress=not as_json)
+            facts, drafter = describe(path, fetched), fetched
+        except LookaheadError as error:
+            click.echo(f"{named}, which would draft for it, cannot be used: {error}", err=True)
     kept = {"format": main_format(facts["formats"]), "bytes": facts["bytes"], "engine": facts["engine"]}
     if as_json:
         kept |= {} if drafter is None else {"drafter": str(drafter)}
@@ -57,4 +62,4 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
     if facts["engine"] is None:
         raise UnsupportedModelError(f"it was fetched, but cannot be run: {facts['problem']}", hint=facts["hint"])
     if not as_json:
-        click.echo(f"try it: ipex-lookahead run {model}" + (f" --drafter {named}" if named else ""))
+        click.echo(f"try it: ipex-lookahead run {model}" + (f" --drafter {named}" if drafter else ""))

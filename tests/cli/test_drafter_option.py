@@ -141,6 +141,11 @@ def test_pull_fetches_what_is_recommended(
     assert f"run mine --drafter {made / 'alone.gguf'}" in out
     assert run(["pull", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["drafter"] == str(made / "alone.gguf")
+    own["drafter"] = str(made / "none.gguf")
+    assert run(["pull", "mine"]) == 0
+    said = capsys.readouterr()
+    assert "none.gguf, which would draft for it, cannot be used: " in said.err
+    assert said.out.endswith("try it: ipex-lookahead run mine\n")
 
 
 def test_quantize_keeps_it(made: Path, capsys: Any, tmp_path: Path) -> None:
