@@ -72,7 +72,10 @@ class Step:
     phases: bool = option("Also where a step's time goes: matrices, attention, waiting.", False)
 
 
-@command("ipex-lookahead bench step --shape llama2-7b --rows 1,4,128 --plot step.svg")
+@command(
+    "ipex-lookahead bench step --shape llama2-7b --rows 1,4,128 --plot step.svg",
+    "ipex-lookahead bench step --shape llama-3.1-8b --acceptance 0.8,0.7,0.6 --json",
+)
 def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
     """Milliseconds of a whole decoder step by rows, beside the machine's bandwidth and integer peak."""
     if what.acceptance and to.plot is not None:
