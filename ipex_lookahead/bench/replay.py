@@ -4,7 +4,8 @@ A recording holds for each prompt the model's greedy answer and its likeliest id
 of the machine it was made on. Replaying runs the decoding loop itself on an engine that reads the answer from the
 recording, so acceptance is exact; the speed is predicted from the cost curve. What the model would have thought after a
 wrong draft token is not in a recording: proposers that learn from rejected rows do slightly worse here than they will,
-and those that need scratch rows cannot be replayed.
+and those that need scratch rows cannot be replayed. A head is replayed by how often it is said to be right
+(:mod:`ipex_lookahead.bench.replay_head`), and with the costs of another model's shape the recorded text stands for its.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ipex_lookahead.bench.replay_head import SimulatedHead
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import AdaptiveBudget, FixedBudget
 from ipex_lookahead.decoding.calibration import Calibration, from_json, to_json
@@ -29,6 +31,7 @@ from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.drafting.heads.choosing import Choosing
 from ipex_lookahead.engines.base import Batch, Engine, OutputRequest, StepOutput
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
@@ -173,16 +176,21 @@ class RecordedEngine:
 
 
 class _Clocked:
-    """A controller whose clock is the cost curve."""
+    """A controller whose clock is the cost curve, also for what a simulated head spends."""
 
-    def __init__(self, inner: Any, curve: CostCurve) -> None:
+    def __init__(self, inner: Any, curve: CostCurve, head: SimulatedHead | None) -> None:
         self._inner = inner
         self._curve = curve
+        self._head = head
+        self._spent = 0.0
         self.budget, self.select, self.note, self.observe = inner.budget, inner.select, inner.note, inner.observe
         self.join, self.leave, self.idle = inner.join, inner.leave, inner.idle
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         """What the recorded machine would have taken."""
+        if self._head is not None:
+            proposing += (self._head.spent - self._spent) * self._curve(1)
+            self._spent = self._head.spent
         self._inner.timed(rows, length, self._curve(rows, length, experts), proposing, experts)
 
 
@@ -214,26 +222,37 @@ class _Watched:
 def replay(
     recording: Recording,
     config: LookaheadConfig,
-    make: Callable[[LookaheadConfig], Proposer],
+    make: Callable[[LookaheadConfig], Proposer] | None,
     *,
+    curve: Calibration | None = None,
+    head: Callable[[Answer], SimulatedHead] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Replay every answer with one proposer; ``config.adaptive`` puts the controller between.
+
+    Args:
+        recording: of :func:`record`.
+        config: strategy and budget.
+        make: the free sources; None: the head is alone.
+        curve: costs in place of the recorded ones.
+        head: makes one for an answer, which drafts beside the free sources as a loaded head would.
+        advance: called after every answer.
 
     Returns:
         Acceptance in all, by source and by position, microseconds a step in ``propose`` and ``observe``, and the speed
         that the recorded cost curve predicts, tokens a second, beside that of plain decoding.
     """
     total, seconds, plain_seconds, propose, observe = GenerationStats(strategy=config.strategy), 0.0, 0.0, 0.0, 0.0
-    decode_tokens = 0
+    decode_tokens, calibration = 0, curve or recording.calibration
     for answer in recording.answers:
-        curve, truth = CostCurve(recording.calibration), CostCurve(recording.calibration)
-        proposer = _Watched(make(config))
+        known, truth = CostCurve(calibration), CostCurve(calibration)
+        drafter = None if head is None else head(answer)
+        proposer = _Watched(_proposer(None if make is None else make(config), drafter))
         budget = config.num_draft_tokens
         inner: Any = FixedBudget(budget)
         if config.adaptive:
-            inner = AdaptiveBudget(curve, budget, config.strategy)
-        controller = _Clocked(inner, truth)
+            inner = AdaptiveBudget(known, budget, config.strategy)
+        controller = _Clocked(inner, truth, drafter)
         engine = RecordedEngine(answer)
         prompt = np.array(answer.prompt, np.int32)
         limit = len(answer.prompt) + len(answer.output)
@@ -246,6 +265,8 @@ def replay(
         for drafted, accepted, _, _ in total.per_step[steps:]:
             length += 1 + accepted
             seconds += truth(1 + drafted, length)
+        if drafter is not None:
+            seconds += drafter.spent * truth(1)
         plain_seconds += sum(truth(1, length) for length in range(len(answer.prompt) + 1, limit))
         propose += proposer.propose_seconds
         observe += proposer.observe_seconds
@@ -271,6 +292,12 @@ def replay(
         "predicted_plain_tok_s": decode_tokens / plain_seconds if plain_seconds else 0.0,
         "predicted_ratio": plain_seconds / spent if spent else 1.0,
     }
+
+
+def _proposer(free: Proposer | None, head: SimulatedHead | None) -> Any:
+    if free is None or head is None:
+        return free or head
+    return Choosing(free, head, head.price, head.most)
 
 
 def record(

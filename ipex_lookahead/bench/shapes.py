@@ -34,6 +34,7 @@ _SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "tinyllama-1.1b": ("llama", (22, 2048, 5632, 32, 4, 64, 32000, 4096), {"tie_word_embeddings": True}),
     "llama2-7b": ("llama", (32, 4096, 11008, 32, 32, 128, 32000, 8192), {"tie_word_embeddings": True}),
     "llama2-13b": ("llama", (40, 5120, 13824, 40, 40, 128, 32000, 8192), {"tie_word_embeddings": True}),
+    "llama-3.1-8b": ("llama", (32, 4096, 14336, 32, 8, 128, 128256, 131072), {"rope_theta": 500000.0}),
     "qwen3-0.6b": ("qwen3", (28, 1024, 3072, 16, 8, 128, 151936, 40960), {"tie_word_embeddings": True}),
     "qwen3-8b": ("qwen3", (36, 4096, 12288, 32, 8, 128, 151936, 40960), {}),
     "gemma3-1b": ("gemma3_text", (26, 1152, 6912, 4, 1, 256, 262144, 32768), {"sliding_window": 512}),
@@ -127,12 +128,16 @@ SHAPES = tuple(_SHAPES)
 """Names of the shapes that can be measured."""
 
 
-def config_of(name: str) -> dict[str, Any]:
-    """The checked config of that name. Raises InputError for a name that is not in ``SHAPES``."""
+def config_of(name: str, layers: int | None = None) -> dict[str, Any]:
+    """The checked config of that name, with its first ``layers`` alone where that is given.
+
+    Raises InputError for a name that is not in ``SHAPES``.
+    """
     if name not in _SHAPES:
         raise InputError(f"shape is {name!r}; it must be one of {', '.join(SHAPES)}")
     family, sizes, more = _SHAPES[name]
-    layers = sizes[0]
+    layers = layers or sizes[0]
+    sizes = (layers, *sizes[1:])
     if "layer_types" in more:
         more = {**more, "layer_types": more["layer_types"][:layers]}
     raw = {"model_type": family, **{word: n for word, n in zip(_WORDS, sizes, strict=True) if n}, **more}

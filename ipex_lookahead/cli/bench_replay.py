@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import ModelOptions
-from ipex_lookahead.cli.measuring import Prompts, Report
+from ipex_lookahead.cli.measuring import Prompts, Report, comma_separated_rates
 from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_A_HEAD, NEEDS_DRAFT_MODEL
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
@@ -20,9 +21,12 @@ from ipex_lookahead.cli.types import Strategy
 from ipex_lookahead.config import MAX_DRAFT
 from ipex_lookahead.system.terminal import counted
 
+if TYPE_CHECKING:
+    from ipex_lookahead.bench.replay_head import StepCosts
+
 ALONE = {
     **dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording holds no second model"),
-    NEEDS_A_HEAD: "a recording holds no features",
+    NEEDS_A_HEAD: "a recording holds no features; --acceptance says how often a head is right",
 }
 
 
@@ -54,12 +58,28 @@ class Replayed:
 
     strategy: tuple[str, ...] = option("Proposers to replay.", ("auto",), type=Strategy(ALONE))
     budget: tuple[int, ...] = option("Most drafted tokens.", (3, 8), low=1, high=MAX_DRAFT)
-    adaptive: bool = option("Let the controller take what pays by the recorded cost curve.", False)
+    adaptive: bool = option("Let the controller take what pays by the cost curve.", False)
+    costs: Path | None = option(
+        "Costs of a shape and of its head in place of the recorded ones: what bench step --acceptance ... --json "
+        "printed.",
+        None,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE.json",
+    )
+    acceptance: list[float] = option(
+        "Also a head of these costs, alone and beside the strategies: how often its 1st, 2nd, ... token is right "
+        "where those before it are.",
+        "",
+        callback=comma_separated_rates,
+        metavar="P,P,...",
+    )
+    seed: int = option("Of the places at which that head is right.", 0, low=0)
 
 
 @command(
     "ipex-lookahead bench replay --record answers.jsonl",
     "ipex-lookahead bench replay --replay answers.jsonl --strategy suffix",
+    "ipex-lookahead bench replay --replay answers.jsonl --costs costs.json --acceptance 0.8,0.7,0.6 --adaptive",
 )
 def replay(
     loading: ModelOptions, file: Recording, prompts: Prompts, recorded: Recorded, what: Replayed, to: Report
@@ -69,6 +89,8 @@ def replay(
         raise click.UsageError("give either --record FILE or --replay FILE")
     if to.plot is not None and file.record_to is not None:
         raise click.UsageError("--plot draws what --replay predicts; leave it out with --record")
+    if what.acceptance and what.costs is None:
+        raise click.UsageError("--acceptance needs --costs FILE.json, which says what a head takes")
     to.check()
     if file.record_to is not None:
         _record(file.record_to, loading, prompts, recorded, as_json=to.as_json)
@@ -77,18 +99,53 @@ def replay(
     from ipex_lookahead.bench.facts import where_and_when
     from ipex_lookahead.bench.plots.replay import plot_replay
     from ipex_lookahead.bench.replay import load
+    from ipex_lookahead.bench.replay_head import load_costs
+
+    recording = load(file.replay_from)
+    costs = None if what.costs is None else load_costs(what.costs)
+    name = recording.model if costs is None else f"{recording.model} as {costs.shape}"
+    tried = _tried(what, costs)
+    with progress_bar(len(tried) * len(recording.answers), "replaying") as advance:
+        runs = [one(recording, advance) for one in tried]
+    _print_table(name, runs, to_stderr=to.as_json)
+    found = {"model": name, "runs": runs, **where_and_when()}
+    if what.acceptance:
+        found |= {"acceptance": what.acceptance, "seed": what.seed}
+    to.write(found, plot_replay)
+
+
+def _tried(what: Replayed, costs: StepCosts | None) -> list[Callable[..., dict[str, Any]]]:
+    """Every strategy with every budget, then each head alone, and each beside every strategy."""
+    from ipex_lookahead.bench.replay import Answer
     from ipex_lookahead.bench.replay import replay as run
+    from ipex_lookahead.bench.replay_head import HeadCosts, SimulatedHead
     from ipex_lookahead.config import LookaheadConfig
     from ipex_lookahead.drafting import make_proposer
 
-    recording = load(file.replay_from)
-    configs = [
-        LookaheadConfig(name, number, adaptive=what.adaptive) for name in what.strategy for number in what.budget
-    ]
-    with progress_bar(len(configs) * len(recording.answers), "replaying") as advance:
-        runs = [run(recording, config, make_proposer, advance=advance) for config in configs]
-    _print_table(recording.model, runs, to_stderr=to.as_json)
-    to.write({"model": recording.model, "runs": runs, **where_and_when()}, plot_replay)
+    def way(strategy: str | None, head: HeadCosts | None, budget: int) -> Callable[..., dict[str, Any]]:
+        def simulated(answer: Answer) -> SimulatedHead:
+            assert head is not None
+            return SimulatedHead([*answer.prompt, *answer.output], what.acceptance, head.price, what.seed)
+
+        def one(recording: Any, advance: Callable[[], None]) -> dict[str, Any]:
+            found = run(
+                recording,
+                LookaheadConfig(strategy or "head", budget, adaptive=what.adaptive),
+                make_proposer if strategy else None,
+                curve=costs.curve if costs else None,
+                head=simulated if head else None,
+                advance=advance,
+            )
+            names = (strategy, f"head of {head.words:,}" if head else None)
+            return {**found, "strategy": " + ".join(filter(None, names))}
+
+        return one
+
+    heads = costs.heads if costs and what.acceptance else ()
+    pairs: list[tuple[str | None, HeadCosts | None]] = [(strategy, None) for strategy in what.strategy]
+    pairs += [(None, head) for head in heads]
+    pairs += [(strategy, head) for strategy in what.strategy for head in heads]
+    return [way(*pair, budget) for pair in pairs for budget in what.budget]
 
 
 def _record(file: Path, loading: ModelOptions, prompts: Prompts, recorded: Recorded, *, as_json: bool) -> None:
@@ -123,6 +180,6 @@ def _print_table(model: str, runs: list[dict[str, Any]], *, to_stderr: bool) -> 
         },
         runs,
         keys=2,
-        title=f"{model} · {counted(runs[0]['answers'], 'answer')}",
+        title=f"replayed: {model} · {counted(runs[0]['answers'], 'answer')}",
         to_stderr=to_stderr,
     )

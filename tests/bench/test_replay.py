@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from ipex_lookahead.bench.replay import Recording, load, record, replay, save
+from ipex_lookahead.bench.replay_head import SimulatedHead
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.calibration import Calibration
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import make_proposer
-from ipex_lookahead.drafting.draft import Draft
+from ipex_lookahead.drafting.draft import Draft, Outcome
+from ipex_lookahead.drafting.heads.price import Price
 from ipex_lookahead.errors import InputError, LookaheadError
 from tests.support.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
@@ -138,3 +141,70 @@ def test_the_command(tmp_path, recording, capsys):
     assert "either --record FILE or --replay FILE" in capsys.readouterr().err
     assert run([*arguments[:-5], "--strategy", "nonsense"]) == 2
     assert "nonsense" in capsys.readouterr().err
+
+
+def test_a_head_is_right_as_often_as_said():
+    text = list(np.random.default_rng(1).integers(0, 1000, 4000))
+    head = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), seed=3)
+    head.begin(text[:10])
+    right = [0, 0]
+    for at in range(10, 3000):
+        draft = head.propose(4)
+        assert (len(draft), list(draft.parents), draft.probs) == (2, [-1, 0], [0.8, 0.5])
+        first = draft.tokens[0] == text[at]
+        right[0] += first
+        right[1] += first and draft.tokens[1] == text[at + 1]
+        head.observe(Outcome(draft, [], [text[at]]))
+    assert right[0] / 2990 == pytest.approx(0.8, abs=0.03)
+    assert right[1] / right[0] == pytest.approx(0.5, abs=0.03)
+    assert head.spent == pytest.approx(2990 * 0.3)
+    other = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), seed=3)
+    other.begin(text[:10])
+    assert other.behind(text[10:11], 4).probs == [0.5], "behind a copy it is as deep"
+    assert other.spent == pytest.approx(0.2 + 0.05)
+    assert other.behind([text[10] + 1], 1).tokens[0] != text[11], "behind a wrong copy nothing is right"
+    assert len(other.behind((), 2, 0.9)) == 1
+
+
+def test_a_head_pays_by_its_costs(recording):
+    def ratio(rate, price, make=None):
+        found = replay(
+            recording,
+            LookaheadConfig("head", 3, adaptive=True),
+            make,
+            curve=CURVE,
+            head=lambda answer: SimulatedHead([*answer.prompt, *answer.output], [rate] * 3, price),
+        )
+        return found["predicted_ratio"]
+
+    free, dear = Price(0.0, 0.0, 0.0), Price(0.5, 0.5, 0.0)
+    assert 2.5 < ratio(1.0, free) <= 78 * 0.01 / (20 * 0.0115)
+    steps, forward = 20, 1.15
+    assert ratio(1.0, dear) == pytest.approx(78 / (steps * (forward + 1.5)), rel=0.15)
+    alone = ratio(0.8, Price(0.1, 0.1, 0.0))
+    beside = ratio(0.8, Price(0.1, 0.1, 0.0), lambda _: RandomProposer(24, seed=1))
+    assert beside == pytest.approx(alone, rel=0.25), "useless sources beside it cost little"
+
+
+def test_the_command_replays_a_head_beside_free_sources(tmp_path, recording, capsys):
+    save(tmp_path / "r", recording)
+    price = {"first": 0.001, "each": 0.0005, "copied": 0.0}
+    costs = {
+        "rows": CURVE.rows,
+        "seconds": CURVE.seconds,
+        "heads": {"full": {"words": 24, **price}, "cut": {"words": 8, **price}},
+    }
+    (tmp_path / "c").write_text(json.dumps({"shape": "tiny", "drafting": {"costs": costs}}))
+    replaying = ["bench", "replay", "--replay", str(tmp_path / "r"), "--adaptive", "--budget", "3", "--json"]
+    assert run([*replaying, "--acceptance", "0.9,0.8"]) == 2
+    assert "--acceptance needs --costs" in capsys.readouterr().err
+    assert run([*replaying, "--costs", str(tmp_path / "r"), "--acceptance", "0.9,0.8"]) == 1
+    assert "is no report of bench step with a head" in capsys.readouterr().err
+    assert run([*replaying, "--costs", str(tmp_path / "c"), "--acceptance", "0.9,0.8"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    ways = ["auto", "head of 24", "head of 8", "auto + head of 24", "auto + head of 8"]
+    assert [one["strategy"] for one in found["runs"]] == ways
+    assert found["model"].endswith(" as tiny")
+    assert (found["acceptance"], found["seed"]) == ([0.9, 0.8], 0)
+    assert "head" not in found["runs"][0]["drafted_by_source"]
+    assert found["runs"][3]["drafted_by_source"]["head"] > 0

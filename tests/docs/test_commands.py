@@ -70,6 +70,7 @@ def workplace(tmp_path_factory):
     chat_tokenizer().save_pretrained(made)
     (folder / "notes.txt").write_text("A river was hidden. It is open again.\n")
     (folder / "answers.jsonl").touch()  # what bench replay would have recorded
+    (folder / "costs.json").touch()  # and what bench step would have measured
     (folder / "prompts").mkdir()
     for name in ("mt_bench", "gsm8k"):  # of those that scripts/fetch_prompts.py writes
         (folder / "prompts" / f"{name}.jsonl").write_text('{"id": "1", "category": "chat", "prompt": "Hi"}\n')

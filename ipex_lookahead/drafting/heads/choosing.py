@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
+from typing import Protocol
 
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.heads.chain import HeadChain
 from ipex_lookahead.drafting.heads.price import Price
 from ipex_lookahead.engines.base import Hidden, OutputRequest
 
@@ -32,6 +32,14 @@ SOURCE = "head"
 """Name of the head's tokens, in ``Draft.sources``."""
 
 
+class Chain(Proposer, Protocol):
+    """What drafts a chain: :class:`ipex_lookahead.drafting.heads.chain.HeadChain` says more."""
+
+    def behind(self, copied: Sequence[int], budget: int, least: float | None = None) -> Draft:
+        """Tokens behind others that are taken to follow the text; these are not in the draft."""
+        ...
+
+
 class Choosing:
     """Drafts with the free sources where the text repeats itself, with the head elsewhere, or with it behind a copy.
 
@@ -42,7 +50,7 @@ class Choosing:
         most: tokens that the head drafts a step at most.
     """
 
-    def __init__(self, free: Proposer, head: HeadChain, price: Price, most: int = 8) -> None:
+    def __init__(self, free: Proposer, head: Chain, price: Price, most: int = 8) -> None:
         self._free, self._head = free, head
         self._price, self._most = price, most
         self._depths = [[FIRST_RIGHT * PRIOR, PRIOR] for _ in range(most)]
