@@ -4,10 +4,8 @@ A description knows no file, no engine and no device. It says which blocks there
 switches, and for each weight where it lies in either kind of file. Loading, saving, random weights, the names of GGUF,
 progress and ``info`` walk its fields (``named_tensors``, ``ModelSpec.tensors()``); nothing else lists tensors.
 
-All words stand in this one file, long as it is: ``csrc/description.h`` reads them field by field, and a family's file needs
-no other.
-
-It has more than 500 lines, most of them what the words mean: they are one vocabulary, and read as one.
+All words stand in this one file, long as it is: ``csrc/description.h`` reads them field by field, and a family needs no
+other.
 """
 
 from __future__ import annotations
