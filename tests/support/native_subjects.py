@@ -180,6 +180,15 @@ def kept_cache() -> Any:
     return cache
 
 
+def followed_cache(head: str = "head") -> Any:
+    """One that holds three positions, and what a head needs of them."""
+    cache = DECODERS["whole"].new_cache()
+    cache.follow(DECODERS[head])
+    DECODERS["whole"].forward([cache], [3], [], ints(1, 2, 3), ints(-1, 0, 1), None, False, 1, [], None, False)
+    cache.keep([0, 1, 2])
+    return cache
+
+
 def trie() -> Any:
     made = _native.SuffixTrie(4)
     made.extend(ints(1, 2, 3, 1, 2, 4))
@@ -212,7 +221,12 @@ SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
         "beside": lambda: DECODERS["beside"],
         "reads": lambda: DECODERS["reads"],
     },
-    "Cache": {"empty": lambda: DECODERS["whole"].new_cache(), "stepped": cache_after_a_step, "kept": kept_cache},
+    "Cache": {
+        "empty": lambda: DECODERS["whole"].new_cache(),
+        "stepped": cache_after_a_step,
+        "kept": kept_cache,
+        "followed": lambda: followed_cache(),
+    },
     "LinearLayer": {"made": layer},
     "LinearPool": {"made": pool},
     "Predictor": {"begun": predictor, "fresh": lambda: _native.Predictor(2, 8, None)},
@@ -282,6 +296,9 @@ GOOD: dict[str, Arguments] = {
     "Cache.fork": dict,
     "Cache.checkpoint": dict,
     "Cache.bytes": dict,
+    "Cache.follow": lambda: {"head": DECODERS["head"]},
+    "Cache.see": lambda: {"tokens": ints(1, 2)},
+    "Cache.end_draft": dict,
     "Cache.state_bytes": dict,
     "Cache.fill_blank": lambda: {"length": 5},
     "Decoder.__init__": lambda: {**decoder_arguments(), "target": None},
@@ -307,14 +324,18 @@ GOOD: dict[str, Arguments] = {
         "own_features": False,
     },
     "Decoder.draft": lambda: {
-        "cache": DECODERS["head"].new_cache(),
-        "tokens": ints(1, 2),
-        "features": floats(2, HIDDEN),
+        "cache": followed_cache(),
+        "last": 2,
+        "copied": [3],
         "most": 3,
-        "least_prob": 0.0,
-        "ids": ints(),
+        "rates": [0.1, 0.9],
+        "least": 0.0,
         "ends": [7],
+        "draw": (0.8, 5, 0.9, 0.0, 7, 1, 4),
     },
+    "Decoder.draft_step": lambda: {"cache": followed_cache(), "token": 2, "first": True},
+    "Decoder.set_outputs": lambda: {"tokens": ints(*range(VOCAB))},
+    "Decoder.share_whole_head": lambda: {"other": DECODERS["other"], "theirs": "embedding"},
     "Decoder.share_matrix": lambda: {
         "name": "layers.1.mixer.q.weight",
         "other": DECODERS["other"],
