@@ -109,11 +109,12 @@ Cache Cache::fork() {
 
 void Cache::follow(const std::shared_ptr<Decoder>& head) {
   const Claim claim(claimable_, "follow");
+  if (head->shape().features.width == 0) throw std::invalid_argument("follow: this model is no head that drafts");
   if (head_ != nullptr && &head_->head() == head.get()) return;
   auto state = std::make_unique<HeadState>(head, length_);
-  if (head_ != nullptr) states_.pop_back();
-  head_ = state.get();
-  states_.push_back(std::move(state));
+  if (head_ == nullptr) states_.push_back(std::move(state));
+  else states_.back() = std::move(state);
+  head_ = static_cast<HeadState*>(states_.back().get());
   parents_.clear();  // rows of the last step have left nothing for it
   settled_ = 0;
 }

@@ -10,12 +10,14 @@ namespace ipex_lookahead {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 512;
+constexpr int64_t kMostWaiting = 64;  // from which on they are read between steps: features take far more memory than keys
+constexpr int64_t kRowsHeld = 129;  // whose memory is kept from step to step: a token and the longest draft
 // Tiles of 16 tokens beside the head's part of the lm_head: an eighth of a part of 32,768. The latest stay.
 constexpr size_t kMostTiles = 256;
 
 }  // namespace
 
-HeadState::HeadState(std::shared_ptr<Decoder> head, int64_t length) : HeadState(head, head->new_cache()) { length_ = length; }
+HeadState::HeadState(std::shared_ptr<Decoder> head, int64_t length) : HeadState(head, head->new_cache()) { length_ = end_ = length; }
 
 HeadState::HeadState(std::shared_ptr<Decoder> head, Cache keys)
     : head_(std::move(head)), width_(head_->shape().features.width), keys_(std::move(keys)) {}
@@ -34,62 +36,79 @@ void HeadState::see(const int32_t* tokens, int64_t count) {
 
 void HeadState::prepare(int64_t, int64_t rows, int64_t) {
   if (int64_t(step_features_.size()) < rows * width_) step_features_.resize(size_t(rows * width_));
+  const size_t most = head_->has_target_keys() ? size_t(width_) : waiting_.size() + size_t(rows * width_);
+  if (waiting_.capacity() < most) waiting_.reserve(std::max(most, 2 * waiting_.size()));
 }
 
 void HeadState::keep(int64_t length, const int64_t* rows, int64_t count) {
+  end();
   for (int64_t i = 0; i < count; ++i) {
     const int32_t token = step_tokens_[size_t(rows[i])];
+    const int64_t position = length + i;
     if (head_->has_target_keys())
       waiting_.clear();
     else if (!waiting_.empty())
       tokens_.push_back(token);
-    else if (keys_.length() > 0 && token != ahead_)
-      keys_.crop(keys_.length() - 1);  // another text than the one it went ahead with
+    else if (end_ == position && !read_.empty() && token != read_.back())
+      forget(position - 1);  // another text than the one it went ahead with
+    else if (end_ + 1 < position)
+      continue;  // its context has ended
     waiting_.insert(waiting_.end(), features(rows[i]), features(rows[i]) + width_);
     see(&token, 1);
   }
   length_ = length + count;
-  if (int64_t(step_features_.size()) > kRowsAtOnce * width_) step_features_ = {};  // a prompt's
+  if (!head_->has_target_keys() && keys_.length() + waits() >= head_->shape().max_context) {  // nothing can be drafted
+    waiting_ = {};
+    tokens_.clear();
+  }
+  if (int64_t(step_features_.size()) > kRowsHeld * width_) step_features_ = {};  // a prompt's
 }
 
-// A row whose token may be another now goes. Of the position before `length`, where its features were read, none is made again.
+// Whether the token at `length` is another one now, keep() sees. Features that were read are gone, so that a row whose token is
+// another cannot be made again.
 void HeadState::crop(int64_t length) {
-  if (length == length_) return;
-  const int64_t waits = int64_t(waiting_.size()) / width_, known = length_ - waits;
-  if (length > known) {  // of a head that has its target's keys nothing but the last waits
-    waiting_.resize(size_t((length - known) * width_));
-    tokens_.resize(size_t(length - known - 1));
-  } else {
-    keys_.crop(std::max<int64_t>(0, keys_.length() - (known - length + 1)));
+  end();
+  const int64_t first = length_ - waits();
+  if (length > first) {  // of a head that has its target's keys nothing but the last waits
+    waiting_.resize(size_t((length - first) * width_));
+    tokens_.resize(size_t(length - first - 1));
+  } else if (length < length_) {
     waiting_.clear();
     tokens_.clear();
-    ahead_ = -1;
+    if (length < end_) forget(length);
   }
   length_ = length;
 }
 
 void HeadState::fill_blank(int64_t length) {
   if (!head_->has_target_keys()) keys_.fill_blank(std::min(length, head_->shape().max_context));
-  length_ = length;
+  read_.assign(size_t(keys_.length()), -1);
+  length_ = end_ = length;
 }
 
 std::unique_ptr<State> HeadState::fork(int64_t, bool) const {
   std::unique_ptr<HeadState> other(new HeadState(head_, keys_.fork()));
   other->length_ = length_;
+  other->end_ = end_;
   other->waiting_ = waiting_;
   other->tokens_ = tokens_;
-  other->ahead_ = ahead_;
+  other->read_ = read_;
   other->tiles_ = tiles_;
+  other->end();
   return other;
 }
 
-int64_t HeadState::bytes() const { return keys_.bytes() + int64_t(waiting_.size() * sizeof(float)); }
+int64_t HeadState::bytes() const {
+  return keys_.bytes() + int64_t((waiting_.capacity() + step_features_.capacity()) * sizeof(float) + read_.capacity() * sizeof(int32_t));
+}
 
 void HeadState::catch_up() {
-  if (int64_t(tokens_.size()) >= kRowsAtOnce) read(false);
+  end();
+  if (int64_t(tokens_.size()) >= kMostWaiting) read(false);
 }
 
 bool HeadState::first(Cache& target, int32_t token) {
+  end();
   if (waiting_.empty()) return false;
   if (head_->has_target_keys()) {
     if (target.length() >= head_->shape().max_context) return false;
@@ -103,9 +122,7 @@ bool HeadState::first(Cache& target, int32_t token) {
     tokens_.pop_back();
     throw;
   }
-  if (tokens_.empty()) ahead_ = token;
-  else tokens_.pop_back();
-  begun_ = keys_.length();
+  if (!tokens_.empty()) tokens_.pop_back();
   return found;
 }
 
@@ -119,7 +136,14 @@ bool HeadState::next(Cache& target, int32_t token, bool answer) {
 int64_t HeadState::output(size_t i) const { return head_->output(centroids_.data(), int64_t(i)); }
 
 void HeadState::end() {
-  if (keys_.length() > begun_) keys_.crop(begun_);
+  if (const int64_t rows = int64_t(read_.size()); keys_.length() > rows) read_.resize(size_t(keys_.crop(rows)));
+}
+
+// What it has read from that position on. Its rows may be fewer than the positions: then some before are forgotten too.
+void HeadState::forget(int64_t length) {
+  const int64_t rows = int64_t(read_.size());
+  read_.resize(size_t(keys_.crop(std::max<int64_t>(0, rows - (end_ - length)))));  // a window may not go back so little
+  end_ = length;
 }
 
 // The rows whose tokens are known. Where the head's context ends nothing is read any more.
@@ -134,10 +158,13 @@ bool HeadState::read(bool answer) {
       found = feed(keys_, tokens_.data() + first, waiting_.data() + first * width_, some, last, false, last);
     }
   } catch (...) {
-    keys_.crop(length);
+    read_.resize(size_t(keys_.crop(length)));
     throw;
   }
+  end_ = length_ - waits() + rows;
+  read_.insert(read_.end(), tokens_.begin(), tokens_.end());
   waiting_.erase(waiting_.begin(), waiting_.begin() + rows * width_);
+  if (rows > kRowsHeld) waiting_.shrink_to_fit();
   tokens_.clear();
   return found;
 }

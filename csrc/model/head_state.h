@@ -34,7 +34,7 @@ class HeadState : public State {
   void catch_up();
 
   // A chain begins with `token`, the text's last one; goes on with drafted ones, whose rows stand on the head's own features; and
-  // ends, as if these had not been. The first two are false where there is nothing to draft from, or its logits are not finite.
+  // ends, as if these had not been, at the next call of another kind at the latest. The first two are false where there is nothing to draft from, or its logits are not finite.
   // `target`: the cache that this is a state of, which the caller has claimed.
   bool first(Cache& target, int32_t token);
   bool next(Cache& target, int32_t token, bool answer = true);  // without an answer there are no logits
@@ -57,6 +57,8 @@ class HeadState : public State {
   HeadState(std::shared_ptr<Decoder> head, Cache keys);
   bool feed(Cache& cache, const int32_t* tokens, const float* features, int64_t rows, bool answer, bool own, bool goes_on);
   bool read(bool answer);
+  void forget(int64_t length);
+  int64_t waits() const { return int64_t(waiting_.size()) / width_; }
 
   std::shared_ptr<Decoder> head_;
   int64_t width_;
@@ -64,8 +66,8 @@ class HeadState : public State {
   std::vector<float> waiting_;        // features [n][width] of the target's last n positions
   std::vector<int32_t> tokens_;       // that follow them, but for the last
   mutable Cache keys_;                // of the head; a fork shares its pages
-  int32_t ahead_ = -1;                // the token of its last row, where nothing waits
-  int64_t begun_ = 0;                 // its rows that are no drafted tokens'
+  std::vector<int32_t> read_;         // the tokens of its rows, but for drafted ones behind them
+  int64_t end_ = 0;                   // the position after that whose features it read last
   std::vector<int32_t> step_tokens_;
   std::vector<float> step_features_;
   std::vector<int32_t> tiles_;        // of the whole lm_head, beside the head's part

@@ -227,8 +227,13 @@ def state_bytes(engine: Engine) -> int:
 
 
 def position_bytes(engine: Engine) -> int:
-    """Bytes of keys and values of a position; 0 where there are none, or the engine does not say."""
-    return int(engine.describe().get("kv_bytes_per_token") or 0)
+    """Bytes of keys and values of a position, and of what a head that drafts keeps of it beside these.
+
+    0 where there are none, or the engine does not say.
+    """
+    own = int(engine.describe().get("kv_bytes_per_token") or 0)
+    head = engine.head if isinstance(engine, HasHead) else None
+    return own + head.position_bytes if own and head is not None else own
 
 
 @runtime_checkable

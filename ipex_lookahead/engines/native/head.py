@@ -285,6 +285,16 @@ class NativeHead:
                 values = self._decoder.export_vector(name).reshape(tensor.shape)
                 yield tensor.name, with_offset(PackedWeight("fp32", tensor.shape, values), -tensor.hf.offset)
 
+    @property
+    def position_bytes(self) -> int:
+        """Bytes that a followed cache takes a position beside the target's own: keys, values and the token."""
+        return 0 if self.target_keys else int(self._decoder.cache_bytes_per_position) + 4
+
     def describe(self) -> dict[str, Any]:
-        """Facts for ``info``: bytes of the head's own weights, and of how many tokens it can draft."""
-        return {**self.facts, "weight_bytes": int(self._decoder.weight_bytes), "draft_vocab": len(self.ids)}
+        """Facts for ``info``: bytes of its weights and of what it keeps a position, and how many tokens it drafts."""
+        return {
+            **self.facts,
+            "weight_bytes": int(self._decoder.weight_bytes),
+            "kv_bytes_per_token": self.position_bytes,
+            "draft_vocab": len(self.ids),
+        }

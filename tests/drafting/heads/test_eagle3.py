@@ -173,6 +173,36 @@ def test_a_chain_in_the_targets_cache_is_what_rows_of_its_states_are(
     assert len(found) == 5
 
 
+def test_a_text_that_goes_on_as_before_a_crop_loses_no_row(folder: Path, target: Target) -> None:
+    """As a prompt that is found again does: what the head read of it is read."""
+    head, tokens = target.head(folder, threads=2), text(60, seed=6)
+    last = int(tokens[-1])
+
+    def read(cache: Any, rows: np.ndarray) -> None:
+        target.engine.forward(chain(cache, rows))
+        cache.keep(list(range(len(rows))))
+
+    def draft(rows: np.ndarray) -> Any:
+        cache = target.engine.new_cache()
+        head.follow(cache)
+        read(cache, rows[:-1])
+        return cache, head.draft(cache, int(rows[-1]), 4)
+
+    cache, expected = draft(tokens)
+    assert len(expected[0]) == 4
+    for length in (58, 57, 30, 1, 0):
+        assert cache.crop(length) == length
+        read(cache, tokens[length:-1])
+        assert head.draft(cache, last, 4) == expected
+    other = np.concatenate([tokens[:30], text(30, seed=7)])
+    cache.crop(30)
+    read(cache, other[30:-1])
+    assert len(head.draft(cache, int(other[-1]), 4)[0]) == 4  # without the row before, whose features are gone
+    cache.crop(0)
+    read(cache, other[:-1])
+    assert head.draft(cache, int(other[-1]), 4) == draft(other)[1]
+
+
 @pytest.mark.parametrize("isa", native_core().available_isas())
 def test_rows_cuts_threads_and_instruction_sets_do_not_show(
     target: Target, folder: Path, monkeypatch: pytest.MonkeyPatch, isa: str

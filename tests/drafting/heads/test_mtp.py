@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,34 @@ def test_rows_that_are_cropped_or_never_seen(folder: Path) -> None:
     engine.forward(chain(late, tokens[20:-1]))
     late.keep(list(range(39)))
     assert head.draft(late, int(tokens[-1]), 3)[0] == by_hand(head, tokens[20:], states_of(engine, tokens)[20:-1], 3)[0]
+
+
+def test_a_head_with_a_shorter_context_stops_and_holds_no_features(folder: Path) -> None:
+    request = LoadRequest(folder, threads=1)
+    engine = load(request).engine
+    checkpoint = open_checkpoint(folder)
+    short = NativeHead.load(checkpoint, replace(engine.spec.mtp, max_context=64), request.plan(""), engine)
+    checkpoint.close()
+    tokens = text(400, seed=7)
+    cache, beside = engine.new_cache(), engine.new_cache()
+    short.follow(cache)
+    for at in range(399):
+        for one in (cache, beside):
+            engine.forward(chain(one, tokens[at : at + 1]))
+            one.keep([0])
+        if at == 40:
+            assert len(short.draft(cache, int(tokens[41]), 3)[0]) == 3
+    assert short.draft(cache, int(tokens[-1]), 3) == ([], [])
+    assert cache.raw.bytes - beside.raw.bytes < 64 * short.position_bytes * 2 + 4 * short.width * 129
+    again = read(engine, engine.new_cache(), tokens[:60], short)
+    assert len(short.draft(again, int(tokens[59]), 2)[0]) == 2
+    engine.forward(chain(again, tokens[59:200]))
+    again.keep(list(range(141)))
+    assert short.draft(again, int(tokens[200]), 2) == ([], [])
+    reached = again.crop(50)
+    engine.forward(chain(again, tokens[reached:55]))
+    again.keep(list(range(55 - reached)))
+    assert len(short.draft(again, int(tokens[55]), 2)[0]) == 2
 
 
 def test_a_cut_vocabulary_drafts_its_own_tokens_and_those_of_the_text(folder: Path) -> None:
