@@ -91,7 +91,8 @@ def measure_head(
     """What steps and drafts cost, and with given acceptance bring, with all of the head's vocabulary and with a part.
 
     Medians over ``repeat`` rounds, each of which measures everything once. A head catches up on as many rows as a step
-    is to emit. Rows of a mixture are of different tokens, whose experts differ as random routers have it.
+    is to emit. Random routers send all rows of a mixture nearly the same way, so the experts that rows need which know
+    nothing of each other are added, at the rate at which a step of one row reads: rows of a text need fewer.
 
     ``shape`` is one whose family has a block for drafting, or that :mod:`ipex_lookahead.bench.drafters` knows a head
     of; ``acceptance`` says how often the 1st, 2nd, ... drafted token is right where those before it are, 0 to 1.
@@ -134,7 +135,7 @@ def measure_head(
             times.append(bench.step(rows))
         for way, times in drafts.items():
             times.append(bench.draft(*way))
-    took = {rows: median(times[1:]) for rows, times in steps.items()}
+    took = {rows: median(times[1:]) + bench.more_experts(rows) for rows, times in steps.items()}
     drafting = {way: median(times[1:]) for way, times in drafts.items()}
     found = []
     for count, tokens_each in enumerate(emitted, 1):
@@ -180,6 +181,7 @@ class _Bench:
             head.follow(self._followed[name])
             self._followed[name].raw.fill_blank(context)
         self._plain = engine.new_cache(blank=context)
+        self._alone, self._experts = float("inf"), {1: 0}
 
     def step(self, rows: int) -> float:
         """Seconds; of more rows than one with the states kept that a head reads."""
@@ -187,8 +189,18 @@ class _Bench:
         started = perf_counter()
         output = self._engine.forward(batch)
         seconds = perf_counter() - started
+        self._experts[rows] = output.experts
+        if rows == 1:
+            self._alone = min(self._alone, seconds)
         inside = sum(phase.seconds for phase in output.timings or () if phase.name not in OUTSIDE)
         return seconds + self._more * inside
+
+    def more_experts(self, rows: int) -> float:
+        """Seconds that reading the experts takes which rows of random weights did not need, and independent ones do."""
+        mixtures, facts = self._engine.spec.mixtures, self._engine.describe()
+        apart = sum((count := len(one.experts)) * (1 - (1 - one.used / count) ** rows) for one in mixtures)
+        more = max(0.0, apart - self._experts[rows]) * float(facts["expert_bytes"]) / float(facts["step_bytes"])
+        return (1 + self._more) * more * self._alone
 
     def draft(self, name: str, count: int, emitted: int, copied: int) -> float:
         """Seconds for so many tokens, the rows before them included, which the head has not seen yet."""

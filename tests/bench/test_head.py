@@ -83,6 +83,16 @@ def test_what_layers_take_counts_as_often_as_there_are_more(monkeypatch: pytest.
     assert found["rows"][0]["one_row_ms"] == pytest.approx(40e3, rel=1e-2), "4 more layers, and no more of the rest"
 
 
+def test_rows_of_a_mixture_need_the_experts_of_independent_rows() -> None:
+    _, _, target = drafter_of("gpt-oss-20b")
+    bench = head._Bench(NativeEngine.random(target, "sym_int4", threads=1), {}, 8, 1.0)
+    bench._alone, bench._experts = 1.0, {1: 8 * 2, 2: 8 * 2}
+    facts = bench._engine.describe()
+    assert bench.more_experts(1) == 0
+    # Of 4 experts 2 rows of 2 need 4 * (1 - 1 / 4) = 3.
+    assert bench.more_experts(2) == pytest.approx(8 * facts["expert_bytes"] / facts["step_bytes"])
+
+
 def test_whole_periods_of_layers_fit_into_the_memory() -> None:
     assert [period(shape_of(one)) for one in ("llama-3.1-8b", "gpt-oss-20b", "qwen3.5-9b", "gemma4-26b-a4b")] == [
         1,
