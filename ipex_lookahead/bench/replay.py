@@ -247,7 +247,7 @@ def replay(
     for answer in recording.answers:
         known, truth = CostCurve(calibration), CostCurve(calibration)
         drafter = None if head is None else head(answer)
-        proposer = _Watched(_proposer(None if make is None else make(config), drafter))
+        proposer = _Watched(_proposer(None if make is None else make(config), drafter, known))
         budget = config.num_draft_tokens
         inner: Any = FixedBudget(budget)
         if config.adaptive:
@@ -294,10 +294,10 @@ def replay(
     }
 
 
-def _proposer(free: Proposer | None, head: SimulatedHead | None) -> Any:
+def _proposer(free: Proposer | None, head: SimulatedHead | None, known: CostCurve) -> Any:
     if free is None or head is None:
         return free or head
-    return Choosing(free, head, head.price, head.most)
+    return Choosing(free, head, head.price, lambda drafted: known(1 + drafted) / known(1), head.most)
 
 
 def record(

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import Controller
-from ipex_lookahead.decoding.cost import EngineCosts
+from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, memory_for
 from ipex_lookahead.decoding.sequence import Sequence
@@ -158,7 +158,8 @@ def run_stepwise(
         if heads:
             return head_proposer(config, engine, sequence)
         if helped:
-            return with_head(options.make(config, *() if store is None else (store.suffixes,)), engine, sequence)
+            free = options.make(config, *() if store is None else (store.suffixes,))
+            return with_head(free, engine, sequence, costs)
         return options.make(config) if store is None else options.make(config, store.suffixes)
 
     if heads or helped or options.make is not make_proposer:  # a caller's own may want hidden states of the prompt too
@@ -261,9 +262,14 @@ def brings_head(config: LookaheadConfig | None, engine: Engine) -> bool:
     return config is not None and config.strategy == "auto" and isinstance(engine, HasHead) and engine.head is not None
 
 
-def with_head(free: Proposer, engine: Engine, sequence: Sequence) -> Proposer:
+def with_head(free: Proposer, engine: Engine, sequence: Sequence, costs: EngineCosts | None) -> Proposer:
     """The free sources and the model's head, under one price."""
-    return Choosing(free, head_proposer(strategy_config("head"), engine, sequence), price_of(engine))
+    curve = CostCurve() if costs is None else costs.curve()
+
+    def rows(drafted: int) -> float:
+        return curve(1 + drafted, sequence.length) / curve(1, sequence.length)
+
+    return Choosing(free, head_proposer(strategy_config("head"), engine, sequence), price_of(engine), rows)
 
 
 def second_model(

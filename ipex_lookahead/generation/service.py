@@ -332,7 +332,7 @@ class Service:
             return head_proposer(config, self.model.engine, group.sequence)
         name = group.store
         free = make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
-        return with_head(free, self.model.engine, group.sequence) if self._has_head(config) else free
+        return with_head(free, self.model.engine, group.sequence, self.model.costs) if self._has_head(config) else free
 
     def _has_head(self, config: LookaheadConfig) -> bool:
         return config.strategy in HEADS or brings_head(config, self.model.engine)

@@ -1,15 +1,15 @@
 """Free sources and a trained head under one price: each step drafts with what promises more tokens for its time.
 
 A free draft of a tree costs its rows alone, a head's token also a share of a forward: its ``Price``. With E expected
-tokens a draft promises (1 + E) / (1 + price of drafting it) tokens in the time of a forward: the free sources' tree,
-the head's chain, or the chain behind the free sources' likeliest path, which the head then reads. E of the head is
-counted by depth; E of the free sources is their own estimate, corrected by how much of such estimates came true lately.
-The choice depends on the text and the price alone; how many rows are worth verifying is the controller's, as ever.
+tokens a draft promises (1 + E) / (its rows + price of drafting it) tokens in the time of a forward of one row: the free
+sources' tree, the head's chain, or the chain behind the free sources' likeliest path, which the head then reads. E of
+the head is counted by depth; E of the free sources is their own estimate, corrected by how much of such estimates came
+true lately. How many rows are verified in the end is the controller's, as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Protocol
@@ -28,6 +28,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 8, 256
 """Steps until a head that has not paid is tried again: at first, and at most, doubling in between."""
 MOST_COPIED = 8
 """Tokens of a copy that the head reads at most, to go on behind it."""
+REFRESHED = 32
+"""Steps after which what rows take is asked again."""
 SOURCE = "head"
 """Name of the head's tokens, in ``Draft.sources``."""
 
@@ -47,13 +49,25 @@ class Choosing:
         free: drafts with ``probs`` and ``sources``, such as :class:`~ipex_lookahead.drafting.auto.Auto`.
         head: drafts a chain.
         price: of the head's tokens.
+        rows: what a forward that verifies so many tokens takes, in forwards of one row.
         most: tokens that the head drafts a step at most.
     """
 
-    def __init__(self, free: Proposer, head: Chain, price: Price, most: int = 8) -> None:
+    def __init__(
+        self,
+        free: Proposer,
+        head: Chain,
+        price: Price,
+        rows: Callable[[int], float] = lambda drafted: 1.0,
+        most: int = 8,
+    ) -> None:
         self._free, self._head = free, head
         self._price, self._most = price, most
+        self._rows = rows
+        self._cost: list[float] = []  # of 0, 1, ... tokens, as ``rows`` said lately
+        self._proposed = 0
         self._depths = [[FIRST_RIGHT * PRIOR, PRIOR] for _ in range(most)]
+        self._proven = 1  # tokens of a chain at most: one more than was ever right, so that a useless head costs little
         self._true, self._estimated = PRIOR, PRIOR
         self._pause, self._next_pause = 0, FIRST_PAUSE
         self._chain: tuple[Sequence[int], Sequence[int]] = ((), ())  # the head's last, and what it is behind
@@ -75,8 +89,11 @@ class Choosing:
         if self._pause:
             self._pause -= 1
             return draft
+        if self._proposed % REFRESHED == 0:
+            self._cost = [self._rows(drafted) for drafted in range(self._most + MOST_COPIED + 1)]
+        self._proposed += 1
         corrected = self._true / self._estimated
-        free_rate = 1 + _worth(draft) * corrected
+        free_rate = self._rate(draft, corrected)
         path = _likeliest(draft) if draft.tokens else Draft()
         reached = [min(1.0, corrected) * chance for chance in accumulate(path.probs, mul)] or [1.0]
         alone, rate = self._best(min(budget, self._most), 0, 0.0, 1.0)
@@ -99,11 +116,13 @@ class Choosing:
         draft, emitted = outcome.draft, outcome.emitted
         copied, chain = self._chain
         if chain and [*copied] == [*emitted[: len(copied)]]:  # verified or not: what was emitted tells
-            for cell, drafted, true in zip(self._depths, chain, emitted[len(copied) :], strict=False):
+            for depth, (drafted, true) in enumerate(zip(chain, emitted[len(copied) :], strict=False)):
+                cell = self._depths[depth]
                 cell[0] = FADE * cell[0] + (drafted == true)
                 cell[1] = FADE * cell[1] + 1.0
                 if drafted != true:
                     break
+                self._proven = max(self._proven, depth + 2)
         elif not chain and draft.tokens and draft.probs:
             self._true = FADE * self._true + len(outcome.accepted)
             self._estimated = FADE * self._estimated + _worth(draft)
@@ -111,13 +130,22 @@ class Choosing:
         self._head.observe(outcome)
         self._free.observe(outcome)
 
+    def _rate(self, draft: Draft, corrected: float) -> float:
+        """What the likeliest tokens of the free sources promise, as many of them as promise the most."""
+        best, expected = 1.0, 0.0
+        for chance, cost in zip(sorted(_survival(draft), reverse=True), self._cost[1:], strict=False):
+            expected += corrected * chance
+            best = max(best, (1 + expected) / cost)
+        return best
+
     def _behind(self, path: Draft, count: int, rate: float, chance: float) -> Draft | None:
         """A path and the head's chain behind it; None where the head has none.
 
         One more token is worth its price where it is right so often that it adds more than ``rate`` for it.
         """
         right, tested = self._depths[0]
-        least = min(1.0, rate * self._price.each * tested / max(right, 1e-9) / max(chance, 1e-9))
+        each = self._price.each + (self._cost[count] - self._cost[0]) / max(count, 1)
+        least = min(1.0, rate * each * tested / max(right, 1e-9) / max(chance, 1e-9))
         chain = self._head.behind(path.tokens, count, least)
         if not chain.tokens:
             return None
@@ -132,10 +160,10 @@ class Choosing:
         They come behind so many copied ones, of which ``before`` are expected to be right, all of them at ``chance``.
         """
         best, rate, expected = 0, WORTH, before
-        for count, (right, tested) in enumerate(self._depths[: max(most, 0)], 1):
+        for count, (right, tested) in enumerate(self._depths[: max(min(most, self._proven), 0)], 1):
             chance *= right / tested
             expected += chance
-            promised = (1 + expected) / (1 + self._price.of(count, copied))
+            promised = (1 + expected) / (self._cost[count + copied] + self._price.of(count, copied))
             if promised > rate:
                 best, rate = count, promised
         return best, rate
