@@ -15,26 +15,31 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.auto import load_text_model
+from ipex_lookahead.engines.base import position_bytes
 from ipex_lookahead.errors import DownloadError
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.service import Event, Service, Stream
 from ipex_lookahead.generation.text_model import TextModel
 from ipex_lookahead.tokenization.prompts import build_prompt
 from tests.gates import cases, seed
+from tests.support.random_eagle3 import random_eagle3
 
 PROMPTS = cases(4, 60)
 NEW_TOKENS = cases(16, 64)
 CROWD = cases(3, 8)
 KEYS = ("", "a", "b", "b")
-STRATEGIES: list[Any] = [None, 3, "auto", "suffix", "recycling", "jacobi", "prompt_lookup"]
+STRATEGIES: list[Any] = [None, 3, "auto", "head", "suffix", "recycling", "jacobi", "prompt_lookup"]
+"""``auto`` drafts with a head too, a random one: it is tried now and then."""
 
 
 @pytest.fixture(scope="module")
 def model() -> TextModel:
     try:
-        return load_text_model("default", threads=2, progress=False)
+        made = load_text_model("default", threads=2, progress=False)
     except DownloadError as error:
         pytest.skip(f"the embedded model is not there and cannot be fetched: {error}")
+    made.engine.head = random_eagle3(made.engine)  # type: ignore[attr-defined]
+    return made
 
 
 def asked(model: TextModel) -> list[tuple[list[int], SamplingParams]]:
@@ -56,7 +61,7 @@ def test_an_answer_is_the_same_at_any_load(model: TextModel) -> None:
     alone = [model.generate(ids, rules) for ids, rules in wanted]
     rng = np.random.default_rng(seed())
     longest = max(len(ids) for ids, _ in wanted) + NEW_TOKENS
-    page = 64 * model.engine.describe()["kv_bytes_per_token"]
+    page = 64 * position_bytes(model.engine)
     for memory in (2**30, (longest // 64 + 2) * page):
         service = Service(model, slots=CROWD - 1, cache_memory=memory)  # so that keys take turns
         try:
