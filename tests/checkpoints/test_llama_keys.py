@@ -74,6 +74,7 @@ ASKED: list[tuple[str, list[Any]]] = [
     ("add_cross_attention", [True]),
     ("attention_chunk_size", [64]),
     ("cross_attention_hidden_size", [64]),
+    ("draft_vocab_size", [64]),
     ("is_causal", [False, None, 1]),
     ("is_encoder_decoder", [True, 1]),
     ("kv_sharing_modes", [["a"]]),
