@@ -59,7 +59,7 @@ class Taught:
 
 
 @command(
-    "ipex-lookahead drafter train path/to/model --text notes.txt --text README.md --output head --minutes 60",
+    "ipex-lookahead drafter train path/to/model --text README.md --output head",
 )
 @click.argument("model", type=Model())
 def train(
