@@ -79,7 +79,6 @@ class Replayed:
 @command(
     "ipex-lookahead bench replay --record answers.jsonl",
     "ipex-lookahead bench replay --replay answers.jsonl --strategy suffix",
-    "ipex-lookahead bench replay --replay a.jsonl --costs c.json --acceptance 0.8,0.7",
 )
 def replay(
     loading: ModelOptions, file: Recording, prompts: Prompts, recorded: Recorded, what: Replayed, to: Report

@@ -29,6 +29,7 @@ sys.modules.update(dict.fromkeys(("torch", "transformers"), None))  # as where t
 ONE = ("--threads", "1")
 
 WORKS = {
+    "drafter cut": ("drafter", "cut", "{model}", "--text", "{text}", "--output", "{new}/words.json"),
     "generate": ("generate", "-m", "{model}", *ONE, "--raw", "-n", "4", "one two"),
     "chat": ("chat", "-m", "{model}", *ONE, "-n", "4"),
     "run": ("run", "{model}", *ONE, "-n", "4", "one two"),
