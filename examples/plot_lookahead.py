@@ -37,7 +37,11 @@ def main(
     settings = [*n_lookahead_tokens, "auto"]
     with progress_bar(len(ids) * len(modes_of(settings))) as advance:
         modes = measure(
-            generator(model, n_predict, do_sample=False), ids, settings, advance=advance, forget=model.forget
+            generator(model, n_predict, do_sample=False),
+            ids,
+            settings,
+            answered=lambda *_: advance(),
+            forget=model.forget,
         )
     runs = summarise(modes, categories=[prompt.category for prompt in texts])
     facts = {"model": repo_id_or_model_path, "low_bit": model.engine.describe()["low_bit"], "max_new_tokens": n_predict}

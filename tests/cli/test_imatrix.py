@@ -239,7 +239,7 @@ def test_a_model_that_keeps_a_state_is_measured_too(family, text, tmp_path):
     assert inputs
     for name, (given, *_) in inputs.items():
         expected = given.reshape(-1, given.shape[-1]).square().mean(dim=0)
-        np.testing.assert_allclose(found.means[name], expected, rtol=2e-4)
+        np.testing.assert_allclose(found.means[name], expected, rtol=5e-4)
     for (at, module), (hidden, chosen, *_) in experts.items():
         ups, downs = (found.means[f"blk.{at}.ffn_{part}_exps.weight"] for part in ("up", "down"))
         for expert in range(module.num_experts):
@@ -247,7 +247,7 @@ def test_a_model_that_keeps_a_state_is_measured_too(family, text, tmp_path):
             if len(rows):
                 for means, given in ((ups, rows), (downs, inner_of(module, expert, rows))):
                     one = means.reshape(module.num_experts, -1)[expert]
-                    np.testing.assert_allclose(one, given.square().mean(dim=0), rtol=2e-4)
+                    np.testing.assert_allclose(one, given.square().mean(dim=0), rtol=5e-4)
 
 
 def inner_of(module, expert, rows):
