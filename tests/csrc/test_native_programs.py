@@ -35,6 +35,7 @@ def test_the_pool_does_every_item_once_and_in_order(tmp_path: Path) -> None:
 
 DECODER = [
     *(str(file) for file in sorted((ROOT / "csrc/model").rglob("*.cc"))),
+    "sampling.cc",
     "weights/packing.cc",
     "runtime/thread_pool.cc",
     "kernels/scalar/kernels.cc",

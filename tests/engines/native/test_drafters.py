@@ -230,7 +230,7 @@ def test_from_python(made: Path) -> None:
         (-1, "draft_vocab is"),
         (2.5, "draft_vocab is"),
         (True, "draft_vocab is"),
-        ("many", "be opened"),
+        ("many", "draft_vocab is"),
     ):
         with pytest.raises(LookaheadError, match=said):
             AutoModelForCausalLM.from_pretrained(made / "whole", draft_vocab=wrong, progress=False)
