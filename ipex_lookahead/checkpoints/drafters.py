@@ -19,6 +19,7 @@ from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.eagle3 import Eagle3Folder, Eagle3Gguf, is_eagle3
 from ipex_lookahead.checkpoints.gguf_block import GgufBlock
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
+from ipex_lookahead.checkpoints.kept_drafter import KEPT
 from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.files.paths import is_drafter
 
@@ -26,7 +27,7 @@ BLOCKS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Keys of configs that count blocks for drafting."""
 _ASSISTANTS = ("gemma4_assistant", gemma4_assistant.GGUF.architecture)
 IN_A_MODEL = ("mtp",)
-"""Kinds of heads that a model's own folder holds."""
+"""Kinds of heads whose tensors a model's own files hold, among the others; the files of others go along with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def drafter_of(checkpoint: Checkpoint, path: Path, named: Path | None = None) ->
 
 
 def drafters_beside(model: Path) -> list[Path]:
-    """Files of blocks for drafting beside a model's file, or in its folder: those most alike in name first."""
+    """What may hold a head, in a model's folder or beside its file: one saved with it, then those alike in name."""
     folder, stem = (model, "") if model.is_dir() else (model.parent, model.stem.lower())
     try:
         found = sorted(name for name in os.listdir(folder) if is_drafter(name) and name != model.name)
@@ -114,7 +115,8 @@ def drafters_beside(model: Path) -> list[Path]:
     def alike(name: str) -> int:
         return len(os.path.commonprefix([name.lower().removeprefix("mtp-"), stem]))
 
-    return [folder / name for name in sorted(found, key=alike, reverse=True)]
+    kept = [model / KEPT] if (model / KEPT).is_dir() else []
+    return kept + [folder / name for name in sorted(found, key=alike, reverse=True)]
 
 
 def no_head(name: str, value: Any) -> InputError:

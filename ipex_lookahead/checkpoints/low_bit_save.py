@@ -22,6 +22,7 @@ import numpy as np
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.gguf_metadata import keep_metadata
+from ipex_lookahead.checkpoints.kept_drafter import keep_drafter
 from ipex_lookahead.checkpoints.licence import copy_licence
 from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredStream, checksum, stored_as, streams
 from ipex_lookahead.checkpoints.safetensors import SINGLE
@@ -45,6 +46,7 @@ def save(
     low_bit: Mapping[str, Any],
     tokenizer: Any | None = None,
     source: Path | None = None,
+    drafter: Path | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Path:
@@ -60,6 +62,7 @@ def save(
         tokenizer: has ``save_pretrained(folder)``.
         source: the checkpoint that the model came from; its licence goes along, and what a GGUF file says beside the
             weights. None = unknown.
+        drafter: files of a head that drafts for the model, which go along as they are. None = there are none.
         progress: see :data:`Progress`.
         overwrite: replace an earlier save. The old one is removed once the new one is in its place.
 
@@ -82,7 +85,9 @@ def save(
                 if source is not None:
                     copy_licence(source, temporary)
                     keep_metadata(source, temporary)
-                files = sorted(path.name for path in temporary.iterdir())
+                if drafter is not None:
+                    keep_drafter(drafter, temporary)
+                files = sorted(_files(temporary))
                 marker = {"version": VERSION, **low_bit, "files": [*files, "config.json"]}
                 _write_json(temporary / "config.json", {**config, MARKER: marker})
                 _flush(temporary)
@@ -200,7 +205,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 def _flush(folder: Path) -> None:
     """Everything to the disk, the folder's own entries last."""
-    for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
+    for path in [*(p for p in folder.rglob("*") if p.is_file()), *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         _sync(path)
 
 
@@ -219,7 +224,7 @@ def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
         return
     if not target.is_dir():
         raise InputError(f"{target}: is a file; a folder is needed", hint="choose another name")
-    present = {path.name for path in target.iterdir()}
+    present = _files(target)
     if not present:
         return
     ours = _files_of_save(target)
@@ -233,11 +238,21 @@ def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
             f"{target}: already holds a saved model",
             hint=f"choose a new folder, or pass {arg('overwrite', True)} to replace it",
         )
-    if strangers := sorted(present - ours):
+    # Earlier versions named a folder where they now name what is in it.
+    if strangers := sorted(name for name in present if name not in ours and name.partition("/")[0] not in ours):
         raise InputError(
             f"{target}: holds {strangers[0]}, which {arg('save_low_bit')} did not write and will not delete",
             hint="move it away, or choose a new folder",
         )
+
+
+def _files(folder: Path) -> set[str]:
+    """Names of what lies in a folder, that of folders in it too, without them unless they are empty."""
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+    }
 
 
 def _files_of_save(folder: Path) -> set[str] | None:

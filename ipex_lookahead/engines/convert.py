@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.architectures.spec import Tensor
-from ipex_lookahead.checkpoints import Checkpoint, TensorInfo, open_checkpoint, save
-from ipex_lookahead.checkpoints.drafters import counting, drafter_of, no_head
+from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, TensorInfo, open_checkpoint, save
+from ipex_lookahead.checkpoints.drafters import IN_A_MODEL, counting, drafter_of, no_head
 from ipex_lookahead.checkpoints.low_bit_save import Progress
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.hf_config import config_to_save, generation_defaults
@@ -21,7 +21,7 @@ from ipex_lookahead.engines.weights import (
     read_matrix,
     read_vector,
 )
-from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -53,7 +53,7 @@ def convert(
         tokenizer, _ = request.tokenizer(checkpoint.text_tokenizer)
         made = _Conversion(checkpoint, spec.tensors(), plan, kept, request.threads)
         infos = made.infos()
-        drafting, config = _drafting(checkpoint, request, plan), checkpoint.config
+        (drafting, beside), config = _drafting(checkpoint, request, plan, label), checkpoint.config
         parts.append(made)
         of_head: dict[str, TensorInfo] = {}
         if drafting is not None:
@@ -73,6 +73,7 @@ def convert(
             low_bit=low_bit | ({} if rounded_from is None else {"requantized_from": rounded_from}),
             tokenizer=tokenizer,
             source=Path(request.path),
+            drafter=beside,
             progress=progress,
             overwrite=overwrite,
         )
@@ -83,26 +84,38 @@ def convert(
         checkpoint.close()
 
 
-def _drafting(checkpoint: Checkpoint, request: LoadRequest, plan: WeightPlan) -> _Conversion | None:
-    """The head that the model brings, or that lies beside it, if it can be used.
+def _drafting(
+    checkpoint: Checkpoint, request: LoadRequest, plan: WeightPlan, label: str
+) -> tuple[_Conversion | None, Path | None]:
+    """The head that the model brings, or that lies beside it, if it can be used: to convert, or files to copy.
 
-    Raises InputError for a ``drafter_low_bit`` where there is none.
+    Raises InputError for a ``drafter_low_bit`` where there is none, or one whose files stay as they are.
     """
     if (found := drafter_of(checkpoint, Path(request.path))) is not None:
-        head = found[0]
-        kept, plan = {*head.spec.routers()}, plan.of_head(request.drafter_low_bit)
+        head, where = found
+        if head.kind not in IN_A_MODEL:
+            head.checkpoint.close()
+            if request.drafter_low_bit is not None:
+                raise InputError(
+                    f"{arg('drafter_low_bit', request.drafter_low_bit)} is for a block of the model's own (MTP); the"
+                    f" head in {where} goes along as it is",
+                    hint="name its format when the model is loaded",
+                )
+            return None, where
+        saved = isinstance(head.checkpoint, LowBitCheckpoint)
+        kept, plan = {*head.spec.routers()}, plan.of_head(request.drafter_low_bit, "" if saved else label)
         made = _Conversion(head.checkpoint, head.tensors(), plan, kept, request.threads)
         try:
             for tensor in head.tensors():
                 check_shape(head.checkpoint, tensor)
-            return made
+            return made, None
         except LookaheadError as error:  # the model answers without
             log.warning("the model's block for drafting is left out, since %s", error)
             if head.checkpoint is not checkpoint:
                 made.close()
     if request.drafter_low_bit is not None:
         raise no_head("drafter_low_bit", request.drafter_low_bit)
-    return None
+    return None, None
 
 
 class _Conversion:

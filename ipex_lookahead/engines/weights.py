@@ -121,8 +121,14 @@ class WeightPlan:
     def _quantises(self, name: str, shape: Shape) -> bool:
         return any(target not in FLOATS for target in self.target(name, shape))
 
-    def of_head(self, low_bit: str | None) -> WeightPlan:
-        """The plan for a head that drafts for this model: in ``low_bit``, or in this plan's formats of enough bits."""
+    def of_head(self, low_bit: str | None, of_model: str = "") -> WeightPlan:
+        """The plan for a head that drafts for this model: in ``low_bit``, or in this plan's formats of enough bits.
+
+        ``of_model``: the name of the format that the model has. Beside one that is in low bits as it lies in its files
+        a head of floats would take twice as long, so these become sym_int8. "": all stays as it is.
+        """
+        if low_bit is None and self.low_bit is None and of_model not in ("", *FLOATS):
+            return WeightPlan("sym_int8", head=self.head, least_bits=HEAD_BITS, imatrix=self.imatrix)
         if low_bit is None:
             return replace(self, least_bits=HEAD_BITS)
         groups = self.group_size if self.group_size in get_format(low_bit).group_sizes else 32

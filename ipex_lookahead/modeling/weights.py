@@ -106,8 +106,9 @@ class Weights:
         """Write the packed weights, config and tokenizer, so that ``load_low_bit`` need not quantise again.
 
         Args:
-            folder: where to; a head that the model drafts with goes along where it is one more of its blocks (MTP). See
-                :func:`ipex_lookahead.checkpoints.low_bit_save.save` for what is refused.
+            folder: where to; a head that drafts for the model goes along: one more of its blocks (MTP) with the others,
+                and one in files of its own as these are. See :func:`ipex_lookahead.checkpoints.low_bit_save.save` for
+                what is refused.
             **kwargs: ``overwrite`` and ``progress`` of that function.
         """
         from ipex_lookahead.checkpoints.low_bit_save import save
@@ -117,9 +118,9 @@ class Weights:
         head = packed.get(HEAD, packed.get(EMBEDDING))
         mixed = head is not None and head.format == "sym_int8" != self.low_bit and self.low_bit in FORMATS
         config, head = self._checkpoint_config or self.config.to_dict(), getattr(self.engine, "head", None)
+        beside: Path | None = None
         if head is not None and head.describe()["kind"] not in IN_A_MODEL:
-            log.info("what drafts lies in files of its own, and is named again when the folder is loaded")
-            head = None
+            beside, head = head.source, None
         drafting = {} if head is None else {name: TensorInfo.of(w) for name, w in head.weights()}
         return save(
             folder,
@@ -135,6 +136,7 @@ class Weights:
             },
             tokenizer=self.tokenizer,
             source=self.source,
+            drafter=beside,
             **kwargs,
         )
 

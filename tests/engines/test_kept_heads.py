@@ -20,8 +20,10 @@ from ipex_lookahead.engines.native.load import load
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError
+from tests.support.assistant_folders import Pair, write_assistant_gguf
 from tests.support.family_table import VOCAB, variants
 from tests.support.gguf_families import write_gguf
+from tests.support.heads import write
 from tests.support.mtp_folders import LAYERS, add_to_gguf, block_alone, with_mtp
 
 FAMILY = "qwen3_5_text"
@@ -98,6 +100,69 @@ def test_a_named_head_becomes_the_models_own(made: Path, tmp_path: Path) -> None
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model.gguf", drafter=named, progress=False)
     model.save_low_bit(tmp_path / "saved")
     assert weights(head_of(tmp_path / "saved")) == weights(model.engine.head)
+
+
+def in_files_of_its_own(kind: str, root: Path) -> tuple[Path, Path]:
+    """A model, and its head in a folder or file of another kind than the model's own block."""
+    model, head = write(kind.removesuffix(" gguf"), root)
+    assert head is not None
+    if kind.endswith(" gguf"):
+        head = write_assistant_gguf(root / "head.gguf", Pair("e2b", False).assistant)
+    return model, head
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "gemma4_assistant ordered", "gemma4_assistant gguf"])
+def test_a_head_in_files_of_its_own_goes_along_with_them(tmp_path: Path, kind: str) -> None:
+    model, head = in_files_of_its_own(kind, tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        model, drafter=head, load_in_low_bit="sym_int4", progress=False, threads=1
+    )
+    loaded.save_low_bit(tmp_path / "saved")
+    shutil.move(head, tmp_path / "elsewhere")
+    found = engine_of(tmp_path / "saved")
+    assert Path(found.head.describe()["from"]).parent in (tmp_path / "saved", tmp_path / "saved" / "drafter")
+    assert weights(found.head) == weights(loaded.engine.head)
+    assert drafts(found) == drafts(loaded.engine)
+    again = AutoModelForCausalLM.load_low_bit(tmp_path / "saved", progress=False, threads=1)
+    again.save_low_bit(tmp_path / "again")
+    assert weights(head_of(tmp_path / "again")) == weights(found.head)
+    again.save_low_bit(tmp_path / "saved", overwrite=True)  # which it was read from
+    assert weights(head_of(tmp_path / "saved")) == weights(found.head)
+    (tmp_path / "saved" / "drafter" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="holds drafter/notes.txt, which save_low_bit did not write"):
+        again.save_low_bit(tmp_path / "saved", overwrite=True)
+
+
+def test_a_head_beside_a_model_goes_along_when_that_is_converted(tmp_path: Path) -> None:
+    """As ``pull`` leaves a Gemma 4 and its assistant: of the assistant's tensors some have the model's names."""
+    model, head = in_files_of_its_own("gemma4_assistant gguf", tmp_path)
+    shutil.move(head, model / "mtp-model.gguf")
+    convert(LoadRequest(model, low_bit="sym_int4"), tmp_path / "saved")
+    found, expected = engine_of(tmp_path / "saved"), engine_of(model, low_bit="sym_int4")
+    assert weights(found.head) == weights(expected.head)
+    assert drafts(found) == drafts(expected)
+    with pytest.raises(InputError, match="goes along as it is"):
+        convert(LoadRequest(model, low_bit="sym_int4", drafter_low_bit="sym_int8"), tmp_path / "told")
+
+
+@pytest.mark.parametrize(
+    ("low_bit", "told", "expected"),
+    [
+        (None, None, "fp32"),
+        ("sym_int4", None, "sym_int8"),
+        ("sym_int4", "fp16", "fp16"),
+        ("sym_int4", "sym_int4", "sym_int4"),
+    ],
+)
+def test_floats_beside_a_model_that_lies_there_in_low_bits(
+    tmp_path: Path, low_bit: str | None, told: str | None, expected: str
+) -> None:
+    """They would cost more than the bits of the model allow; a model of floats has a head of floats."""
+    model, head = write("eagle3", tmp_path)
+    if low_bit is not None:
+        convert(LoadRequest(model, low_bit=low_bit), tmp_path / "low")
+        model = tmp_path / "low"
+    assert formats(head_of(model, drafter=head, drafter_low_bit=told)) == {expected}
 
 
 def export(source: Path, target: Path, low_bit: str | None = "sym_int4", told: str | None = None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ipex_lookahead.architectures import ModelSpec
-from ipex_lookahead.checkpoints import Checkpoint
+from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint
 from ipex_lookahead.checkpoints.draft_vocab import ids_of
 from ipex_lookahead.checkpoints.drafters import Drafter, drafters_beside, model_with_block, no_head, open_drafter
 from ipex_lookahead.engines.loading import LoadRequest
@@ -43,7 +43,7 @@ def head_for(
         return load_drafter(request.drafter, model, request, plan, target)
     if spec.mtp is not None:
         try:
-            found = _loaded(Drafter("mtp", checkpoint, spec.mtp), request, plan, target)
+            found = _loaded(Drafter("mtp", checkpoint, spec.mtp), request.path, request, plan, target)
         except LookaheadError as error:
             log.warning("the model's block for drafting cannot be used, since %s", error)
     for path in drafters_beside(request.path) if found is None else ():
@@ -79,14 +79,14 @@ def load_drafter(
     drafter = open_drafter(path, model)
     try:
         _check_embedding(drafter, path, target)
-        head = _loaded(drafter, request, plan, target)
+        head = _loaded(drafter, path, request, plan, target)
     finally:
         drafter.checkpoint.close()
     head.facts["from"] = str(path)
     return head
 
 
-def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: NativeEngine) -> NativeHead:
+def _loaded(drafter: Drafter, path: Path, request: LoadRequest, plan: WeightPlan, target: NativeEngine) -> NativeHead:
     if request.draft_vocab is not None and (drafter.ids is not None or drafter.spec.candidates is not None):
         brings = "chooses candidates among all" if drafter.ids is None else f"brings its own {len(drafter.ids)}"
         raise InputError(
@@ -94,9 +94,10 @@ def _loaded(drafter: Drafter, request: LoadRequest, plan: WeightPlan, target: Na
             " stay as they are"
         )
     ids = ids_of(request.draft_vocab, target.vocab_size) if drafter.ids is None else drafter.ids
-    plan = plan.of_head(request.drafter_low_bit)
+    saved = isinstance(drafter.checkpoint, LowBitCheckpoint)  # in formats that were chosen for it
+    plan = plan.of_head(request.drafter_low_bit, "" if saved else target.low_bit)
     head = NativeHead.load(drafter.checkpoint, drafter.spec, plan, target, threads=request.threads, ids=ids)
-    head.facts["kind"] = drafter.kind
+    head.source, head.facts["kind"] = path, drafter.kind
     return head
 
 

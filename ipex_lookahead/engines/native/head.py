@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ class NativeHead:
         vocab_size: the target's.
         width: values of a row's features, the target's hidden states that ``spec.features`` names.
         price: what its tokens cost, once :func:`~ipex_lookahead.drafting.heads.price.price_of` has measured it.
+        keeper: of how often it was right, once :func:`~ipex_lookahead.decoding.kept_records.record_of` has asked.
+        source: the folder or file that it was read from; None: it was not.
         facts: entries of :meth:`describe` that whoever loads it may add to.
     """
 
@@ -61,6 +64,8 @@ class NativeHead:
         self._fed_back = spec.features.feeds_back
         self.max_context = spec.max_context
         self.price: Any = None
+        self.keeper: Any = None
+        self.source: Path | None = None
         self.facts: dict[str, Any] = {}
 
     @classmethod
@@ -274,10 +279,10 @@ class NativeHead:
         return full, states[0]
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
-        """Its own tensors in plain order, as :meth:`NativeEngine.weights` gives a model's."""
+        """Its own tensors but ``ids``, in plain order, as :meth:`NativeEngine.weights` gives a model's."""
         assert self.spec.features is not None
         for name, tensor in named_tensors(self.spec):
-            if name.removesuffix(".weight") in self.spec.features.shares:
+            if name.removesuffix(".weight") in self.spec.features.shares or name == "candidates.ordering":
                 continue
             if tensor.is_matrix:
                 yield tensor.name, plain(self._decoder.export_matrix(name))
