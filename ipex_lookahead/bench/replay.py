@@ -31,7 +31,7 @@ from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.heads.choosing import Choosing
+from ipex_lookahead.drafting.heads.choosing import Choosing, takes_next
 from ipex_lookahead.engines.base import Batch, Engine, OutputRequest, StepOutput
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
@@ -247,7 +247,9 @@ def replay(
     for answer in recording.answers:
         known, truth = CostCurve(calibration), CostCurve(calibration)
         drafter = None if head is None else head(answer)
-        proposer = _Watched(_proposer(None if make is None else make(config), drafter, known))
+        if drafter is not None and make is not None and config.adaptive:
+            drafter = drafter if takes_next(drafter.record, drafter.price, _rows(known), drafter.most) else None
+        proposer = _Watched(_proposer(config, None if make is None else make(config), drafter, _rows(known)))
         budget = config.num_draft_tokens
         inner: Any = FixedBudget(budget)
         if config.adaptive:
@@ -294,10 +296,16 @@ def replay(
     }
 
 
-def _proposer(free: Proposer | None, head: SimulatedHead | None, known: CostCurve) -> Any:
-    if free is None or head is None:
+def _proposer(
+    config: LookaheadConfig, free: Proposer | None, head: SimulatedHead | None, rows: Callable[[int], float]
+) -> Any:
+    if head is None or (free is None and not config.adaptive):
         return free or head
-    return Choosing(free, head, head.price, lambda drafted: known(1 + drafted) / known(1), head.most)
+    return Choosing(free, head, head.price, rows, head.most)
+
+
+def _rows(known: CostCurve) -> Callable[[int], float]:
+    return lambda drafted: known(1 + drafted) / known(1)
 
 
 def record(

@@ -18,6 +18,7 @@ import numpy as np
 from ipex_lookahead.decoding.calibration import Calibration
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.heads.price import Price
+from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.base import ARGMAX, Hidden
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_json import parse, read_file
@@ -94,19 +95,23 @@ class SimulatedHead:
         acceptance: how often the 1st, 2nd, ... token is right where those before it are; no more are drafted. A token
             behind copied ones, which the head has read without the target's features, is as deep as if these were its.
         price: in forwards of one row.
+        record: of what came true, which goes on here.
         seed: of the luck.
 
     Attributes:
-        price, most: as given, and tokens that are drafted at most.
+        price, record, most: as given, and tokens that are drafted at most.
         spent: forwards of one row that drafting has taken.
     """
 
     wants = ARGMAX
 
-    def __init__(self, text: Sequence[int], acceptance: Sequence[float], price: Price, seed: int = 0) -> None:
+    def __init__(
+        self, text: Sequence[int], acceptance: Sequence[float], price: Price, record: Record, seed: int = 0
+    ) -> None:
         self._text = [*text]
         self._acceptance = acceptance
-        self.price, self.most = price, len(acceptance)
+        self.price, self.record, self.most = price, record, len(acceptance)
+        self._chain: tuple[Draft, list[int]] = Draft(), []
         drawn = np.random.default_rng(seed).random((len(self._text), len(acceptance)))
         self._right = drawn < np.asarray(acceptance, np.float64)
         self.spent = 0.0
@@ -119,7 +124,7 @@ class SimulatedHead:
         """A chain of at most ``budget`` tokens."""
         return self.behind((), budget)
 
-    def behind(self, copied: Sequence[int], budget: int, least: float | None = None) -> Draft:
+    def behind(self, copied: Sequence[int], budget: int, least: float = 0.0) -> Draft:
         """The same behind tokens that are taken to follow; it ends with the one with which all are right below that."""
         first = len(copied)
         right = [*copied] == self._text[self._at : self._at + first]
@@ -132,13 +137,18 @@ class SimulatedHead:
             tokens.append(self._text[place] if right else self._other(place))
             probs.append(self._acceptance[depth])
             chance *= probs[-1]
-            if chance < (least or 0.0):
+            if chance < least:
                 break
         self.spent += self.price.of(len(tokens), first)
-        return Draft(tokens, range(-1, len(tokens) - 1), probs=probs)
+        draft = Draft(tokens, range(-1, len(tokens) - 1), probs=probs)
+        self._chain = draft, [*copied]
+        return draft
 
     def observe(self, outcome: Outcome) -> None:
-        """Go on behind what was emitted."""
+        """Count what of the last chain was right, and go on behind what was emitted."""
+        (draft, copied), self._chain = self._chain, (Draft(), [])
+        if copied == [*outcome.emitted[: len(copied)]]:
+            self.record.observe(draft.tokens, draft.probs, outcome.emitted[len(copied) :])
         self._at += len(outcome.emitted)
 
     def _other(self, place: int) -> int:

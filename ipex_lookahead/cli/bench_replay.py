@@ -120,11 +120,14 @@ def _tried(what: Replayed, costs: StepCosts | None) -> list[Callable[..., dict[s
     from ipex_lookahead.bench.replay_head import HeadCosts, SimulatedHead
     from ipex_lookahead.config import LookaheadConfig
     from ipex_lookahead.drafting import make_proposer
+    from ipex_lookahead.drafting.heads.record import Record
 
     def way(strategy: str | None, head: HeadCosts | None, budget: int) -> Callable[..., dict[str, Any]]:
+        record = Record()
+
         def simulated(answer: Answer) -> SimulatedHead:
             assert head is not None
-            return SimulatedHead([*answer.prompt, *answer.output], what.acceptance, head.price, what.seed)
+            return SimulatedHead([*answer.prompt, *answer.output], what.acceptance, head.price, record, what.seed)
 
         def one(recording: Any, advance: Callable[[], None]) -> dict[str, Any]:
             found = run(

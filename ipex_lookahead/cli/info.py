@@ -133,6 +133,7 @@ def model_facts(
     """What a model is, from its headers, and what its steps were measured to cost; no weight is read."""
     from ipex_lookahead.cli.model_facts import describe, licence_of
     from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs
+    from ipex_lookahead.decoding.kept_records import known_counts
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
     path = resolve_model(name, progress=progress)
@@ -141,6 +142,10 @@ def model_facts(
     config = found.pop("config")
     found["licence"] = DEFAULT.licence if name == "default" else licence_of(path, found)
     costs = known_costs(cost_folder(), config)[:MOST_COSTS] if config is not None else []
+    if config is not None and (head := found.get("drafter")):
+        counts = known_counts(cost_folder(), config, Path(head.get("file", path)))
+        by_depth = [round(right / tested, 3) for right, tested in counts]
+        head |= {"acceptance": {"chains": counts[0][1], "by_depth": by_depth}} if counts else {}
     return {"model": name, "path": str(path), **found, **_sequence_bytes(config), "step_costs": costs}
 
 
@@ -204,6 +209,7 @@ LABELS = {
     "drafter bytes": "weights of what drafts",
     "drafter draft_vocab": "tokens that it drafts",
     "drafter file": "which lies in",
+    "drafter acceptance": "of its tokens right so far",
     "requantized_from": "rounded twice, before in",
     "problem": "cannot be run",
     "hint": "what to do",
@@ -223,7 +229,16 @@ LABELS = {
     "opencl problem": "OpenCL",
 }
 """What people read for a fact whose name is not a word of theirs."""
-SILENT = ("state_bytes", "requantized_from", "quantised_by", "problem", "hint", "unknown_keys", "step_costs")
+SILENT = (
+    "acceptance",
+    "state_bytes",
+    "requantized_from",
+    "quantised_by",
+    "problem",
+    "hint",
+    "unknown_keys",
+    "step_costs",
+)
 """Facts that are shown only where they have a value."""
 
 
@@ -240,7 +255,9 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         elif key == "formats":
             rows += [(f"weights in {name}", _spoken("formats", entry)) for name, entry in value.items()]
         elif isinstance(value, dict):
-            rows += [_row(f"{key} {inner}", inner, fact) for inner, fact in value.items()]
+            rows += [
+                _row(f"{key} {inner}", inner, fact) for inner, fact in value.items() if fact or inner not in SILENT
+            ]
         elif key in ("problem", "hint") and value:
             rows.append((LABELS[key], value))
         elif value or key not in SILENT:
@@ -266,6 +283,9 @@ def _spoken_costs(costs: dict[str, Any]) -> str:
 
 
 def _spoken(label: str, fact: object) -> str:
+    if isinstance(fact, dict) and "by_depth" in fact:
+        rates = ", ".join(f"{100 * rate:.0f} %" for rate in fact["by_depth"])
+        return f"{rates} of the 1st, 2nd, ... where those before it were; {counted(fact['chains'], 'draft')}"
     if isinstance(fact, dict):
         return f"{counted(fact['tensors'], 'tensor')}, {fact['bytes'] / 1e6:,.1f} MB"
     if isinstance(fact, list):

@@ -147,7 +147,7 @@ class EngineCosts:
 
     Args:
         engine: the loaded engine.
-        folder: where calibrations are kept; None keeps none.
+        folder: where calibrations are kept; None keeps none. It is an attribute too.
         progress: called with a sentence before a calibration that has to be run.
     """
 
@@ -155,7 +155,7 @@ class EngineCosts:
         self, engine: Engine, folder: Path | None = None, progress: Callable[[str], None] | None = None
     ) -> None:
         self._engine = engine
-        self._folder = folder
+        self.folder = folder
         self._progress = progress
         self._curve: CostCurve | None = None
         self._measuring = threading.Lock()
@@ -173,7 +173,7 @@ class EngineCosts:
             return self._curve
 
     def _known(self) -> Calibration:
-        file = None if self._folder is None else file_of(self._folder, self._engine)
+        file = None if self.folder is None else file_of(self.folder, self._engine)
         kept = None if file is None else load(file, self._engine)
         if file is not None and kept is not None:
             used(file)

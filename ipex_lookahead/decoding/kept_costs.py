@@ -67,18 +67,23 @@ def cost_folder() -> Path | None:
 
 def file_of(folder: Path, engine: Engine) -> Path:
     """The file of an engine's calibration, which need not be there."""
-    return folder / f"{key_of(engine)}.json"
+    return folder / f"{key_of(identity(engine))}.json"
 
 
 def save(file: Path, measured: Measured, engine: Engine) -> None:
-    """Write a calibration, by another name and a rename. A folder that cannot be written to is no error."""
-    temporary = None
+    """Write a calibration, as :func:`write` does."""
     kept = {"format": FORMAT, "kernels": kernels_of(engine), "disturbance": measured.disturbance, "at": measured.at}
+    write(file, {**kept, "engine": identity(engine), **to_json(measured.calibration)})
+
+
+def write(file: Path, content: dict[str, Any]) -> None:
+    """Write a file, by another name and a rename. A folder that cannot be written to is no error."""
+    temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=file.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump({**kept, "engine": identity(engine), **to_json(measured.calibration)}, out, indent=1)
+            json.dump(content, out, indent=1)
         os.replace(temporary, file)
     except OSError:
         if temporary is not None:
@@ -122,7 +127,7 @@ def known_costs(folder: Path | None, config: Mapping[str, Any] | None = None) ->
             theirs), in whatever format. None = of all models.
     """
     found = []
-    for _, content in _files(folder):
+    for _, content in engine_files(folder):
         of, measured = content["engine"], _measured(content)
         if measured is None or not is_of_here(of, content.get("kernels")) or not may_be_of(of, config):
             continue
@@ -149,15 +154,15 @@ def forget_costs(folder: Path | None, config: Mapping[str, Any] | None = None) -
     if config is None:
         doomed = [*folder.glob("*.json"), *folder.glob(f"{TEMPORARY}*")]
     else:
-        doomed = [file for file, content in _files(folder) if may_be_of(content["engine"], config)]
+        doomed = [file for file, content in engine_files(folder) if may_be_of(content["engine"], config)]
     for file in doomed:
         file.unlink(missing_ok=True)
     return len(doomed)
 
 
-def key_of(engine: Engine) -> str:
-    """Name of the file of an engine's calibration: the machine and the model's shape, hashed."""
-    return hashlib.sha256(json.dumps(identity(engine), sort_keys=True).encode()).hexdigest()[:24]
+def key_of(what: Mapping[str, Any]) -> str:
+    """Name of the file that is kept of something: of a calibration the engine's identity, hashed."""
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
 
 
 def _measured(found: Mapping[str, Any]) -> Measured | None:
@@ -171,8 +176,8 @@ def _measured(found: Mapping[str, Any]) -> Measured | None:
     return Measured(calibration, float(found["disturbance"]), float(found["at"]))
 
 
-def _files(folder: Path | None) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Files of calibrations, those used last first, and what is in each that says what engine it is of."""
+def engine_files(folder: Path | None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Files that say what engine they are of, those used last first, and what is in each."""
     for file in [] if folder is None else sorted(folder.glob("*.json"), key=_changed, reverse=True):
         try:
             found = load_object(file, FILE_BYTES)

@@ -10,7 +10,6 @@ from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel, Keys
-from ipex_lookahead.drafting.heads.chain import Draws, HeadChain
 from ipex_lookahead.drafting.jacobi import Jacobi
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
 from ipex_lookahead.drafting.recycling import Recycling
@@ -35,26 +34,8 @@ SECOND_MODEL = {
 """Strategies that need the engine of a second model beside their config -> how to give them one."""
 
 
-HEADS: dict[str, Callable[..., HeadChain]] = {"head": HeadChain}
-"""Strategies that a trained head drafts for -> its proposer."""
-
-
-def make_head_proposer(
-    config: LookaheadConfig,
-    head: Any,
-    cache: Callable[[], Cache],
-    choose: DraftChoice | None = None,
-    draws: Draws | None = None,
-    end_tokens: Collection[int] = (),
-) -> HeadChain:
-    """A fresh proposer for one sequence, for a strategy of ``HEADS``. Raises InputError where the model has no head."""
-    if head is None:
-        raise InputError(
-            f"strategy {config.strategy!r} needs a model with a trained head on the native engine, its own (MTP) or a"
-            f" {arg('drafter')}, and this one has none",
-            hint=f"{arg('lookahead', 'auto')} drafts without",
-        )
-    return HEADS[config.strategy](head, cache, choose, draws, min_prob=config.draft_min_prob, end_tokens=end_tokens)
+HEADS = frozenset({"head"})
+"""Strategies that a trained head drafts for, which comes with a model."""
 
 
 def make_proposer(config: LookaheadConfig, store: Any = None) -> Proposer:
@@ -114,7 +95,6 @@ __all__ = [
     "Recycling",
     "SelfSpeculation",
     "Suffix",
-    "make_head_proposer",
     "make_proposer",
     "make_second_model_proposer",
 ]

@@ -21,7 +21,7 @@ OWN = "proposer"
 DRAFT_TOKENS = 8
 """Tokens that a second model drafts a step where no number is given (ipex-llm's ``max_step_draft``)."""
 
-_SELF_MIN_PROB, _HEAD_MIN_PROB = 0.8, 0.3
+_SELF_MIN_PROB = 0.8
 
 
 def resolve_lookahead(
@@ -96,8 +96,8 @@ def strategy_config(strategy: str | None, lookahead: int | str = "auto", **field
         tokens = DRAFT_TOKENS
         if strategy == "self_speculation" and "draft_min_prob" not in fields:
             config = dataclasses.replace(config, draft_min_prob=_SELF_MIN_PROB)
-        if strategy in HEADS and "draft_min_prob" not in fields:
-            config = dataclasses.replace(config, draft_min_prob=_HEAD_MIN_PROB)
+        if strategy in HEADS and "draft_min_prob" not in fields:  # what a token costs decides
+            config = dataclasses.replace(config, draft_min_prob=0.0)
     return dataclasses.replace(config, num_draft_tokens=tokens)
 
 

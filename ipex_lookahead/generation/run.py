@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
+from ipex_lookahead.decoding.kept_records import record_of
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, memory_for
 from ipex_lookahead.decoding.sequence import Sequence
@@ -28,18 +29,17 @@ from ipex_lookahead.drafting import (
     SECOND_MODEL,
     DraftModel,
     Proposer,
-    make_head_proposer,
     make_proposer,
     make_second_model_proposer,
 )
 from ipex_lookahead.drafting.heads.chain import HeadChain
-from ipex_lookahead.drafting.heads.choosing import Choosing
+from ipex_lookahead.drafting.heads.choosing import Choosing, takes_next
 from ipex_lookahead.drafting.heads.price import price_of
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Engine, HasHead
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 from ipex_lookahead.errors import ContextLengthError, InputError, arg
-from ipex_lookahead.generation.lookahead import make_controller, strategy_config
+from ipex_lookahead.generation.lookahead import make_controller
 from ipex_lookahead.generation.second_model import DraftKeys, SharedChoice
 
 DEFAULT_NEW_TOKENS = 20
@@ -149,21 +149,20 @@ def run_stepwise(
         draft_memory = memory_for(options.draft_engine, [sequence.limit for sequence in sequences])
     seconds: list[DraftModel] = []
 
-    heads = config is not None and config.strategy in HEADS
-    helped = options.make is make_proposer and options.draft_engine is None and brings_head(config, engine)
+    own = options.make is not make_proposer
+    check_head(config, engine)
+    head = None if own else head_of(config, engine, costs)
 
     def proposer_of(sequence: Sequence) -> Proposer | None:
         if config is None:
             return None
-        if heads:
-            return head_proposer(config, engine, sequence)
-        if helped:
-            free = options.make(config, *() if store is None else (store.suffixes,))
-            return with_head(free, engine, sequence, costs)
-        return options.make(config) if store is None else options.make(config, store.suffixes)
+        alone = config.strategy in HEADS
+        free = None if alone else options.make(config, *() if store is None else (store.suffixes,))
+        return free if head is None else with_head(config, free, engine, sequence, costs)
 
-    if heads or helped or options.make is not make_proposer:  # a caller's own may want hidden states of the prompt too
-        for sequence in sequences:
+    for sequence in sequences:
+        sequence.head = head
+        if own:  # which may want hidden states of the prompt too
             sequence.proposer = proposer_of(sequence)
 
     def begin(_: SequenceGroup) -> Controller:
@@ -247,29 +246,62 @@ def shared_choice(sequence: Sequence) -> SharedChoice | None:
     return SharedChoice(sequence.draft_processors, sequence.sampler) if chooses else None
 
 
-def head_proposer(config: LookaheadConfig, engine: Engine, sequence: Sequence) -> HeadChain:
-    """The proposer of a sequence, whose cache is to follow the model's head. Raises InputError where it has none."""
-    head = engine.head if isinstance(engine, HasHead) else None
+def check_head(config: LookaheadConfig | None, engine: Engine) -> None:
+    """Raise InputError where the configuration names the model's head, and there is none."""
+    if config is not None and config.strategy in HEADS and _head(engine) is None:
+        raise InputError(
+            f"strategy {config.strategy!r} needs a model with a trained head on the native engine, its own (MTP) or a"
+            f" {arg('drafter')}, and this one has none",
+            hint=f"{arg('lookahead', 'auto')} drafts without",
+        )
+
+
+def head_of(config: LookaheadConfig | None, engine: Engine, costs: EngineCosts | None) -> Any:
+    """The model's head where it is to draft for a sequence, which is asked once; None: it is not, or there is none.
+
+    Under "auto" a head that does not pay is tried with few sequences, and reads no others.
+    """
+    head = _head(engine)
+    if config is None or head is None or config.strategy not in ("auto", *HEADS):
+        return None
+    if config.strategy == "auto" and config.adaptive:
+        record = record_of(engine, None if costs is None else costs.folder)
+        return head if takes_next(record, price_of(engine), _rows(costs)) else None
+    return head
+
+
+def with_head(
+    config: LookaheadConfig, free: Proposer | None, engine: Engine, sequence: Sequence, costs: EngineCosts | None
+) -> Proposer:
+    """The proposer of a sequence that has a ``head``: beside the free sources, under one price, or alone."""
     sampler, choose = sequence.sampler, shared_choice(sequence) if sequence.draft_processors else None
-    draws = None if sampler is None else sampler.draw
-    made = make_head_proposer(config, head, lambda: sequence.cache, choose, draws, sequence.eos_ids)
-    sequence.head = head
-    return made
+    chain = HeadChain(
+        _head(engine),
+        record_of(engine, None if costs is None else costs.folder),
+        lambda: sequence.cache,
+        choose,
+        None if sampler is None else sampler.draw,
+        min_prob=0.0 if free is not None else config.draft_min_prob,
+        end_tokens=sequence.eos_ids,
+    )
+    if free is None and not config.adaptive:
+        return chain
+    return Choosing(free, chain, price_of(engine), _rows(costs, sequence))
 
 
-def brings_head(config: LookaheadConfig | None, engine: Engine) -> bool:
-    """Whether a head that came with the model drafts beside the free sources."""
-    return config is not None and config.strategy == "auto" and isinstance(engine, HasHead) and engine.head is not None
+def _head(engine: Engine) -> Any:
+    return engine.head if isinstance(engine, HasHead) else None
 
 
-def with_head(free: Proposer, engine: Engine, sequence: Sequence, costs: EngineCosts | None) -> Proposer:
-    """The free sources and the model's head, under one price."""
+def _rows(costs: EngineCosts | None, sequence: Sequence | None = None) -> Callable[[int], float]:
+    """What a forward that verifies so many tokens takes, in forwards of one row."""
     curve = CostCurve() if costs is None else costs.curve()
 
     def rows(drafted: int) -> float:
-        return curve(1 + drafted, sequence.length) / curve(1, sequence.length)
+        length = 0 if sequence is None else sequence.length
+        return curve(1 + drafted, length) / curve(1, length)
 
-    return Choosing(free, head_proposer(strategy_config("head"), engine, sequence), price_of(engine), rows)
+    return rows
 
 
 def second_model(

@@ -28,7 +28,7 @@ from ipex_lookahead.generation.logprobs import PromptLogprobs, checked_top, logp
 from ipex_lookahead.generation.lookahead import AUTO_TOKENS, make_controller
 from ipex_lookahead.generation.places import Places
 from ipex_lookahead.generation.request import GenerationRequest
-from ipex_lookahead.generation.run import brings_head, head_proposer, length_limit, second_model, with_head
+from ipex_lookahead.generation.run import head_of, length_limit, second_model, with_head
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.stop_texts import any_of
 from ipex_lookahead.generation.text_model import TextModel
@@ -303,8 +303,7 @@ class Service:
             group.stats.finish_reasons = [sequence.limit_reason]
             self._end(group, Event("finish", reason=sequence.limit_reason, stats=group.stats))
             return
-        if group.config is not None and self._has_head(group.config):  # which reads the prompt's features
-            sequence.proposer = self._proposer(group, group.config)
+        sequence.head = head_of(group.config, self.model.engine, self.model.costs)
         self._submitted[scheduler.submit(group)] = group
 
     def _begin(self, group: _RequestGroup) -> Controller:
@@ -322,20 +321,18 @@ class Service:
             config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS, adaptive=group.request.adaptive is not False)
         return self._controller(config if proposer is not None else None)
 
-    def _proposer(self, group: _RequestGroup, config: LookaheadConfig) -> Proposer:
+    def _proposer(self, group: _RequestGroup, config: LookaheadConfig) -> Proposer | None:
         if config.strategy in SECOND_MODEL and group.draft_engine is not None:
             if group.second is not None:  # the request was preempted meanwhile
                 group.second.end()
             group.second = second_model(config, group.draft_engine, group.sequence, self._draft_memory, group.key)
             return group.second
-        if config.strategy in HEADS:
-            return head_proposer(config, self.model.engine, group.sequence)
-        name = group.store
-        free = make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
-        return with_head(free, self.model.engine, group.sequence, self.model.costs) if self._has_head(config) else free
-
-    def _has_head(self, config: LookaheadConfig) -> bool:
-        return config.strategy in HEADS or brings_head(config, self.model.engine)
+        name, free = group.store, None
+        if config.strategy not in HEADS:
+            free = make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
+        if group.sequence.head is None:
+            return free
+        return with_head(config, free, self.model.engine, group.sequence, self.model.costs)
 
     def _controller(self, config: LookaheadConfig | None) -> Controller:
         found = self._controllers.get(config)

@@ -24,6 +24,7 @@ from ipex_lookahead.decoding.sampling import Ids, Processor, Sampler, WarperPara
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting import SECOND_MODEL, make_proposer
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.base import Cache, Engine
 from ipex_lookahead.engines.loading import LoadedModel
@@ -32,7 +33,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import token_ids
 from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead
 from ipex_lookahead.generation.recommended import resolved, with_recommended
-from ipex_lookahead.generation.run import RunOptions, length_limit, run_stepwise, streamed
+from ipex_lookahead.generation.run import RunOptions, check_head, length_limit, run_stepwise, streamed
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.generation.stop_texts import Stop, StopTexts, TimeLimit, any_of
@@ -279,12 +280,18 @@ class TextModel:
     def drafting(
         self, lookahead: int | str | LookaheadConfig | None, adaptive: bool | None
     ) -> tuple[LookaheadConfig | None, Engine | None]:
-        """What ``lookahead`` means for this model, and the engine that drafts where a second one does."""
+        """What ``lookahead`` means for this model, and the engine that drafts where a second one does.
+
+        Raises InputError for a strategy that needs what this model has not, a head or a draft model.
+        """
         named = isinstance(lookahead, LookaheadConfig) or (isinstance(lookahead, str) and lookahead != "auto")
         if self.draft_engine is not None and lookahead is not None and not named:
             lookahead = second_model_lookahead(lookahead, strategy="draft_model")
         config = resolve_lookahead(lookahead, None, adaptive)
+        check_head(config, self.engine)
         if config is None or config.strategy != "self_speculation":
+            if config is not None and config.strategy in SECOND_MODEL and self.draft_engine is None:
+                make_proposer(config)  # which says what it needs
             return config, self.draft_engine
         if self._copy is None:
             self._copy = low_bit_copy(self.engine)

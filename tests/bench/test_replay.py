@@ -19,6 +19,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.heads.price import Price
+from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.errors import InputError, LookaheadError
 from tests.support.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
@@ -145,7 +146,7 @@ def test_the_command(tmp_path, recording, capsys):
 
 def test_a_head_is_right_as_often_as_said():
     text = list(np.random.default_rng(1).integers(0, 1000, 4000))
-    head = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), seed=3)
+    head = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), Record(), seed=3)
     head.begin(text[:10])
     right = [0, 0]
     for at in range(10, 3000):
@@ -158,7 +159,7 @@ def test_a_head_is_right_as_often_as_said():
     assert right[0] / 2990 == pytest.approx(0.8, abs=0.03)
     assert right[1] / right[0] == pytest.approx(0.5, abs=0.03)
     assert head.spent == pytest.approx(2990 * 0.3)
-    other = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), seed=3)
+    other = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), Record(), seed=3)
     other.begin(text[:10])
     assert other.behind(text[10:11], 4).probs == [0.5], "behind a copy it is as deep"
     assert other.spent == pytest.approx(0.2 + 0.05)
@@ -168,12 +169,13 @@ def test_a_head_is_right_as_often_as_said():
 
 def test_a_head_pays_by_its_costs(recording):
     def ratio(rate, price, make=None):
+        record = Record()
         found = replay(
             recording,
             LookaheadConfig("head", 3, adaptive=True),
             make,
             curve=CURVE,
-            head=lambda answer: SimulatedHead([*answer.prompt, *answer.output], [rate] * 3, price),
+            head=lambda answer: SimulatedHead([*answer.prompt, *answer.output], [rate] * 3, price, record),
         )
         return found["predicted_ratio"]
 

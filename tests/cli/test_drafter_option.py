@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import shutil
@@ -123,6 +124,29 @@ def test_info(made: Path, capsys: Any, tmp_path: Path) -> None:
     assert run(["info", model, "--drafter", str(made / "other")]) == 1
     assert "is a head for another model" in capsys.readouterr().err
     assert run(["info", "--drafter", alone]) == 2
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["the model's own", "one that was named"])
+def test_info_tells_what_came_true_so_far(made: Path, capsys: Any, tmp_path: Path, own: bool) -> None:
+    source = shutil.copytree(made / "other" if own else made / "model", tmp_path / "model")
+    head = [] if own else ["--drafter", str(shutil.copy(made / "alone.gguf", tmp_path / "head.gguf"))]
+    if own:
+        chat_tokenizer().save_pretrained(source)
+    info = ["info", str(source), *head]
+    assert run([*info, "--json"]) == 0
+    assert "acceptance" not in json.loads(capsys.readouterr().out)["drafter"]
+    found = answer(capsys, "generate", "--raw", "Once upon", "-m", str(source), "-n", "24", *DRAFTED, *head)
+    gc.collect()
+    assert run([*info, "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)["drafter"]["acceptance"]
+    assert 0 < known["chains"] <= found["drafted_by_source"]["head"]
+    assert all(0 <= rate <= 1 for rate in known["by_depth"])
+    assert run(info) == 0
+    assert "of its tokens right so far" in capsys.readouterr().out
+    assert run(["info", str(source), "--forget-costs"]) == 0
+    capsys.readouterr()
+    assert run([*info, "--json"]) == 0
+    assert "acceptance" not in json.loads(capsys.readouterr().out)["drafter"]
 
 
 def test_pull_fetches_what_is_recommended(

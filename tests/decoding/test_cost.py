@@ -12,6 +12,7 @@ from ipex_lookahead.decoding import calibration, cost
 from ipex_lookahead.decoding.calibration import Calibration, calibrate
 from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
 from ipex_lookahead.decoding.kept_costs import key_of, load
+from ipex_lookahead.engines.identity import identity
 from tests.support.timed_engine import USED, free, mixture, steps_of_four, timed_engine, took
 
 
@@ -84,7 +85,7 @@ def test_kept_and_found_again(tmp_path: Path, clock: list[float]) -> None:
     assert first.curve() is curve
     assert len(said) == 1
     (file,) = (tmp_path / "costs").iterdir()
-    assert file.name == f"{key_of(engine)}.json"
+    assert file.name == f"{key_of(identity(engine))}.json"
     engine.batches.clear()
     again = EngineCosts(engine, tmp_path / "costs", said.append).curve()
     assert again.table() == curve.table()

@@ -52,13 +52,13 @@ def test_experts_are_kept_and_found_again(tmp_path: Path, clock: list[float]) ->
 
 def test_another_machine_or_model_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = markov()
-    keys = {key_of(engine), key_of(markov(vocab_size=13))}
+    keys = {key_of(identity.identity(engine)), key_of(identity.identity(markov(vocab_size=13)))}
     facts = engine.describe()
     for name, value in (("threads", 9), ("isa", "avx2"), ("low_bit", "sym_int8"), ("weight_bytes", 1)):
         monkeypatch.setattr(engine, "describe", lambda name=name, value=value: {**facts, name: value})
-        keys.add(key_of(engine))
+        keys.add(key_of(identity.identity(engine)))
     monkeypatch.setattr(identity, "processor", lambda: "another")
-    keys.add(key_of(engine))
+    keys.add(key_of(identity.identity(engine)))
     assert len(keys) == 7
 
 
@@ -111,7 +111,7 @@ GOOD = {"format": kept_costs.FORMAT, "kernels": "", "disturbance": 1.2, "at": 5.
 )
 def test_a_damaged_file_is_measured_again_and_replaced(content: bytes, tmp_path: Path, clock: list[float]) -> None:
     engine = timed_engine(clock, steps_of_four)
-    file = tmp_path / f"{key_of(engine)}.json"
+    file = tmp_path / f"{key_of(identity.identity(engine))}.json"
     file.write_bytes(json.dumps(GOOD).encode())
     assert load(file, engine) == Measured(Calibration((1, 4), (0.1, 0.2), 0.0, 1e-6), 1.2, 5.0)
     file.write_bytes(content)

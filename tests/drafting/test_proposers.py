@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL, Draft, Outcome, make_head_proposer, make_proposer
+from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL, Draft, Outcome, make_proposer
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.generation.run import check_head
+from tests.support.scripted_engine import markov
 
 PRESETS = Path(__file__).resolve().parents[2] / "configs" / "lookahead"
 
@@ -27,7 +29,7 @@ def test_every_preset_has_a_proposer() -> None:
                 make_proposer(config)
         elif config.strategy in HEADS:
             with pytest.raises(InputError, match="needs a model with a trained head"):
-                make_head_proposer(config, None, None)
+                check_head(config, markov())
             with pytest.raises(InputError, match="comes with a model"):
                 make_proposer(config)
         else:

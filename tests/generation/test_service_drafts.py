@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.service import Service
 from ipex_lookahead.generation.text_model import TextModel
@@ -83,3 +86,13 @@ def test_a_draft_models_keys_are_within_the_memory(pages: int) -> None:
     made.close()
     plain = text_model(HashedEngine(VOCAB))
     assert answers == [plain.generate(prompt, SamplingParams(40)) for prompt in prompts]
+
+
+@pytest.mark.parametrize("strategy", ["head", "draft_model"])
+def test_a_strategy_for_which_nothing_is_there_is_refused_and_disturbs_nobody(strategy: str) -> None:
+    with closing(Service(text_model(HashedEngine(VOCAB)))) as service:
+        other = service.stream([1, 2, 3], SamplingParams(20))
+        for drafting in (strategy, LookaheadConfig(strategy, 3)):
+            with pytest.raises(InputError, match="needs a (second model|model with a trained head)"):
+                service.stream([1, 2, 3], SamplingParams(5), lookahead=drafting)
+        assert tokens_of(list(other)) == text_model(HashedEngine(VOCAB)).generate([1, 2, 3], SamplingParams(20))

@@ -19,6 +19,7 @@ from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.types import Size
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.keys import Keys
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 
 PATIENCE = 120.0
 """Seconds; httpx waits five where nothing is said, and a busy machine takes longer."""
@@ -70,6 +71,34 @@ def test_a_model_that_cannot_be_read_ends_it_with_a_sentence(tmp_path):
     assert process.returncode == 1
     assert "error: " in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("body", [{"temperature": 0}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
+def test_a_head_that_was_named_drafts_and_changes_no_answer(tmp_path, body):
+    """Four answers to one prompt, over HTTP, and an answer that begins as one before it."""
+    pytest.importorskip("transformers", minversion="5", reason="the models are made of transformers 5's layers")
+    from tests.support.heads import write
+
+    model, head = write("eagle3", tmp_path, words=SIZE)
+    chat_tokenizer().save_pretrained(model)
+    asked = {"prompt": "Once upon a time", "max_tokens": 24, "n": 4, "ignore_eos": True, **body}
+    drafting = ["--drafter", str(head), "--strategy", "head", "--lookahead", "4", "--no-adaptive"]
+    answers, drafted = [], []
+    for options in (["--lookahead", "0"], drafting):
+        process, url = started("--model", str(model), *options)
+        try:
+            wait_for(process, url)
+            said = [post(url + "/v1/completions", json=asked).json() for _ in range(2)]
+            answers.append([[choice["text"] for choice in one["choices"]] for one in said])
+            drafted.append(
+                re.findall(r'num_draft_tokens_total{.*source="head".*} ([0-9.]+)', get(url + "/metrics").text)
+            )
+        finally:
+            process.kill()
+    assert answers[0] == answers[1]
+    assert len(answers[0][0]) == 4
+    assert not drafted[0]
+    assert sum(map(float, drafted[1])) > 24
 
 
 @pytest.mark.parametrize("option", ["--model", "--draft-model", "--drafter"])

@@ -15,12 +15,8 @@ import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.draft_model import DraftChoice
+from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.base import ARGMAX, Cache, Hidden
-
-BINS = 8
-"""Parts of 0 to 1 in which a head's probabilities are counted apart."""
-FADE, PRIOR = 0.97, 4.0
-"""What a test leaves of the counts before it in its part, and tests that a part's own middle counts for."""
 
 Draws = Callable[[int], tuple[float, int, float, float, int, int, int]]
 """From a position to how the target draws there (``Sampler.draw``)."""
@@ -64,10 +60,9 @@ class Head(Protocol):
 class HeadChain:
     """Drafts with a head, whose state is in the target's cache: see ``Head.follow``, which is the caller's to call.
 
-    The head's probabilities are calibrated by counting: of tokens that it took to be as likely, how many were right.
-
     Args:
         head: for this target.
+        record: how often it was right so far, which its probabilities are calibrated by; it goes on here.
         cache: gives the target's cache of the sequence, which is another one after it was preempted.
         choose: how a token is chosen from the head's logits, where processors change them; None leaves it to the core.
         draws: how the target draws; None takes the most likely.
@@ -80,6 +75,7 @@ class HeadChain:
     def __init__(
         self,
         head: Head,
+        record: Record,
         cache: Callable[[], Cache],
         choose: DraftChoice | None = None,
         draws: Draws | None = None,
@@ -88,13 +84,12 @@ class HeadChain:
         end_tokens: Collection[int] = (),
     ) -> None:
         self._head = head
+        self.record = record
         self._cache = cache
         self._choose = choose
         self._draws = draws
         self._min_prob = min_prob
         self._ends = frozenset(end_tokens)
-        middles = [(part + 0.5) / BINS for part in range(BINS)]
-        self._counts = [[PRIOR * middle, PRIOR] for middle in middles]
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Start a sequence, whose cache the head follows; the prompt's tokens may all be drafted."""
@@ -106,12 +101,12 @@ class HeadChain:
         """A chain of at most ``budget`` tokens, with the chances that each is right where those before it are."""
         return self.behind((), budget)
 
-    def behind(self, copied: Sequence[int], budget: int, least: float | None = None) -> Draft:
+    def behind(self, copied: Sequence[int], budget: int, least: float = 0.0) -> Draft:
         """The same behind tokens that are taken to follow the text; these are not in the draft.
 
-        ``least`` stands for ``min_prob``.
+        The chain also ends with the token with which all of it is less likely right than ``least``.
         """
-        least, cache = self._min_prob if least is None else least, self._cache()
+        least, cache = max(least, self._min_prob), self._cache()
         if self._choose is not None:
             found, probs = self._chosen(cache, copied, budget, least)
         else:
@@ -121,18 +116,13 @@ class HeadChain:
                 self._text[-1],
                 budget,
                 copied=copied,
-                rates=self.rates,
+                rates=self.record.rates,
                 least=least,
                 ends=self._ends,
                 draw=draw,
             )
         self._chain = (copied, found, probs)
-        return Draft(found, range(-1, len(found) - 1), probs=[self.rates[_part(prob)] for prob in probs])
-
-    @property
-    def rates(self) -> list[float]:
-        """How often a token of each part of the probabilities was right."""
-        return [right / tested for right, tested in self._counts]
+        return Draft(found, range(-1, len(found) - 1), probs=[self.record.rate(prob) for prob in probs])
 
     def observe(self, outcome: Outcome) -> None:
         """Count what of the last chain was right, verified or not: what was emitted tells."""
@@ -140,12 +130,7 @@ class HeadChain:
         copied, drafted, probs = self._chain
         self._chain = ((), (), ())
         if [*copied] == [*emitted[: len(copied)]]:
-            for token, prob, true in zip(drafted, probs, emitted[len(copied) :], strict=False):
-                cell = self._counts[_part(prob)]
-                cell[0] = FADE * cell[0] + (token == true)
-                cell[1] = FADE * cell[1] + 1.0
-                if token != true:
-                    break
+            self.record.observe(drafted, probs, emitted[len(copied) :])
         self._text += emitted
 
     def _chosen(self, cache: Cache, copied: Sequence[int], budget: int, least: float) -> tuple[list[int], list[float]]:
@@ -163,13 +148,9 @@ class HeadChain:
                 break
             found.append(chosen[0])
             probs.append(chosen[1])
-            chance *= self.rates[_part(chosen[1])]
+            chance *= self.record.rate(chosen[1])
             if len(found) >= budget or chance < least or chosen[0] in self._ends:
                 break
             logits = self._head.next_logits(cache, found[-1], first=False)
         self._head.end_draft(cache)
         return found, probs
-
-
-def _part(prob: float) -> int:
-    return min(BINS - 1, int(prob * BINS))

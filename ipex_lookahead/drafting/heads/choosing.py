@@ -10,6 +10,7 @@ true lately. How many rows are verified in the end is the controller's, as ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from operator import mul
 from typing import Protocol
@@ -17,15 +18,17 @@ from typing import Protocol
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.heads.price import Price
+from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.base import Hidden, OutputRequest
 
-FADE, FIRST_RIGHT, PRIOR = 0.95, 0.65, 4.0
-"""What a test leaves of the counts before it; how often a drafted token is right before any was tested; and tests that
-this counts for."""
+FADE, PRIOR = 0.95, 4.0
+"""What a draft of the free sources leaves of the counts before it, and tokens that their own estimate counts for."""
 WORTH = 1.02
 """The head must promise at least this much more than no draft."""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 256
 """Steps until a head that has not paid is tried again: at first, and at most, doubling in between."""
+ENOUGH, TRIED = 16, 16
+"""Tests of a head that show whether it pays; where it does not, one sequence in so many has it all the same."""
 MOST_COPIED = 8
 """Tokens of a copy that the head reads at most, to go on behind it."""
 REFRESHED = 32
@@ -37,7 +40,12 @@ SOURCE = "head"
 class Chain(Proposer, Protocol):
     """What drafts a chain: :class:`ipex_lookahead.drafting.heads.chain.HeadChain` says more."""
 
-    def behind(self, copied: Sequence[int], budget: int, least: float | None = None) -> Draft:
+    @property
+    def record(self) -> Record:
+        """How often it was right."""
+        ...
+
+    def behind(self, copied: Sequence[int], budget: int, least: float = 0.0) -> Draft:
         """Tokens behind others that are taken to follow the text; these are not in the draft."""
         ...
 
@@ -46,7 +54,8 @@ class Choosing:
     """Drafts with the free sources where the text repeats itself, with the head elsewhere, or with it behind a copy.
 
     Args:
-        free: drafts with ``probs`` and ``sources``, such as :class:`~ipex_lookahead.drafting.auto.Auto`.
+        free: drafts with ``probs`` and ``sources``, such as :class:`~ipex_lookahead.drafting.auto.Auto`; None: the head
+            is alone.
         head: drafts a chain.
         price: of the head's tokens.
         rows: what a forward that verifies so many tokens takes, in forwards of one row.
@@ -55,7 +64,7 @@ class Choosing:
 
     def __init__(
         self,
-        free: Proposer,
+        free: Proposer | None,
         head: Chain,
         price: Price,
         rows: Callable[[int], float] = lambda drafted: 1.0,
@@ -66,26 +75,25 @@ class Choosing:
         self._rows = rows
         self._cost: list[float] = []  # of 0, 1, ... tokens, as ``rows`` said lately
         self._proposed = 0
-        self._depths = [[FIRST_RIGHT * PRIOR, PRIOR] for _ in range(most)]
-        self._proven = 1  # tokens of a chain at most: one more than was ever right, so that a useless head costs little
         self._true, self._estimated = PRIOR, PRIOR
         self._pause, self._next_pause = 0, FIRST_PAUSE
-        self._chain: tuple[Sequence[int], Sequence[int]] = ((), ())  # the head's last, and what it is behind
+        self._chained = False  # whether the last draft has tokens of the head's
 
     @property
     def wants(self) -> OutputRequest:
         """What both want."""
-        return self._free.wants | self._head.wants
+        return self._head.wants if self._free is None else self._free.wants | self._head.wants
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Show both the text."""
-        self._free.begin(prompt)
+        if self._free is not None:
+            self._free.begin(prompt)
         self._head.begin(prompt, hidden)
 
     def propose(self, budget: int) -> Draft:
         """The free sources' tree, the head's chain, or a path of the tree and the chain behind it."""
-        draft = self._free.propose(budget)
-        self._chain = ((), ())
+        draft = Draft() if self._free is None else self._free.propose(budget)
+        self._chained = False
         if self._pause:
             self._pause -= 1
             return draft
@@ -96,10 +104,11 @@ class Choosing:
         free_rate = self._rate(draft, corrected)
         path = _likeliest(draft) if draft.tokens else Draft()
         reached = [min(1.0, corrected) * chance for chance in accumulate(path.probs, mul)] or [1.0]
-        alone, rate = self._best(min(budget, self._most), 0, 0.0, 1.0)
+        best = partial(_best, self._head.record, self._price, self._cost)
+        alone, rate = best(min(budget, self._most))
         behind, copy_rate = 0, 0.0
         if path.tokens and len(path) <= MOST_COPIED:
-            behind, copy_rate = self._best(min(budget - len(path), self._most), len(path), sum(reached), reached[-1])
+            behind, copy_rate = best(min(budget - len(path), self._most), len(path), sum(reached), reached[-1])
         if not alone and not behind:  # tried now and then all the same
             self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
             alone, rate = min(1, budget), free_rate + 1
@@ -113,60 +122,71 @@ class Choosing:
 
     def observe(self, outcome: Outcome) -> None:
         """Count what came true, and show both what was emitted."""
-        draft, emitted = outcome.draft, outcome.emitted
-        copied, chain = self._chain
-        if chain and [*copied] == [*emitted[: len(copied)]]:  # verified or not: what was emitted tells
-            for depth, (drafted, true) in enumerate(zip(chain, emitted[len(copied) :], strict=False)):
-                cell = self._depths[depth]
-                cell[0] = FADE * cell[0] + (drafted == true)
-                cell[1] = FADE * cell[1] + 1.0
-                if drafted != true:
-                    break
-                self._proven = max(self._proven, depth + 2)
-        elif not chain and draft.tokens and draft.probs:
+        draft = outcome.draft
+        if not self._chained and draft.tokens and draft.probs:
             self._true = FADE * self._true + len(outcome.accepted)
             self._estimated = FADE * self._estimated + _worth(draft)
-        self._chain = ((), ())
         self._head.observe(outcome)
-        self._free.observe(outcome)
+        if self._free is not None:
+            self._free.observe(outcome)
 
     def _rate(self, draft: Draft, corrected: float) -> float:
         """What the likeliest tokens of the free sources promise, as many of them as promise the most."""
-        best, expected = 1.0, 0.0
+        rate, expected = 1.0, 0.0
         for chance, cost in zip(sorted(_survival(draft), reverse=True), self._cost[1:], strict=False):
             expected += corrected * chance
-            best = max(best, (1 + expected) / cost)
-        return best
+            rate = max(rate, (1 + expected) / cost)
+        return rate
 
     def _behind(self, path: Draft, count: int, rate: float, chance: float) -> Draft | None:
         """A path and the head's chain behind it; None where the head has none.
 
         One more token is worth its price where it is right so often that it adds more than ``rate`` for it.
         """
-        right, tested = self._depths[0]
         each = self._price.each + (self._cost[count] - self._cost[0]) / max(count, 1)
-        least = min(1.0, rate * each * tested / max(right, 1e-9) / max(chance, 1e-9))
+        least = min(1.0, rate * each / max(self._head.record.chance(0) * chance, 1e-9))
         chain = self._head.behind(path.tokens, count, least)
         if not chain.tokens:
             return None
-        self._chain = (path.tokens, chain.tokens)
+        self._chained = True
         tokens = [*path.tokens, *chain.tokens]
         sources = [*(path.sources or ["copy"] * len(path)), *[SOURCE] * len(chain.tokens)]
         return Draft(tokens, range(-1, len(tokens) - 1), 0, [*path.probs, *chain.probs], sources, 0)
 
-    def _best(self, most: int, copied: int, before: float, chance: float) -> tuple[int, float]:
-        """How many tokens of the head's promise the most, and what; 0 where none promises anything.
 
-        They come behind so many copied ones, of which ``before`` are expected to be right, all of them at ``chance``.
-        """
-        best, rate, expected = 0, WORTH, before
-        for count, (right, tested) in enumerate(self._depths[: max(min(most, self._proven), 0)], 1):
-            chance *= right / tested
-            expected += chance
-            promised = (1 + expected) / (self._cost[count + copied] + self._price.of(count, copied))
-            if promised > rate:
-                best, rate = count, promised
-        return best, rate
+def takes_next(record: Record, price: Price, rows: Callable[[int], float], most: int = 8) -> bool:
+    """Whether the next sequence is to have the head; asked once a sequence, arguments as of :class:`Choosing`.
+
+    It reads every prompt, so of a head that promises no more than no draft only one sequence in ``TRIED`` gets it.
+    """
+    if record.tests < ENOUGH or _best(record, price, [rows(drafted) for drafted in range(most + 1)], most)[0]:
+        return True
+    record.skipped += 1
+    return record.skipped % TRIED == 0
+
+
+def _best(
+    record: Record,
+    price: Price,
+    cost: Sequence[float],
+    most: int,
+    copied: int = 0,
+    before: float = 0.0,
+    chance: float = 1.0,
+) -> tuple[int, float]:
+    """How many tokens of a head's promise the most, and what; 0 where none promises anything.
+
+    They come behind so many copied ones, of which ``before`` are expected to be right, all of them at ``chance``.
+    ``cost``: of verifying 0, 1, ... tokens, as the head's ``price`` in forwards of one row.
+    """
+    found, rate, expected = 0, WORTH, before
+    for count in range(1, min(most, record.proven) + 1):
+        chance *= record.chance(count - 1)
+        expected += chance
+        promised = (1 + expected) / (cost[count + copied] + price.of(count, copied))
+        if promised > rate:
+            found, rate = count, promised
+    return found, rate
 
 
 def _worth(draft: Draft) -> float:
