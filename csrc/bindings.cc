@@ -449,6 +449,15 @@ NB_MODULE(_native, m) {
            },
            "tokens"_a.noconvert())
       .def(
+          "set_whole_head",
+          [](Decoder& d, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
+             std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
+            const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
+            nb::gil_scoped_release release;
+            d.set_whole_head(plain);
+          },
+          "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(), "minimums"_a.none().noconvert())
+      .def(
           "share_whole_head",
           [](Decoder& d, const Decoder& other, const std::string& theirs) {
             nb::gil_scoped_release release;

@@ -220,6 +220,18 @@ class Decoder:
     def set_outputs(
         self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
     ) -> None: ...
+    def set_whole_head(
+        self,
+        format: str,
+        n_out: int,
+        n_in: int,
+        group: int,
+        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+    ) -> None: ...
     def share_whole_head(self, other: Decoder, theirs: str) -> None: ...
     def share_matrix(self, name: str, other: Decoder, theirs: str) -> None: ...
     def export_matrix(self, name: str) -> object: ...

@@ -105,6 +105,8 @@ void Decoder::set_outputs(const int32_t* tokens, int64_t count) {
   for (const int32_t token : outputs_) is_output_[size_t(token)] = true;
 }
 
+void Decoder::set_whole_head(const PlainMatrix& whole) { share_whole_head(weights_.hold(whole)); }
+
 void Decoder::share_whole_head(const Matrix& whole) {
   if (whole.n_out != shape_.vocab || whole.n_in != shape_.hidden || whole.format != lm_head_.format)
     throw std::invalid_argument("the whole lm_head has another size or format than its part");

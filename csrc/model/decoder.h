@@ -91,9 +91,10 @@ class Decoder {
     return candidates_.any() ? centroids[i / candidates_.each()] * candidates_.each() + i % candidates_.each() : i;
   }
 
-  // Of a head that drafts: the token that each of its outputs stands for; and the lm_head that these are a part of,
-  // another decoder's, which must outlive this one. Throw std::invalid_argument for what does not fit.
+  // Of a head that drafts: the token that each of its outputs stands for; and the lm_head that these are a part of, its
+  // own, or another decoder's, which must outlive this one. Throw std::invalid_argument for what does not fit.
   void set_outputs(const int32_t* tokens, int64_t count);
+  void set_whole_head(const PlainMatrix& whole);
   void share_whole_head(const Matrix& whole);
   int32_t token_of(int64_t output) const { return outputs_.empty() ? int32_t(output) : outputs_[size_t(output)]; }
   bool drafts(int32_t token) const { return outputs_.empty() || is_output_[size_t(token)]; }

@@ -57,6 +57,11 @@ void DecoderWeights::set_matrix(const std::string& name, const PlainMatrix& plai
   *w.matrix = made;
 }
 
+Matrix DecoderWeights::hold(const PlainMatrix& plain) {
+  Crew crew(threads_);
+  return prepack(plain, arena_, crew);
+}
+
 void DecoderWeights::share_matrix(const std::string& name, const Matrix& other) {
   const Weight& w = at(name, true);
   if (other.n_out != w.n_out || other.n_in != w.n_in)

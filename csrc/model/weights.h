@@ -40,6 +40,8 @@ class DecoderWeights {
   // Weights are copied; call in the order in which a step reads them, so that it reads memory from front to back. Throw
   // std::invalid_argument for a name that there is not, or a weight of another shape or format than its place has.
   void set_matrix(const std::string& name, const PlainMatrix& plain);
+  // A matrix beside those that were declared, which lives as long as this.
+  Matrix hold(const PlainMatrix& plain);
   // The matrix is another decoder's, which must outlive this one.
   void share_matrix(const std::string& name, const Matrix& other);
   void set_vector(const std::string& name, const float* values, int64_t n);

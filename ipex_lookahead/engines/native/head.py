@@ -156,7 +156,10 @@ class NativeHead:
                 weight = plain(target.decoder.export_matrix("embedding" if target.spec.tied else name))
                 decoder.set_matrix(name, *streams(outputs_of(weight, ids)))
             elif name == "head.weight" and (spec.candidates is not None or len(ids) != whole.shape[0]):
-                decoder.set_matrix(name, *streams(outputs_of(reordered(matrix(whole), None), ids)))
+                weight = reordered(matrix(whole), None)
+                decoder.set_matrix(name, *streams(outputs_of(weight, ids)))
+                if spec.candidates is None and whole.shape[0] == spec.vocab:
+                    decoder.set_whole_head(*streams(weight))
             elif name == "candidates.ordering":  # which ``ids`` are
                 continue
             elif tensor.is_matrix:

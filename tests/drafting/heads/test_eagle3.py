@@ -175,6 +175,32 @@ def test_a_chain_in_the_targets_cache_is_what_rows_of_its_states_are(
     assert len(found) == 5
 
 
+@pytest.mark.parametrize("low_bit", [None, "sym_int8"])
+def test_of_a_whole_lm_head_of_its_own_a_part_is_drafted_and_the_texts_tokens(
+    tmp_path: Path, target: Target, low_bit: str | None
+) -> None:
+    path, ids = Head(Shape(outputs=VOCAB), target.model).write_flat(tmp_path / "head"), np.array([3, 20, 70], np.int32)
+    plan = WeightPlan(low_bit)
+    whole, tokens = target.head(path, plan), np.tile(np.array([5, 9, 40], np.int32), 8)
+    drafter = open_drafter(path, target.engine.spec)
+    cut = NativeHead.load(drafter.checkpoint, drafter.spec, plan, target.engine, ids=ids)
+    drafter.checkpoint.close()
+    full, _ = whole.run(whole.new_cache(), tokens[1:], target.features(tokens, whole)[:-1])
+    part, _ = cut.run(cut.new_cache(), tokens[1:], target.features(tokens, cut)[:-1])
+    assert part[ids].tobytes() == full[ids].tobytes()
+    cache = target.engine.new_cache()
+    cut.follow(cache)
+    target.engine.forward(chain(cache, tokens[:-1]))
+    cache.keep(list(range(len(tokens) - 1)))
+    cut.see(cache, np.array([33], np.int32))
+    more = cut.next_logits(cache, int(tokens[-1]), first=True)
+    cut.end_draft(cache)
+    seen = np.array(sorted({*ids.tolist(), *range(16), *range(32, 48)}))  # tiles of 16 that tokens of the text are in
+    assert more[seen].tobytes() == full[seen].tobytes()
+    assert np.isneginf(np.delete(more, seen)).all()
+    assert cut.describe()["weight_bytes"] > whole.describe()["weight_bytes"]
+
+
 def test_a_text_that_goes_on_as_before_a_crop_loses_no_row(folder: Path, target: Target) -> None:
     """As a prompt that is found again does: what the head read of it is read."""
     head, tokens = target.head(folder, threads=2), text(60, seed=6)

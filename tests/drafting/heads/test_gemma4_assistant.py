@@ -295,6 +295,10 @@ def test_a_part_of_the_vocabulary_is_drafted(made: tuple[Pair, Path, Path]) -> N
     full, part = (head.run(cache, text(1), states)[0] for head in (whole, engine.head))
     assert part[:50].tobytes() == full[:50].tobytes()
     assert np.isneginf(part[50:]).all()
+    tokens = np.full(9, 100, np.int32)
+    more = engine.head.next_logits(read(engine, engine.head, tokens), 100, first=True)
+    assert np.isfinite(more[96:112]).all(), "the text's own tokens, and the tiles that they are in"
+    assert np.isneginf(np.delete(more, [*range(50), *range(96, 112)])).all()
 
 
 @pytest.mark.parametrize("name", ["e2b", "31b"])
