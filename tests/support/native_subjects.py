@@ -335,6 +335,7 @@ GOOD: dict[str, Arguments] = {
     },
     "Decoder.draft_step": lambda: {"cache": followed_cache(), "token": 2, "first": True},
     "Decoder.set_outputs": lambda: {"tokens": ints(*range(VOCAB))},
+    "Decoder.set_whole_head": named(STREAMS, lambda: fp32(VOCAB, HIDDEN)),
     "Decoder.share_whole_head": lambda: {"other": DECODERS["other"], "theirs": "embedding"},
     "Decoder.share_matrix": lambda: {
         "name": "layers.1.mixer.q.weight",
