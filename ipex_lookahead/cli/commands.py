@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.cli.lookahead import use_what_is_named
 from ipex_lookahead.cli.options import with_options
 from ipex_lookahead.cli.refusals import refuse
 from ipex_lookahead.cli.types import Refused, nearest
@@ -49,6 +50,7 @@ class Command(click.Command):
             error.ctx = error.ctx or ctx  # click's parser leaves it out, and the hint names the command
             raise
         if not ctx.resilient_parsing:  # a shell asks for completions
+            use_what_is_named(ctx)
             refuse(ctx)
         return left
 

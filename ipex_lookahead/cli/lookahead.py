@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_A_HEAD, NEEDS_DRAFT_MODEL, STRATEGIES
 from ipex_lookahead.cli.options import option
@@ -14,6 +15,25 @@ from ipex_lookahead.config import LookaheadConfig
 
 NO_COPY = {NEEDS_A_COPY: "the copy is made in Python: from_pretrained(..., speculative=True)"}
 """What commands that load no second copy of a model cannot use, and why."""
+
+
+def use_what_is_named(ctx: click.Context) -> None:
+    """Have a head that is named draft where no strategy is: as "auto" does, or so many tokens a step as were said.
+
+    A benchmark of several modes gets it alone beside that; and a draft model, which everywhere else drafts anyway.
+    """
+    given = ctx.params
+    if given.get("strategy") or "lookahead" not in given:
+        return
+    several, said = isinstance(given["lookahead"], tuple), given["lookahead"]
+    if several and given.get("draft_model") is not None:
+        given["strategy"] = (NEEDS_DRAFT_MODEL,)
+    if given.get("drafter") is None:
+        return
+    if ctx.get_parameter_source("lookahead") is ParameterSource.DEFAULT:
+        given |= {"strategy": ("auto", NEEDS_A_HEAD)} if several else {"lookahead": "auto"}
+    elif any(number not in (0, "auto") for number in (said if several else (said,))):
+        given["strategy"] = (NEEDS_A_HEAD,) if several else NEEDS_A_HEAD
 
 
 @dataclass

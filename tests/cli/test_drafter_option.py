@@ -15,7 +15,12 @@ import pytest
 pytest.importorskip("transformers", minversion="5", reason="the tiny models are transformers 5's")
 from safetensors.torch import load_file, save_file
 
+from ipex_lookahead.cli.bench_decode import decode
+from ipex_lookahead.cli.bench_exact import exact
+from ipex_lookahead.cli.chat import chat
+from ipex_lookahead.cli.generate import generate
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.cli.serve import serve
 from ipex_lookahead.drafting.heads.chain import HeadChain
 from ipex_lookahead.hub import recommended
 from ipex_lookahead.hub.recommended import recommended_models
@@ -82,6 +87,38 @@ def test_bench_decode(made: Path, capsys: Any, tmp_path: Path) -> None:
     )
     drafted = next(r for r in report["runs"] if r["strategy"] == "head")
     assert drafted["identical_to_plain"] == "1/1"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "strategy", "lookahead"),
+    [
+        (generate, [], None, "auto"),
+        (generate, ["--lookahead", "4"], "head", 4),
+        (generate, ["--lookahead", "0"], None, 0),
+        (generate, ["--lookahead", "auto"], None, "auto"),
+        (generate, ["--strategy", "suffix", "--lookahead", "4"], "suffix", 4),
+        (chat, [], None, "auto"),
+        (serve, [], None, "auto"),
+        (serve, ["--lookahead", "4"], "head", 4),
+        (decode, [], ("auto", "head"), ()),
+        (decode, ["--lookahead", "3", "--lookahead", "auto"], ("head",), (3, "auto")),
+        (decode, ["--lookahead", "auto"], (), ("auto",)),
+        (decode, ["--strategy", "suffix"], ("suffix",), ()),
+        (exact, [], (), None),
+    ],
+)
+def test_a_head_that_was_named_drafts(command: Any, options: list[str], strategy: Any, lookahead: Any) -> None:
+    """Whatever is said of lookahead, unless another strategy is: a head that is named and left alone is a surprise."""
+    params = command.make_context("x", [*options, "--drafter", "head.gguf"]).params
+    assert (params["strategy"], params.get("lookahead")) == (strategy, lookahead)
+    without = command.make_context("x", options).params
+    assert without["strategy"] != "head"
+
+
+def test_a_draft_model_that_was_named_drafts_whatever_else_is_said() -> None:
+    """With --no-adaptive the text alone had drafted."""
+    for options in ([], ["--no-adaptive"], ["--lookahead", "3"]):
+        assert decode.make_context("x", [*options, "--draft-model", "m.gguf"]).params["strategy"] == ("draft_model",)
 
 
 @pytest.mark.parametrize("command", [["generate", "x"], ["bench", "exact", "--limit", "1"]])
