@@ -6,6 +6,7 @@ import io
 import signal
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.generation.recommended import resolved
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.tiny import write_tiny_llama
 
 
 class ScriptedModel:
@@ -142,3 +144,19 @@ def scripted(tokenizer, monkeypatch):
         return model
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a chat template, of as many layers as a head that is made for it needs."""
+    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, layers=4)
+    chat_tokenizer().save_pretrained(made)
+    return made
+
+
+@pytest.fixture
+def prose(tmp_path: Path) -> Path:
+    """A text of forty."""
+    file = tmp_path / "text.txt"
+    file.write_text("\n\n".join(f"the cat number {number} sat on the mat" for number in range(40)))
+    return file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,23 +15,9 @@ from tests.support.tiny import write_tiny_llama
 QUICK = ("--tokens", "300", "--answer-tokens", "12", "--steps", "4", "--batch", "2", "--threads", "1")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, layers=4)
-    chat_tokenizer().save_pretrained(made)
-    return made
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    file = tmp_path / "text.txt"
-    file.write_text("\n\n".join(f"the cat number {number} sat on the mat" for number in range(40)))
-    return file
-
-
-def test_a_head(folder, text, tmp_path, capsys):
+def test_a_head(tiny, prose, tmp_path, capsys):
     out = tmp_path / "head"
-    assert run(["drafter", "train", str(folder), "--text", str(text), "--output", str(out), *QUICK]) == 0
+    assert run(["drafter", "train", str(tiny), "--text", str(prose), "--output", str(out), *QUICK]) == 0
     said = capsys.readouterr().out
     assert f"saved {out}: " in said
     assert "taught in 4 steps" in said
@@ -50,7 +35,7 @@ def interruptible() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_is_gone_on_from(folder, text, tmp_path, capsys, monkeypatch):
+def test_an_interrupt_is_gone_on_from(tiny, prose, tmp_path, capsys, monkeypatch):
     taught, steps = Training._teach, []
 
     def interrupted(self, rows):
@@ -60,14 +45,14 @@ def test_an_interrupt_is_gone_on_from(folder, text, tmp_path, capsys, monkeypatc
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Training, "_teach", interrupted)
-    words = ["drafter", "train", str(folder), "--text", str(text), "--output", str(tmp_path / "head"), *QUICK]
+    words = ["drafter", "train", str(tiny), "--text", str(prose), "--output", str(tmp_path / "head"), *QUICK]
     assert run(words) == 130
     assert "head.training; the same command goes on from there" in capsys.readouterr().err
     assert run(words) == 0
     assert steps == [0, 1, 2, 3]
 
 
-def test_what_is_refused_before_a_model_is_loaded(folder, text, tmp_path, capsys):
+def test_what_is_refused_before_a_model_is_loaded(tiny, prose, tmp_path, capsys):
     def error(*words: str) -> str:
         assert run(["drafter", "train", "no/such/model", *words]) in (1, 2)
         return capsys.readouterr().err
@@ -75,17 +60,17 @@ def test_what_is_refused_before_a_model_is_loaded(folder, text, tmp_path, capsys
     out = ("--output", str(tmp_path / "head"))
     assert "--text" in error(*out)
     assert "does not exist" in error("--text", str(tmp_path / "none.txt"), *out)
-    assert "--output" in error("--text", str(text))
-    assert "is there already" in error("--text", str(text), "--output", str(tmp_path))
-    assert "no such folder" in error("--text", str(text), "--output", str(tmp_path / "a" / "b"))
+    assert "--output" in error("--text", str(prose))
+    assert "is there already" in error("--text", str(prose), "--output", str(tmp_path))
+    assert "no such folder" in error("--text", str(prose), "--output", str(tmp_path / "a" / "b"))
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\xff")
     assert "UTF-8" in error("--text", str(tmp_path / "bytes.txt"), *out)
 
 
-def test_a_model_of_few_layers(text, tmp_path, capsys):
+def test_a_model_of_few_layers(prose, tmp_path, capsys):
     small = write_tiny_llama(tmp_path / "two", vocab=SIZE, layers=2)
     chat_tokenizer().save_pretrained(small)
-    assert run(["drafter", "train", str(small), "--text", str(text), "--output", str(tmp_path / "head"), *QUICK]) == 1
+    assert run(["drafter", "train", str(small), "--text", str(prose), "--output", str(tmp_path / "head"), *QUICK]) == 1
     assert "the model has 2 layers" in capsys.readouterr().err
     assert not (tmp_path / "head.training").exists()
 

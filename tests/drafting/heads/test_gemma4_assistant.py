@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.checkpoints.drafters import open_drafter
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest
@@ -27,12 +24,8 @@ from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.native.load import load
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Service
 from tests.support.assistant_folders import WORDS, Ids, Pair, write_assistant_gguf
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.family_engines import on
-from tests.support.letters import tokens_of
 
 PAIRS = [("e2b", True), ("e2b", False), ("31b", False), ("31b keys and values apart", True), ("26b", False)]
 """Targets, and whether their assistants compute the logits of a few centroids alone."""
@@ -457,28 +450,3 @@ def test_what_it_drafts_changes_no_token(
         sources |= {*model.stats.drafted_by_source}
     assert "head" in sources
     assert model.generate(ids, max_new_tokens=40, **sampling).tolist() == plain.tolist()
-
-
-@pytest.mark.parametrize("memory", [1 << 17, 1 << 26])
-def test_a_service_answers_as_without(tmp_path: Path, memory: int) -> None:
-    """Several at once, prompts that are found again, and little memory, so that some are preempted."""
-    target, assistant = Pair("e2b", False, words=SIZE).write(tmp_path)
-    chat_tokenizer().save_pretrained(target)
-    model = load_text_model(str(target), engine="native", progress=False, drafter=str(assistant))
-    prompts = [text(70 + seed, seed=seed % 3).tolist() for seed in range(6)]
-    params = [SamplingParams(60), SamplingParams(60, temperature=0.8, seed=3)] * 3
-    alone = [model.generate(*asked) for asked in zip(prompts, params, strict=True)]
-    config = LookaheadConfig("head", num_draft_tokens=4, adaptive=False)
-    with closing(Service(model, slots=3, cache_memory=memory)) as service:
-        found: list[list[int]] = [[] for _ in prompts]
-
-        def listen(at: int) -> None:
-            found[at] += tokens_of(list(service.stream(prompts[at], params[at], lookahead=config)))
-
-        threads = [threading.Thread(target=listen, args=(at,)) for at in range(len(prompts))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-        assert found == alone
-        assert (service.preemptions > 0) == (memory == 1 << 17)

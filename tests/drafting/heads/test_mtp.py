@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.drafting import Draft, Outcome
@@ -29,12 +26,8 @@ from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.native.load import load
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Service
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.family_table import VOCAB, variants
 from tests.support.gguf_families import write_gguf
-from tests.support.letters import tokens_of
 from tests.support.mtp_folders import LAYERS, add_to_gguf, with_mtp
 from tests.support.tiny_families import build, write_folder
 
@@ -349,29 +342,3 @@ def test_a_model_answers_without_a_block_that_is_damaged(
         engine.forward(chain(engine.new_cache(), tokens, OutputRequest(logits=True))).logits for engine in (one, other)
     ]
     assert logits[0].tobytes() == logits[1].tobytes()
-
-
-@pytest.mark.parametrize("memory", [1 << 18, 1 << 26])
-def test_a_service_answers_as_without(tmp_path: Path, memory: int) -> None:
-    """Several at once, prompts that are found again, and little memory, so that some are preempted."""
-    with_mtp(tmp_path / "model", "qwen3_5_text", variants("qwen3_5_text")[0], vocab_size=SIZE)
-    chat_tokenizer().save_pretrained(tmp_path / "model")
-    model = load_text_model(str(tmp_path / "model"), engine="native", progress=False)
-    prompts = [text(70 + seed, seed=seed % 3).tolist() for seed in range(6)]
-    params = [SamplingParams(60), SamplingParams(60, temperature=0.8, seed=3)] * 3
-    alone = [model.generate(*asked) for asked in zip(prompts, params, strict=True)]
-    for strategy in ("head", "auto"):
-        config = LookaheadConfig(strategy, num_draft_tokens=4, adaptive=False)
-        with closing(Service(model, slots=3, cache_memory=memory)) as service:
-            found: list[list[int]] = [[] for _ in prompts]
-
-            def listen(at: int, service: Any = service, config: Any = config, found: Any = found) -> None:
-                events = list(service.stream(prompts[at], params[at], lookahead=config))
-                found[at] += tokens_of(events)
-
-            threads = [threading.Thread(target=listen, args=(at,)) for at in range(len(prompts))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(120)
-            assert found == alone
