@@ -248,8 +248,8 @@ def replay(
         known, truth = CostCurve(calibration), CostCurve(calibration)
         drafter = None if head is None else head(answer)
         if drafter is not None and make is not None and config.adaptive:
-            drafter = drafter if takes_next(drafter.record, drafter.price, _rows(known), drafter.most) else None
-        proposer = _Watched(_proposer(config, None if make is None else make(config), drafter, _rows(known)))
+            drafter = drafter if takes_next(drafter.record, drafter.price, known, drafter.most) else None
+        proposer = _Watched(_proposer(config, None if make is None else make(config), drafter, known))
         budget = config.num_draft_tokens
         inner: Any = FixedBudget(budget)
         if config.adaptive:
@@ -296,16 +296,10 @@ def replay(
     }
 
 
-def _proposer(
-    config: LookaheadConfig, free: Proposer | None, head: SimulatedHead | None, rows: Callable[[int], float]
-) -> Any:
+def _proposer(config: LookaheadConfig, free: Proposer | None, head: SimulatedHead | None, known: CostCurve) -> Any:
     if head is None or (free is None and not config.adaptive):
         return free or head
-    return Choosing(free, head, head.price, rows, head.most)
-
-
-def _rows(known: CostCurve) -> Callable[[int], float]:
-    return lambda drafted: known(1 + drafted) / known(1)
+    return Choosing(free, head, head.price, known, most=head.most)
 
 
 def record(

@@ -111,6 +111,7 @@ class RunningBatch:
         self._plain = OutputRequest(logits=any(sequence.needs_logits for sequence in self.live))
         self._wants = self._plain
         for sequence in self.live:
+            sequence.company = len(self.live)
             if sequence.proposer is not None:
                 self._wants |= sequence.proposer.wants
         if self._wants.hidden:

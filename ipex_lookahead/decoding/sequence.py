@@ -70,6 +70,7 @@ class Sequence:
         checkpoints: whether its cache, which is used again, is to go back to the end of its prompt.
         pages: its pages, as the scheduler's memory numbers them.
         head: the trained head that drafts for it, which its cache follows; None: none does.
+        company: how many sequences decode in its steps, itself counted.
         proposed: whether its proposer was called in this step.
         pending_outcomes: outcomes of steps since it last was, which it observes before it is called again.
         missed: tokens of idle steps behind those.
@@ -103,6 +104,7 @@ class Sequence:
     checkpoints: bool = False
     pages: list[int] = field(default_factory=list)
     head: Follower | None = None
+    company: int = 1
     proposed: bool = False
     pending_outcomes: list[Outcome] = field(default_factory=list)
     missed: list[int] = field(default_factory=list)

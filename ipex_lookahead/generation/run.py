@@ -266,7 +266,7 @@ def head_of(config: LookaheadConfig | None, engine: Engine, costs: EngineCosts |
         return None
     if config.strategy == "auto" and config.adaptive:
         record = record_of(engine, None if costs is None else costs.folder)
-        return head if takes_next(record, price_of(engine), _rows(costs)) else None
+        return head if takes_next(record, price_of(engine), _curve(costs)) else None
     return head
 
 
@@ -286,22 +286,16 @@ def with_head(
     )
     if free is None and not config.adaptive:
         return chain
-    return Choosing(free, chain, price_of(engine), _rows(costs, sequence))
+    curve = _curve(costs)
+    return Choosing(free, chain, price_of(engine), lambda rows: curve(rows, sequence.length), lambda: sequence.company)
 
 
 def _head(engine: Engine) -> Any:
     return engine.head if isinstance(engine, HasHead) else None
 
 
-def _rows(costs: EngineCosts | None, sequence: Sequence | None = None) -> Callable[[int], float]:
-    """What a forward that verifies so many tokens takes, in forwards of one row."""
-    curve = CostCurve() if costs is None else costs.curve()
-
-    def rows(drafted: int) -> float:
-        length = 0 if sequence is None else sequence.length
-        return curve(1 + drafted, length) / curve(1, length)
-
-    return rows
+def _curve(costs: EngineCosts | None) -> CostCurve:
+    return CostCurve() if costs is None else costs.curve()
 
 
 def second_model(

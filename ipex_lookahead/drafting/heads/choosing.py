@@ -58,7 +58,9 @@ class Choosing:
             is alone.
         head: drafts a chain.
         price: of the head's tokens.
-        rows: what a forward that verifies so many tokens takes, in forwards of one row.
+        time: what a forward of so many rows takes, in any unit.
+        company: how many sequences a step has, this one counted. Its forward gives each a token, and their heads draft
+            one after the other, so that in company rows and drafts are dearer beside what is had without.
         most: tokens that the head drafts a step at most.
     """
 
@@ -67,14 +69,15 @@ class Choosing:
         free: Proposer | None,
         head: Chain,
         price: Price,
-        rows: Callable[[int], float] = lambda drafted: 1.0,
+        time: Callable[[int], float] = lambda rows: 1.0,
+        company: Callable[[], int] = lambda: 1,
         most: int = 8,
     ) -> None:
         self._free, self._head = free, head
-        self._price, self._most = price, most
-        self._rows = rows
-        self._cost: list[float] = []  # of 0, 1, ... tokens, as ``rows`` said lately
-        self._proposed = 0
+        self._alone, self._most = price, most
+        self._time, self._company = time, company
+        self._cost, self._price = [1.0], price  # as ``_shares`` has them
+        self._proposed = self._beside = 0
         self._true, self._estimated = PRIOR, PRIOR
         self._pause, self._next_pause = 0, FIRST_PAUSE
         self._chained = False  # whether the last draft has tokens of the head's
@@ -97,8 +100,9 @@ class Choosing:
         if self._pause:
             self._pause -= 1
             return draft
-        if self._proposed % REFRESHED == 0:
-            self._cost = [self._rows(drafted) for drafted in range(self._most + MOST_COPIED + 1)]
+        if self._proposed % REFRESHED == 0 or self._beside != self._company():
+            self._beside = self._company()
+            self._cost, self._price = _shares(self._time, self._alone, self._most + MOST_COPIED, self._beside)
         self._proposed += 1
         corrected = self._true / self._estimated
         free_rate = self._rate(draft, corrected)
@@ -154,15 +158,23 @@ class Choosing:
         return Draft(tokens, range(-1, len(tokens) - 1), 0, [*path.probs, *chain.probs], sources, 0)
 
 
-def takes_next(record: Record, price: Price, rows: Callable[[int], float], most: int = 8) -> bool:
+def takes_next(record: Record, price: Price, time: Callable[[int], float], most: int = 8) -> bool:
     """Whether the next sequence is to have the head; asked once a sequence, arguments as of :class:`Choosing`.
 
     It reads every prompt, so of a head that promises no more than no draft only one sequence in ``TRIED`` gets it.
     """
-    if record.tests < ENOUGH or _best(record, price, [rows(drafted) for drafted in range(most + 1)], most)[0]:
+    cost, _ = _shares(time, price, most)
+    if record.tests < ENOUGH or _best(record, price, cost, most)[0]:
         return True
     record.skipped += 1
     return record.skipped % TRIED == 0
+
+
+def _shares(time: Callable[[int], float], price: Price, most: int, live: int = 1) -> tuple[list[float], Price]:
+    """What verifying 0, 1, ... tokens takes, and the price, in the time of a token where ``live`` sequences step."""
+    base = time(live)
+    cost = [1.0 + (time(live + drafted) - base) * live / base for drafted in range(most + 1)]
+    return cost, price.times(live * time(1) / base)
 
 
 def _best(
@@ -177,7 +189,7 @@ def _best(
     """How many tokens of a head's promise the most, and what; 0 where none promises anything.
 
     They come behind so many copied ones, of which ``before`` are expected to be right, all of them at ``chance``.
-    ``cost``: of verifying 0, 1, ... tokens, as the head's ``price`` in forwards of one row.
+    ``cost``: of verifying 0, 1, ... tokens, and ``price`` in one unit.
     """
     found, rate, expected = 0, WORTH, before
     for count in range(1, min(most, record.proven) + 1):

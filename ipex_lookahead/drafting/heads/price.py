@@ -26,6 +26,10 @@ class Price:
         """A chain of so many tokens, behind so many others."""
         return self.first + (tokens - 1) * self.each + copied * self.copied if tokens else 0.0
 
+    def times(self, factor: float) -> Price:
+        """The same in another unit."""
+        return Price(factor * self.first, factor * self.each, factor * self.copied)
+
 
 def price_of(engine: Any) -> Price:
     """The price of the tokens of ``engine.head``: measured at the first call, then known.

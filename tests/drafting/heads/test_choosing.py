@@ -89,7 +89,7 @@ def test_a_chain_is_as_long_as_rows_and_price_allow(rows: float) -> None:
             return Draft(drafted, draft.parents, probs=draft.probs)
 
     head = Lucky(True)
-    proposer = Choosing(None, head, Price(0.3, 0.3, 0.0), lambda drafted: rows**drafted)
+    proposer = Choosing(None, head, Price(0.3, 0.3, 0.0), lambda n: rows ** (n - 1))
     steps = steps_of(proposer, 1500)
     lengths = 1500 / steps
     assert (lengths > 1.6) if rows == 1.0 else (lengths < 1.15)
@@ -112,10 +112,24 @@ def test_whether_it_pays_depends_on_what_it_costs() -> None:
     record = Record([(500, 1000)])
     assert takes_next(record, CHEAP, flat)
     assert [takes_next(record, Price(0.5, 0.5, 0.0), flat) for _ in range(TRIED)] == [False] * (TRIED - 1) + [True]
-    assert not takes_next(record, CHEAP, lambda drafted: 1.0 + 0.5 * drafted)
+    assert not takes_next(record, CHEAP, lambda rows: 1.0 + 0.5 * (rows - 1))
 
 
-def flat(drafted: int) -> float:
+@pytest.mark.parametrize(("company", "longest"), [(1, 7), (4, 3), (16, 0)])
+def test_chains_shrink_in_company(company: int, longest: int) -> None:
+    """Rows for nothing, tokens that are right in four of five: the n with the most (1 + sum of 0.8^k) / (1 + company *
+    0.06 * n), since the heads of the others draft too, one after the other."""
+    head = Knows(True)
+    head.record = Record([(80, 100)] * 8)
+    proposer = Choosing(None, head, CHEAP, flat, lambda: company)
+    proposer.begin([1, 2, 3], {})
+    drafts = [proposer.propose(8)]
+    proposer.observe(Outcome(drafts[0], [], [4]))  # one that does not pay is tried once
+    drafts.append(proposer.propose(8))
+    assert len(drafts[0 if longest else 1].tokens) == longest
+
+
+def flat(rows: int) -> float:
     """Rows that cost nothing."""
     return 1.0
 
