@@ -131,6 +131,7 @@ def model_facts(
     name: str, drafter: str | None = None, draft_vocab: int | Path | None = None, *, progress: bool
 ) -> dict[str, Any]:
     """What a model is, from its headers, and what its steps were measured to cost; no weight is read."""
+    from ipex_lookahead.checkpoints import kind_of
     from ipex_lookahead.cli.model_facts import describe, licence_of
     from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs
     from ipex_lookahead.decoding.kept_records import known_counts
@@ -143,7 +144,7 @@ def model_facts(
     found["licence"] = DEFAULT.licence if name == "default" else licence_of(path, found)
     costs = known_costs(cost_folder(), config)[:MOST_COSTS] if config is not None else []
     if config is not None and (head := found.get("drafter")):
-        counts = known_counts(cost_folder(), config, Path(head.get("file", path)))
+        counts = known_counts(cost_folder(), config, kind_of(head.get("file", path))[1])
         by_depth = [round(right / tested, 3) for right, tested in counts]
         head |= {"acceptance": {"chains": counts[0][1], "by_depth": by_depth}} if counts else {}
     return {"model": name, "path": str(path), **found, **_sequence_bytes(config), "step_costs": costs}

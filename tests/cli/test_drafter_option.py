@@ -163,10 +163,13 @@ def test_info(made: Path, capsys: Any, tmp_path: Path) -> None:
     assert run(["info", "--drafter", alone]) == 2
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["the model's own", "one that was named"])
-def test_info_tells_what_came_true_so_far(made: Path, capsys: Any, tmp_path: Path, own: bool) -> None:
+@pytest.mark.parametrize("where", ["the model's own", "a file", "a folder with a file"])
+def test_info_tells_what_came_true_so_far(made: Path, capsys: Any, tmp_path: Path, where: str) -> None:
+    own = where == "the model's own"
     source = shutil.copytree(made / "other" if own else made / "model", tmp_path / "model")
-    head = [] if own else ["--drafter", str(shutil.copy(made / "alone.gguf", tmp_path / "head.gguf"))]
+    (tmp_path / "head").mkdir()
+    file = shutil.copy(made / "alone.gguf", tmp_path / "head" / "head.gguf")
+    head = [] if own else ["--drafter", str(file if where == "a file" else file.parent)]
     if own:
         chat_tokenizer().save_pretrained(source)
     info = ["info", str(source), *head]

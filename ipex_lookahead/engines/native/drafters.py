@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ipex_lookahead.architectures import ModelSpec
-from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint
+from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, kind_of
 from ipex_lookahead.checkpoints.draft_vocab import ids_of
 from ipex_lookahead.checkpoints.drafters import Drafter, drafters_beside, model_with_block, no_head, open_drafter
 from ipex_lookahead.engines.loading import LoadRequest
@@ -97,7 +97,7 @@ def _loaded(drafter: Drafter, path: Path, request: LoadRequest, plan: WeightPlan
     saved = isinstance(drafter.checkpoint, LowBitCheckpoint)  # in formats that were chosen for it
     plan = plan.of_head(request.drafter_low_bit, "" if saved else target.low_bit)
     head = NativeHead.load(drafter.checkpoint, drafter.spec, plan, target, threads=request.threads, ids=ids)
-    head.source, head.facts["kind"] = path, drafter.kind
+    head.source, head.facts["kind"] = kind_of(path)[1], drafter.kind
     return head
 
 
