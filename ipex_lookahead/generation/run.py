@@ -189,6 +189,8 @@ def run_stepwise(
     finally:
         for second in seconds:
             second.end()
+        for sequence in sequences:  # a proposer may refer to it: as a circle both would hold keys until Python looks
+            sequence.proposer = None
     if remembering is not None:
         stores.add(remembering, [sequence.new for sequence in sequences])
     return sequences

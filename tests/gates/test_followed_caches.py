@@ -3,6 +3,7 @@ that reads the text at once, by bytes; what is asked wrongly is refused, and cha
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 from collections.abc import Callable
@@ -16,13 +17,16 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 pytest.importorskip("transformers", minversion="5", reason="the models are made of transformers 5's layers")
 
+from ipex_lookahead.decoding import sequence as decoded
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.generation.sampling_params import SamplingParams
 from tests.gates import cases, seed
 from tests.support.cache_walk import Plain, forward
 from tests.support.heads import KINDS, opened, write
+from tests.support.letters import text_model
 
 WALKS = cases(20, 1_500)
 DEEDS = 30
@@ -334,3 +338,23 @@ def test_a_window_that_has_moved_on_begins_anew(folder: Callable[[str], Any]) ->
         if not length:
             assert found == one.drafted_at_once(engine, 5, 4)
         one.drafts(5)
+
+
+@pytest.mark.parametrize("how", ["auto", "head", "streamed"])
+def test_a_generation_that_is_over_holds_no_cache(folder: Callable[[str], tuple[Path, Path | None]], how: str) -> None:
+    """Proposers refer to their sequence and its cache, which may be a gigabyte: it must not wait for the collector."""
+    model = text_model(opened(folder("eagle3"), threads=1))
+    params = SamplingParams(20)
+    gc.collect()
+    gc.disable()
+    try:
+        if how == "streamed":
+            steps = model.stream([5, 6, 7, 8], params, lookahead="head")
+            next(iter(steps))
+            steps.close()
+        else:
+            model.generate([5, 6, 7, 8], params, lookahead=how)
+        left = [one for one in gc.get_objects() if type(one) is decoded.Sequence]
+        assert not left, [gc.get_referrers(one) for one in left]
+    finally:
+        gc.enable()
