@@ -10,20 +10,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FLAGS = ("-std=c++17", "-O1", "-w", "-pthread", f"-I{ROOT / 'csrc'}")
 pytestmark = pytest.mark.timeout(1200)  # up to half a minute of compiling, on machines that are busy as well
 
 
-def run(folder: Path, name: str, sources: list[str], *flags: str) -> str:
-    """Build ``tests/csrc/<name>.cc`` with those files of csrc and return what it prints."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
+def compiler() -> str:
+    """The one at hand."""
+    found = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if found is None:
         pytest.skip("no C++ compiler to build the test with")
-    program = folder / name
-    files = [str(ROOT / "tests/csrc" / f"{name}.cc"), *(str(ROOT / "csrc" / source) for source in sources)]
-    subprocess.run(
-        [compiler, "-std=c++17", "-O1", "-w", "-pthread", f"-I{ROOT / 'csrc'}", *flags, *files, "-o", program],
-        check=True,
-    )
+    return found
+
+
+def run(folder: Path, name: str, files: list[str], *flags: str) -> str:
+    """Build ``tests/csrc/<name>.cc`` with those files of csrc, or objects of them, and return what it prints."""
+    program, test = folder / name, str(ROOT / "tests/csrc" / f"{name}.cc")
+    built = [test, *(str(ROOT / "csrc" / file) for file in files)]
+    subprocess.run([compiler(), *FLAGS, *flags, *built, "-o", program], check=True)
     done = subprocess.run([program], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -44,12 +47,14 @@ DECODER = [
 """With the scalar kernels only, which run anywhere."""
 
 
-def test_a_step_takes_no_memory_from_the_heap(tmp_path: Path) -> None:
-    assert run(tmp_path, "step_allocation_test", DECODER) == "step_allocation_test: ok\n"
-
-
-def test_a_cache_in_use_is_refused_or_right(tmp_path: Path) -> None:
-    assert run(tmp_path, "cache_in_use_test", DECODER) == "cache_in_use_test: ok\n"
+def test_a_step_takes_no_memory_from_the_heap_and_a_cache_in_use_is_refused_or_right(tmp_path: Path) -> None:
+    """Two programs of the same files, which are compiled once."""
+    files = [str(ROOT / "csrc" / file) for file in DECODER]
+    subprocess.run([compiler(), *FLAGS, "-c", *files], check=True, cwd=tmp_path)
+    objects = [str(file) for file in tmp_path.glob("*.o")]
+    assert len(objects) == len(DECODER)
+    for name in ("step_allocation_test", "cache_in_use_test"):
+        assert run(tmp_path, name, objects) == f"{name}: ok\n"
 
 
 def test_amx_kernels_on_tile_operations_in_plain_c(tmp_path: Path) -> None:
