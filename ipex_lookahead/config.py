@@ -87,7 +87,8 @@ class LookaheadConfig:
         max_matching_ngram_size: longest n-gram that prompt lookup matches (ipex-llm's name), 1 to 64.
         adaptive: spend rows only where the measured costs and acceptance say that it pays; False always drafts as
             many tokens as the proposer has, up to ``num_draft_tokens``.
-        draft_min_prob: a second model ends its draft with a token that it gives a lower probability, 0 to 1 (ipex-llm's
+        draft_min_prob: a second model ends its draft with a token that it gives a lower probability, 0 to 1, and a head
+            its chain where all of it is less likely right; a head that is asked for by name has 0 (ipex-llm's
             ``th_stop_draft``).
         draft_min_tokens: but not before it has so many, 1 to 128 (ipex-llm's ``min_step_draft``).
         draft_min_prob_auto: let that threshold follow the acceptance (ipex-llm's ``auto_th_stop_draft``).

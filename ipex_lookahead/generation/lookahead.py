@@ -86,6 +86,8 @@ def strategy_config(strategy: str | None, lookahead: int | str = "auto", **field
         fields["num_draft_tokens"] = integer("lookahead", lookahead, 0, MAX_DRAFT)
     if strategy is None:
         strategy = "auto" if lookahead == "auto" else "prompt_lookup"
+    if strategy in HEADS:  # what a token costs decides
+        fields.setdefault("draft_min_prob", 0.0)
     config = LookaheadConfig(strategy=strategy, **fields)
     if lookahead != "auto":
         return config
@@ -96,8 +98,6 @@ def strategy_config(strategy: str | None, lookahead: int | str = "auto", **field
         tokens = DRAFT_TOKENS
         if strategy == "self_speculation" and "draft_min_prob" not in fields:
             config = dataclasses.replace(config, draft_min_prob=_SELF_MIN_PROB)
-        if strategy in HEADS and "draft_min_prob" not in fields:  # what a token costs decides
-            config = dataclasses.replace(config, draft_min_prob=0.0)
     return dataclasses.replace(config, num_draft_tokens=tokens)
 
 

@@ -14,7 +14,7 @@ from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams, gumbel
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.lookahead import second_model_lookahead
+from ipex_lookahead.generation.lookahead import resolve_lookahead, second_model_lookahead, strategy_config
 from ipex_lookahead.generation.second_model import SharedChoice, check_vocabulary
 from tests.decoding.test_exact import MODES, PROMPTS, assert_same, new_tokens, padded, run
 from tests.support.byte_tokenizer import byte_tokenizer
@@ -248,6 +248,14 @@ def test_what_lookahead_means_beside_a_draft_model() -> None:
     assert drafting(3, max_step_draft=4).num_draft_tokens == 3
     assert drafting(min_step_draft=3) == LookaheadConfig("draft_model", 8, draft_min_tokens=3)
     assert drafting(min_step_draft=0).draft_min_tokens == 1
+
+
+def test_a_head_that_is_asked_for_by_name_has_no_least_probability() -> None:
+    """What a token costs decides how long a chain is, whether or not a number of tokens is said too."""
+    for tokens, expected in (("auto", 8), (4, 4)):
+        assert strategy_config("head", tokens) == LookaheadConfig("head", expected, draft_min_prob=0.0)
+    assert strategy_config("head", 4, draft_min_prob=0.3).draft_min_prob == 0.3
+    assert resolve_lookahead("head") == LookaheadConfig("head", 8, draft_min_prob=0.0)
 
 
 def test_what_lookahead_means_with_self_speculation() -> None:
