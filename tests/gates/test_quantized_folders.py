@@ -41,7 +41,7 @@ KINDS = [
     compressed_fp8("block", rows=32, columns=64), nvfp4(), mxfp4(), hqq(4, 32), hqq(3, 32, axis=0),
     hqq(4, 32, whole=True),
 ]  # fmt: skip
-CASES = cases(60, 1_200)
+CASES = cases(30, 1_200)
 Files = dict[str, bytes]
 
 

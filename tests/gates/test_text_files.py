@@ -22,7 +22,7 @@ from tests.gates import cases, seed
 from tests.support import mutated
 from tests.support.mutated.sound import byte_pair, pieces
 
-CASES = cases(3_200, 60_000)
+CASES = cases(1600, 60_000)
 BATCH = 400
 SECONDS = 5.0
 MEMORY = 512 << 20
