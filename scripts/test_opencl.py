@@ -32,6 +32,8 @@ UNDER_OCLGRIND = ["tests/engines/opencl/test_once.py", "-k", "plain"]
 ON_POCL = ["tests/engines/opencl", "-k", "plain and not embedded"]
 ALONE, OFFLINE = "--second-opinions", "--offline"
 TESTS = ["tests/engines/opencl", "tests/engines/test_every_engine.py"]
+AT_ONCE = ["-n", "auto", "--maxprocesses", "2", "--dist", "loadfile"]
+"""The runtime compiles kernels one at a time in a process, which is most of a first run; two hold 10 GB of programs."""
 
 
 def main(arguments):
@@ -76,7 +78,7 @@ def run(folder, arguments):
     tests = arguments or TESTS
     say("running {}".format(" ".join(tests)))
     pytest = [os.path.join(folder, "bin", "python"), "-m", "pytest"]
-    failed = subprocess.run(pytest + tests, env=variables(folder), cwd=ROOT).returncode
+    failed = subprocess.run(pytest + AT_ONCE + tests, env=variables(folder), cwd=ROOT).returncode
     return failed or (0 if arguments else second_opinions(pytest))
 
 
