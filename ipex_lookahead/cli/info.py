@@ -230,16 +230,7 @@ LABELS = {
     "opencl problem": "OpenCL",
 }
 """What people read for a fact whose name is not a word of theirs."""
-SILENT = (
-    "acceptance",
-    "state_bytes",
-    "requantized_from",
-    "quantised_by",
-    "problem",
-    "hint",
-    "unknown_keys",
-    "step_costs",
-)
+SILENT = ("state_bytes", "requantized_from", "quantised_by", "problem", "hint", "unknown_keys", "step_costs")
 """Facts that are shown only where they have a value."""
 
 
@@ -256,9 +247,7 @@ def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         elif key == "formats":
             rows += [(f"weights in {name}", _spoken("formats", entry)) for name, entry in value.items()]
         elif isinstance(value, dict):
-            rows += [
-                _row(f"{key} {inner}", inner, fact) for inner, fact in value.items() if fact or inner not in SILENT
-            ]
+            rows += [_row(f"{key} {inner}", inner, fact) for inner, fact in value.items()]
         elif key in ("problem", "hint") and value:
             rows.append((LABELS[key], value))
         elif value or key not in SILENT:
