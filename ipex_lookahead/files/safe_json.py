@@ -34,8 +34,8 @@ File = str | PathLike[str]
 
 _DIGITS_AS_ZEROS = bytes(0x30 if 0x30 <= byte <= 0x39 else byte for byte in range(256))
 _LONG_NUMBER = b"0" * MAX_NUMBER
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+LONE_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOAT, _NOT_FINITE = "__float__", ("NaN", "Infinity", "-Infinity")
 _HALF_PAIR = "has half a surrogate pair"
 _decoder: Any = decoder  # their parts in Python have no types
@@ -137,7 +137,7 @@ def kind(value: Any) -> str:
     return names.get(type(value), "null")
 
 
-_CONTAINERS = frozenset({JsonObject, list})
+_CONTAINERS = frozenset({JsonObject, dict, list})
 
 
 class _Text:
@@ -161,15 +161,14 @@ class _Text:
         return ModelFormatError(self.file, self.field, None if at is None else self.start + at, problem)
 
     def value(self) -> Any:
-        long = _LONG_NUMBER in self.data.translate(_DIGITS_AS_ZEROS)
-        parse_int = _integer if long else None  # else Python's own, without a call for each
+        parse_int = integer if has_long_number(self.data) else None  # else Python's own, without a call for each
         try:
             text = self.data.decode("utf-8")
             value = json.loads(
                 text,
                 object_pairs_hook=self._object,
-                parse_constant=float if self.any_float else _refuse,
-                parse_float=_finite,
+                parse_constant=float if self.any_float else refuse_constant,
+                parse_float=finite,
                 parse_int=parse_int,
             )
         except UnicodeDecodeError as error:
@@ -180,9 +179,9 @@ class _Text:
             raise self._placed(_deeper(self.max_depth), text) from None
         except ValueError as error:  # ours
             raise self._placed(str(error), text) from None
-        if not self._flat and _depth_exceeds(value, self.max_depth):
+        if not self._flat and depth_exceeds(value, self.max_depth):
             raise self._placed(_deeper(self.max_depth), text)
-        if _SURROGATE_ESCAPE.search(self.data) and has_surrogate(value):
+        if LONE_SURROGATE_ESCAPE.search(self.data) and has_surrogate(value):
             raise self._placed(_HALF_PAIR, text)
         return value
 
@@ -225,7 +224,7 @@ class _Finder(json.JSONDecoder):
     """Finds where every value is, and which one breaks a rule: the standard library's decoder in Python, so slow."""
 
     def __init__(self, max_depth: int, any_float: bool) -> None:
-        super().__init__(parse_float=_finite, parse_int=_integer, parse_constant=float if any_float else _refuse)
+        super().__init__(parse_float=finite, parse_int=integer, parse_constant=float if any_float else refuse_constant)
         self.at, self.places = 0, list[list[int]]()
         self._depth, self._max_depth = 0, max_depth
         self.parse_object, self.parse_array, self.parse_string = self._object, self._array, self._string
@@ -238,7 +237,7 @@ class _Finder(json.JSONDecoder):
         for (key, _value), self.at in zip(pairs, places, strict=True):
             if key in keys:
                 raise ValueError(f"has the key {key[:60]!r} twice")
-            if _SURROGATE.search(key):
+            if LONE_SURROGATE.search(key):
                 raise ValueError(_HALF_PAIR)
             keys.add(key)
         self.places.append(places)
@@ -249,7 +248,7 @@ class _Finder(json.JSONDecoder):
 
     def _string(self, text: str, start: int, strict: bool) -> tuple[str, int]:
         found, end = _decoder.scanstring(text, start, strict)
-        if _SURROGATE.search(found):
+        if LONE_SURROGATE.search(found):
             raise ValueError(_HALF_PAIR)
         return found, end
 
@@ -274,15 +273,23 @@ def _deeper(limit: int) -> str:
     return f"is nested deeper than {limit}"
 
 
-def _refuse(name: str) -> NoReturn:
+def has_long_number(data: bytes) -> bool:
+    """Return whether a JSON text has a row of ``MAX_NUMBER`` digits, in a number or elsewhere."""
+    return _LONG_NUMBER in data.translate(_DIGITS_AS_ZEROS)
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """Raise ValueError: the hook of ``json.loads`` for NaN and infinities."""
     raise ValueError(f"has {name}, which is no JSON number")
 
 
-def _integer(digits: str) -> int:
+def integer(digits: str) -> int:
+    """Return the number. Raises ValueError for more than ``MAX_NUMBER`` characters."""
     return int(_short(digits))
 
 
-def _finite(digits: str) -> float:
+def finite(digits: str) -> float:
+    """Return the number. Raises ValueError for more than ``MAX_NUMBER`` characters, or one too large for a float."""
     value = float(_short(digits))
     if not math.isfinite(value):
         raise ValueError(f"has the number {digits}, which is too large")
@@ -295,7 +302,8 @@ def _short(digits: str) -> str:
     return digits
 
 
-def _depth_exceeds(value: Any, limit: int) -> bool:
+def depth_exceeds(value: Any, limit: int) -> bool:
+    """Return whether a JSON value has more than ``limit`` levels of objects and arrays."""
     level = [value] if type(value) in _CONTAINERS else []
     for _ in range(limit):
         inside = [outer.values() if isinstance(outer, dict) else outer for outer in level]
@@ -311,7 +319,7 @@ def has_surrogate(value: Any) -> bool:
     while pending:
         item = pending.pop()
         if isinstance(item, str):
-            if _SURROGATE.search(item):
+            if LONE_SURROGATE.search(item):
                 return True
         elif isinstance(item, dict):
             pending.extend(item)

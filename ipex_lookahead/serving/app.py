@@ -74,6 +74,8 @@ def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, HTTPException):
+        if isinstance(error.__cause__, ApiError):  # of a body, which FastAPI turns into a 400 of its own
+            return error.__cause__
         if isinstance(error.__cause__, UnicodeDecodeError | RecursionError):
             return _broken(error.__cause__)
         said = {404: "there is nothing at this path", 405: "this path takes another method"}

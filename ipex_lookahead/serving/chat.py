@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.serving.answers import Answers, Delta
+from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
@@ -32,7 +33,7 @@ from ipex_lookahead.serving.sse import DONE, comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.usage import timings, usage
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class ChatMessage(Body):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.serving.answers import Answers, Delta, TextRequest, Whole
+from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
@@ -25,7 +26,7 @@ from ipex_lookahead.tokenization.detokenizer import Detokenizer
 if TYPE_CHECKING:
     from ipex_lookahead.generation.service import TokenLogprob
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 _TOKENS = 16
 """OpenAI's default of ``max_tokens`` here."""
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ipex_lookahead.errors import ContextLengthError, InputError, ModelFormatError
 from ipex_lookahead.serving.answers import TextRequest
-from ipex_lookahead.serving.calls.base import Function, Spell, Style
+from ipex_lookahead.serving.calls.base import DECODER, Function, Spell, Style, json_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.grammar import Grammar, inlined
 from ipex_lookahead.serving.limits import Limits
@@ -154,7 +154,11 @@ def _rendered(served: Served, conversation: Conversation, ways: Ways, given: Seq
     except ModelFormatError:  # there are templates that write arguments as the text that they came as
         if not called:
             raise
+    try:
         return ids_of([_with_texts(message) for message in messages], tools)
+    except ModelFormatError:
+        _check_arguments(conversation.messages)
+        raise
 
 
 def _encoded(served: Served, conversation: Conversation, messages: Sequence[Message], tools: Any) -> list[int]:
@@ -187,11 +191,21 @@ def _with_objects(message: Message) -> Message:
     for call in calls:
         function = dict(call["function"])
         try:
-            arguments = json.loads(function.get("arguments") or "{}")
-        except ValueError:
+            arguments = DECODER.decode(function.get("arguments") or "{}")
+        except (ValueError, RecursionError):
             arguments = function["arguments"]
         changed.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": changed}
+
+
+def _check_arguments(messages: Sequence[Message]) -> None:
+    """Raise ApiError for an earlier call with arguments that are no object, which most templates cannot render."""
+    for message in messages:
+        for call in message.get("tool_calls") or ():
+            name, given = call["function"]["name"], call["function"].get("arguments") or "{}"
+            if not isinstance(json_of(given), dict):
+                param = "tool_calls.function.arguments"
+                raise refused(param, f"the earlier call of {name!r} has {given[:60]!r}; this model needs a JSON object")
 
 
 def _with_texts(message: Message) -> Message:

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.serving.failures import ApiError, refused
 
 HONOURED, NO_EFFECT, REFUSED = "honoured", "no effect", "refused"
@@ -63,12 +62,7 @@ class Body(BaseModel):
         """Raise ApiError for the first field, here or further in, that is unknown or asks for what cannot be done.
 
         ``strict`` refuses what is not declared at the top of a request too.
-        Text that is no Unicode is refused too: JSON can spell half a surrogate pair, and nothing behind takes it.
         """
-        for name, value in self:
-            if has_surrogate([name, value]):
-                said = "holds a lone surrogate, which is no character; send valid Unicode"
-                raise ApiError(400, f"{place}{name}: {said}", param=place + name, code="invalid_value")
         for name, field in type(self).model_fields.items():
             value, own, extra = getattr(self, name), place + (field.alias or name), _extra(field)
             if extra[_SUPPORT] == REFUSED and value is not None and value not in extra[_ALLOWED]:

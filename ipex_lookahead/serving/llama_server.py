@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.serving.answers import Answers, Finish, TextRequest
+from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.completions import encoded
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
@@ -19,7 +20,7 @@ from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.usage import cached, timings
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class LlamaRequest(Sampled):

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.serving.answers import Answers, Finish
+from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import Conversation, Message, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
@@ -24,7 +25,7 @@ from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.usage import cached, timings
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 _TOOL = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
 _DROPPED = ("thinking", "redacted_thinking")

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish, TextRequest
+from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
 from ipex_lookahead.serving.failures import refused
@@ -28,7 +29,7 @@ from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import marks_of
 from ipex_lookahead.serving.tools import ways_of
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 _LATEST = ":latest"
 _NEVER = "0001-01-01T00:00:00Z"
 """When a model that stays loaded is unloaded, as Ollama says it."""

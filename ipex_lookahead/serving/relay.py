@@ -15,6 +15,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from ipex_lookahead.serving.body import parsed
+from ipex_lookahead.serving.failures import ApiError
+
 Headers = list[tuple[bytes, bytes]]
 _OPENING = 1024
 """Characters of a prompt without messages that say where it belongs."""
@@ -91,8 +94,8 @@ def opening(body: bytes) -> str:
     same system text; or of a prompt's first characters. "" for a body that has neither.
     """
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError):
+        given = parsed(body)
+    except (ApiError, ValueError, RecursionError):
         return ""
     if not isinstance(given, dict):
         return ""

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish
+from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
@@ -39,7 +40,7 @@ from ipex_lookahead.serving.usage import cached, timings
 
 Keep = Callable[[str, list[dict[str, Any]]], None]
 """Remembers a response, by its id and output."""
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
 

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_lookahead.serving.body import parsed
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
 from ipex_lookahead.serving.grammar import pattern
@@ -81,7 +82,7 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
     if kind in ("json", "json_schema"):
         if isinstance(value, str):
             try:
-                value = json.loads(value[: limits.schema_bytes + 1])
+                value = parsed(value[: limits.schema_bytes + 1], name)
             except (ValueError, RecursionError):
                 raise refused(name, "it is no JSON; give a JSON schema") from None
         return schema_form(value, limits, name)

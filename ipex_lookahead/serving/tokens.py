@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.conversation import prepare
 from ipex_lookahead.serving.failures import refused
@@ -13,7 +14,7 @@ from ipex_lookahead.serving.fields import Body, honoured
 from ipex_lookahead.serving.handling import checked, server_of
 from ipex_lookahead.serving.logprobs import spelled
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 
 class TokenizeRequest(Body):

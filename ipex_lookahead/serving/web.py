@@ -9,11 +9,12 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.serving import markdown
+from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, required
 from ipex_lookahead.serving.handling import server_of
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(include_in_schema=False, route_class=JsonRoute)
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none';"
     " frame-ancestors 'none'; require-trusted-types-for 'script'"

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from ipex_lookahead.errors import ContextLengthError
-from ipex_lookahead.serving.gate import parts
+from ipex_lookahead.serving.body import parts
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.tokenization.text import _LONG
 from tests.serving.conftest import LIMITS

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import random
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from ipex_lookahead.auto import load_text_model
+from ipex_lookahead.drafting.store import Store, vocabulary_digest
+from ipex_lookahead.serving.keys import Keys
 from tests.support.mutated.json_text import spelled, value_anywhere
 from tests.support.raw_http import JSON, head, post
 
@@ -17,6 +24,27 @@ NONE = 0
 HI = [{"role": "user", "content": "Hi"}]
 FEW: dict[str, Any] = {"messages": HI, "max_tokens": 4}
 STOPS = [f"{n:x}" + "ab" * 500 for n in range(16)]
+
+
+class Odd(NamedTuple):
+    """A value as it is spelled, and the status of a request that has it where any JSON value may be."""
+
+    text: bytes
+    status: int = 400
+
+
+ODD = [
+    *map(Odd, (b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1E+999", b"9" * 5000, b"9" * 10_000, b"." * 3, b"01")),
+    *map(Odd, (rb'"\ud800"', rb'"\udc00\ud800"', rb'{"\ud800": 1}')),
+    *map(Odd, (b'"\xed\xa0\x80"', b'"\xff"', b'"\0"', b"\xef\xbb\xbf1")),
+    *(Odd(b"[" * levels + b"]" * levels) for levels in (129, 840, 900, 945, 985, 990, 3000, 100_000)),
+    *(Odd(b'{"a":' * levels + b"1" + b"}" * levels) for levels in (129, 840, 945, 990, 3000)),
+    Odd(b'{"a": 1, "a": 2}'), Odd(b'[{"b": {"a": 1, "a": 1}}]'),
+    *(Odd(good, 200) for good in (b"1e308", b"-0", b"1e-400", b"9" * 60, b"{}")),
+    *(Odd(good, 200) for good in (rb'"\u0000"', rb'"\ud83d\ude42"', rb'"\uffff"')),
+    Odd(b"[" * 100 + b"]" * 100, 200),
+]  # fmt: skip
+"""What ``json.loads`` takes and JSON or Unicode has not, what neither takes, and what is right."""
 
 
 class Attack(NamedTuple):
@@ -95,7 +123,7 @@ def heads() -> Iterator[Attack]:
         "a null": get + b"x: \0\r\n\r\n",
         "no colon": get + b"nonsense\r\n\r\n",
         "nonsense": b"nonsense\r\n\r\n",
-        "no host": b"GET /health HTTP/1.1\r\n\r\n",
+        "no host": b"GET /ready HTTP/1.1\r\n\r\n",
         "two hosts": get + b"host: evil.example\r\n\r\n",
         "a head of 1 MB": get + b"x: " + b"y" * 1_000_000 + b"\r\n\r\n",
         "two lengths": head("POST", CHAT, {**length, "content-length": "2\r\ncontent-length: 3"}) + b"{}",
@@ -116,7 +144,13 @@ def heads() -> Iterator[Attack]:
         "chunks of 9 MB", head("POST", CHAT, {**length, "transfer-encoding": "chunked"}) + endless, {413, NONE}
     )
     for host in ("evil.example", "127.0.0.1.evil.example", "", "[", "localhost@evil.example", "x" * 9000):
-        yield Attack(f"host {host[:30]!r}", head("GET", "/health", {"host": host}), {400, 403})
+        yield Attack(f"host {host[:30]!r}", head("GET", "/ready", {"host": host}), {400, 403})
+    for name, sent in {
+        "without a host": b"GET /health HTTP/1.1\r\nconnection: close\r\n\r\n",
+        "of HTTP/1.0": b"GET /health HTTP/1.0\r\n\r\n",
+        "under another name": head("GET", "/v1/health", {"host": "evil.example"}),
+    }.items():
+        yield Attack(f"health {name}", sent, {200})
     for origin in (
         "http://[",
         "null",
@@ -194,10 +228,14 @@ def bodies() -> Iterator[Attack]:
         yield asked(name, CHAT, {**FEW, **fields}, 200)
     yield asked("a page's form", CHAT, FEW, 403, origin="http://evil.example", **{"content-type": "text/plain"})
     yield asked("a form of one's own", CHAT, FEW, 400, 415, origin="http://localhost", **{"content-type": "text/plain"})
+    bomb = gzip.compress(b" " * (64 << 20))
+    yield asked("a bomb of 64 MiB", CHAT, bomb, 413, **{"content-encoding": "gzip"})
+    for coding in ("br", "zstd", "gzip, gzip"):
+        yield asked(f"a body in {coding}", CHAT, bomb, 415, **{"content-encoding": coding})
     yield asked("what is said to be gzip", CHAT, b"\x1f\x8b\x08\0", 400, **{"content-encoding": "gzip"})
 
 
-_CALLED = [
+CALLED = [
     *HI,
     {"role": "assistant", "content": None,
      "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f0", "arguments": "{}"}}]},
@@ -213,7 +251,7 @@ _ITEMS = {"type": "array", "items": {"type": "integer"}, "maxItems": 2}
 SOUND: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {**FEW, "temperature": 0.5, "seed": 1, "stop": ["a"], "stream": True, "n": 2}),
     (CHAT, {**FEW, "logprobs": True, "top_logprobs": 2, "logit_bias": {"5": 1}, "repetition_penalty": 1.1}),
-    (CHAT, {"messages": _CALLED, "max_tokens": 4, "tools": tools(2, wide(2, 2)), "tool_choice": "auto"}),
+    (CHAT, {"messages": CALLED, "max_tokens": 4, "tools": tools(2, wide(2, 2)), "tool_choice": "auto"}),
     (CHAT, {**FEW, "tools": tools(2, wide(2, 2)), "tool_choice": "required", "parallel_tool_calls": False}),
     (CHAT, {**FEW, "response_format": strict(_CLOSED), "chat_template_kwargs": {"a": 1}}),
     ("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 4, "logprobs": 2, "best_of": 1, "suffix": None}),
@@ -247,3 +285,71 @@ def mutated(number: int, seed: int) -> tuple[str, bytes]:
     done = [value_anywhere(tree, chance) for _ in range(chance.choice([1, 1, 2, 3]))]
     data, hurt = spelled(tree, chance)
     return f"mutation {number} of {path}: {'; '.join([*done, hurt])}", post(path, data, KEY)
+
+
+def odd(number: int, seed: int) -> tuple[str, bytes]:
+    """(what was done, a request) that was right before an odd value came into it, compressed or not."""
+    chance = random.Random(f"odd {seed} {number}")
+    path, body = SOUND[number % len(SOUND)]
+    tree = json.loads(json.dumps(body))
+    places = list(_places(tree))
+    free = [(tree, "metadata"), (tree, "chat_template_kwargs")]
+    outer, key = chance.choice(chance.choice([places, free]))
+    value, mark = chance.choice(ODD).text, "the odd value"
+    if key == "arguments":
+        value = json.dumps('{"a": ' + value.decode("latin-1") + "}").encode()
+    outer[key] = mark if key == "arguments" or chance.random() < 0.5 else {"a": mark}
+    data = json.dumps(tree).encode().replace(json.dumps(mark).encode(), value)
+    coding, pack = chance.choice([("", bytes), ("gzip", gzip.compress), ("deflate", zlib.compress)])
+    headers = {"content-encoding": coding} if coding else {}
+    return f"odd value {number}, {value[:40]!r} at {key} of {path}, {coding}", post(
+        path, pack(data), {**KEY, **headers}
+    )
+
+
+STORES: dict[str, Callable[[Path, bytes], object]] = {
+    "good": lambda file, good: file.write_bytes(good),
+    "another program's": lambda file, good: file.write_text("notes of mine\n"),
+    "header": lambda file, good: file.write_bytes(good[:20] + b"\xff" * 4 + good[24:]),
+    "checksum": lambda file, good: file.write_bytes(good[:-1] + bytes([good[-1] ^ 1])),
+    "tokens": lambda file, good: file.write_bytes(good[:90] + bytes([good[90] ^ 255]) + good[91:]),
+    "cut": lambda file, good: file.write_bytes(good[:-9]),
+    "empty": lambda file, good: file.write_bytes(b""),
+    "folder": lambda file, good: file.mkdir(),
+    "pipe": lambda file, good: os.mkfifo(file),
+    "device": lambda file, good: file.symlink_to("/dev/full"),
+    "circle": lambda file, good: file.symlink_to(file),
+    "vocabulary": lambda file, good: Store(7).save(file),
+}
+"""What lies where a key's store should be."""
+
+
+def damaged_stores(model: str, folder: Path) -> tuple[Path, dict[str, str]]:
+    """A name for a server's store in a folder, where each kind lies for a key of its own; and these keys."""
+    loaded = load_text_model(model, progress=False)
+    sound = Store(loaded.engine.vocab_size, vocabulary_digest(loaded.tokenizer.get_vocab()))
+    sound.add(list(range(60, 90)))
+    sound.save(folder / "sound")
+    keys = {kind: f"a-key-whose-store-is-{at:02}" for at, kind in enumerate(STORES)}
+    for kind, make in STORES.items():
+        make(folder / f"answers.store.{Keys([keys[kind]]).owner(keys[kind])}", (folder / "sound").read_bytes())
+    return folder / "answers.store", keys
+
+
+def drafted(number: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Right requests whose answers are drafted; a single token is not, and is remembered."""
+    most, words = (1, 40)[number % 2], f"Count to {number}."
+    messages = [{"role": "user", "content": words}]
+    yield CHAT, {"messages": messages, "max_tokens": most, "stream": number % 3 == 0}
+    yield "/v1/completions", {"prompt": words, "max_tokens": most}
+    yield "/v1/responses", {"input": words, "max_output_tokens": most}
+    yield "/v1/messages", {"messages": messages, "max_tokens": most}
+    yield "/api/chat", {"model": "tiny", "messages": messages, "options": {"num_predict": most}, "stream": False}
+    yield "/completion", {"prompt": words, "n_predict": most}
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from _places(tree[key])

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
+from ipex_lookahead.files.safe_json import LONE_SURROGATE, depth_exceeds
+from ipex_lookahead.serving.limits import MAX_DEPTH
+
 Function = Mapping[str, Any]
 """``{"name": ..., "description": ..., "parameters": schema}``; the name is always there."""
 Spell = Callable[[str], str]
@@ -129,8 +132,16 @@ def _finite(number: str) -> float:
     return value
 
 
-DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
-"""Without NaN and infinity, and numbers as large, which no JSON has."""
+class _Decoder(json.JSONDecoder):
+    def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
+        found, end = super().raw_decode(s, idx)
+        if depth_exceeds(found, MAX_DEPTH):
+            raise ValueError("nested too deeply")
+        return found, end
+
+
+DECODER = _Decoder(parse_float=_finite, parse_constant=_finite)
+"""Refuses NaN, infinity and numbers as large, which JSON does not have, and nesting that a request may not have."""
 
 
 def json_of(text: str) -> Any:
@@ -142,5 +153,5 @@ def json_of(text: str) -> Any:
 
 
 def as_json(value: Any) -> str:
-    """A value as JSON text in the letters that it is of."""
-    return json.dumps(value, ensure_ascii=False)
+    """Return a value as JSON text in its own letters; U+FFFD for half a surrogate pair, which a model can spell."""
+    return LONE_SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False))

@@ -100,6 +100,28 @@ def drafts(ids: list[int]) -> Any:
     return np.array([], np.int64), Draft.chain(ids)
 
 
+ODD_ARGUMENTS = ['{"a": 1', "no JSON", '{"a": NaN}', "[1]", '"x"', "5", "null", '{"a": [[[[[{}]]]]]}']
+
+
+@pytest.mark.parametrize("family", TOOL_TEMPLATES)
+def test_any_arguments_of_earlier_calls_are_answered_or_refused(
+    client: Any, server: Any, model: Any, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setattr(server.served, "template", TOOL_TEMPLATES[family])
+    monkeypatch.setattr(model.tokenizer, "chat_template", TOOL_TEMPLATES[family])
+    for arguments in ODD_ARGUMENTS:
+        call = {"id": "c", "type": "function", "function": {"name": "w", "arguments": arguments}}
+        messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "c", "content": "x"}]  # fmt: skip
+        for tools in (None, TOOLS):
+            given = {"messages": messages, "tools": tools, "max_tokens": 1}
+            answer = client.post("/v1/chat/completions", json=given)
+            assert answer.status_code in (200, 400), (arguments, answer.text)
+            if answer.status_code == 400:
+                assert arguments != ODD_ARGUMENTS[-1]
+                assert "arguments" in answer.json()["error"]["message"], answer.text
+
+
 @pytest.mark.parametrize(
     ("choice", "names"),
     [("required", {"w", "t"}), ({"type": "function", "function": {"name": "t"}}, {"t"})],
