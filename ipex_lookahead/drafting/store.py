@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.config import is_memory
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, native_core
-from ipex_lookahead.errors import InputError, SaveError, arg
+from ipex_lookahead.errors import InputError, LookaheadError, SaveError, arg
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.temporary import temporary_file
 
@@ -139,9 +139,9 @@ class Store:
         """
         store = cls(vocab_size, digest, capacity=capacity)
         file = given_path(path)
-        if file.exists() and not file.is_file():  # opening a pipe would wait for ever
-            raise InputError(f"the store {file} is no file", hint=f"name a file with {arg('store')}")
         try:
+            if file.exists() and not file.is_file():  # opening a pipe would wait for ever
+                raise InputError(f"the store {file} is no file", hint=f"name a file with {arg('store')}")
             with file.open("rb") as source:
                 size = os.fstat(source.fileno()).st_size
                 head = _check_head(file, source.read(_HEAD.size), size, vocab_size, store._digest)
@@ -198,12 +198,30 @@ class Stores:
     def __init__(self, vocab_size: int, vocabulary: Callable[[], Mapping[str, int]] | None = None) -> None:
         self._vocab_size, self._vocabulary = vocab_size, vocabulary
         self._open: dict[str, Store] = {}
+        self._left_out = set[str]()  # those that could not be opened
+        self._warned = set[tuple[str, int | None]]()  # folders that could not be written, with the reason
         self._lock = threading.RLock()  # generations of several threads may end at a time
 
     def get(self, path: str) -> Store:
         """The store of that name. Raises what :meth:`Store.open` raises."""
         with self._lock:
             return self._get(path)
+
+    def open_or_none(self, path: str) -> Store | None:
+        """Return the store of that name, or None for one that cannot be opened.
+
+        A damaged file must not fail a server's requests. The log says once what is wrong with it; the file stays as it
+        is and is not opened again.
+        """
+        with self._lock:
+            if path in self._left_out:
+                return None
+            try:
+                return self._get(path)
+            except (LookaheadError, OSError, MemoryError) as error:
+                self._left_out.add(path)
+                log.warning("%s; until the next start requests are answered without it", error)
+                return None
 
     def _get(self, path: str) -> Store:
         key = path if is_memory(path) else os.path.realpath(given_path(path))
@@ -239,7 +257,10 @@ class Stores:
             try:
                 store.save(path)
             except SaveError as error:
-                log.warning("%s; what was generated is remembered until the program ends", error)
+                where = (os.path.dirname(path), getattr(error.__cause__, "errno", None))
+                if where not in self._warned:  # a full disk fails every generation alike
+                    self._warned.add(where)
+                    log.warning("%s; what was generated is remembered until the program ends", error)
 
 
 def is_store(file: Path) -> bool:

@@ -329,7 +329,8 @@ class Service:
             return group.second
         name, free = group.store, None
         if config.strategy not in HEADS:
-            free = make_proposer(config, None if name is None else self.model.stores.get(name).suffixes)
+            store = None if name is None else self.model.stores.open_or_none(name)
+            free = make_proposer(config, None if store is None else store.suffixes)
         if group.sequence.head is None:
             return free
         return with_head(config, free, self.model.engine, group.sequence, self.model.costs)
@@ -367,7 +368,7 @@ class Service:
             if event.kind == "error":
                 self._end(group, Event("error", error=_as_ours(group.error)))
                 return
-            if group.store is not None:
+            if group.store is not None and self.model.stores.open_or_none(group.store) is not None:
                 self.model.stores.add(group.store, [group.sequence.new])
             self._end(group, Event("finish", reason=group.stats.finish_reasons[0], stats=group.stats))
             return

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
@@ -240,6 +241,59 @@ def test_places_that_are_no_file(tmp_path: Path) -> None:
         filled([1]).save(tmp_path / "absent" / "x")
     with pytest.raises(InputError, match="at least one"):
         Store(100, capacity=0)
+
+
+BROKEN = {
+    "header": lambda good: b"?" + good[1:],
+    "checksum": lambda good: good[:-1] + bytes([good[-1] ^ 1]),
+    "body": lambda good: good[:90] + bytes([good[90] ^ 255]) + good[91:],
+    "cut": lambda good: good[:-7],
+    "empty": lambda good: b"",
+    "other": lambda good: b"notes of mine\n",
+}
+
+
+@pytest.mark.parametrize("kind", [*BROKEN, "folder", "pipe", "vocabulary", "forbidden", "name"])
+def test_a_store_that_cannot_be_opened_is_left_out_with_one_warning(
+    saved: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = str(saved)
+    if kind in BROKEN:
+        saved.write_bytes(BROKEN[kind](saved.read_bytes()))
+    elif kind in ("folder", "pipe"):
+        saved.unlink()
+        saved.mkdir() if kind == "folder" else os.mkfifo(saved)
+    elif kind == "forbidden":
+
+        def refuse(path: Path, *_: object, **__: object) -> bool:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "exists", refuse)
+    elif kind == "name":
+        name = str(saved.with_name("x" * 5000))
+    before = saved.read_bytes() if saved.is_file() else None
+    stores = Stores(100 if kind != "vocabulary" else 99, lambda: {"a": 0, "b": 1})
+    assert [stores.open_or_none(name) for _ in range(3)] == [None] * 3
+    assert len(caplog.records) == 1
+    with pytest.raises(InputError):
+        stores.get(name)
+    if before is not None:
+        assert saved.read_bytes() == before
+
+
+def test_a_full_disk_is_told_once(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "a name of its own for each")
+
+    monkeypatch.setattr(os, "fsync", full)
+    stores = Stores(100, lambda: {"a": 0, "b": 1})
+    for name in ("one", "two", "one"):
+        for _ in range(3):
+            stores.add(str(saved.with_name(name)), [[1, 2]])
+    assert len(caplog.records) == 1
+    assert len(stores.get(str(saved.with_name("one")))) == 12, "and it is remembered"
 
 
 def test_a_link_stays_a_link(saved: Path) -> None:

@@ -378,6 +378,31 @@ def test_a_store_in_a_file_is_one_for_each_key(tmp_path: Path) -> None:
         assert found == ["answers.store", "answers.store.alice", "answers.store.bob"]
 
 
+def test_a_damaged_store_costs_its_key_drafts_and_nobody_an_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = tmp_path / "answers.store"
+    config = LookaheadConfig("auto", 8, store=str(store))
+    (tmp_path / "answers.store.alice").write_bytes(b"ipex-lookahead S, and what follows is damaged")
+    (tmp_path / "answers.store.carol").mkdir()
+    made = Service(text_model(HashedEngine(VOCAB)))
+    try:
+        for tokens in (1, 40, 40):  # a single one is not drafted for, and is kept
+            for key in ("alice", "bob", "carol"):
+                events = list(made.stream([1, 2, 3], SamplingParams(tokens), key=key, lookahead=config))
+                assert events[-1].kind == "finish", events[-1].error
+        store.with_name("answers.store.bob").unlink()
+        store.with_name("answers.store.bob").mkdir()  # where it can no longer be written
+        for _ in range(2):
+            assert list(made.stream([1, 2], SamplingParams(9), key="bob", lookahead=config))[-1].kind == "finish"
+        said = [record.getMessage() for record in caplog.records]
+        assert [sum(key in one for one in said) for key in ("alice", "bob", "carol")] == [1, 1, 1]
+        with pytest.raises(InputError, match="damaged"):
+            made.model.stores.get(str(store) + ".alice")
+    finally:
+        made.close()
+
+
 @pytest.mark.parametrize("lookahead", [None, "auto"])
 def test_what_has_ended_holds_nothing_until_python_looks_for_circles(lookahead: Any) -> None:
     """In a server of a 135M model each such circle was a page of keys and values: 1 GiB in 100 seconds."""
