@@ -29,7 +29,7 @@ class Limits:
         schema_text: characters of a constant, a pattern or a name in a schema: each token of the answer is compared
             with all of it.
         tools: functions of a request.
-        remembered_bytes, all_remembered_bytes: of the responses that later ones name, of one key and of all, as JSON.
+        remembered_bytes, all_remembered_bytes: memory for the responses that later ones name, of one key and of all.
         rendered_characters: of one text that the page has rendered.
         preparing: requests whose templates and grammars are worked on at once; others wait.
         head_seconds: a connection that has sent no request's head for so long is closed.

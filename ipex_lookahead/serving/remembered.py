@@ -10,38 +10,51 @@ from typing import Any
 
 Item = Mapping[str, Any]
 """One of a response's input or output."""
+_RESPONSE_BYTES = 1024
+"""Most bytes that Python takes for a response in addition to its JSON: objects and places in tables."""
+_ITEM_BYTES = 64
+"""The same for an item of its conversation."""
+_OWN_BYTES = 512
+"""The same for an item of its output, which is found by its id."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    items: Sequence[Item]
-    own: Sequence[Item]
+    """A response: its conversation, and the ids of its output, which is the conversation's end.
+
+    Items are kept as JSON: parsed they take up to 40 times the memory of their text.
+    """
+
+    items: tuple[bytes, ...]
+    own: tuple[str, ...]
     size: int
 
 
 class Remembered:
-    """Conversations by the number of the response that they led to; the least recently used are dropped first.
+    """Conversations by the id of the response that they led to; the least recently used are dropped first.
 
     Args:
-        key_bytes: most bytes of one key's, as JSON.
+        key_bytes: most bytes of memory for one key.
         all_bytes: of all together; the key that has most loses first.
     """
 
     def __init__(self, key_bytes: int, all_bytes: int) -> None:
         self._key_bytes, self._all_bytes = key_bytes, all_bytes
         self._kept: dict[str, OrderedDict[tuple[str, str], _Kept]] = {}
-        self._items: dict[tuple[str, str, str], Item] = {}
+        self._places: dict[tuple[str, str, str], tuple[str, int]] = {}  # item -> response, place from the end
         self._sizes: dict[str, int] = {}
 
     def keep(self, key: str, salt: str, number: str, before: Sequence[Item], output: Sequence[Item]) -> None:
         """Keep a response: the items that it was made of, and its own."""
-        items = [*before, *output]
-        kept = _Kept(items, output, len(json.dumps(items)))
-        if kept.size > self._key_bytes:
+        items = tuple(map(_packed, [*before, *output]))
+        own = tuple(str(item["id"]) for item in output)
+        names = 4 * sum(map(len, (key, salt, number, *own)))
+        size = sum(map(len, items)) + names + _RESPONSE_BYTES + _ITEM_BYTES * len(items) + _OWN_BYTES * len(own)
+        if size > self._key_bytes:
             return
-        self._kept.setdefault(key, OrderedDict())[salt, number] = kept
-        self._items.update({(key, salt, str(item["id"])): item for item in output})
-        self._sizes[key] = self._sizes.get(key, 0) + kept.size
+        self._kept.setdefault(key, OrderedDict())[salt, number] = _Kept(items, own, size)
+        self._places.update({(key, salt, one): (number, at - len(own)) for at, one in enumerate(own)})
+        self._sizes[key] = self._sizes.get(key, 0) + size
         while self._sizes[key] > self._key_bytes:
             self._drop(key)
         while sum(self._sizes.values()) > self._all_bytes:
@@ -53,16 +66,24 @@ class Remembered:
         if own is None or (salt, number) not in own:
             return None
         own.move_to_end((salt, number))
-        return own[salt, number].items
+        return list(map(json.loads, own[salt, number].items))
 
     def item(self, key: str, salt: str, number: str) -> Item | None:
         """An item of a response's output; None where it is not known to this key and salt."""
-        return self._items.get((key, salt, number))
+        if (place := self._places.get((key, salt, number))) is None:
+            return None
+        response, at = place
+        found: Item = json.loads(self._kept[key][salt, response].items[at])
+        return found
 
     def _drop(self, key: str) -> None:
         (salt, _), kept = self._kept[key].popitem(last=False)
         self._sizes[key] -= kept.size
-        for item in kept.own:
-            self._items.pop((key, salt, str(item["id"])), None)
+        for one in kept.own:
+            self._places.pop((key, salt, one), None)
         if not self._kept[key]:
             del self._kept[key], self._sizes[key]
+
+
+def _packed(item: Item) -> bytes:
+    return json.dumps(item, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")

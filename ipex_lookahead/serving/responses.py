@@ -121,9 +121,13 @@ class ResponsesRequest(Body):
                 raise refused("previous_response_id", said)
             found += before
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        parsed: dict[str, Item | None] = {}  # one may be named many times
         for at, item in enumerate(given):
             if item.get("type") == "item_reference" or item.keys() == {"id"}:
-                named = remembered.item(number=str(item.get("id")), **owner)
+                number = str(item.get("id"))
+                if number not in parsed:
+                    parsed[number] = remembered.item(number=number, **owner)
+                named = parsed[number]
                 if named is None:
                     raise refused(f"input.{at}.id", "there is no such item any more; send the item itself")
                 found.append(named)
