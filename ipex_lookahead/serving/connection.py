@@ -24,6 +24,8 @@ _LONGEST_HEAD = 64 << 10
 """More than the parser takes."""
 _BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)")
 _FOLDED = re.compile(rb"\n[ \t]")
+_HEALTH = re.compile(rb"(?:GET|HEAD) /(?:v1/)?health(?:\?\S*)? HTTP/1\.1\r\n")
+_HOST = re.compile(rb"\r\nhost[ \t]*:", re.IGNORECASE)
 
 
 def impatient(seconds: float, most: int = MOST_CONNECTIONS, most_without: int = MOST_WITHOUT_HEAD) -> Any:
@@ -58,16 +60,48 @@ def impatient(seconds: float, most: int = MOST_CONNECTIONS, most_without: int = 
                 return
             if self.conn.their_state is h11.IDLE:
                 self._head += data[:_LONGEST_HEAD]
-                head, end, _ = self._head.partition(b"\r\n\r\n")
-                if _BARE.search(head if end else head.removesuffix(b"\r")) or _FOLDED.search(head):
-                    self._refuse(400, "the request's head has bare line ends or folded lines; each line ends in CR LF")
+                if self._refuse_head():
                     return
+                if _HEALTH.match(self._head) and b"\r\n\r\n" in self._head and not _HOST.search(self._head):
+                    # Load balancers ask so, which HTTP/1.1 forbids and HTTP/1.0 allows.
+                    self.conn = h11.Connection(h11.SERVER)
+                    data = self._head.replace(b"HTTP/1.1", b"HTTP/1.0", 1)
+            elif self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE:
+                self._read_to_end(data)
+                return
             super().data_received(data)
+            self._began()
+
+        def on_response_complete(self) -> None:
+            """Go on with a request that came behind the one that is answered; its head is looked at first."""
+            if self.conn.their_state is h11.DONE:
+                self._head = self.conn.trailing_data[0][:_LONGEST_HEAD]
+            if not self.transport.is_closing() and not self._refuse_head():
+                super().on_response_complete()
+                self._began()
+
+        def _began(self) -> None:
             if self.cycle is not None and not self.cycle.response_complete:
                 self._head, self._silent = b"", False
-                if self.conn.trailing_data[0]:  # a second request behind the first, whose head was not looked at
-                    self.cycle.keep_alive = False
             self._wait()
+
+        def _refuse_head(self) -> bool:
+            head, end, _ = self._head.partition(b"\r\n\r\n")
+            bad = _BARE.search(head if end else head.removesuffix(b"\r")) or _FOLDED.search(head)
+            if bad:
+                self._refuse(400, "the request's head has bare line ends or folded lines; each line ends in CR LF")
+            return bool(bad)
+
+        def _read_to_end(self, data: bytes) -> None:
+            """Read a body that was answered before it came, and close: the parser would go on with the next head."""
+            self.conn.receive_data(data)
+            try:
+                while isinstance(event := self.conn.next_event(), h11.Data):
+                    pass
+            except h11.RemoteProtocolError:
+                event = None
+            if event is not h11.NEED_DATA:
+                self.transport.close()
 
         def send_400_response(self, msg: str) -> None:
             """What the parser refuses, as JSON."""

@@ -24,6 +24,8 @@ from ipex_lookahead.serving.server import Server
 log = logging.getLogger(__name__)
 _AFTER_DRAIN = 5.0
 """Seconds that clients have to take the last of their answers."""
+_AFTER_SECOND_SIGNAL = 1
+"""The same after a second signal."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -159,7 +161,14 @@ class _Draining(uvicorn.Server):
             then()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: drain; a second one does not wait."""
-        if self._thread is not None:
+        """Drain at the first signal. A second one ends the answers, a third the connections."""
+        if self._thread is None:
+            self.drain(lambda: None if self.should_exit else super(_Draining, self).handle_exit(sig, frame))
+        elif not self.should_exit:
+            self.config.timeout_graceful_shutdown = _AFTER_SECOND_SIGNAL
+            threading.Thread(target=self._server.close, args=(0.0,), daemon=True).start()
             super().handle_exit(sig, frame)
-        self.drain(lambda: super(_Draining, self).handle_exit(sig, frame))
+        else:
+            self.force_exit = True
+            for one in list(self.server_state.connections):
+                one.loop.call_soon_threadsafe(one.transport.abort)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import select
 import signal
 import socket
@@ -192,21 +193,66 @@ def test_sound_heads_in_pieces_are_read(live):
     assert exchanged(running.port, sound, 1).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_second_request_behind_the_first_is_not_read_unseen(live):
+ASKED = [
+    b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: 15\r\n\r\n" + b'{"content":"a"}',
+    b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("cut", [None, 1, 7])
+def test_requests_in_one_connection_are_answered_in_order(live, cut):
     running = live()
-    first = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    answer = exchanged(running.port, first + b"GET /health HTTP/1.1\nhost: localhost\n\n", None)
-    assert answer.count(b"HTTP/1.1 ") == 1
+    answers = exchanged(running.port, b"".join(ASKED[:3] * 3 + ASKED[3:]), cut, wait=False)
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", answers) == [*[b"200", b"200", b"404"] * 3, b"200"]
+    assert answers.count(b'{"version":') == answers.count(b'{"tokens":') == 3
 
 
-def exchanged(port: int, sent: bytes, cut: int | None) -> bytes:
+@pytest.mark.parametrize("cut", [None, 1])
+def test_a_second_request_behind_the_first_is_not_read_unseen(live, cut):
+    running = live()
+    answer = exchanged(running.port, ASKED[0] + b"GET /version HTTP/1.1\nhost: localhost\n\n", cut, wait=False)
+    assert re.findall(rb"HTTP/1\.1 (\d+) ", answer) == [b"200", b"400"]
+
+
+def test_nor_is_one_behind_a_body_that_was_answered_before_it_came(live):
+    running = live()
+    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as made:
+        made.sendall(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 4\r\n\r\n")
+        assert made.recv(65536).startswith(b"HTTP/1.1 404")
+        made.sendall(b"body" + ASKED[0])
+        assert b"HTTP/1.1" not in b"".join(iter(lambda: made.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.0\r\n\r\n", b"200"),
+        (b"HEAD /health HTTP/1.0\r\n\r\n", b"200"),
+        (b"GET /v1/health?x=1 HTTP/1.1\r\nconnection: close\r\n\r\n", b"200"),
+        (b"GET /health HTTP/1.1\r\nhost: balancer.example\r\nconnection: close\r\n\r\n", b"200"),
+        (b"GET /health HTTP/1.0\r\nhost: [\r\n\r\n", b"200"),
+        (b"GET /health HTTP/1.1\r\norigin: http://evil.example\r\n\r\n", b"403"),
+        (b"GET /ready HTTP/1.0\r\n\r\n", b"403"),
+        (b"GET /v1/models HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /v1/models HTTP/1.1\r\nhost: balancer.example\r\nconnection: close\r\n\r\n", b"403"),
+    ],
+)
+@pytest.mark.parametrize("cut", [None, 1])
+def test_load_balancers_need_no_name(live, head, status, cut):
+    running = live(hosts=Hosts.of("127.0.0.1"))
+    assert exchanged(running.port, head, cut)[9:12] == status
+
+
+def exchanged(port: int, sent: bytes, cut: int | None, *, wait: bool = True) -> bytes:
     answer = b""
     with socket.create_connection(("127.0.0.1", port)) as made:
         made.settimeout(PATIENCE)
         try:
             for at in range(0, len(sent), cut or len(sent)):
                 made.sendall(sent[at : at + (cut or len(sent))])
-                if cut and select.select([made], [], [], 0.002)[0]:  # it has answered, and closes
+                if wait and cut and select.select([made], [], [], 0.002)[0]:  # it has answered, and closes
                     break
             while new := made.recv(65536):
                 answer += new
@@ -227,7 +273,7 @@ def test_silent_connections_make_room(live):
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_it_listens_until_it_has_drained(monkeypatch, signals):
-    """What comes meanwhile is answered with a 503; a second signal does not wait."""
+    """What comes meanwhile is answered with a 503; a second signal does not wait (test_serve.py has a real one)."""
     server, may_end = Server(Settings()), threading.Event()
     monkeypatch.setattr(server, "close", lambda seconds: may_end.wait(PATIENCE))
     running = _Draining(uvicorn.Config(make_app(server)), server)

@@ -27,8 +27,11 @@ get = partial(httpx.get, timeout=PATIENCE)
 post = partial(httpx.post, timeout=PATIENCE)
 
 
-def started(*options: str) -> tuple[subprocess.Popen[str], str]:
-    command = [sys.executable, "-m", "ipex_lookahead.cli.main", "serve", "--port", "0", "--threads", "1", *options]
+def started(*options: str, planted: str = "") -> tuple[subprocess.Popen[str], str]:
+    program = ["-c", f"{planted}\nfrom ipex_lookahead.cli.main import main\nmain()"]
+    if not planted:
+        program = ["-m", "ipex_lookahead.cli.main"]
+    command = [sys.executable, *program, "serve", "--port", "0", "--threads", "1", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
     line = process.stderr.readline()
@@ -62,6 +65,26 @@ def test_serves_until_it_is_told_to_end(folder, signal_number):
         process.kill()
     assert process.returncode == (0 if signal_number == signal.SIGINT else -signal.SIGTERM), said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_answers_that_the_first_one_lets_end(folder, second):
+    process, url = started("--model", str(folder), "--drain-seconds", "3600")
+    try:
+        wait_for(process, url)
+        body = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True, "n": 8, "temperature": 30}
+        with httpx.stream("POST", url + "/v1/completions", json=body, timeout=PATIENCE) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            while get(url + "/health").json().get("error", {}).get("code") != "draining":
+                time.sleep(0.01)
+            process.send_signal(second)
+            assert "shutting_down" in "".join(lines)
+        process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
+    assert process.returncode in (0, -signal.SIGTERM)
 
 
 def test_a_model_that_cannot_be_read_ends_it_with_a_sentence(tmp_path):
