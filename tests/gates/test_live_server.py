@@ -15,17 +15,22 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
+from ipex_lookahead.serving.keys import Keys
 from tests.gates import cases, seed
-from tests.support.attacked_server import Attacked, attacked
+from tests.support.attacked_server import HONEST, Attacked, attacked
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.raw_http import JSON, connected, head, post
-from tests.support.server_attacks import CHAT, FEW, HI, KEY, bodies, heads, large, mutated
+from tests.support.server_attacks import CHAT, FEW, HI, KEY, bodies, damaged_stores, drafted, heads, large, mutated, odd
 from tests.support.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc to read memory from")
+KEY_OF_HONEST = HONEST["authorization"].split()[1]
 LARGE = cases(1, 3)
 """How often each large body is sent."""
 MUTATIONS = cases(150, 5_000)
+ODD_VALUES = cases(150, 5_000)
+DRAFTED = cases(2, 40)
+"""Requests for each damaged store, in each API."""
 SILENT = cases(150, 700)
 """Connections that send half a head; more than there may be."""
 GREEDY = cases(2, 12)
@@ -76,6 +81,80 @@ def test_right_requests_made_wrong_at_random(server: Attacked) -> None:
     print(dict(seen))
     assert seen[200]
     assert seen[400]
+
+
+def attack_bodies(server: Attacked) -> None:
+    """Values that JSON or Unicode has not, in any field, compressed or not; bombs."""
+    seen: Counter[int] = Counter()
+    for number in range(ODD_VALUES):
+        name, sent = odd(number, seed())
+        answer = server.send(name, sent, {200, 400, 404, 413})
+        assert answer is not None
+        seen[answer.status] += 1
+    print(dict(seen))
+    assert seen[200]
+    assert seen[400]
+
+
+def attack_stores(server: Attacked, store: Path, keys: dict[str, str]) -> None:
+    """Drafted requests with a store of each kind that is damaged."""
+    for kind, key in keys.items():
+        for number in range(DRAFTED):
+            for path, body in drafted(number):
+                sent = post(path, body, {"authorization": f"Bearer {key}"})
+                name = f"a store that is damaged: {kind}"
+                answer = server.send(name, sent, {200})
+                assert answer is not None
+                assert str(store.parent).encode() not in answer.body, name
+                assert b'"error"' not in answer.body.replace(b'"error":null', b""), name
+
+
+BODIES_UNREAD = """
+import json
+from ipex_lookahead.serving import body
+body.parsed = lambda text, place="": json.loads(text)
+"""
+STORES_TRUSTED = """
+from ipex_lookahead.drafting.store import Stores
+Stores.open_or_none = Stores.get
+"""
+
+
+def test_bodies_with_odd_values(server: Attacked) -> None:
+    attack_bodies(server)
+
+
+def test_stores_that_are_damaged(model: str, tmp_path: Path) -> None:
+    """Each costs its own key the drafts of a store and a line of the log; a good one goes on."""
+    store, keys = damaged_stores(model, tmp_path)
+    with attacked(model, tmp_path, "--lookahead", "auto", "--store", str(store), keys=list(keys.values())) as server:
+        attack_stores(server, store, keys)
+    said = "".join(server.log)
+    for kind, key in keys.items():
+        name = "/dev/full" if kind == "device" else f"{store.name}.{Keys([key]).owner(key)}"
+        assert said.count(name) == (kind != "good"), kind
+    assert (
+        b"ipex-lookahead S"
+        in store.with_name(f"{store.name}.{Keys([KEY_OF_HONEST]).owner(KEY_OF_HONEST)}").read_bytes()
+    )
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [(BODIES_UNREAD, "odd value"), (STORES_TRUSTED, "a store that is damaged")],
+    ids=["bodies", "stores"],
+)
+def test_a_planted_fault_is_found(model: str, tmp_path: Path, planted: str, found: str) -> None:
+    store, keys = damaged_stores(model, tmp_path)
+
+    def attack() -> None:
+        options = ("--lookahead", "auto", "--store", str(store))
+        with attacked(model, tmp_path, *options, keys=list(keys.values()), planted=planted) as server:
+            attack_bodies(server)
+            attack_stores(server, store, keys)
+
+    with pytest.raises(AssertionError, match=found):
+        attack()
 
 
 def test_requests_that_do_not_come(server: Attacked) -> None:

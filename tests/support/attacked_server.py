@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.serving.failures import KINDS
 from tests.serving.test_serve import PATIENCE, started, wait_for
 from tests.support.raw_http import Answer, Refused, events, exchange, head, post
@@ -64,6 +66,26 @@ def check_error(path: str, answer: Answer, method: str = "POST") -> None:
         assert (set(found), set(error)) == ({"error"}, {"message", "type", "param", "code"}), answer
 
 
+def check_text(answer: Answer) -> None:
+    """Raise AssertionError for an answer, or an event of a stream, that says to be JSON and is none."""
+    kind = answer.headers.get("content-type", "")
+    lines = [answer.body] if kind == "application/json" else []
+    if kind.startswith("text/event-stream"):
+        lines = [line[6:] for line in answer.body.splitlines() if line.startswith(b"data: {")]
+    elif kind == "application/x-ndjson":
+        lines = answer.body.splitlines()
+    for line in filter(None, lines):
+        try:
+            value = json.loads(line.decode(), parse_constant=_no_number)
+        except ValueError as error:
+            raise AssertionError(f"{error}: {line[:300]!r}") from None
+        assert not has_surrogate(value), answer
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 def heard(stream: Iterable[Any]) -> dict[str, str]:
     """All that a client is told by a stream, but for names and times; in whatever pieces it came."""
     found: dict[str, list[str]] = {}
@@ -95,6 +117,7 @@ class Attacked:
         faults: what went wrong for the honest.
         gaps: the longest silence in an honest stream, by attack, in seconds.
         answered: honest answers that were what they are alone; the times that one was told to come again.
+        log: lines that the server has written.
     """
 
     port: int
@@ -103,6 +126,7 @@ class Attacked:
     faults: list[str] = field(default_factory=list)
     gaps: dict[str, float] = field(default_factory=dict)
     answered: Counter[str] = field(default_factory=Counter)
+    log: list[str] = field(default_factory=list)
 
     def memory(self) -> int:
         """Resident bytes."""
@@ -177,8 +201,10 @@ class Attacked:
         status = NONE if answer is None else answer.status
         method, path = (sent.split(b"\r\n", 1)[0].decode("latin-1") + "  ").split(" ")[:2]
         assert status in allowed, f"{name}: {answer} instead of {sorted(allowed)}"
-        if answer is not None and status >= 400:
-            check_error(path, answer, method)
+        if answer is not None:
+            check_text(answer)
+            if status >= 400:
+                check_error(path, answer, method)
         return answer
 
     def rest(self) -> None:
@@ -196,10 +222,22 @@ class Attacked:
 
 
 @contextmanager
-def attacked(model: str, folder: Path, *options: str) -> Iterator[Attacked]:
-    """Start a server with honest clients; look, when the attacks are over, at its memory, its health and its end."""
-    keys = folder / "keys"
-    keys.write_text("".join(f"{key['authorization'].split()[1]}\n" for key in (HONEST, KEY)))
+def attacked(
+    model: str, folder: Path, *options: str, keys: Sequence[str] = (), planted: str = ""
+) -> Iterator[Attacked]:
+    """Start a server with honest clients; look, when the attacks are over, at its memory, its health and its end.
+
+    Args:
+        model: what it serves.
+        folder: for the file of its keys.
+        options: further ones of the command.
+        keys: further ones.
+        planted: a fault: Python that the server runs first.
+    """
+    known = folder / "keys"
+    known.write_text(
+        "".join(f"{key}\n" for key in (*(one["authorization"].split()[1] for one in (HONEST, KEY)), *keys))
+    )
     limits = (
         "--served-model-name",
         "tiny",
@@ -212,14 +250,14 @@ def attacked(model: str, folder: Path, *options: str) -> Iterator[Attacked]:
         "--drain-seconds",
         "5",
     )
-    process, url = started("-m", model, "--api-key-file", str(keys), *limits, *options)
+    process, url = started("-m", model, "--api-key-file", str(known), *limits, *options, planted=planted)
     assert process.stderr is not None
     said: list[str] = []
     listening = threading.Thread(target=lambda: said.extend(process.stderr), daemon=True)  # a full pipe would hold it
     listening.start()
     try:
         wait_for(process, url)
-        made = Attacked(urlsplit(url).port or 0, process.pid)
+        made = Attacked(urlsplit(url).port or 0, process.pid, log=said)
         with made.honest_clients():
             made.wait_for_honest(10)
             before = made.memory()
