@@ -32,7 +32,7 @@ from ipex_lookahead.checkpoints.safetensors import INDEX, SINGLE, SafetensorsChe
 from ipex_lookahead.checkpoints.safetensors_reader import FLOATS, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
-from ipex_lookahead.formats import FORMATS, dequantize
+from ipex_lookahead.formats import FORMATS, in_floats
 from ipex_lookahead.formats.base import PackedWeight
 
 MARKER = "bigdl_transformers_low_bit"
@@ -155,9 +155,7 @@ class IpexLlmCheckpoint(Folder):
         found = self._at(name)
         if found.block is not None:
             weight = _read_blocks(found)
-            if name in self._routers:
-                return PackedWeight("fp32", weight.shape, dequantize(weight))
-            return weight
+            return in_floats(weight) if name in self._routers else weight
         return read_placed(found.file, found.tensor, found.stored)
 
     def close(self) -> None:

@@ -8,19 +8,14 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, TensorInfo, open_checkpoint, save
 from ipex_lookahead.checkpoints.drafters import IN_A_MODEL, counting, drafter_of, no_head
 from ipex_lookahead.checkpoints.low_bit_save import Progress
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.hf_config import config_to_save, generation_defaults
 from ipex_lookahead.engines.loading import LoadRequest
-from ipex_lookahead.engines.weights import (
-    WeightPlan,
-    check_shape,
-    read_matrix,
-    read_vector,
-)
+from ipex_lookahead.engines.weights import PlannedWeights, WeightPlan, check_shape, read_vector
 from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
@@ -49,9 +44,8 @@ def convert(
         for tensor in spec.tensors():
             check_shape(checkpoint, tensor)
         label, plan, rounded_from = request.planned(checkpoint, spec)
-        kept = {*spec.kept()} - {plan.embedding}
         tokenizer, _ = request.tokenizer(checkpoint.text_tokenizer)
-        made = _Conversion(checkpoint, spec.tensors(), plan, kept, request.threads)
+        made = _Conversion(checkpoint, spec, spec.tensors(), plan, request.threads)
         infos = made.infos()
         (drafting, beside), config = _drafting(checkpoint, request, plan, label), checkpoint.config
         parts.append(made)
@@ -103,8 +97,8 @@ def _drafting(
                 )
             return None, where
         saved = isinstance(head.checkpoint, LowBitCheckpoint)
-        kept, plan = {*head.spec.routers()}, plan.of_head(request.drafter_low_bit, "" if saved else label)
-        made = _Conversion(head.checkpoint, head.tensors(), plan, kept, request.threads)
+        plan = plan.of_head(request.drafter_low_bit, "" if saved else label)
+        made = _Conversion(head.checkpoint, head.spec, head.tensors(), plan, request.threads)
         try:
             for tensor in head.tensors():
                 check_shape(head.checkpoint, tensor)
@@ -122,10 +116,10 @@ class _Conversion:
     """Weights of a checkpoint in the formats of a plan."""
 
     def __init__(
-        self, checkpoint: Checkpoint, tensors: Iterable[Tensor], plan: WeightPlan, kept: set[str], threads: int | None
+        self, checkpoint: Checkpoint, spec: ModelSpec, tensors: Iterable[Tensor], plan: WeightPlan, threads: int | None
     ) -> None:
         self._checkpoint, self._tensors = checkpoint, [*tensors]
-        self._plan, self._kept, self._threads = plan, kept, threads
+        self._planned = PlannedWeights(checkpoint, spec, plan, threads)
 
     def infos(self) -> dict[str, TensorInfo]:
         """What each tensor will be."""
@@ -138,25 +132,14 @@ class _Conversion:
     def _info(self, tensor: Tensor) -> TensorInfo:
         if not tensor.is_matrix:
             return TensorInfo(tensor.shape, "fp32")
-        here = self._checkpoint.info(tensor.name)
-        targets = () if self._stays(tensor) else self._plan.target(tensor.name, tensor.shape)
-        if not targets or here.format in targets and here.group_size in (0, self._plan.group_size):
-            return TensorInfo(tensor.shape, here.format, here.group_size)
-        name = targets[0] if len(targets) == 1 else self._matrix(tensor).format
-        sizes = FORMATS[name].group_sizes
-        return TensorInfo(tensor.shape, name, self._plan.group_size if self._plan.group_size in sizes else sizes[0])
+        choices = self._planned.choices(tensor)
+        return choices[0] if len(choices) == 1 else TensorInfo.of(self._planned.read(tensor))
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
         """Every weight under its name."""
         for tensor in self._tensors:
             if tensor.is_matrix:
-                yield tensor.name, self._matrix(tensor)
+                yield tensor.name, self._planned.read(tensor)
             else:
                 values = PackedWeight("fp32", tensor.shape, read_vector(self._checkpoint, tensor).reshape(tensor.shape))
                 yield tensor.name, with_offset(values, -tensor.hf.offset)
-
-    def _matrix(self, tensor: Tensor) -> PackedWeight:
-        return read_matrix(self._checkpoint, tensor, self._plan, keep=self._stays(tensor), threads=self._threads)
-
-    def _stays(self, tensor: Tensor) -> bool:
-        return tensor.name in self._kept or self._plan.stays(self._checkpoint.info(tensor.name))

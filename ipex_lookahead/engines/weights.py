@@ -17,7 +17,7 @@ from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
 from ipex_lookahead.checkpoints.imatrix import Imatrix
 from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
 from ipex_lookahead.files.paths import given_path
-from ipex_lookahead.formats import FLOATS, dequantize, get_format, quantize
+from ipex_lookahead.formats import FLOATS, dequantize, get_format, in_floats, quantize
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.rules import (
     EMBEDDING,
@@ -264,13 +264,50 @@ def read_matrix(
     targets = () if keep else plan.target(tensor.name, tensor.shape)
     if not targets or weight.format in targets and weight.group_size in (0, plan.group_size):
         return weight
-    if weight.format not in FLOATS:
-        weight = PackedWeight("fp32", weight.shape, dequantize(weight))
+    weight = in_floats(weight)
     try:
         importance = None if plan.imatrix is None else plan.imatrix.of(tensor)
         return quantize_best(weight, targets, plan.group_size, threads, importance)
     except LowBitFormatError as error:
         raise ModelFormatError(checkpoint.path, tensor.name, None, str(error)) from None
+
+
+class PlannedWeights:
+    """A checkpoint's matrices in the formats of a plan, as every engine and every saved folder has them.
+
+    An embedding that is no lm_head stays as it is in the file, unless the plan names it. Routers and gates of shared
+    experts are in floats: low-bit codes of a file are decoded, since quantised activations would give other bits.
+
+    Args:
+        checkpoint: where they are read.
+        spec: the model.
+        plan: their formats, over that model.
+        threads: to quantise with; None: one on each CPU that this process may use.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, plan: WeightPlan, threads: int | None = None) -> None:
+        self._checkpoint, self._plan, self._threads = checkpoint, plan, threads
+        self._kept, self._routers = {*spec.kept()} - {plan.embedding}, {*spec.routers()}
+
+    def choices(self, tensor: Tensor) -> list[TensorInfo]:
+        """What a matrix may become: one entry, but where its values decide among several formats."""
+        info, plan = self._checkpoint.info(tensor.name), self._plan
+        if tensor.name in self._routers and info.format not in FLOATS:
+            return [TensorInfo(tensor.shape, "fp32")]
+        targets = () if self._stays(tensor) else plan.target(tensor.name, tensor.shape)
+        if not targets or info.format in targets and info.group_size in (0, plan.group_size):
+            return [TensorInfo(tensor.shape, info.format, info.group_size)]
+        sizes = [get_format(name).group_sizes for name in targets]
+        groups = [plan.group_size if plan.group_size in allowed else allowed[0] for allowed in sizes]
+        return [TensorInfo(tensor.shape, name, group) for name, group in zip(targets, groups, strict=True)]
+
+    def read(self, tensor: Tensor) -> PackedWeight:
+        """The matrix. Raises as :func:`read_matrix`."""
+        weight = read_matrix(self._checkpoint, tensor, self._plan, keep=self._stays(tensor), threads=self._threads)
+        return in_floats(weight) if tensor.name in self._routers else weight
+
+    def _stays(self, tensor: Tensor) -> bool:
+        return tensor.name in self._kept or self._plan.stays(self._checkpoint.info(tensor.name))
 
 
 def quantize_best(

@@ -11,7 +11,17 @@ from ipex_lookahead.errors import LowBitFormatError, arg
 from ipex_lookahead.formats.base import GROUP, LowBitFormat, PackedWeight
 from ipex_lookahead.low_bits import LOW_BITS
 
-__all__ = ["FLOATS", "FORMATS", "GROUP", "LowBitFormat", "PackedWeight", "dequantize", "get_format", "quantize"]
+__all__ = [
+    "FLOATS",
+    "FORMATS",
+    "GROUP",
+    "LowBitFormat",
+    "PackedWeight",
+    "dequantize",
+    "get_format",
+    "in_floats",
+    "quantize",
+]
 
 FORMATS: dict[str, LowBitFormat] = {name: import_module(f"{__name__}.{name}").FORMAT for name in LOW_BITS}
 
@@ -54,6 +64,11 @@ def quantize(
     if weight.format == name and weight.format not in FLOATS and weight.group_size in (0, group_size):
         return weight
     return target.quantize(weight, group_size, threads, importance)
+
+
+def in_floats(weight: PackedWeight) -> PackedWeight:
+    """The weight with its values as codes: itself where it is in a float format, else decoded to float32, exactly."""
+    return weight if weight.format in FLOATS else PackedWeight("fp32", weight.shape, dequantize(weight))
 
 
 def dequantize(weight: PackedWeight) -> npt.NDArray[np.float32]:

@@ -53,22 +53,28 @@ def test_a_layer_is_a_router_and_its_experts(tmp_path: Path) -> None:
     assert spec.kept()[1:] == tuple(f"model.layers.{layer}.block_sparse_moe.gate.weight" for layer in range(2))
 
 
+def with_router(folder: Path, kind: gguf.GGMLQuantizationType) -> Path:
+    """A GGUF file in Q8_0 whose routers have the values of Q8_0, stored as that or as F32."""
+    entries, tensors = parts_of(write_gguf(folder / "m.gguf", build("mixtral", PLAIN), quant="Q8_0"))
+    changed: list[Tensor] = []
+    for name, dims, old, data in tensors:
+        if name.endswith("ffn_gate_inp.weight"):
+            values = np.frombuffer(data, np.float32).reshape(dims[::-1])
+            packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+            rounded = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
+            changed.append((name, dims, int(kind), (packed if kind.name == "Q8_0" else rounded).tobytes()))
+        else:
+            changed.append((name, dims, old, data))
+    path = folder / f"{kind.name}.gguf"
+    path.write_bytes(gguf_bytes(entries, changed).data)
+    return path
+
+
 def test_a_router_in_low_bits_is_run_with_its_values(tmp_path: Path) -> None:
     """Nobody writes one; its values are the file's all the same, for the core has routers in floats alone."""
-    entries, tensors = parts_of(write_gguf(tmp_path / "m.gguf", build("mixtral", PLAIN), quant="Q8_0"))
     found = []
     for kind in (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.F32):
-        changed: list[Tensor] = []
-        for name, dims, old, data in tensors:
-            if name.endswith("ffn_gate_inp.weight"):
-                values = np.frombuffer(data, np.float32).reshape(dims[::-1])
-                packed = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
-                rounded = gguf.quants.dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
-                changed.append((name, dims, int(kind), (packed if kind.name == "Q8_0" else rounded).tobytes()))
-            else:
-                changed.append((name, dims, old, data))
-        (tmp_path / kind.name).write_bytes(gguf_bytes(entries, changed).data)
-        checkpoint = GgufCheckpoint(tmp_path / kind.name)
+        checkpoint = GgufCheckpoint(with_router(tmp_path, kind))
         engine = NativeEngine.load(checkpoint, checkpoint.spec, WeightPlan(), threads=1)
         cache = engine.new_cache()
         batch = Batch(

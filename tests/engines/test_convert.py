@@ -6,6 +6,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
@@ -14,6 +15,7 @@ from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.convert import convert
 from ipex_lookahead.engines.loading import LoadRequest
+from tests.architectures.test_mixtral import with_router
 from tests.support import family_table, tiny_families
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
@@ -70,6 +72,14 @@ def test_families_whose_tensors_lie_otherwise(tmp_path: Path, family: str) -> No
     """Norms without their 1, parts of fused tensors, experts in blocks, routers in floats."""
     model = tiny_families.build(family, family_table.variants(family)[0])
     check(tiny_families.write_folder(tmp_path / "model", model), tmp_path, low_bit="sym_int8")
+
+
+@pytest.mark.parametrize("asked", [{}, {"low_bit": "sym_int4"}], ids=str)
+def test_a_router_in_low_bits_is_saved_in_floats(tmp_path: Path, asked: dict[str, Any]) -> None:
+    check(with_router(tmp_path, gguf.GGMLQuantizationType.Q8_0), tmp_path, **asked)
+    checkpoint = open_checkpoint(tmp_path / "converted")
+    assert {checkpoint.info(name).format for name in checkpoint.spec.routers()} == {"fp32"}
+    checkpoint.close()
 
 
 def test_one_matrix_at_a_time(tmp_path: Path) -> None:

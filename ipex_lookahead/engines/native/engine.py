@@ -21,9 +21,9 @@ from ipex_lookahead.engines.native.core import CORE_RAISES, core_build, core_err
 from ipex_lookahead.engines.native.decoder import empty_decoder, in_order
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.prefetch import prefetched
-from ipex_lookahead.engines.weights import WeightPlan, check_shape, random_matrix, read_matrix, read_vector
+from ipex_lookahead.engines.weights import PlannedWeights, WeightPlan, check_shape, random_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, InputError, OutOfMemoryError, arg
-from ipex_lookahead.formats import FLOATS, dequantize
+from ipex_lookahead.formats import in_floats
 from ipex_lookahead.formats.base import PackedWeight
 
 Floats = npt.NDArray[np.float32]
@@ -135,16 +135,10 @@ class NativeEngine:
             check_shape(checkpoint, tensor)
         threads = default_threads() if threads is None else check_threads(threads)
         total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
-        # In no low-bit format unless the file's are: routers, and an embedding that the plan does not know.
-        kept, routers = {*spec.kept()} - {plan.embedding}, {*spec.routers()}
+        planned = PlannedWeights(checkpoint, spec, plan, threads)
 
         def read(tensor: Tensor) -> PackedWeight | Floats:
-            if not tensor.is_matrix:
-                return read_vector(checkpoint, tensor)
-            weight = read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
-            if tensor.name in routers and weight.format not in FLOATS:  # the core has routers in floats alone
-                return PackedWeight("fp32", weight.shape, dequantize(weight))
-            return weight
+            return planned.read(tensor) if tensor.is_matrix else read_vector(checkpoint, tensor)
 
         def size(tensor: Tensor) -> int:
             return packed_bytes(checkpoint.info(tensor.name))
@@ -224,7 +218,7 @@ class NativeEngine:
         Args:
             spec: what it is.
             low_bit: the name that its format goes by.
-            matrix: a tensor of two dimensions -> the weight, in a format that the core has a kernel for.
+            matrix: a tensor of two dimensions -> the weight, in any format; a router's is decoded to floats.
             vector: a tensor of one dimension -> float32 [n].
             threads: None = as many as the machine has cores for.
             kv_cache: "fp16" or "int8".
@@ -233,7 +227,7 @@ class NativeEngine:
             UnsupportedModelError: the core does not run a model like that.
             EngineError: no compiled core, or a forced instruction set that this processor lacks.
         """
-        decoder = empty_decoder(spec, threads, kv_cache)
+        decoder, routers = empty_decoder(spec, threads, kv_cache), {*spec.routers()}
         decoded: Counter[str] = Counter()
         orders: dict[str, Order] = {}
         sizes: dict[str, int] = {}
@@ -242,6 +236,8 @@ class NativeEngine:
                 decoder.set_vector(name, vector(tensor))
                 continue
             weight, shared = matrix(tensor), _shared(name)
+            if tensor.name in routers:
+                weight = in_floats(weight)
             if (
                 weight.order is not None and shared == name
             ):  # the first of those that share inputs decides on their order

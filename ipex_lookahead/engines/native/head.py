@@ -21,16 +21,15 @@ from ipex_lookahead.engines.native.decoder import empty_decoder, in_order
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.weights import (
+    PlannedWeights,
     WeightPlan,
     check_shape,
     outputs_of,
     random_matrix,
-    read_matrix,
     read_order,
     read_vector,
 )
 from ipex_lookahead.errors import ContextLengthError
-from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 
 Ids = npt.NDArray[np.int32]
@@ -86,15 +85,7 @@ class NativeHead:
 
         Raises ModelFormatError for a tensor of another shape than the config says, or with NaN or infinity.
         """
-        routers = {*spec.routers()}
-        kept = {*spec.kept()}
-
-        def matrix(tensor: Tensor) -> PackedWeight:
-            keep = tensor.name in kept or plan.stays(checkpoint.info(tensor.name))
-            weight = read_matrix(checkpoint, tensor, plan, keep=keep, threads=threads)
-            if tensor.name in routers and weight.format not in FLOATS:
-                return PackedWeight("fp32", weight.shape, dequantize(weight))
-            return weight
+        planned = PlannedWeights(checkpoint, spec, replace(plan, embedding=""), threads)
 
         def vector(tensor: Tensor) -> Floats:
             check_shape(checkpoint, tensor)
@@ -102,7 +93,7 @@ class NativeHead:
 
         if spec.candidates is not None:
             ids = read_order(checkpoint, spec.candidates.ordering)
-        return cls.build(spec, matrix, vector, target, threads=threads, ids=ids)
+        return cls.build(spec, planned.read, vector, target, threads=threads, ids=ids)
 
     @classmethod
     def random(

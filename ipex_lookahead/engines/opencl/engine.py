@@ -23,7 +23,7 @@ from ipex_lookahead.engines.opencl.layers import Floats
 from ipex_lookahead.engines.opencl.memory import check_room
 from ipex_lookahead.engines.opencl.programs import sources
 from ipex_lookahead.engines.opencl.step import plan
-from ipex_lookahead.engines.weights import WeightPlan, check_shape, read_matrix, read_vector
+from ipex_lookahead.engines.weights import PlannedWeights, WeightPlan, check_shape, read_vector
 from ipex_lookahead.errors import InputError, NonFiniteError, arg
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -40,14 +40,14 @@ def reading(
     for tensor in spec.tensors():
         check_shape(checkpoint, tensor)
     total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
-    kept = {*spec.kept()} - {plan.embedding}
+    planned = PlannedWeights(checkpoint, spec, plan, threads)
 
     def matrix(tensor: Tensor) -> PackedWeight:
         nonlocal done
         if progress is not None:
             progress(min(done, total - 1), total, tensor.name)  # a tied embedding may be read twice
         done += 1
-        return read_matrix(checkpoint, tensor, plan, keep=tensor.name in kept, threads=threads)
+        return planned.read(tensor)
 
     yield matrix, partial(read_vector, checkpoint)
     if progress is not None:

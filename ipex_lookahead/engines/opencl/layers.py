@@ -16,6 +16,7 @@ from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.linear import LANES, Matrix, stream_bytes
 from ipex_lookahead.engines.opencl.supported import attention_of, mlps_of
 from ipex_lookahead.engines.weights import outputs_of, together
+from ipex_lookahead.formats import in_floats
 from ipex_lookahead.formats.base import PackedWeight
 
 Floats = npt.NDArray[np.float32]
@@ -40,7 +41,7 @@ class Layer:
     Attributes:
         block: what it is.
         qkv: one matrix where formats allow, else three.
-        o, router: the router of a mixture.
+        o, router: the router of a mixture, in floats.
         gate, up, down: of a mixture a stack for each format of its experts; gate and up are in the same formats, expert
             by expert, where their stacks are ``paired``.
         vectors: norms and sinks by name.
@@ -134,7 +135,10 @@ class Weights:
             "mixer_after": self._norm(block.mixer_after),
             "feed_forward_norm": self._norm(block.feed_forward_norm),
         }
-        router = self._alone(block.feed_forward.router) if isinstance(block.feed_forward, Experts) else None
+        router = None
+        if isinstance(block.feed_forward, Experts):
+            linear = block.feed_forward.router
+            router = self._upload([linear], [in_floats(self._matrix(linear.weight))])
         gate, up, down = (
             self._stacks(linears, place("" if mixture else shared, linears, not mixture and name == shared), mixture)
             for name, shared in (("gate", "gate"), ("up", "gate"), ("down", "down"))
@@ -156,13 +160,13 @@ class Weights:
 
     def _in_pieces(self, linear: Linear) -> list[Matrix]:
         """The lm_head, its outputs in as many matrices as it takes buffers; in one where it embeds tokens too."""
-        weight, bias = self._matrix(linear.weight), None if linear.bias is None else self._vector(linear.bias)
+        weight = self._for_order(self._matrix(linear.weight), None)
+        bias = None if linear.bias is None else self._vector(linear.bias)
         tiles = -(-weight.shape[0] // LANES)
         of_a_tile = max(stream_bytes(weight.format, weight.shape, weight.group_size)) // tiles
         whole = self.spec.tied and self._embeds
         step = LANES * (tiles if whole else min(tiles, max(self.device.largest_buffer // of_a_tile, 1)))
         pieces = [slice(first, first + step) for first in range(0, weight.shape[0], step)]
-        weight = self._for_order(weight, None)
         made = [
             Matrix.upload(
                 self.device, [outputs_of(weight, piece)], [None if bias is None else bias[piece]], self._threads

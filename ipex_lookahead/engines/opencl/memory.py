@@ -20,9 +20,8 @@ from ipex_lookahead.engines.opencl.scratch import RopeTable, Scratch
 from ipex_lookahead.engines.opencl.step import BLOCK, SPLIT_ROWS
 from ipex_lookahead.engines.opencl.supported import attention_of
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
-from ipex_lookahead.engines.weights import WeightPlan
+from ipex_lookahead.engines.weights import PlannedWeights, WeightPlan
 from ipex_lookahead.errors import InputError, OutOfMemoryError, arg
-from ipex_lookahead.formats import get_format
 
 log = logging.getLogger("ipex_lookahead")
 
@@ -136,16 +135,10 @@ def measured(
     checkpoint: Checkpoint, spec: ModelSpec, plan: WeightPlan, kv_cache: str, positions: int | None
 ) -> Measured:
     """What a checkpoint's model needs. ``positions``: those that were asked for; None: ``POSITIONS`` of them."""
-    kept = {*spec.kept()} - {plan.embedding}
+    planned = PlannedWeights(checkpoint, spec, plan)
 
     def formats(tensor: Tensor) -> TensorInfo:
-        info = checkpoint.info(tensor.name)
-        targets = () if tensor.name in kept else plan.target(tensor.name, tensor.shape)
-        if not targets or (info.format in targets and info.group_size in (0, plan.group_size)):
-            return info
-        groups = [plan.group_size if plan.group_size in get_format(name).group_sizes else 0 for name in targets]
-        made = [TensorInfo(tensor.shape, name, group) for name, group in zip(targets, groups, strict=True)]
-        return max(made, key=lambda one: _buffers(tensor, lambda _: one)[0])
+        return max(planned.choices(tensor), key=lambda one: _buffers(tensor, lambda _: one)[0])
 
     return Measured(spec, formats, kv_cache, positions or min(spec.max_context, POSITIONS))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,21 +15,32 @@ import torch
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
+from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.bench.doctor import questions
+from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.decoding.kept_costs import key_of
 from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.loading import LoadRequest
+from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.load import load as load_native
 from ipex_lookahead.engines.opencl.device import device_of, listed
+from ipex_lookahead.engines.opencl.engine import OpenClEngine
 from ipex_lookahead.engines.opencl.load import load as load_opencl
+from ipex_lookahead.engines.opencl.memory import measured
+from ipex_lookahead.engines.opencl.split import SplitEngine
+from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import EngineError, LookaheadError, UnsupportedModelError
+from ipex_lookahead.formats import quantize
+from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.modeling import placement
 from ipex_lookahead.tokenization.prompts import build_prompt
+from tests.engines.native.test_kernels import WITH_GROUPS
 from tests.support.family_engines import each, some
 from tests.support.family_table import CONTEXT, Variant
 from tests.support.native import ids_of, one_by_one, run
 from tests.support.quantized_float_folders import fp8, mxfp4, nvfp4
 from tests.support.quantized_folders import ORDERED, Kind, awq, gptq, write_quantized
+from tests.support.specs import make_spec, random_weights
 from tests.support.tiny import write_tiny_llama
 from tests.support.tiny_families import build, text, write_folder
 
@@ -66,6 +78,54 @@ def test_every_family(tmp_path: Path, model_type: str, variant: Variant) -> None
     for (name, one), (other_name, other) in zip(engine.weights(), native.weights(), strict=True):
         assert name == other_name
         assert [(n, a.tobytes()) for n, a in one.arrays()] == [(n, a.tobytes()) for n, a in other.arrays()], name
+
+
+class InMemory:
+    """A checkpoint of ``spec`` with random weights: every matrix in ``name``, every vector in a float format."""
+
+    path = Path("in-memory")
+
+    def __init__(self, spec: ModelSpec, name: str, group: int) -> None:
+        self.tensors: dict[str, PackedWeight] = {}
+        floats = itertools.cycle(("bf16", "fp16", "fp32"))
+        for tensor_name, values in random_weights(spec).items():
+            plain = PackedWeight("fp32", values.shape, values)
+            self.tensors[tensor_name] = (
+                quantize(plain, name, group) if values.ndim == 2 else quantize(plain, next(floats))
+            )
+
+    def info(self, name: str) -> TensorInfo:
+        return TensorInfo.of(self.tensors[name])
+
+    def read(self, name: str) -> PackedWeight:
+        return self.tensors[name]
+
+
+@pytest.mark.parametrize(("name", "group", "tied"), [(*one, i % 2 > 0) for i, one in enumerate(WITH_GROUPS)])
+def test_every_tensor_in_any_format(name: str, group: int, tied: bool) -> None:
+    """Routers, embeddings, norms, biases and sinks too: the native engine's bytes, also where layers are divided."""
+    device = device_of(None)
+    spec = make_spec(
+        hidden=256, intermediate=256, heads=2, kv_heads=1, head_dim=128, vocab=40, tied=tied, bias="qkvogudrh",
+        experts=[5, 4], used=2, q_norm="head", k_norm="head", sinks=True, mixer_after=True,
+    )  # fmt: skip
+    checkpoint: Any = InMemory(spec, name, group)
+    native = NativeEngine.load(checkpoint, spec, WeightPlan(), threads=1)
+    tokens = ids_of(native, 9)
+    expected = run(native, native.new_cache(), tokens).tobytes()
+    model = measured(checkpoint, spec, WeightPlan(), "fp16", 9)
+    whole = OpenClEngine.load(checkpoint, spec, WeightPlan(), device, threads=1)
+    split = SplitEngine.load(checkpoint, spec, WeightPlan(), device, 1, threads=1)
+    for engine, layers in ((whole, 2), (split, 1)):
+        assert run(engine, engine.new_cache(), tokens).tobytes() == expected, layers
+        on_device = engine if isinstance(engine, OpenClEngine) else engine._device
+        assert model.need(layers).weights == on_device._decoder.weights.nbytes
+        assert saved(engine) == saved(native)
+
+
+def saved(engine: Any) -> dict[str, tuple[str, list[bytes]]]:
+    """What ``save_low_bit`` writes of each tensor: its format and its streams."""
+    return {name: (one.format, [array.tobytes() for _, array in one.arrays()]) for name, one in engine.weights()}
 
 
 QUANTISED = [gptq(2, 64, False), gptq(3, 32, True), awq(32, "asym_int4", layout="gemv_fast"), fp8(), nvfp4(), mxfp4()]
