@@ -1,14 +1,94 @@
-"""What of the words of a description the kernels run, and what of them each block is then."""
+"""Which parts and fields of a model's description the kernels run: an allow list.
+
+A field that is in neither table is refused by name, whatever its value: a new field belongs in one of the two.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
 
-from ipex_lookahead.architectures.spec import Attention, Block, Experts, GatedMlp, ModelSpec, Norm
+from ipex_lookahead.architectures.spec import (
+    Activation,
+    Attention,
+    Block,
+    Experts,
+    GatedMlp,
+    Linear,
+    ModelSpec,
+    Norm,
+    Rope,
+    Tensor,
+)
 from ipex_lookahead.errors import UnsupportedModelError, arg
 
 MOST_HEAD, MOST_USED = 1024, 64
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
+SCORES = ("all", "chosen")
+"""What a router's logits may become."""
+
+RUN: dict[type, frozenset[str]] = {
+    kind: frozenset(names.split())
+    for kind, names in (
+        (
+            ModelSpec,
+            "model_type hidden vocab max_context embedding layers final_norm head embedding_multiplier logit_multiplier"
+            " logit_softcap read_past unread mtp",
+        ),
+        (
+            Block,
+            "mixer_norm mixer mixer_after feed_forward_norm feed_forward feed_forward_after residual_multiplier",
+        ),
+        (Attention, "heads kv_heads head_dim scale rope window softcap q k v q_norm k_norm sinks o"),
+        (Rope, "frequencies factor query_beta query_original"),
+        (Norm, "weight epsilon"),
+        (Linear, "weight bias"),
+        (GatedMlp, "gate up down activation"),
+        (Activation, "kind alpha limit"),
+        (Experts, "router experts used scores renormalise groups_used group_best"),
+    )
+}
+"""The fields that kernels read, or that change nothing of a step; what else their values must be says ``_beyond``."""
+AT_DEFAULT: dict[type, dict[str, str]] = {
+    ModelSpec: {
+        "per_layer": "embeddings by layer",
+        "features": "features of another model's",
+        "candidates": "logits of some tokens alone",
+        "target_keys": "keys and values of another model's",
+    },
+    Block: {
+        "parallel": "parallel blocks",
+        "per_layer": "embeddings by layer",
+        "per_layer_after": "embeddings by layer",
+        "output_scale": "blocks whose output is scaled",
+    },
+    Attention: {
+        "gate": "gated attention",
+        "norm_after_rope": "norms after rope",
+        "value_norm": "norms of values",
+        "shared": "keys and values that are one, or another layer's",
+        "with_embedding": "attention that reads the embedding too",
+    },
+    Rope: {"interleaved": "interleaved rope"},
+    Norm: {"bias": "layer norms", "centered": "layer norms"},
+    GatedMlp: {"parameters": "activations with parameters"},
+    Experts: {
+        "router_norm": "a norm before the router",
+        "router_multiplier": "a router whose inputs are scaled",
+        "norm": "a norm of the experts' own",
+        "after": "norms behind experts",
+        "shared_after": "norms behind experts",
+        "shared": "shared experts",
+        "shared_gate": "shared experts",
+        "expert_scales": "scales of experts",
+        **dict.fromkeys(
+            ("correction", "sum_epsilon", "scale", "groups"),
+            "a router with sigmoids, corrections, groups or a scale",
+        ),
+    },
+}
+"""The fields that must have their default, at which they change nothing, and what a model has otherwise."""
 
 
 def attention_of(block: Block) -> Attention:
@@ -27,7 +107,7 @@ def mlps_of(block: Block) -> tuple[GatedMlp, ...]:
 
 def check_spec(spec: ModelSpec) -> None:
     """Raise UnsupportedModelError for a model that the kernels do not run."""
-    lacking = sorted({reason for block in spec.layers for reason in _lacking(block)} | {*_lacking_norms(spec)})
+    lacking = sorted({reason for block in spec.layers for reason in _beyond(block)} | {*_unknown(spec)})
     if lacking:
         raise UnsupportedModelError(
             f"{spec.model_type} has {', '.join(lacking)}, which the OpenCL engine does not run",
@@ -44,50 +124,45 @@ def check_spec(spec: ModelSpec) -> None:
         )
 
 
-def _lacking(block: Block) -> Iterator[str]:
-    """What of a block there are no kernels for."""
+def _unknown(part: Any) -> Iterator[str]:
+    """What of a part of a description, and of the parts in it, is in no table, or not at its default."""
+    kind = next((one for one in type(part).__mro__ if one in RUN), None)
+    if kind is None:
+        yield f"{type(part).__name__} layers"
+        return
+    for one in fields(part):
+        value = getattr(part, one.name)
+        if one.name in RUN[kind]:
+            inner = value if isinstance(value, tuple) else (value,)
+            apart = one.metadata.get("apart", False)  # of no step
+            yield from (
+                lacking
+                for each in inner
+                if is_dataclass(each) and not isinstance(each, Tensor) and not apart
+                for lacking in _unknown(each)
+            )
+        elif one.name not in AT_DEFAULT.get(kind, {}):
+            yield f"{kind.__name__}.{one.name}"
+        elif value != one.default:
+            yield AT_DEFAULT[kind][one.name]
+
+
+def _beyond(block: Block) -> Iterator[str]:
+    """Which values of a block's fields there are no kernels for."""
     if block.mixer is None or block.feed_forward is None:
         yield "layers without a mixer or without a feed-forward"
-    if block.mixer is not None and not isinstance(block.mixer, Attention):
-        yield f"{type(block.mixer).__name__} layers"
-    elif block.mixer is not None:
-        if block.mixer.gate is not None:
-            yield "gated attention"
-        if block.mixer.norm_after_rope:
-            yield "norms after rope"
-        if block.mixer.rope is not None and block.mixer.rope.interleaved:
-            yield "interleaved rope"
-        if block.mixer.k is None or block.mixer.v is None:
-            yield "keys and values that are one, or another layer's"
-        if block.mixer.value_norm is not None:
-            yield "norms of values"
-    if block.parallel:
-        yield "parallel blocks"
-    if block.per_layer is not None:
-        yield "embeddings by layer"
-    if block.output_scale is not None:
-        yield "blocks whose output is scaled"
+    if isinstance(block.mixer, Attention) and (block.mixer.k is None or block.mixer.v is None):
+        yield AT_DEFAULT[Attention]["shared"]
     mixture = block.feed_forward if isinstance(block.feed_forward, Experts) else None
     if mixture is not None:
         if mixture.used > MOST_USED:
             yield f"rows that go to {mixture.used} experts (of at most {MOST_USED})"
         if len({expert.activation for expert in mixture.experts}) > 1:
             yield "experts of several activations in a layer"
-        if mixture.shared is not None:
-            yield "shared experts"
-        if mixture.scores == "sigmoid" or mixture.correction is not None or mixture.scale != 1 or mixture.groups > 1:
-            yield "a router with sigmoids, corrections, groups or a scale"
+        if mixture.scores not in SCORES:
+            yield AT_DEFAULT[Experts]["groups"]
     if block.feed_forward is not None:
         mlps = mlps_of(block)
         if any(mlp.gate is None for mlp in mlps):
             yield "MLPs without a gate"
         yield from (f"the activation {mlp.activation.kind}" for mlp in mlps if mlp.activation.kind not in ACTIVATIONS)
-
-
-def _lacking_norms(spec: ModelSpec) -> Iterator[str]:
-    """What of the norms there are no kernels for."""
-    norms: list[Norm | None] = [spec.final_norm]
-    for block in spec.layers:
-        norms += (block.mixer_norm, block.mixer_after, block.feed_forward_norm, block.feed_forward_after)
-    if any(norm is not None and norm.centered for norm in norms):
-        yield "layer norms"
