@@ -74,12 +74,6 @@ class Decoder:
         self._launches: dict[int, list[Launch]] = {}
         self._recorded: dict[tuple[int, int, int, int], Recorded] = {}
         self._bound: object = None
-        device.models.add(self)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the device's memory that its weights, keys and values take."""
-        return self.weights.nbytes + sum(int(buffer.size) for buffer in self.pages.buffers)
 
     def _experts_touched(self, chosen: npt.NDArray[np.int32], rows: int) -> int:
         """How many experts a step of so many rows read in all layers, of those chosen, [layers][pairs]."""
@@ -111,7 +105,7 @@ class Decoder:
     ) -> tuple[npt.NDArray[np.int32], Floats | None, int]:
         device, wanted = self.device, len(plan.want)
         scratch = self._reserve(plan, top)
-        with self.pages.lock:
+        with device.errors("run"), self.pages.lock:  # a forked process is refused before it calls the driver
             self._enqueue(plan, scratch, hidden)
         vocab, ids, found = self.spec.vocab, np.empty((0, top), i32), np.empty((0, self.spec.vocab), f32)
         reads: list[tuple[Any, tuple[int, ...], type[np.generic], int]] = []

@@ -7,8 +7,10 @@ not pass, and not at all where that does not either.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
+import os
 import re
 import threading
 import warnings
@@ -46,6 +48,10 @@ MAJOR = 22
 """The bit of OpenCL's versions from which on they are the major one."""
 SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products", ARRIVALS: "arrivals of work-groups"}
 USED, NOT_OFFERED = "used", "not offered"
+SMALLER = (
+    f"use a shorter context, {arg('kv_cache', 'int8')}, a format of fewer bits, or fewer layers on the device"
+    f" ({arg('gpu_layers')})"
+)
 
 
 def what_to_do(devices: Path = Path("/dev")) -> str:
@@ -167,6 +173,51 @@ def _chosen(name: str | None) -> tuple[int, Any]:
     return number, found[number]
 
 
+class Objects:
+    """The live OpenCL objects of a device: buffers, whose bytes are counted, kernels, queues and recorded commands.
+
+    A forked process inherits them, and some drivers crash when it releases one, also at its exit. So each object gets
+    one more reference there, which is never dropped.
+
+    Args:
+        cl: pyopencl.
+        device: what holds the context and the programs, which a forked process must not release either.
+    """
+
+    def __init__(self, cl: Any, device: Device) -> None:
+        # pyopencl's own classes take no weak references.
+        self.kinds: dict[str, Any] = {
+            name: type(name, (getattr(cl, name),), {}) for name in ("Buffer", "CommandQueue", "Kernel")
+        }
+        self._device = weakref.ref(device)
+        self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._keep_for_ever)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(nbytes for _, nbytes in list(self._alive.values()))
+
+    def make(self, kind: str, *arguments: Any, nbytes: int = 0, **named: Any) -> Any:
+        """An object of a class of pyopencl's, counted with ``nbytes`` as long as it lives."""
+        return self.add(self.kinds[kind](*arguments, **named), nbytes)
+
+    def add(self, made: Any, nbytes: int = 0) -> Any:
+        """Count an object until it is collected, which may happen in any thread, and return it."""
+        reference = weakref.ref(made, self._forget)
+        self._alive[id(reference)] = (reference, nbytes)
+        return made
+
+    def _forget(self, reference: weakref.ref[Any]) -> None:
+        self._alive.pop(id(reference), None)
+
+    def _keep_for_ever(self) -> None:
+        alive = [self._device(), *(reference() for reference, _ in list(self._alive.values()))]
+        for one in alive:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+
+
 class Device:
     """One device with a queue of its own, whose kernels run in the order in which they are enqueued.
 
@@ -184,9 +235,11 @@ class Device:
         self.cl = opencl()
         self.number, self.raw = _chosen(name)
         self.name = str(self.raw.name).strip()
+        self.memory, self.largest_buffer = int(self.raw.global_mem_size), int(self.raw.max_mem_alloc_size)
+        self.objects = Objects(self.cl, self)
         with self.errors("opened"):
             self.context = self.cl.Context([self.raw])
-            self.queue = self.cl.CommandQueue(self.context)
+            self.queue = self.objects.make("CommandQueue", self.context)
         self.launch: Any = self.cl.enqueue_nd_range_kernel
         """Enqueues a kernel: queue, kernel, work-items, those of a work-group; a profile puts its own here."""
         self.extensions = frozenset(str(self.raw.extensions).split())
@@ -199,9 +252,6 @@ class Device:
         self._first_that_passes(self._spellings() if spelling is None else [spelling])
         self.recorder, self.paths["command buffers"] = recorder_of(self)
         self.units = Units()
-        self.memory, self.largest_buffer = int(self.raw.global_mem_size), int(self.raw.max_mem_alloc_size)
-        self.models: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Decoders that are on it; their ``nbytes`` is what they take of its memory."""
 
     @property
     def is_gpu(self) -> bool:
@@ -225,19 +275,26 @@ class Device:
         return [one for one in some if ARRIVALS not in one or SUBGROUPS in one]
 
     def _first_that_passes(self, spellings: Sequence[Spelling]) -> None:
-        wrong = ""
+        wrong, failed = "", False
         for self.spelling in spellings:
             self._programs.clear()
+            failed = False
             try:
                 wrong = check(self)
             except EngineError as error:  # where plain kernels do not compile either, that is what is said
                 if not self.spelling:
                     raise
-                wrong = str(error)
+                wrong, failed = str(error), True
             for name in self.spelling:
                 self.paths[SPELT[name]] = f"its self-test failed: {wrong}" if wrong else USED
             if not wrong:
                 return
+        if failed:  # the only spelling that was to be tried
+            raise EngineError(
+                f"kernels with {', '.join(SPELT[name] for name in self.spelling)} do not run on the device {self.name}:"
+                f" {wrong}",
+                hint="leave the spelling out: the device then gets the best one that runs on it",
+            )
         raise EngineError(
             f"the device {self.name} does not compute as IEEE 754 says ({wrong}), so a text on it would not be exact",
             hint=f"update its driver, or use {arg('device', 'cpu')}",
@@ -254,7 +311,7 @@ class Device:
             if error.code in (code.MEM_OBJECT_ALLOCATION_FAILURE, code.INVALID_BUFFER_SIZE, code.OUT_OF_HOST_MEMORY):
                 raise OutOfMemoryError(
                     f"the device {self.name} has no memory left to be {deed} with ({error})",
-                    hint=f"use a shorter context, {arg('kv_cache', 'int8')} or a format of fewer bits",
+                    hint=SMALLER,
                 ) from None
             reset = error.code == code.OUT_OF_RESOURCES  # what Intel's driver for GPUs says after a hang, too
             raise EngineError(
@@ -292,7 +349,7 @@ class Device:
     def kernel(self, program: Any, name: str, *arguments: Any) -> Any:
         """A kernel of its own, with arguments: buffers, which it does not hold, None for no buffer, numpy scalars."""
         with self.errors("programmed"):
-            made = self.cl.Kernel(program, name)
+            made = self.objects.make("Kernel", program, name)
             made.set_args(*arguments)
         return made
 
@@ -315,17 +372,36 @@ class Device:
             self.launch(self.queue, kernel, size, local)
 
     def empty(self, nbytes: int) -> Any:
-        """A buffer that kernels read and write; not zeroed. At least of 4 bytes, since there are none of 0."""
-        with self.errors("given memory"):
-            return self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, max(int(nbytes), 4))
+        """A buffer that kernels read and write; not zeroed. At least of 4 bytes, since there are none of 0.
+
+        Raises OutOfMemoryError where it is larger than the device's largest buffer or than the memory that is left.
+        """
+        return self._buffer(max(int(nbytes), 4), self.cl.mem_flags.READ_WRITE)
 
     def upload(self, array: npt.NDArray[Any] | None) -> Any:
-        """A buffer with a copy of the array; None for None."""
+        """A buffer with a copy of the array; None for None. Raises as ``empty``."""
         if array is None:
             return None
         flags = self.cl.mem_flags.READ_WRITE | self.cl.mem_flags.COPY_HOST_PTR
+        return self._buffer(array.nbytes, flags, np.ascontiguousarray(array))
+
+    def _buffer(self, nbytes: int, flags: int, copied: npt.NDArray[Any] | None = None) -> Any:
+        """A buffer of that size. Drivers that allocate at the first use do not refuse it, so this does."""
         with self.errors("given memory"):
-            return self.cl.Buffer(self.context, flags, hostbuf=np.ascontiguousarray(array))
+            left = self.memory - self.objects.nbytes
+            if nbytes > min(self.largest_buffer, left):
+                limit = (
+                    f"the largest that it has is {self.largest_buffer:,}"
+                    if nbytes > self.largest_buffer
+                    else f"{max(left, 0):,} of its {self.memory:,} are left"
+                )
+                raise OutOfMemoryError(
+                    f"the device {self.name} could not be given memory: a buffer of {nbytes:,} bytes is needed, and"
+                    f" {limit}",
+                    hint=SMALLER,
+                )
+            size = nbytes if copied is None else 0
+            return self.objects.make("Buffer", self.context, flags, size, copied, nbytes=nbytes)
 
     def write(self, buffer: Any, array: npt.NDArray[Any]) -> None:
         """Copy an array into a buffer; it may be changed when this returns."""

@@ -144,9 +144,8 @@ def measured(
 
 
 def room(device: Device) -> int:
-    """Bytes that a model may take on a device: its share, less what models that are there already take."""
-    taken = [int(model.nbytes) for model in device.models]
-    return int(SHARE * device.memory) - sum(taken)
+    """Bytes that a model may take on a device: its share, less what is there already."""
+    return int(SHARE * device.memory) - device.objects.nbytes
 
 
 def layers_that_fit(device: Device, model: Measured) -> int:

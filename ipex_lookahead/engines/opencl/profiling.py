@@ -47,7 +47,8 @@ def profiled(device: Device) -> Iterator[Profile]:
     cl, before = device.cl, (device.queue, device.launch, device.recorder)
     with device.errors("profiled"):
         device.queue.finish()
-        queue = cl.CommandQueue(device.context, properties=cl.command_queue_properties.PROFILING_ENABLE)
+        properties = cl.command_queue_properties.PROFILING_ENABLE
+        queue = device.objects.make("CommandQueue", device.context, properties=properties)
     events: list[tuple[str, tuple[int, ...], Any]] = []
 
     def launch(queue: Any, kernel: Any, size: tuple[int, ...], local: tuple[int, ...] | None = None) -> Any:

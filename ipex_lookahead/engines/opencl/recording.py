@@ -43,7 +43,7 @@ class Recorder:
         raw = self._calls[NAMES[0]](one, ctypes.byref(self._queue), None, ctypes.byref(error))
         self._check(error.value, "created")
         buffer = ctypes.c_void_p(raw)
-        recorded = Recorded(self, buffer, [kernel for kernel, _, _ in launches])
+        recorded: Recorded = self._device.objects.add(Recorded(self, buffer, [kernel for kernel, _, _ in launches]))
         for kernel, size, local in launches:
             sizes = [(ctypes.c_size_t * len(size))(*numbers) for numbers in (size, local)]
             # No queue but the buffer's own, no properties, no offset; nothing to wait for, since the queue is in order.

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from ipex_lookahead.engines.opencl.device import Device
 
 SPELLINGS: dict[str, Any] = {"best": None, "plain": ()}
 
@@ -13,3 +16,13 @@ def device(request: pytest.FixtureRequest) -> Any:
     from ipex_lookahead.engines.opencl.device import device_of
 
     return device_of(None, SPELLINGS[request.param])
+
+
+def need(device: Device, *names: str) -> None:
+    """Skip the test where the device lacks one of what kernels may use, keys of ``SPELT``."""
+    from ipex_lookahead.engines.opencl.device import NOT_OFFERED, SPELT
+
+    for name in names:
+        state = device.paths[SPELT[name]]
+        if state == NOT_OFFERED or state.startswith("its self-test failed"):
+            pytest.skip(f"{device.name}, {SPELT[name]}: {state}")

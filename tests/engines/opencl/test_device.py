@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from ipex_lookahead.engines.opencl import device as module
 from ipex_lookahead.engines.opencl import programs, self_test
 from ipex_lookahead.engines.opencl.device import Device, listed, what_to_do
 from ipex_lookahead.engines.opencl.programs import DOT, SUBGROUPS, flags
-from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.errors import EngineError, InputError, OutOfMemoryError
+from tests.engines.opencl.conftest import need
 
 
 def test_without_pyopencl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +143,10 @@ def test_it_says_what_the_devices_are(device: Device) -> None:
 
 
 def test_a_device_that_computes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "NUMERICS", (*programs.NUMERICS, "-cl-fast-relaxed-math", "-cl-denorms-are-zero"))
-    with pytest.raises(EngineError, match="does not compute as IEEE 754 says"):
+    """Roots are wrong in the source: which bits relaxed mathematics changes is up to the compiler."""
+    source = module.source
+    monkeypatch.setattr(module, "source", lambda *files: source(*files).replace("sqrt(", "rsqrt("))
+    with pytest.raises(EngineError, match=r"does not compute as IEEE 754 says \(square root"):
         Device()
 
 
@@ -158,6 +163,34 @@ def test_a_spelling_that_fails_its_test_is_not_used(monkeypatch: pytest.MonkeyPa
     assert tried == [(SUBGROUPS, DOT), ()]
     with pytest.raises(EngineError, match="sums over lanes"):
         Device(spelling=(SUBGROUPS,))
+
+
+def test_a_forced_spelling_that_does_not_compile_is_reported_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "NUMERICS", (*programs.NUMERICS, "-Dfloat=nonsense"))
+    with pytest.raises(
+        EngineError, match=r"kernels with integer dot products do not run .*could not be programmed: .*BUILD_PROGRAM"
+    ) as caught:
+        Device(spelling=(DOT,))
+    assert "leave the spelling out" in caught.value.hint
+    with pytest.raises(EngineError, match=r"^the device .* could not be programmed"):
+        Device()
+
+
+@pytest.mark.parametrize(
+    ("state", "skips"),
+    [("used", False), ("offered, and slower than plain on processors", False), ("not offered", True),
+     ("its self-test failed: fma", True)],
+)  # fmt: skip
+def test_tests_of_a_spelling_run_where_the_device_has_it(state: str, skips: bool) -> None:
+    """``need`` itself: a device without subgroups skips those tests with its own reason, every other one runs them."""
+    paths = dict.fromkeys(module.SPELT.values(), "used")
+    device: Any = SimpleNamespace(name="H200", paths={**paths, "subgroups": state})
+    need(device, DOT)
+    if not skips:
+        need(device, DOT, SUBGROUPS)
+        return
+    with pytest.raises(pytest.skip.Exception, match=f"^H200, subgroups: {state}$"):
+        need(device, DOT, SUBGROUPS)
 
 
 def test_division_and_roots_are_tried_over_the_whole_range() -> None:
@@ -205,8 +238,80 @@ def test_several_buffers_are_read_with_one_wait(device: Device, monkeypatch: pyt
 def test_what_opencl_says_becomes_an_error_of_ours(device: Device) -> None:
     with pytest.raises(EngineError, match="programmed"):
         device.program("rows", options=["-Dkernel=nonsense"])
-    with pytest.raises(EngineError, match="given memory"):
+
+
+class Lazy:
+    """A driver that makes buffers of any size, and allocates them at the first use: it counts how many it makes."""
+
+    def __init__(self, *_: Any) -> None:
+        Lazy.made += 1
+
+    made = 0
+
+
+@pytest.fixture
+def lazy(device: Device, monkeypatch: pytest.MonkeyPatch) -> Device:
+    """The device with a driver that refuses nothing, 1,000 bytes of memory, and buffers of 600 at most."""
+    monkeypatch.setattr(device, "objects", module.Objects(device.cl, device))
+    monkeypatch.setitem(device.objects.kinds, "Buffer", Lazy)
+    monkeypatch.setattr(device, "memory", 1000)
+    monkeypatch.setattr(device, "largest_buffer", 600)
+    monkeypatch.setattr(Lazy, "made", 0)
+    return device
+
+
+def test_what_is_larger_than_the_largest_buffer_is_refused(lazy: Device) -> None:
+    for make in (lambda: lazy.empty(601), lambda: lazy.upload(np.zeros(151, np.float32)), lambda: lazy.empty(1 << 60)):
+        with pytest.raises(OutOfMemoryError, match="not be given memory: .*largest that it has is 600$") as caught:
+            make()
+        assert "a shorter context" in caught.value.hint
+    assert Lazy.made == 0
+    assert lazy.empty(600) is not None
+    assert Lazy.made == 1
+
+
+def test_what_is_not_left_is_refused_until_something_is_given_back(lazy: Device) -> None:
+    first = [lazy.empty(600)]
+    with pytest.raises(OutOfMemoryError, match="a buffer of 404 bytes is needed, and 400 of its 1,000 are left$"):
+        lazy.upload(np.zeros(101, np.float32))
+    second = lazy.upload(np.zeros(100, np.float32))
+    with pytest.raises(OutOfMemoryError, match="and 0 of its 1,000 are left$"):
+        lazy.empty(0)  # which is a buffer of 4 bytes
+    assert (Lazy.made, lazy.objects.nbytes) == (2, 1000)
+    first.clear()
+    assert lazy.objects.nbytes == 400
+    assert lazy.empty(600) is not second
+
+
+@given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 5)), max_size=30))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_account_is_the_sum_of_what_is_alive(lazy: Device, steps: list[tuple[int, int]]) -> None:
+    """Whatever is made and given back, in any order: refused exactly where it does not fit."""
+    held: dict[int, tuple[Any, int]] = {}
+    for nbytes, place in steps:
+        held.pop(place, None)
+        before, size = sum(one for _, one in held.values()), max(nbytes, 4)
+        assert lazy.objects.nbytes == before
+        if size <= 600 and before + size <= 1000:
+            held[place] = (lazy.empty(nbytes), size)
+        else:
+            with pytest.raises(OutOfMemoryError):
+                lazy.empty(nbytes)
+    made = sum(size for _, size in held.values())
+    assert lazy.objects.nbytes == made
+    held.clear()
+    assert lazy.objects.nbytes == 0
+
+
+def test_a_real_buffer_is_counted_as_long_as_it_lives(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "objects", module.Objects(device.cl, device))
+    made = [device.empty(4000), device.upload(np.zeros(10, np.float64))]
+    assert device.objects.nbytes == 4080 == sum(one.size for one in made)
+    with pytest.raises(OutOfMemoryError, match="given memory"):
         device.empty(1 << 60)
+    assert device.objects.nbytes == 4080
+    del made
+    assert device.objects.nbytes == 0
 
 
 def test_a_gpu_that_no_driver_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

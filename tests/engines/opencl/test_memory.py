@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -15,11 +14,11 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 from ipex_lookahead import AutoModelForCausalLM, InputError
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.checkpoints.base import TensorInfo
+from ipex_lookahead.engines import weights
 from ipex_lookahead.engines.base import Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
-from ipex_lookahead.engines.opencl import engine as opencl_engine
 from ipex_lookahead.engines.opencl import memory
-from ipex_lookahead.engines.opencl.device import Device, device_of
+from ipex_lookahead.engines.opencl.device import Device, Objects, device_of
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
 from ipex_lookahead.engines.opencl.linear import Rows
 from ipex_lookahead.engines.opencl.load import load
@@ -29,6 +28,7 @@ from ipex_lookahead.engines.opencl.split import SplitEngine
 from ipex_lookahead.errors import OutOfMemoryError
 from ipex_lookahead.formats import FORMATS
 from tests.engines.opencl.test_engine import both, in_pieces, sorted_weights
+from tests.engines.opencl.test_split import divided
 from tests.support.native import chain, ids_of, run
 from tests.support.specs import make_spec
 from tests.support.tiny import write_tiny_llama
@@ -90,9 +90,9 @@ def test_fewer_layers_need_less_and_an_embedding_of_its_own_goes_first() -> None
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A device with no model on it, whose memory a test may change."""
+    """A device with nothing on it, whose memory a test may change."""
     device = device_of(None)
-    monkeypatch.setattr(device, "models", WeakSet())
+    monkeypatch.setattr(device, "objects", Objects(device.cl, device))
     monkeypatch.setattr(device, "memory", device.memory)
     monkeypatch.setattr(device, "largest_buffer", device.largest_buffer)
     return device
@@ -137,11 +137,15 @@ def test_a_device_is_one_by_all_its_names() -> None:
 
 
 def test_models_that_are_there_already_count(small: Device) -> None:
+    """Weights, keys and values, and what steps work in; as long as the model is there."""
     before = room(small)
     _, engine = both(make_spec(), small)
     run(engine, engine.new_cache(), np.zeros(1, np.int32))
-    pages = engine._decoder.pages
-    assert before - room(small) == engine._decoder.weights.nbytes + pages.bytes * len(pages.buffers)
+    decoder = engine._decoder
+    kept = decoder.weights.nbytes + decoder.pages.bytes * len(decoder.pages.buffers)
+    assert before - room(small) > kept + buffers_in(decoder._scratch)
+    del engine, decoder
+    assert room(small) == before
 
 
 def test_a_model_moves_only_where_its_weights_fit(small: Device) -> None:
@@ -162,7 +166,7 @@ def test_nothing_is_read_before_it_is_known_to_fit(
     model = measured(checkpoint, spec, request.plan("sym_int4").of_spec(spec), "fp16", None)
     small.memory = int(model.need(2).total / memory.SHARE) + 10
     read: list[str] = []
-    monkeypatch.setattr(opencl_engine, "read_matrix", lambda _, tensor, *__, **___: read.append(tensor))
+    monkeypatch.setattr(weights, "read_matrix", lambda _, tensor, *__, **___: read.append(tensor))
     with pytest.raises(OutOfMemoryError, match="has .* for it"):
         load(LoadRequest(folder, low_bit="sym_int4", threads=1, gpu_layers=3))
     assert not read
@@ -192,21 +196,23 @@ SMALL_BUFFERS: dict[str, dict[str, Any]] = {
 def test_weights_larger_than_a_buffer_are_in_several(
     device: Device, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = make_spec(vocab=300, **SMALL_BUFFERS[name])
-    _, whole = both(spec, device, "sym_int8")
+    """Of a model whose embedding, which is one buffer, is on the CPU."""
+    spec = make_spec(vocab=300, context=64, **SMALL_BUFFERS[name])
+    _, (whole,) = divided(spec, device, "sym_int8")
     monkeypatch.setattr(device, "largest_buffer", 2 * 64 * 64 + 100)
-    native, engine = both(spec, device, "sym_int8")
-    weights, before = engine._decoder.weights, whole._decoder.weights
+    native, (engine,) = divided(spec, device, "sym_int8")
+    weights, before = (one._device._decoder.weights for one in (engine, whole))
     assert (len(before.layers[0].qkv), len(weights.layers[0].qkv)) == (1, 3)
-    assert (len(before.head), len(weights.head)) == (1, 1 if spec.tied else 3)
+    assert (len(before.head), len(weights.head)) == (1, 3)
     assert (len(before.layers[0].down), len(weights.layers[0].down)) == ((1, 5) if spec.mixtures else (1, 1))
     tokens = ids_of(native, 40)
     expected = run(native, native.new_cache(), tokens).tobytes()
-    for pieces in ([40], [1, 5]):
-        assert in_pieces(engine, tokens, pieces).tobytes() == expected
+    assert in_pieces(engine, tokens, [1, 5]).tobytes() == expected
     for (key, one), (other_key, other) in zip(sorted_weights(engine), sorted_weights(native), strict=True):
         assert key == other_key
         assert [(n, a.tobytes()) for n, a in one.arrays()] == [(n, a.tobytes()) for n, a in other.arrays()], key
+    with pytest.raises(OutOfMemoryError, match="the largest that it has is 8,292"):
+        OpenClEngine.moved(native, device)
 
 
 def test_an_embedding_is_in_its_files_format(tmp_path: Path) -> None:
