@@ -439,8 +439,9 @@ FAMILIES: dict[str, Family] = {
     "vipllava": _seeing("VipLlavaConfig", "llama", {**_VISION, "num_hidden_layers": 12,
                                                    "model_type": "clip_vision_model"}),
     "internvl": _seeing("InternVLConfig", "qwen3", {**_VISION, "image_size": [28, 28], "patch_size": [14, 14]}),
-    "idefics3": _seeing("Idefics3Config", "llama", _VISION),
-    "smolvlm": _seeing("SmolVLMConfig", "llama", _VISION),
+    # Some transformers write a pad_token_id of 128,002 where none is given, which is beyond a small vocabulary.
+    "idefics3": _seeing("Idefics3Config", "llama", _VISION, {"pad_token_id": 0}),
+    "smolvlm": _seeing("SmolVLMConfig", "llama", _VISION, {"pad_token_id": 0}),
     "qwen2_vl": _seeing(
         "Qwen2VLConfig", "qwen2_vl_text", {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 2,
         "mlp_ratio": 2, "patch_size": 4}, gguf=True, rope_parameters={**_PLAIN, "mrope_section": [2, 3, 3]},

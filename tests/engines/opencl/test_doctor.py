@@ -60,7 +60,7 @@ def test_one_report_to_paste(
     assert json.loads(written.partition("```json\n")[2].partition("\n```")[0]) == report
     assert f"Attach this file to an issue: {file.name}" in said
     for line in (
-        "- subgroups: used",
+        f"- subgroups: {device_of('opencl:0').paths['subgroups']}",
         "Memory: device reads",
         "| native | ",
         "Logits by bytes: 2 of 2",

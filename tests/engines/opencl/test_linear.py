@@ -14,6 +14,7 @@ from ipex_lookahead.engines.opencl.step import HEADER, RECORD
 from ipex_lookahead.formats import FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.engines.native.test_kernels import SHAPES, WITH_GROUPS, linear, make_weight
+from tests.engines.opencl.conftest import need
 
 i32, f32 = np.int32, np.float32
 
@@ -59,6 +60,7 @@ def test_any_number_of_rows_gives_the_same_bytes(device: Device, name: str) -> N
 
 @pytest.mark.parametrize("spelling", [(SUBGROUPS, DOT), (DOT,), (SUBGROUPS,)], ids=" ".join)
 def test_spellings_that_are_not_the_best_here(spelling: tuple[str, ...]) -> None:
+    need(device_of(None), *spelling)
     device, x = device_of(None, spelling), activations(17, 352)
     for name, low_bit in FORMATS.items():
         weight = make_weight(name, 33, 352, group=low_bit.group_sizes[0] or 32, seed=1)

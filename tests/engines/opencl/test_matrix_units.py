@@ -17,6 +17,7 @@ from ipex_lookahead.engines.opencl.matrix_units import EXTENSION, PATH, differen
 from ipex_lookahead.engines.opencl.programs import DOT, SUBGROUPS, Units
 from ipex_lookahead.formats import FORMATS
 from tests.engines.native.test_kernels import linear, make_weight
+from tests.engines.opencl.conftest import need
 from tests.engines.opencl.test_engine import both, in_pieces
 from tests.engines.opencl.test_linear import activations
 from tests.support.native import ids_of, run
@@ -29,8 +30,7 @@ WHOLE = [name for name in FORMATS if has_whole_codes(name)]
 def spelt_out(request: pytest.FixtureRequest) -> Iterator[Device]:
     """A device whose kernels are those of matrix units, in subgroups of 8 and of 16."""
     device = device_of(None)
-    if SUBGROUPS not in device.spelling:
-        pytest.skip(f"{device.name} has no subgroups")
+    need(device, SUBGROUPS)
     before, device.units = device.units, Units(request.param, spelt_out=True)
     yield device
     device.units = before
@@ -81,8 +81,7 @@ def test_they_are_used_where_they_are_there_and_right(monkeypatch: pytest.Monkey
 
 def test_the_self_test_sees_a_wrong_product_and_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     device = device_of(None)
-    if SUBGROUPS not in device.spelling:
-        pytest.skip(f"{device.name} has no subgroups")
+    need(device, SUBGROUPS)
     assert difference(device, Units(16, spelt_out=True)) == ""
     if EXTENSION not in device.extensions:
         assert "programmed" in difference(device, Units(16))  # there is no such function
