@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from ipex_lookahead.serving.usage import whole_pages
 
 if TYPE_CHECKING:
     from ipex_lookahead.generation.service import Event, Service, Ticket, TokenLogprob
-    from ipex_lookahead.serving.grammar import Grammar
+    from ipex_lookahead.serving.grammar import Grammar, Grammars
     from ipex_lookahead.tokenization.text import TextTokenizer
 
 
@@ -34,12 +34,14 @@ class TextRequest(GenerationRequest):
         reader: finds thoughts and calls of tools in it, and may end it with the first call; each answer has its own.
         markers, silent_too: see :class:`AnswerText`.
         grammar: what the answer keeps to; None for any text.
+        constraint: compiles that; None where there is nothing to compile.
     """
 
     reader: Reader = field(default_factory=Reader)
     markers: Mapping[int, str] | None = None
     silent_too: bool = False
     grammar: Grammar | None = None
+    constraint: Callable[[Grammars], Grammar | None] | None = None
 
 
 @dataclass(slots=True)

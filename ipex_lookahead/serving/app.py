@@ -26,7 +26,9 @@ from ipex_lookahead.serving import (
 )
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.gate import Gate
+from ipex_lookahead.serving.handling import GONE
 from ipex_lookahead.serving.server import Server
+from ipex_lookahead.serving.sse import ClientGoneError
 
 log = logging.getLogger(__name__)
 APIS = (chat, completions, responses, messages, ollama, llama_server, models, tokens, health, web)
@@ -47,7 +49,7 @@ def make_app(server: Server) -> FastAPI:
     app.state.server = server
     for api in APIS:
         app.include_router(api.router)
-    for kind in (ApiError, RequestValidationError, HTTPException, Exception):
+    for kind in (ApiError, ClientGoneError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _error_response)
     app.add_middleware(Gate, server=server)
     if server.settings.origins:  # round the gate: a browser asks whether it may ask, and sends no key with that
@@ -71,6 +73,8 @@ async def _error_response(request: Request, error: Exception) -> JSONResponse:
 def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, ClientGoneError):
+        return ApiError(GONE, "the client left")
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, HTTPException):

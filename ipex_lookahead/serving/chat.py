@@ -222,7 +222,7 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     conversation, count, alternatives = body.to_conversation(limits), body.answers(limits), body.alternatives(limits)
     options = body.options(served.vocab_size, limits)
     likely = text_of(body.prediction.content, "prediction.content") if body.prediction else ""
-    prepared = await server.prepare(lambda: prepare(served, conversation))
+    prepared = await server.prepared(request, lambda: prepare(served, conversation))
     if likely:
         options["prediction"] = await server.prepare(lambda: served.encode(likely))
     asked = body.max_completion_tokens or body.max_tokens

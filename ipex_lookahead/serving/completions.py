@@ -91,7 +91,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         raise refused("prompt", f"{len(given)} prompts times {count} answers are too many; at most {most} are made")
     options = body.options(served.vocab_size, limits)
     prompts = await server.prepare(lambda: encoded(served, given))
-    grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
+    grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
     best = count > body.answers(limits)
     top = 0 if best and alternatives is None else alternatives
     options |= {**memory_of(request, body.cache_salt), "top_logprobs": top}

@@ -12,7 +12,7 @@ from ipex_lookahead.errors import ContextLengthError, InputError, ModelFormatErr
 from ipex_lookahead.serving.answers import TextRequest
 from ipex_lookahead.serving.calls.base import DECODER, Function, Spell, Style, json_of
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.grammar import Grammar, inlined
+from ipex_lookahead.serving.grammar import Grammar, Grammars, inlined
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.server import Served
@@ -61,11 +61,11 @@ class Conversation:
 
 
 def prepare(served: Served, conversation: Conversation) -> TextRequest:
-    """Render, tokenize, compile: a request that does not say yet how its answer is made.
+    """Render and tokenize: a request that does not say yet how its answer is made, and whose grammar is not compiled.
 
     Takes tens of milliseconds: for a thread, and once for all answers of a conversation.
 
-    Raises InputError where the template refuses the messages or a schema cannot be compiled.
+    Raises InputError where the template refuses the messages.
     """
     served.check_length(
         [*conversation.messages, *(conversation.functions if conversation.may_call else ()), conversation.begun]
@@ -84,9 +84,11 @@ def prepare(served: Served, conversation: Conversation) -> TextRequest:
     if marks is not None and (thinking is not Mode.NONE or marks.again):
         written += [marks.begin, marks.end]
     markers = _markers(served, written)
-    grammar = _grammar(served, conversation, style, markers, thinking, marks)
+    constraint = None
+    if conversation.form is not None or conversation.may_call:
+        constraint = partial(_grammar, conversation, style, markers, thinking, marks)
     parser = Parser(style, conversation.open, one=conversation.one_call) if given else None
-    return TextRequest(ids, reader=Reader(thinking, parser, marks), markers=markers, grammar=grammar)
+    return TextRequest(ids, reader=Reader(thinking, parser, marks), markers=markers, constraint=constraint)
 
 
 def fitted(served: Served, conversation: Conversation, asked: int | None) -> TextRequest:
@@ -226,17 +228,15 @@ def _markers(served: Served, spelled: Sequence[str]) -> dict[int, str]:
 
 
 def _grammar(
-    served: Served,
     conversation: Conversation,
     style: Style,
     markers: Mapping[int, str],
     thinking: Mode,
     marks: Marks | None,
+    grammars: Grammars,
 ) -> Grammar | None:
     """What the answer must keep to, behind what is thought."""
     forced = conversation.may_call and conversation.choice != "auto"
-    if conversation.form is None and not conversation.may_call:
-        return None
     ids = {text: i for i, text in markers.items()}
     thought = "" if marks is None or thinking is Mode.NONE else rule(thinking, marks, ids)
     before = {Mode.NONE: "", Mode.PERHAPS: "thought? ", Mode.WITHIN: "thought "}[thinking]
@@ -245,28 +245,28 @@ def _grammar(
         return f"<[{ids[text]}]>" if text in ids else json.dumps(text)
 
     if not conversation.may_call and conversation.form is not None:
-        return grammar_of(served, conversation.form, before, thought)
+        return grammar_of(grammars, conversation.form, before, thought)
     if conversation.form is None and not forced:
         # A thought that is not certain, and whose markers are text, is text like any other here: that is free anyway.
         certain = thinking is Mode.WITHIN or (marks is not None and {marks.begin, marks.end} <= ids.keys())
-        return _at_will(served, conversation.open, style, spell, *((before, thought) if certain else ("", "")))
+        return _at_will(grammars, conversation.open, style, spell, *((before, thought) if certain else ("", "")))
     wanted = [one for one in conversation.open if conversation.choice in ("auto", "required", one["name"])]
     params = (
         style.grammar(wanted, spell, one=conversation.one_call or conversation.choice not in ("auto", "required"))
         + thought
     )
     if forced or conversation.form is None:
-        return served.grammars.lark(f"start: {before}calls\n{params}")
+        return grammars.lark(f"start: {before}calls\n{params}")
     answer, form = _answer(conversation.form)
-    return served.grammars.lark(f"start: {before}(calls | answer)\n{params}{answer}", form)
+    return grammars.lark(f"start: {before}(calls | answer)\n{params}{answer}", form)
 
 
-def grammar_of(served: Served, form: Form, before: str = "", thought: str = "") -> Grammar:
+def grammar_of(grammars: Grammars, form: Form, before: str = "", thought: str = "") -> Grammar:
     """What keeps an answer in its form, behind what ``before`` names and the rules of ``thought``."""
     if not before and not form.lark:
-        return served.grammars.json_schema(form.schema)
+        return grammars.json_schema(form.schema)
     answer, other = _answer(form)
-    return served.grammars.lark(f"start: {before}answer\n{thought}{answer}", other)
+    return grammars.lark(f"start: {before}answer\n{thought}{answer}", other)
 
 
 def _answer(form: Form) -> tuple[str, str]:
@@ -275,7 +275,7 @@ def _answer(form: Form) -> tuple[str, str]:
 
 
 def _at_will(
-    served: Served, functions: Sequence[Function], style: Style, spell: Spell, before: str, thought: str
+    grammars: Grammars, functions: Sequence[Function], style: Style, spell: Spell, before: str, thought: str
 ) -> Grammar | None:
     """For calls that the model makes where it likes. None where their beginning cannot be distinguished from text.
 
@@ -287,18 +287,18 @@ def _at_will(
         params = style.at_will(functions, spell)
         if params is None:
             return None
-        return served.grammars.lark(params.replace("start: ", f"start: {before}", 1) + thought)
+        return grammars.lark(params.replace("start: ", f"start: {before}", 1) + thought)
 
     try:
         return compiled(functions)
     except InputError:
-        kept = (one.get("strict") or _compiles(served, style, spell, one) for one in functions)
+        kept = (one.get("strict") or _compiles(grammars, style, spell, one) for one in functions)
         return compiled([one if own else _without(one, "parameters") for one, own in zip(functions, kept, strict=True)])
 
 
-def _compiles(served: Served, style: Style, spell: Spell, function: Function) -> bool:
+def _compiles(grammars: Grammars, style: Style, spell: Spell, function: Function) -> bool:
     try:
-        served.grammars.lark(f"start: calls\n{style.grammar([function], spell, one=True)}")
+        grammars.lark(f"start: calls\n{style.grammar([function], spell, one=True)}")
     except InputError:
         return False
     return True

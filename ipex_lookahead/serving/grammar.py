@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -15,15 +17,26 @@ from ipex_lookahead.decoding.sampling import Ids, Logits, Processor
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.generation.request import DraftFilter
+from ipex_lookahead.serving.compiling import PARSER, Client, GrammarProcess, NotCompiled, RefusedError, short
+from ipex_lookahead.serving.schema_checks import check_numbers
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 _OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,24})?"}
 """White space between two parts of JSON: none, a space, or one line's end and an indentation. A model that would go on
 with empty lines or spaces, as small ones do, has to come to the next part."""
 
+MAX_KEPT_BYTES = 64 << 20
+"""Of compiled grammars that are kept, as the trial measured them; the latest stay."""
+_SIZE = 256 << 10
+"""Bytes of a small grammar, about."""
+
 
 def inlined(schema: Any) -> str:
-    """A JSON schema as it stands in a Lark grammar, behind ``%json``."""
+    """A JSON schema as it stands in a Lark grammar, behind ``%json``.
+
+    Raises InputError as :func:`check_numbers`.
+    """
+    check_numbers(schema)
     return json.dumps({"x-guidance": _OPTIONS, **({} if schema is True else schema)})
 
 
@@ -36,37 +49,22 @@ class Grammars:
     """Compiles grammars for one model. For any number of threads.
 
     Args:
-        tokenizer: the model's.
-        tokens: its tokens' bytes, by id.
-        ends: ids that end an answer.
+        compiler: the model's.
+        client: who wants them.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, tokens: Sequence[bytes], ends: Collection[int]) -> None:
-        self._tokens = tokens
-        self._ends = sorted(ends)
-        self._encode = tokenizer.encode
-        self._special = sorted(tokenizer.silent_ids | frozenset(tokenizer.all_special_ids) | frozenset(ends))
-        self._lock = threading.Lock()
-        self._made: Any = None
+    def __init__(self, compiler: Compiler, client: Client | None = None) -> None:
+        self._compiler = compiler
+        self._client = client or Client()
 
-    def warm(self) -> None:
-        """Make llguidance's view of the vocabulary now: half a second, in which Python does nothing else."""
-        if self._ends:
-            self._tokenizer()
-
-    def _tokenizer(self) -> Any:
-        """llguidance's own view of the vocabulary, made when it is first asked for."""
-        with self._lock:
-            if self._made is None:
-                wrapper = llguidance.TokenizerWrapper(
-                    _Vocabulary(self._tokens, self._ends, self._special, self._encode)
-                )
-                self._made = llguidance.LLTokenizer(wrapper, n_vocab=len(self._tokens), eos_token=self._ends)
-            return self._made
+    def of(self, client: Client) -> Grammars:
+        """The same for another client."""
+        return Grammars(self._compiler, client)
 
     def json_schema(self, schema: Any) -> Grammar:
         """JSON that the schema allows. Raises InputError where it cannot be compiled."""
         schema = {} if schema is True else schema
+        check_numbers(schema)
         return self._compile(
             lambda: llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
         )
@@ -82,20 +80,112 @@ class Grammars:
         try:
             form = any_to_lark("\n".join(lines))
         except Exception as error:  # the converter raises plain ones
-            raise InputError(f"the grammar cannot be read: {_short(error)}") from None
+            raise InputError(f"the grammar cannot be read: {short(error)}") from None
         both = [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": form}]
         return self._compile(lambda: json.dumps({"grammars": both}))
 
     def _compile(self, write: Callable[[], str]) -> Grammar:
+        try:
+            written = write()
+        except (ValueError, RecursionError, TypeError) as error:
+            raise InputError(f"the grammar cannot be compiled: {short(error)}") from None
+        return self._compiler.compile(written, self._client)
+
+
+class Compiler:
+    """Compiled grammars of one model, and what makes them: first in another process, then here.
+
+    The latest are kept, each for its owner, and so are the reasons why grammars were refused.
+
+    Args:
+        tokenizer: the model's.
+        tokens: its tokens' bytes, by id.
+        ends: ids that end an answer.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, tokens: Sequence[bytes], ends: Collection[int]) -> None:
+        self._tokens = tokens
+        self._ends = sorted(ends)
+        self._encode = tokenizer.encode
+        self._special = sorted(tokenizer.silent_ids | frozenset(tokenizer.all_special_ids) | frozenset(ends))
+        self._lock = threading.Lock()
+        self._made: Any = None
+        self._process = GrammarProcess(tokens, self._ends, self._special)
+        self._kept: OrderedDict[tuple[str, bytes], tuple[Grammar | tuple[str, str], int]] = OrderedDict()
+        self._kept_bytes = 0
+
+    def warm(self) -> None:
+        """Make llguidance's view of the vocabulary now: half a second, in which Python does nothing else."""
+        if self._ends:
+            self._process.start()
+            self._tokenizer()
+
+    def close(self) -> None:
+        """End the other process."""
+        self._process.close()
+
+    def compile(self, grammar: str, client: Client) -> Grammar:
+        """Compile a grammar as ``LLMatcher.grammar_from_...`` writes it.
+
+        Raises:
+            InputError: it cannot be compiled, or not within the limits.
+            NotCompiled: it is not among those that are kept, and the client does not wait.
+            Cancelled: the client left.
+        """
         if not self._ends:
             raise InputError("this model has no token that ends an answer, so that none can be kept in a grammar")
+        text = grammar.encode("utf-8", "surrogatepass")
+        key = (client.owner, hashlib.sha256(text).digest())
+        found = self._known(key)
+        if found is None:
+            if not client.waits:
+                raise NotCompiled
+            size = _SIZE + 8 * len(text)
+            try:
+                size += self._process.tried(grammar, client)
+                found = Grammar(self._matcher(grammar), len(self._tokens), self._ends)
+            except RefusedError as error:
+                found = str(error), error.hint
+            self._keep(key, found, size)
+        if isinstance(found, tuple):
+            raise RefusedError(found[0], hint=found[1])
+        return found
+
+    def _tokenizer(self) -> Any:
+        """llguidance's own view of the vocabulary, made when it is first asked for."""
+        with self._lock:
+            if self._made is None:
+                wrapper = llguidance.TokenizerWrapper(
+                    _Vocabulary(self._tokens, self._ends, self._special, self._encode)
+                )
+                self._made = llguidance.LLTokenizer(wrapper, n_vocab=len(self._tokens), eos_token=self._ends)
+            return self._made
+
+    def _matcher(self, grammar: str) -> Any:
+        limits = llguidance.LLParserLimits(**PARSER)
         try:
-            matcher = llguidance.LLMatcher(self._tokenizer(), write(), log_level=0)
+            matcher = llguidance.LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
         except (ValueError, RecursionError, TypeError) as error:
-            raise InputError(f"the grammar cannot be compiled: {_short(error)}") from None
+            raise InputError(f"the grammar cannot be compiled: {short(error)}") from None
         if matcher.is_error():
-            raise InputError(f"the grammar cannot be compiled: {_short(matcher.get_error())}")
-        return Grammar(matcher, len(self._tokens), self._ends)
+            raise RefusedError(f"the grammar cannot be compiled: {short(matcher.get_error())}")
+        return matcher
+
+    def _known(self, key: tuple[str, bytes]) -> Grammar | tuple[str, str] | None:
+        with self._lock:
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            return self._kept[key][0]
+
+    def _keep(self, key: tuple[str, bytes], found: Grammar | tuple[str, str], size: int) -> None:
+        with self._lock:
+            _, before = self._kept.pop(key, (None, 0))
+            self._kept[key] = (found, size)
+            self._kept_bytes += size - before
+            while self._kept_bytes > MAX_KEPT_BYTES:
+                _, (_, less) = self._kept.popitem(last=False)
+                self._kept_bytes -= less
 
 
 class Grammar:
@@ -112,6 +202,10 @@ class Grammar:
         return state.process, state.filter
 
 
+_OUTGROWN = ("too many", "Too many", "limit", "too complex", "TooComplex")
+"""Words of the errors that llguidance's own limits end in."""
+
+
 class _State:
     """How far an answer is in its grammar. Both of its methods see the answer's tokens in order."""
 
@@ -124,18 +218,24 @@ class _State:
     def _advance(self, ids: Ids) -> None:
         for token in ids[self._at :].tolist():
             if not self._matcher.consume_token(token):
-                raise LookaheadError(f"the answer cannot go on in its grammar: {_short(self._matcher.get_error())}")
+                raise self._failure()
         self._at = len(ids)
+
+    def _failure(self) -> LookaheadError:
+        """Why the answer cannot go on: the grammar's limits, which are the client's affair, or a fault of ours."""
+        said = short(self._matcher.get_error())
+        if any(word in said for word in _OUTGROWN):
+            return InputError(
+                f"the grammar is too complex to go on in: {said}", hint="simplify its patterns and lengths"
+            )
+        return LookaheadError(f"the answer cannot go on in its grammar: {said}")
 
     def process(self, ids: Ids, logits: Logits) -> Logits:
         """Forbid what the grammar does."""
         self._advance(ids)
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
-            said = _short(self._matcher.get_error())
-            raise InputError(
-                f"the grammar is too complex to go on in: {said}", hint="simplify its patterns and lengths"
-            )
+            raise self._failure()
         allowed = np.unpackbits(mask, bitorder="little")[: logits.size].view(np.bool_)
         logits[: allowed.size][~allowed] = -np.inf
         logits[allowed.size :] = -np.inf
@@ -183,8 +283,3 @@ class _Vocabulary:
     def __call__(self, text: bytes | str) -> list[int]:
         given = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return self._encode(given, add_special_tokens=False)
-
-
-def _short(error: object) -> str:
-    """The first sentence of what the library says; what follows it are its inner states."""
-    return " ".join(str(error).split("\n")[0].split())[:300]

@@ -28,10 +28,17 @@ class Limits:
         schemas_bytes: of all schemas of a request.
         schema_text: characters of a constant, a pattern or a name in a schema: each token of the answer is compared
             with all of it.
+        schema_depth: levels of lists and objects of a schema.
+        schema_references, schema_chain: ``$ref`` of a schema, and how many of them may lead from one to the next.
+        schema_properties: entries of one ``properties`` or ``$defs``.
+        alternatives: entries of one ``enum``, ``anyOf`` or choice.
+        choice_characters: of all texts of a choice.
+        repetitions: of a part of a pattern or grammar (``{1,1000}``).
         tools: functions of a request.
         remembered_bytes, all_remembered_bytes: memory for the responses that later ones name, of one key and of all.
         rendered_characters: of one text that the page has rendered.
-        preparing: requests whose templates and grammars are worked on at once; others wait.
+        preparing: requests whose templates and texts are worked on at once; others wait.
+        compiling, all_compiling: grammars that are compiled at once, of one key and of all; others wait.
         head_seconds: a connection that has sent no request's head for so long is closed.
         body_seconds: from the first to the last byte of a request's body.
         ping_seconds: a stream says something at least so often.
@@ -53,11 +60,20 @@ class Limits:
     schema_bytes: int = 256 << 10
     schemas_bytes: int = 512 << 10
     schema_text: int = 4096
+    schema_depth: int = 100
+    schema_references: int = 4096
+    schema_chain: int = 100
+    schema_properties: int = 4096
+    alternatives: int = 50_000
+    choice_characters: int = 1 << 20
+    repetitions: int = 65_536
     tools: int = 128
     remembered_bytes: int = 16 << 20
     all_remembered_bytes: int = 64 << 20
     rendered_characters: int = 60_000
     preparing: int = 4
+    compiling: int = 2
+    all_compiling: int = 8
     head_seconds: float = 30.0
     body_seconds: float = 60.0
     ping_seconds: float = 10.0

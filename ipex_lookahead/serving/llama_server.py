@@ -51,7 +51,7 @@ async def completion(request: Request, body: LlamaRequest) -> Response:
         body.repetition_penalty = body.repeat_penalty
     prompt = body.prompt
     (ids,) = await server.prepare(lambda: encoded(served, [prompt] if isinstance(prompt, str) else [prompt]))
-    grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
+    grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
     asked = body.max_tokens if body.n_predict is None else body.n_predict
     params = body.params(limits, new_tokens(served, len(ids), -1 if asked is None else asked))
     options |= memory_of(request, body.cache_salt)

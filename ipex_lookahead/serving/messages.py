@@ -197,7 +197,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     conversation = body.to_conversation(server.limits)
     options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
     stop = stops(body.stop_sequences, server.limits, "stop_sequences")
-    prepared = await server.prepare(lambda: prepare(served, conversation))
+    prepared = await server.prepared(request, lambda: prepare(served, conversation))
     params = params_of(body, new_tokens(served, len(prepared.prompt), body.max_tokens), stop)
     answers = server.start([replace(prepared, params=params, **options)])
     writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers, body.stop_sequences or ())

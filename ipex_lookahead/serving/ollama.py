@@ -185,7 +185,7 @@ async def chat(request: Request, body: OllamaChat) -> Response:
     if not body.messages:
         return _loaded(body, {"message": {"role": "assistant", "content": ""}})
     conversation = body.to_conversation(server.limits)
-    prepared = await server.prepare(lambda: prepare(served, conversation))
+    prepared = await server.prepared(request, lambda: prepare(served, conversation))
     return await _answered(request, body, prepared, chat=True)
 
 
@@ -197,11 +197,11 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
         return _loaded(body, {"response": ""})
     if not body.raw:
         conversation = body.to_conversation(server.limits)
-        prepared = await server.prepare(lambda: prepare(served, conversation))
+        prepared = await server.prepared(request, lambda: prepare(served, conversation))
         return await _answered(request, body, prepared, chat=False)
     text, form = body.prompt, body.form(server.limits)
     ids = await server.prepare(lambda: served.encode(text, special=True))
-    grammar = None if form is None else await server.prepare(lambda: grammar_of(served, form))
+    grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
     return await _answered(request, body, TextRequest(ids, grammar=grammar), chat=False)
 
 

@@ -209,9 +209,9 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     conversation = body.to_conversation(server.limits, items)
     options = {**drafting(body.lookahead), **owner}
     if body.truncation == "auto":
-        prepared = await server.prepare(lambda: fitted(served, conversation, body.max_output_tokens))
+        prepared = await server.prepared(request, lambda: fitted(served, conversation, body.max_output_tokens))
     else:
-        prepared = await server.prepare(lambda: prepare(served, conversation))
+        prepared = await server.prepared(request, lambda: prepare(served, conversation))
     most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
     params = served.model.resolved(params_of(body, most))
     answers = server.start([replace(prepared, params=params, **options)])

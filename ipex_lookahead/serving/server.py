@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,16 +22,20 @@ from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.generation.recommended import SETTINGS
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, TextRequest
+from ipex_lookahead.serving.compiling import Cancelled, Client, NotCompiled
 from ipex_lookahead.serving.failures import ApiError, from_ours
-from ipex_lookahead.serving.grammar import Grammars
+from ipex_lookahead.serving.grammar import Compiler, Grammars
 from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.metrics import Metrics
 from ipex_lookahead.serving.remembered import Remembered
+from ipex_lookahead.serving.sse import ClientGoneError, unless_gone
 from ipex_lookahead.serving.vocabulary import token_bytes
 
 if TYPE_CHECKING:
+    from fastapi import Request
+
     from ipex_lookahead.generation.service import Service
     from ipex_lookahead.generation.text_model import TextModel
 
@@ -113,7 +119,12 @@ class Served:
     @cached_property
     def grammars(self) -> Grammars:
         """Compiles grammars for this model."""
-        return Grammars(self.tokenizer, self.tokens, self.eos_ids)
+        return Grammars(self.compiler)
+
+    @cached_property
+    def compiler(self) -> Compiler:
+        """What they are compiled with."""
+        return Compiler(self.tokenizer, self.tokens, self.eos_ids)
 
     @cached_property
     def template(self) -> str:
@@ -124,7 +135,7 @@ class Served:
     def warm(self) -> None:
         """Make what takes its time and is needed sooner or later, before anybody waits for it."""
         self._longest = max(map(len, self.tokens))
-        self.grammars.warm()
+        self.compiler.warm()
 
     def check_length(self, value: Any) -> None:
         """Raise ContextLengthError for texts, anywhere in a value, that are longer than the context's longest tokens.
@@ -190,6 +201,8 @@ class Server:
         self.draining = False
         self._served: Served | None = None
         self._preparing: asyncio.Semaphore | None = None
+        self._compiling: dict[str, asyncio.Semaphore] = {}
+        self._compilers = ThreadPoolExecutor(self.limits.all_compiling, "grammar")
 
     def ready(self, model: TextModel, make_service: Callable[[TextModel], Service]) -> None:
         """The model is there: serve it. ``make_service`` starts its service, after its fingerprint was taken."""
@@ -238,9 +251,10 @@ class Server:
         self.draining = True
         if self._served is not None:
             self._served.service.close(drain)
+            self._served.compiler.close()
 
     async def prepare(self, work: Callable[[], Result]) -> Result:
-        """Run work that takes its time (templates, tokenizers, grammars) in a thread, few at once.
+        """Run work that takes its time (templates, tokenizers) in a thread, few at once.
 
         Raises ApiError for errors of this package.
         """
@@ -255,6 +269,45 @@ class Server:
             finally:
                 if time.perf_counter() - began > _MUCH:
                     await asyncio.to_thread(_give_back)
+
+    async def prepared(self, request: Request, work: Callable[[], TextRequest]) -> TextRequest:
+        """Prepare an answer, and compile the grammar that it keeps to. Raises as :meth:`compile`."""
+        made = await self.prepare(work)
+        if made.constraint is not None:
+            made.grammar = await self.compile(request, made.constraint)
+        return made
+
+    async def compile(self, request: Request, work: Callable[[Grammars], Result]) -> Result:
+        """Run work that compiles grammars for a request; those that are kept are waited for by nobody.
+
+        Others take one of the slots of the request's key, so that one key's grammars keep out no other's. A client that
+        leaves frees its slot.
+
+        Raises:
+            ApiError: an error of this package.
+            ClientGoneError: the client left.
+        """
+        grammars, owner = self.served.grammars, str(request.scope.get("owner", ""))
+        with contextlib.suppress(NotCompiled):
+            return await self.prepare(lambda: work(grammars.of(Client(owner, waits=False))))
+        client = Client(owner)
+        return await unless_gone(request.receive, self._in_slot(client, lambda: work(grammars.of(client))))
+
+    async def _in_slot(self, client: Client, work: Callable[[], Result]) -> Result:
+        slot = self._compiling.setdefault(client.owner, asyncio.Semaphore(self.limits.compiling))
+        await slot.acquire()
+        done = asyncio.get_running_loop().run_in_executor(self._compilers, work)
+        done.add_done_callback(lambda _: slot.release())
+        try:
+            return await asyncio.shield(done)
+        except LookaheadError as error:
+            raise from_ours(error) from None
+        except Cancelled:
+            raise ClientGoneError from None
+        except asyncio.CancelledError:
+            client.leave()
+            done.add_done_callback(lambda ended: ended.exception())  # nobody waits for it
+            raise
 
     def start(self, requests: Sequence[TextRequest]) -> Answers:
         """Begin answers. Whoever calls closes them."""

@@ -11,6 +11,7 @@ from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
 from ipex_lookahead.serving.grammar import pattern
 from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.schema_checks import NAMED, SAID, check_repetitions, check_structure
 
 GRAMMAR = "a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot leave it"
 
@@ -90,14 +91,22 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
         most = 4 * limits.schema_text
         if len(value) > most:
             raise refused(name, f"the grammar has {len(value):,} characters; at most {most:,} are taken")
+        check_repetitions(value, limits, name, grammar=True)
         return Form(lark=value)
+    if kind == "choice" and len(value) > limits.alternatives:
+        raise refused(name, f"there are {len(value):,} texts; at most {limits.alternatives:,} are allowed")
+    if kind == "choice" and (size := sum(map(len, value))) > limits.choice_characters:
+        raise refused(name, f"the texts have {size:,} characters; at most {limits.choice_characters:,} are allowed")
     longest = max(map(len, [value] if isinstance(value, str) else value))
     if longest > limits.schema_text:
         raise refused(name, f"a text has {longest:,} characters; at most {limits.schema_text:,} are taken")
     if kind == "choice":
-        return Form(lark="start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in value))
+        # One terminal: its alternatives are one automaton, which has no limit of alternatives at one place.
+        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(value))
+        return Form(lark=f"start: CHOICE\nCHOICE: {texts}")
     if not value:
         raise refused(name, "the pattern is empty; give one that an answer can match")
+    check_repetitions(value, limits, name)
     return Form(lark=f"start: /{pattern(value)}/")
 
 
@@ -105,12 +114,6 @@ def schema_form(schema: Any, limits: Limits, param: str) -> Form:
     """What answers in a JSON schema look like. Raises ApiError as :func:`bounded`."""
     bounded(schema, limits, param)
     return Form(schema)
-
-
-_SAID = frozenset({"title", "description", "$comment", "examples", "default"})
-"""Keys of a schema whose texts no answer is compared with."""
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Keys behind which names stand, not keys."""
 
 
 def _longest(schema: Any) -> int:
@@ -123,9 +126,9 @@ def _longest(schema: Any) -> int:
         elif isinstance(one, list):
             left.extend((value, False) for value in one)
         elif isinstance(one, dict):
-            kept = [key for key in one if names or key not in _SAID]
+            kept = [key for key in one if names or key not in SAID]
             longest = max([longest, *map(len, kept)])
-            left.extend((one[key], not names and key in _NAMED) for key in kept)
+            left.extend((one[key], not names and key in NAMED) for key in kept)
     return longest
 
 
@@ -143,4 +146,5 @@ def bounded(schema: Any, limits: Limits, param: str) -> int:
         raise refused(
             param, f"a constant, pattern or name has {longest:,} characters; at most {limits.schema_text:,} are taken"
         )
+    check_structure(schema, limits, param)
     return size

@@ -1,4 +1,4 @@
-"""A process of its own for what a checkpoint brings (``worker.py``): started, sent requests, and seen to its end."""
+"""A process of its own for what comes from outside (``worker.py``): started, sent requests, and seen to its end."""
 
 from __future__ import annotations
 
@@ -38,6 +38,54 @@ class Stopped(Exception):
     """The process is gone, or was given up; says what it was stopped by."""
 
 
+class Link:
+    """A connection to a process that answers messages of JSON, each behind eight bytes of length."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def send(self, message: bytes) -> None:
+        """Send a message. Raises OSError where the other end is gone."""
+        self._socket.sendall(len(message).to_bytes(8, "little") + message)
+
+    def request(self, question: bytes, patience: float) -> dict[str, Any]:
+        """The answer to a message.
+
+        Raises:
+            TimeoutError: none came within ``patience`` seconds.
+            OSError: the other end is gone, or this one was closed.
+        """
+        deadline = time.monotonic() + patience
+        self._socket.settimeout(patience)
+        self.send(question)
+        size = int.from_bytes(self._read(8, deadline), "little")
+        answer: dict[str, Any] = json.loads(self._read(size, deadline))
+        return answer
+
+    def _read(self, size: int, deadline: float) -> bytearray:
+        found = bytearray()
+        while len(found) < size:
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            part = self._socket.recv(min(1 << 20, size - len(found)))
+            if not part:
+                raise ConnectionError
+            found += part
+        return found
+
+    def hand_over(self, other: socket.socket) -> None:
+        """Give the process at the other end a socket of ours. Raises OSError where it is gone."""
+        socket.send_fds(self._socket, [b"+"], [other.fileno()])
+
+    def hang_up(self) -> None:
+        """End the connection, also for a thread that waits for an answer: it gets an OSError."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
 class Worker:
     """A running ``worker.py``. For one thread at a time; ends with this object, and with the process that made it.
 
@@ -49,7 +97,8 @@ class Worker:
     def __init__(self, purpose: str, instead: str) -> None:
         """Raises InputError where no process can be started."""
         script = Path(__file__).with_name("worker.py")
-        self._link, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._link = Link(ours)
         try:
             with theirs:
                 self._process = subprocess.Popen(
@@ -77,14 +126,9 @@ class Worker:
         Raises:
             Stopped: the process ended without an answer, or did not give one in time; it is gone then.
         """
-        patience = _PATIENCE + 10 * seconds
-        deadline = time.monotonic() + patience
+        patience = patience_for(seconds)
         try:
-            self._link.settimeout(patience)
-            self._link.sendall(len(question).to_bytes(8, "little") + question)
-            size = int.from_bytes(self._read(8, deadline), "little")
-            answer: dict[str, Any] = json.loads(self._read(size, deadline))
-            return answer
+            return self._link.request(question, patience)
         except TimeoutError:
             self.close()
             raise Stopped(f"did not finish within {patience:g} s") from None
@@ -97,22 +141,23 @@ class Worker:
     def send(self, message: bytes) -> None:
         """Send a message to which there is no answer."""
         with contextlib.suppress(OSError):  # that a worker is dead shows at the next question
-            self._link.sendall(len(message).to_bytes(8, "little") + message)
+            self._link.send(message)
+
+    def branch(self) -> Link:
+        """A connection to a process that is forked from this one. Raises OSError where this one is gone."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._link.hand_over(theirs)
+        except BaseException:
+            ours.close()
+            raise
+        return Link(ours)
 
     @property
     def runs(self) -> bool:
         """Whether the process has not ended yet."""
         return self._process.poll() is None
-
-    def _read(self, size: int, deadline: float) -> bytearray:
-        found = bytearray()
-        while len(found) < size:
-            self._link.settimeout(max(0.001, deadline - time.monotonic()))
-            part = self._link.recv(min(1 << 20, size - len(found)))
-            if not part:
-                raise ConnectionError
-            found += part
-        return found
 
     def _last_words(self, limits: str) -> str:
         """Why the process ended."""
@@ -171,6 +216,11 @@ class KeptWorker(ABC):
             worker.disown()
 
 
+def patience_for(seconds: float) -> float:
+    """Seconds until a process is given up that may take so much processor time."""
+    return _PATIENCE + 10 * seconds
+
+
 def stopped_by(number: int, limits: str) -> str:
     """What is said of a process that a signal of that number has ended, which has these limits."""
     stopped = "" if number in (signal.SIGPROF, signal.SIGABRT) else f" (signal {number})"
@@ -182,7 +232,7 @@ def importable() -> list[str]:
     return [folder for folder in sys.path if os.path.isabs(folder)]
 
 
-def _end(link: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+def _end(link: Link, process: subprocess.Popen[bytes], owner: int) -> None:
     link.close()
     if process.stderr is not None:
         process.stderr.close()

@@ -1,10 +1,11 @@
-"""The process in which what a checkpoint brings is run: its chat template, or a tokenizer of any parts.
+"""The process in which what comes from outside is run: a chat template, a tokenizer of any parts, a client's grammar.
 
 Started by ``process.py`` as a script; imports nothing of the package. A sandbox keeps a template from reaching Python's
-insides, and a library reads the tokenizer, but neither keeps them from running for ever or filling the memory. Here the
-kernel sees to both: address space and processor time are limited, no file can be written, and when a limit is reached
-the process dies, whatever it is doing. It reads messages from standard input and answers each on standard output: eight
-bytes of length, then JSON. It ends when there are no more, as when the process that asks is gone.
+insides, and libraries read tokenizers and grammars, but none of them keeps its input from running for ever or filling
+the memory. Here the kernel sees to both: address space and processor time are limited, no file can be written, and when
+a limit is reached the process dies, whatever it is doing. It reads messages from standard input and answers each on
+standard output: eight bytes of length, then JSON. It ends when there are no more, as when the process that asks is
+gone.
 """
 
 from __future__ import annotations
@@ -13,8 +14,18 @@ import gc
 import importlib
 import json
 import os
+import select
+import signal
+import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+_COPIED = 4 << 20
+"""Bytes that a process which was forked copies of its parent's, whatever it does."""
+_UNHURRIED = 0.1
+"""Seconds after which a grammar's process makes way for all others."""
 
 
 class Raised(Exception):
@@ -139,10 +150,14 @@ class Kept:
         return self._template
 
 
-def apart(request: dict[str, Any], template: Any) -> dict[str, Any]:
-    """Answer a request in a process of its own, forked from this one; what ends it is an answer too.
+def apart(work: Callable[[], dict[str, Any]], client: socket.socket | None = None) -> dict[str, Any]:
+    """Return what ``work`` does in a process of its own, forked from this one; what ends it is an answer too.
 
-    So each template has a process that nothing was run in, and none waits for Python to start.
+    So each piece of work has a process that nothing was run in, and none waits for Python to start.
+
+    Args:
+        work: returns an answer, within limits that it sets itself.
+        client: the connection of who waits for it; when it is closed, the process is killed.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -152,7 +167,7 @@ def apart(request: dict[str, Any], template: Any) -> dict[str, Any]:
             os.dup2(0, 1)  # our parent's answers
             os.close(reader)
             try:
-                answer = render(request, template)
+                answer = work()
             except BaseException as error:
                 answer = {"error": "broken", "message": f"{type(error).__name__}: {error}"[:2000]}
             limit_time(0)
@@ -162,6 +177,8 @@ def apart(request: dict[str, Any], template: Any) -> dict[str, Any]:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as found:
+        if client is not None:
+            _wait(child, reader, client)
         body = found.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
@@ -171,6 +188,16 @@ def apart(request: dict[str, Any], template: Any) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {"error": "broken", "message": "it gave no answer"}
     return answered
+
+
+def _wait(child: int, reader: int, client: socket.socket) -> None:
+    """Wait until a process writes or ends; it is killed when its client leaves."""
+    ready, _, _ = select.select([reader, client], [], [], _UNHURRIED)
+    if not ready:
+        os.setpriority(os.PRIO_PROCESS, child, 10)
+        ready, _, _ = select.select([reader, client], [], [])
+    if client in ready:  # it sends one question only: this is the end of the connection
+        os.kill(child, signal.SIGKILL)
 
 
 def strftime_now(form: str) -> str:
@@ -201,8 +228,108 @@ class Tokenizer:
         return {"ok": found}
 
 
+class Grammars:
+    """llguidance's view of a vocabulary, and grammars that are tried with it."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        import llguidance
+
+        self._library = llguidance
+        self.tokens = [bytes.fromhex(token) for token in request["tokens"]]
+        self._ids = {token: i for i, token in enumerate(self.tokens) if token}
+        self._longest = max(map(len, self.tokens))
+        self._ends = frozenset(request["ends"])
+        self.eos_token_id, self.bos_token_id, self.special_token_ids = request["ends"][0], None, request["special"]
+        wrapper = llguidance.TokenizerWrapper(self)
+        self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=len(self.tokens), eos_token=request["ends"])
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """Tokens of a text, the longest first: which of its spellings is taken changes no mask."""
+        given, found, at = text.encode("utf-8") if isinstance(text, str) else text, [], 0
+        while at < len(given):
+            sizes = range(min(self._longest, len(given) - at), 0, -1)
+            size = next((size for size in sizes if given[at : at + size] in self._ids), 0)
+            if size:
+                found.append(self._ids[given[at : at + size]])
+            at += size or 1
+        return found
+
+    def tried(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Compile a grammar and begin a few answers in it.
+
+        Returns {"ok": bytes of memory}, or {"error": "refused" or "outgrown", "message": ...}.
+        """
+        limits = request["limits"]
+        before = memory()
+        limit_resources({**limits, "memory": limits["memory"] + before[0]})
+        parser = self._library.LLParserLimits(**request["parser"])
+        matcher = self._library.LLMatcher(self._tokenizer, request["grammar"], log_level=0, limits=parser)
+        if matcher.is_error():
+            return {"error": "refused", "message": matcher.get_error()[:2000]}
+        taken = memory()[1] - before[1]
+        for answer in range(request["answers"]):
+            copy = matcher.deep_copy()
+            for step in range(request["steps"]):
+                mask = copy.compute_bitmask()
+                token = -1 if copy.is_error() else self._some(mask, 7919 * answer + 104729 * step)
+                if token >= 0:
+                    copy.consume_token(token)
+                if copy.is_error():
+                    return {"error": "outgrown", "message": copy.get_error()[:2000]}
+                if token < 0 or copy.is_stopped():
+                    break
+        del copy, matcher  # taking it apart is part of the trial
+        return {"ok": max(0, taken - _COPIED)}
+
+    def _some(self, mask: bytes, start: int) -> int:
+        """A token of a mask that ends nothing, the next one from some place on; -1 for none."""
+        size = len(self.tokens)
+        for at in range(0, len(mask), 64):  # by pieces, of which most are empty or full
+            place = (at + start // 8) % len(mask) // 64 * 64
+            if any(piece := mask[place : place + 64]):
+                for i in range(8 * len(piece)):
+                    token = 8 * place + i
+                    if piece[i >> 3] >> (i & 7) & 1 and token < size and token not in self._ends:
+                        return token
+        return -1
+
+
+def memory() -> tuple[int, int]:
+    """Bytes of addresses and of resident memory that this process has; zeros where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = file.read().split()
+    except OSError:
+        return 0, 0
+    return int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), int(pages[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def serve_grammars(grammars: Grammars, link: socket.socket) -> None:
+    """Give each connection that is handed over a process, which answers its one question; any number at a time."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those processes
+    while True:
+        said, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+        if not said:
+            return
+        client = socket.socket(fileno=descriptors[0])
+        if os.fork() == 0:
+            try:
+                link.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                stream = client.makefile("rwb")
+                size = int.from_bytes(stream.read(8), "little")
+                question = json.loads(stream.read(size)) if size else None
+                if question is not None:
+                    body = json.dumps(apart(partial(grammars.tried, question), client)).encode("ascii")
+                    stream.write(len(body).to_bytes(8, "little") + body)
+                    stream.flush()
+            finally:
+                os._exit(0)
+        client.close()
+
+
 def limit_resources(limits: dict[str, Any]) -> None:
-    """Limits that the kernel enforces."""
+    """Limits that the kernel enforces: bytes of memory, seconds of processor time, and where it is given, of stack."""
     try:
         import resource
     except ImportError:  # not on this system: the parent's deadline remains
@@ -210,7 +337,10 @@ def limit_resources(limits: dict[str, Any]) -> None:
     from datetime import datetime
 
     datetime.now().strftime("%d")
-    for limit, most in ((resource.RLIMIT_AS, limits["memory"]), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
+    given = [(resource.RLIMIT_AS, limits["memory"]), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)]
+    if "stack" in limits:
+        given.append((resource.RLIMIT_STACK, limits["stack"]))
+    for limit, most in given:
         _, hard = resource.getrlimit(limit)
         if hard != resource.RLIM_INFINITY:  # a limit that stands already (ulimit -Hv) may be lowered only
             most = min(most, hard)
@@ -220,8 +350,6 @@ def limit_resources(limits: dict[str, Any]) -> None:
 
 def limit_time(seconds: float) -> None:
     """Processor time from here; 0: no limit. The alarm's default action ends the process inside any operation."""
-    import signal
-
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -254,10 +382,18 @@ def main() -> None:
         gc.freeze()  # a collection in a fork would copy every page
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         while (request := read()) is not None:
-            write(apart(request, kept.template(request)))
+            write(apart(partial(render, request, kept.template(request))))
         return
     if "template" in request:
         write(render(request))
+        return
+    if "tokens" in request:
+        grammars = Grammars(request)
+        gc.collect()
+        gc.freeze()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        write({"ok": True})
+        serve_grammars(grammars, socket.socket(fileno=0))
         return
     try:
         tokenizer = Tokenizer(request)

@@ -26,6 +26,12 @@ def served(server) -> Served:
     return server.served
 
 
+def compiled(served: Served, conversation: Conversation) -> Grammar | None:
+    """What the answer of a conversation keeps to."""
+    constraint = prepare(served, conversation).constraint
+    return None if constraint is None else constraint(served.grammars)
+
+
 def walked(served: Served, schema: object, seed: int) -> str:
     """Text of tokens drawn at random of those allowed; after a while those that close what is open are preferred."""
     process, _ = served.grammars.json_schema(schema).constrain(3)
@@ -118,7 +124,7 @@ def test_what_outgrows_the_limits_on_the_way_is_the_schemas_fault():
             return True
 
         def get_error(self):
-            return "lexer error: too many expressions constructed\nand its state"
+            return "lexer error: too many expressions constructed\n<state>\nits state"
 
     process, _ = Grammar(Outgrown(), SIZE, [0]).constrain(0)
     with pytest.raises(InputError, match="too complex to go on in: lexer error: too many expressions constructed$"):
@@ -132,9 +138,7 @@ def test_objects_are_arguments_of_functions(served, choice):
     assert len(objects) > 10
     for schema in objects:
         function = {"name": "f", "parameters": schema, "description": '{ "quoted" } ::= \n' * 9, "strict": True}
-        assert (
-            prepare(served, Conversation([{"role": "user", "content": "Hi"}], [function], choice)).grammar is not None
-        )
+        assert compiled(served, Conversation(ASKED, [function], choice)) is not None
 
 
 def test_a_broken_tool_ends_its_own_request_alone(client):
@@ -232,7 +236,7 @@ ODD = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": Tr
 def said_at_will(served, text, functions):
     """How much of a text a model could say that may call these functions, and whether it could end there."""
     conversation = Conversation([{"role": "user", "content": "Hi"}], functions)
-    grammar = prepare(served, conversation).grammar
+    grammar = compiled(served, conversation)
     assert grammar is not None
     process, cut = grammar.constrain(0)
     ids = served.encode(text)

@@ -1,0 +1,198 @@
+"""What schemas and grammars may hold at most, found before any library reads them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any
+from urllib.parse import unquote
+
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.limits import Limits
+
+MAX_EXACT = 2**53
+"""The largest number up to which llguidance, which computes in double precision, keeps every whole number."""
+_MAX_FACTOR = 2**32 - 1
+"""The largest ``multipleOf``, in units of its last digit, that llguidance computes with."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_LISTS = ("enum", "anyOf", "oneOf", "allOf", "prefixItems", "required", "type")
+_MERGING = ("allOf", "anyOf", "oneOf", "$ref")
+"""Keys by which two ``multipleOf`` may come to be one."""
+SAID = frozenset({"title", "description", "$comment", "examples", "default"})
+"""Keys of a schema whose texts no answer is compared with."""
+NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keys behind which names stand, not keys."""
+_REPETITION = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
+_IN_REGEX = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_IN_GRAMMAR = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|\\.|#[^\n]*', re.DOTALL)
+"""What holds braces that repeat nothing: escaped characters, classes, quoted texts, comments."""
+
+
+def check_structure(schema: Any, limits: Limits, param: str) -> None:
+    """Raise ApiError for a schema that nests, refers or lists more than the limits allow.
+
+    Takes time in proportion to the schema's size, whatever it refers to.
+    """
+    references = 0
+    for node in _schemas(schema):
+        references += isinstance(node.get("$ref"), str)
+        for key in _LISTS:
+            if isinstance(node.get(key), list) and len(node[key]) > limits.alternatives:
+                raise refused(
+                    param, f"{key} has {len(node[key]):,} entries; at most {limits.alternatives:,} are allowed"
+                )
+        for key in NAMED:
+            if isinstance(node.get(key), dict) and len(node[key]) > limits.schema_properties:
+                raise refused(
+                    param, f"{key} has {len(node[key]):,} entries; at most {limits.schema_properties:,} are allowed"
+                )
+        if isinstance(node.get("pattern"), str):
+            check_repetitions(node["pattern"], limits, param)
+        for regex in node.get("patternProperties") if isinstance(node.get("patternProperties"), dict) else ():
+            check_repetitions(regex, limits, param)
+    if references > limits.schema_references:
+        raise refused(param, f"the schema has {references:,} $ref; at most {limits.schema_references:,} are allowed")
+    depth, chain = _depth(schema)
+    if depth > limits.schema_depth:
+        raise refused(param, f"the schema is nested {depth} levels deep; at most {limits.schema_depth} are allowed")
+    if chain > limits.schema_chain:
+        raise refused(
+            param, f"a chain of {chain:,} $ref leads from one schema to the next; at most {limits.schema_chain} may"
+        )
+
+
+def check_repetitions(text: str, limits: Limits, param: str, *, grammar: bool = False) -> None:
+    """Raise ApiError for a pattern, or a grammar, that repeats a part more often than the limit."""
+    bare = (_IN_GRAMMAR if grammar else _IN_REGEX).sub("", text)
+    for found in _REPETITION.finditer(bare):
+        digits = max(found[1] or "", found[2] or "", key=len)
+        if len(digits) > 18 or int(digits or 0) > limits.repetitions:
+            raise refused(
+                param, f"a part is repeated {digits[:18]} times; at most {limits.repetitions:,} repetitions are allowed"
+            )
+
+
+def check_numbers(schema: Any) -> None:
+    """Raise InputError for a number of a schema that the grammar would change: beyond 2**53, or not computed with."""
+    factors: set[Fraction] = set()
+    merging = False
+    for node in _schemas(schema):
+        merging = merging or any(key in node for key in _MERGING)
+        for key in (*_BOUNDS, *_COUNTS):
+            _check_number(key, node.get(key))
+        for key in ("const", "enum"):
+            for value in _leaves(node.get(key)):
+                _check_number(key, value)
+        factor = node.get("multipleOf")
+        if _is_number(factor):
+            if factor <= 0:
+                raise _inexact("multipleOf", factor, "above 0")
+            factors.add(Fraction(str(factor)))
+    least = math.lcm(*(factor.denominator for factor in factors))
+    scaled = [int(factor * least) for factor in factors]
+    if any(factor.numerator > _MAX_FACTOR for factor in factors):
+        raise _inexact("multipleOf", float(max(factors)), f"at most {_MAX_FACTOR:,} units of its last digit")
+    if merging and len(scaled) > 1 and math.prod(scaled) > _MAX_FACTOR:
+        raise InputError(
+            "the grammar cannot be compiled: the schema has several multipleOf and combines schemas; their product may"
+            f" be at most {_MAX_FACTOR:,}",
+            hint="leave some of them out",
+        )
+
+
+def _check_number(key: str, value: Any) -> None:
+    if _is_number(value) and not -MAX_EXACT <= value <= MAX_EXACT:
+        raise _inexact(key, value, f"from -{MAX_EXACT} to {MAX_EXACT} (2**53), the numbers that can be kept exactly")
+
+
+def _inexact(key: str, value: Any, allowed: str) -> InputError:
+    hint = "give such numbers as strings" if key in ("const", "enum") else "leave it out, or choose a smaller one"
+    return InputError(f"the grammar cannot be compiled: {key} has {value!r:.60}; it must be {allowed}", hint=hint)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _schemas(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """All objects in a schema that may be schemas."""
+    left = [(schema, False)]
+    while left:
+        one, names = left.pop()
+        if isinstance(one, list):
+            left.extend((value, False) for value in one)
+        elif isinstance(one, dict):
+            if not names:
+                yield one
+            passed = ("const", "enum", *SAID) if not names else ()
+            left.extend((value, not names and key in NAMED) for key, value in one.items() if key not in passed)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """All values in lists and objects."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left.extend(one)
+        elif isinstance(one, dict):
+            left.extend(one.values())
+        else:
+            yield one
+
+
+def _depth(schema: Any) -> tuple[int, int]:
+    """Levels of lists and objects, and the most ``$ref`` in a row that lead from one part of a schema to another."""
+    deepest, levels = 0, [(schema, 1)]
+    while levels:
+        one, level = levels.pop()
+        if isinstance(one, dict | list):
+            deepest = max(deepest, level)
+            levels.extend((value, level + 1) for value in (one.values() if isinstance(one, dict) else one))
+    chains: dict[int, int] = {}  # by id: of a part, when all that it leads to is known; 0 meanwhile
+    path: list[tuple[Any, list[tuple[Any, int]], int]] = []
+
+    def enter(part: Any) -> None:
+        chains[id(part)] = 0
+        inner = [(value, 0) for value in (part.values() if isinstance(part, dict) else part)]
+        if isinstance(part, dict) and isinstance(part.get("$ref"), str):
+            inner.append((_target(schema, part["$ref"]), 1))
+        path.append((part, inner, 0))
+
+    if isinstance(schema, dict | list):
+        enter(schema)
+    while path:
+        part, inner, longest = path[-1]
+        while inner:
+            other, more = inner[-1]
+            if isinstance(other, dict | list) and id(other) not in chains:
+                break
+            inner.pop()
+            longest = max(longest, more + chains.get(id(other), -more))
+        path[-1] = (part, inner, longest)
+        if inner:
+            enter(inner[-1][0])
+        else:
+            chains[id(part)] = longest
+            path.pop()
+    return deepest, max(chains.values(), default=0)
+
+
+def _target(schema: Any, reference: str) -> Any:
+    """The part of a schema that a local reference names; None for others."""
+    if not reference.startswith("#"):
+        return None
+    found = schema
+    for step in reference[1:].split("/")[1:]:
+        key = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(key)
+        elif isinstance(found, list) and key.isdigit() and len(key) < 10:
+            found = found[int(key)] if int(key) < len(found) else None
+        else:
+            return None
+    return found
