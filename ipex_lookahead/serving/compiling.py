@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ PARSER: dict[str, Any] = {
 }
 """llguidance's limits, in the trial and in the server: alternatives at one place of an answer; those of one token, 25
 ms; regular expressions derived for one token, 15 ms; states of all patterns in one answer."""
+MAX_STOPPED = 4
+"""Trials for one request, whose tools are tried one by one, that may reach a limit; then the request is refused."""
 _ANSWERS, _STEPS = 2, 4
 """Answers that a trial begins, and tokens of each."""
 _SECONDS_TO_START = 10.0
@@ -70,10 +73,12 @@ class Client:
     Attributes:
         owner: whose compiled grammars may be used.
         waits: whether it waits for one that is not compiled yet; otherwise it gets NotCompiled.
+        stopped: trials for it that reached a limit.
     """
 
     owner: str = ""
     waits: bool = True
+    stopped: int = 0
     _left: bool = False
     _link: Link | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -117,6 +122,7 @@ class GrammarProcess(KeptWorker):
     def __init__(self, tokens: Sequence[bytes], ends: Sequence[int], special: Sequence[int]) -> None:
         super().__init__()
         self._vocabulary = (tokens, ends, special)
+        self._closed = False
 
     def start(self) -> None:
         """Start it in the background, unless it runs."""
@@ -134,22 +140,28 @@ class GrammarProcess(KeptWorker):
             InputError: no process can be started, or it ended.
             Cancelled: the client left.
         """
+        if client.stopped >= MAX_STOPPED:
+            raise InputError(
+                f"{client.stopped} grammars of this request reached the limits", hint="simplify its schemas"
+            )
         limits: dict[str, Any] = {"seconds": MAX_SECONDS, "memory": MAX_MEMORY, "stack": _stack()}
         question = json.dumps(
             {"grammar": grammar, "limits": limits, "parser": PARSER, "answers": _ANSWERS, "steps": _STEPS}
         ).encode("ascii")
-        link = self._branch()
-        with client.waiting(link):
+        try:
+            answer = self._answer(question, client)
+        except ConnectionError:  # the process that is kept ended a moment ago
             try:
-                answer = link.request(question, patience_for(MAX_SECONDS))
-            except OSError:
-                if client.left:
-                    raise Cancelled from None
-                raise InputError("the grammar cannot be compiled: its process ended without an answer") from None
+                answer = self._answer(question, client)
+            except ConnectionError:
+                raise InputError("the grammar cannot be compiled now: its process ended without an answer") from None
         if "ok" in answer:
             return int(answer["ok"])
         kind = answer["error"]
+        if kind == "stopped" and answer["signal"] == signal.SIGKILL:  # by the system, which had no memory
+            raise InputError("the grammar cannot be compiled now: the system ended its process")
         if kind == "stopped":
+            client.stopped += 1
             spoken = (
                 f"{MAX_SECONDS:g} s of processor time, {spoken_memory(MAX_MEMORY)} or {_stack() >> 10} KiB of stack"
             )
@@ -167,9 +179,23 @@ class GrammarProcess(KeptWorker):
             )
         raise RefusedError(f"the grammar cannot be compiled: {said}")
 
+    def _answer(self, question: bytes, client: Client) -> dict[str, Any]:
+        """Raises ConnectionError where the process ended, and otherwise as ``tried``."""
+        link = self._branch()
+        with client.waiting(link):
+            try:
+                return link.request(question, patience_for(MAX_SECONDS))
+            except TimeoutError:
+                raise InputError("the grammar cannot be compiled now: its process does not answer") from None
+            except OSError:
+                if client.left:
+                    raise Cancelled from None
+                raise ConnectionError from None
+
     def close(self) -> None:
-        """End the process; the next grammar starts another."""
+        """End the process for good."""
         with self._lock:
+            self._closed = True
             worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
@@ -185,6 +211,8 @@ class GrammarProcess(KeptWorker):
                 return self._running().branch()
 
     def _running(self) -> Worker:
+        if self._closed:
+            raise InputError("no grammar can be compiled any more: the server is shutting down")
         if self._worker is not None and not self._worker.runs:
             self._worker.close()
             self._worker = None

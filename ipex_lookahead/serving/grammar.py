@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import llguidance
@@ -27,6 +29,13 @@ with empty lines or spaces, as small ones do, has to come to the next part."""
 
 MAX_KEPT_BYTES = 64 << 20
 """Of compiled grammars that are kept, as the trial measured them; the latest stay."""
+MAX_STEP_SECONDS = 2.0
+SECONDS_PER_TOKEN = 0.02
+"""Processor time that the tokens of an answer may take in its grammar: on average, and in addition to that at once.
+
+The library bounds the steps of its lexer. In an ambiguous grammar a token takes time by the square of the text's
+length.
+"""
 _SIZE = 256 << 10
 """Bytes of a small grammar, about."""
 
@@ -214,8 +223,23 @@ class _State:
         self._size = size
         self._ends = ends
         self._at = start
+        self._seconds = MAX_STEP_SECONDS
+
+    @contextlib.contextmanager
+    def _within_time(self) -> Iterator[None]:
+        """Take the processor time of what is done from what is left. Raises InputError where none is."""
+        began = time.thread_time()
+        yield
+        self._seconds -= time.thread_time() - began
+        if self._seconds < 0:
+            raise InputError(
+                f"the grammar is too complex to go on in: a token may take {1000 * SECONDS_PER_TOKEN:g} ms of processor"
+                f" time on average, and this one took more by {MAX_STEP_SECONDS:g} s",
+                hint="write it so that a text can be read in one way only",
+            )
 
     def _advance(self, ids: Ids) -> None:
+        self._seconds = min(MAX_STEP_SECONDS, self._seconds + SECONDS_PER_TOKEN * (len(ids) - self._at))
         for token in ids[self._at :].tolist():
             if not self._matcher.consume_token(token):
                 raise self._failure()
@@ -232,8 +256,9 @@ class _State:
 
     def process(self, ids: Ids, logits: Logits) -> Logits:
         """Forbid what the grammar does."""
-        self._advance(ids)
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        with self._within_time():
+            self._advance(ids)
+            mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error():
             raise self._failure()
         allowed = np.unpackbits(mask, bitorder="little")[: logits.size].view(np.bool_)
@@ -243,6 +268,10 @@ class _State:
 
     def filter(self, ids: Ids, draft: Draft) -> Draft:
         """The part of a draft that the grammar allows; scratch rows are left out, for there is nothing to accept."""
+        with self._within_time():
+            return self._allowed(ids, draft)
+
+    def _allowed(self, ids: Ids, draft: Draft) -> Draft:
         self._advance(ids)
         count = len(draft) - draft.scratch
         if not count or self._matcher.is_stopped():

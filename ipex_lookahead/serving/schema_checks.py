@@ -88,20 +88,27 @@ def check_numbers(schema: Any) -> None:
             for value in _leaves(node.get(key)):
                 _check_number(key, value)
         factor = node.get("multipleOf")
+        _check_number("multipleOf", factor)
         if _is_number(factor):
             if factor <= 0:
                 raise _inexact("multipleOf", factor, "above 0")
             factors.add(Fraction(str(factor)))
-    least = math.lcm(*(factor.denominator for factor in factors))
-    scaled = [int(factor * least) for factor in factors]
     if any(factor.numerator > _MAX_FACTOR for factor in factors):
         raise _inexact("multipleOf", float(max(factors)), f"at most {_MAX_FACTOR:,} units of its last digit")
-    if merging and len(scaled) > 1 and math.prod(scaled) > _MAX_FACTOR:
+    if merging and len(factors) > 1 and _product(factors) > _MAX_FACTOR:
         raise InputError(
             "the grammar cannot be compiled: the schema has several multipleOf and combines schemas; their product may"
             f" be at most {_MAX_FACTOR:,}",
             hint="leave some of them out",
         )
+
+
+def _product(factors: set[Fraction]) -> int:
+    """Of the factors in units of the last digit that any of them has; some number over the limit for many."""
+    if len(factors) > 12:  # 13 different whole numbers have a product over the limit
+        return _MAX_FACTOR + 1
+    unit = math.lcm(*(factor.denominator for factor in factors))
+    return math.prod(int(factor * unit) for factor in factors)
 
 
 def _check_number(key: str, value: Any) -> None:

@@ -252,6 +252,7 @@ class Server:
         if self._served is not None:
             self._served.service.close(drain)
             self._served.compiler.close()
+        self._compilers.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(self, work: Callable[[], Result]) -> Result:
         """Run work that takes its time (templates, tokenizers) in a thread, few at once.
@@ -306,7 +307,7 @@ class Server:
             raise ClientGoneError from None
         except asyncio.CancelledError:
             client.leave()
-            done.add_done_callback(lambda ended: ended.exception())  # nobody waits for it
+            done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody waits for it
             raise
 
     def start(self, requests: Sequence[TextRequest]) -> Answers:

@@ -10,6 +10,7 @@ gone.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -18,9 +19,10 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 _COPIED = 4 << 20
 """Bytes that a process which was forked copies of its parent's, whatever it does."""
@@ -150,35 +152,18 @@ class Kept:
         return self._template
 
 
-def apart(work: Callable[[], dict[str, Any]], client: socket.socket | None = None) -> dict[str, Any]:
+def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return what ``work`` does in a process of its own, forked from this one; what ends it is an answer too.
 
     So each piece of work has a process that nothing was run in, and none waits for Python to start.
-
-    Args:
-        work: returns an answer, within limits that it sets itself.
-        client: the connection of who waits for it; when it is closed, the process is killed.
     """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        try:
-            os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-            os.dup2(0, 1)  # our parent's answers
-            os.close(reader)
-            try:
-                answer = work()
-            except BaseException as error:
-                answer = {"error": "broken", "message": f"{type(error).__name__}: {error}"[:2000]}
-            limit_time(0)
-            with os.fdopen(writer, "wb") as out:
-                out.write(json.dumps(answer).encode("ascii"))
-        finally:
-            os._exit(0)
+        os.close(reader)
+        do(work, os.fdopen(writer, "wb"))
     os.close(writer)
     with os.fdopen(reader, "rb") as found:
-        if client is not None:
-            _wait(child, reader, client)
         body = found.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
@@ -190,14 +175,27 @@ def apart(work: Callable[[], dict[str, Any]], client: socket.socket | None = Non
     return answered
 
 
-def _wait(child: int, reader: int, client: socket.socket) -> None:
-    """Wait until a process writes or ends; it is killed when its client leaves."""
-    ready, _, _ = select.select([reader, client], [], [], _UNHURRIED)
-    if not ready:
-        os.setpriority(os.PRIO_PROCESS, child, 10)
-        ready, _, _ = select.select([reader, client], [], [])
-    if client in ready:  # it sends one question only: this is the end of the connection
-        os.kill(child, signal.SIGKILL)
+def do(work: Callable[[], dict[str, Any]], out: BinaryIO, *, framed: bool = False) -> NoReturn:
+    """Write what ``work`` does as JSON and end this process, which was forked for it; with status 0 where it wrote."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.dup2(0, 1)  # our parent's answers
+        try:
+            answer = work()
+        except BaseException as error:
+            answer = {"error": "broken", "message": f"{type(error).__name__}: {error}"[:2000]}
+        limit_time(0)
+        out.write(spelled(answer) if framed else json.dumps(answer).encode("ascii"))
+        out.flush()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def spelled(answer: dict[str, Any]) -> bytes:
+    """An answer as a message."""
+    body = json.dumps(answer).encode("ascii")
+    return len(body).to_bytes(8, "little") + body
 
 
 def strftime_now(form: str) -> str:
@@ -304,28 +302,80 @@ def memory() -> tuple[int, int]:
     return int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), int(pages[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def serve_grammars(grammars: Grammars, link: socket.socket) -> None:
-    """Give each connection that is handed over a process, which answers its one question; any number at a time."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those processes
-    while True:
-        said, descriptors, _, _ = socket.recv_fds(link, 1, 1)
-        if not said:
-            return
-        client = socket.socket(fileno=descriptors[0])
-        if os.fork() == 0:
-            try:
-                link.close()
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                stream = client.makefile("rwb")
-                size = int.from_bytes(stream.read(8), "little")
-                question = json.loads(stream.read(size)) if size else None
-                if question is not None:
-                    body = json.dumps(apart(partial(grammars.tried, question), client)).encode("ascii")
-                    stream.write(len(body).to_bytes(8, "little") + body)
-                    stream.flush()
-            finally:
-                os._exit(0)
+class Trials:
+    """Processes that are forked for one grammar each, any number at a time, and the connections of their clients.
+
+    Args:
+        grammars: what they try them with.
+        link: where connections are handed over.
+    """
+
+    def __init__(self, grammars: Grammars, link: socket.socket) -> None:
+        self._grammars = grammars
+        self._link = link
+        self._poll = select.poll()
+        self._poll.register(link, select.POLLIN)
+        self._trials: dict[int, tuple[int, socket.socket]] = {}  # by the pipe that ends with it: process, client
+        self._clients: dict[int, int] = {}  # by the client's descriptor: process
+        self._new: dict[int, float] = {}  # by process: when it makes way for others
+
+    def serve(self) -> None:
+        """Try grammars until the link ends."""
+        while True:
+            wait = min(self._new.values()) - time.monotonic() if self._new else None
+            ready = self._poll.poll(None if wait is None else max(0.0, 1000 * wait))
+            # New connections last: they may get the numbers of descriptors that are closed before.
+            for descriptor, _ in sorted(ready, key=lambda one: one[0] == self._link.fileno()):
+                if descriptor == self._link.fileno():
+                    said, given, _, _ = socket.recv_fds(self._link, 1, 1)
+                    if not said:
+                        return
+                    self._begin(socket.socket(fileno=given[0]))
+                elif descriptor in self._trials:
+                    self._end(descriptor)
+                elif descriptor in self._clients:  # it has left; the pipe ends next
+                    self._poll.unregister(descriptor)
+                    os.kill(self._clients[descriptor], signal.SIGKILL)
+            now = time.monotonic()
+            for process in [one for one, at in self._new.items() if at <= now]:
+                del self._new[process]
+                os.setpriority(os.PRIO_PROCESS, process, 10)
+
+    def _begin(self, client: socket.socket) -> None:
+        reader, writer = os.pipe()
+        process = os.fork()
+        if process == 0:
+            self._link.close()
+            stream = client.makefile("rwb")
+            do(lambda: self._grammars.tried(read_message(stream)), stream, framed=True)
+        os.close(writer)
+        self._poll.register(reader, 0)  # its end is told unasked
+        self._poll.register(client, 0)
+        self._trials[reader] = process, client
+        self._clients[client.fileno()] = process
+        self._new[process] = time.monotonic() + _UNHURRIED
+
+    def _end(self, reader: int) -> None:
+        process, client = self._trials.pop(reader)
+        self._poll.unregister(reader)
+        os.close(reader)
+        self._new.pop(process, None)
+        _, status = os.waitpid(process, 0)
+        if status:  # it wrote no answer
+            stopped = {"error": "stopped", "signal": os.WTERMSIG(status)}
+            broken = {"error": "broken", "message": "it gave no answer"}
+            with contextlib.suppress(OSError):
+                client.sendall(spelled(stopped if os.WIFSIGNALED(status) else broken))
+        del self._clients[client.fileno()]
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(client)
         client.close()
+
+
+def read_message(stream: BinaryIO) -> Any:
+    """The next message; None at the end."""
+    size = int.from_bytes(stream.read(8), "little")
+    return json.loads(stream.read(size)) if size else None
 
 
 def limit_resources(limits: dict[str, Any]) -> None:
@@ -359,17 +409,12 @@ def main() -> None:
     """Read what is to be run, then answer questions about it."""
     messages, answers = os.fdopen(0, "rb"), os.fdopen(1, "wb")
 
-    def read() -> Any:
-        size = int.from_bytes(messages.read(8), "little")
-        return json.loads(messages.read(size)) if size else None
-
     def write(answer: dict[str, Any]) -> None:
         limit_time(0)
-        body = json.dumps(answer).encode("ascii")
-        answers.write(len(body).to_bytes(8, "little") + body)
+        answers.write(spelled(answer))
         answers.flush()
 
-    request = read()
+    request = read_message(messages)
     if request is None:
         return
     sys.path[:] = request["path"]
@@ -381,7 +426,7 @@ def main() -> None:
         gc.collect()
         gc.freeze()  # a collection in a fork would copy every page
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        while (request := read()) is not None:
+        while (request := read_message(messages)) is not None:
             write(apart(partial(render, request, kept.template(request))))
         return
     if "template" in request:
@@ -393,7 +438,7 @@ def main() -> None:
         gc.freeze()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         write({"ok": True})
-        serve_grammars(grammars, socket.socket(fileno=0))
+        Trials(grammars, socket.socket(fileno=0)).serve()
         return
     try:
         tokenizer = Tokenizer(request)
@@ -402,7 +447,7 @@ def main() -> None:
         return
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the library says of its panics
     write({"ok": True})
-    while (question := read()) is not None:
+    while (question := read_message(messages)) is not None:
         limit_time(question["seconds"])
         try:
             answer = tokenizer.answer(question)
