@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,10 @@ get = partial(httpx.get, timeout=PATIENCE)
 post = partial(httpx.post, timeout=PATIENCE)
 
 
-COMMAND = ("-m", "ipex_lookahead.cli.main")
-
-
-def started(
-    *options: str, planted: str = "", program: Sequence[str] = COMMAND
-) -> tuple[subprocess.Popen[str], str]:
-    if planted:
-        program = ("-c", f"{planted}\nfrom ipex_lookahead.cli.main import main\nmain()")
+def started(*options: str, planted: str = "") -> tuple[subprocess.Popen[str], str]:
+    program = ["-c", f"{planted}\nfrom ipex_lookahead.cli.main import main\nmain()"]
+    if not planted:
+        program = ["-m", "ipex_lookahead.cli.main"]
     command = [sys.executable, *program, "serve", "--port", "0", "--threads", "1", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
     assert process.stderr is not None
