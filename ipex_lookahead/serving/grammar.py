@@ -21,6 +21,7 @@ from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.generation.request import DraftFilter
 from ipex_lookahead.serving.compiling import PARSER, Client, GrammarProcess, NotCompiled, RefusedError, short
 from ipex_lookahead.serving.schema_checks import check_numbers
+from ipex_lookahead.serving.vocabulary import TextVocabulary, control_ids
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 _OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,24})?"}
@@ -115,11 +116,11 @@ class Compiler:
     def __init__(self, tokenizer: TextTokenizer, tokens: Sequence[bytes], ends: Collection[int]) -> None:
         self._tokens = tokens
         self._ends = sorted(ends)
-        self._encode = tokenizer.encode
-        self._special = sorted(tokenizer.silent_ids | frozenset(tokenizer.all_special_ids) | frozenset(ends))
+        self._encode = tokenizer.encode_text
+        self._control = control_ids(tokenizer) | frozenset(ends)
         self._lock = threading.Lock()
         self._made: Any = None
-        self._process = GrammarProcess(tokens, self._ends, self._special)
+        self._process = GrammarProcess(tokens, self._ends, sorted(self._control))
         self._kept: OrderedDict[tuple[str, bytes], tuple[Grammar | tuple[str, str], int]] = OrderedDict()
         self._kept_bytes = 0
 
@@ -164,9 +165,8 @@ class Compiler:
         """llguidance's own view of the vocabulary, made when it is first asked for."""
         with self._lock:
             if self._made is None:
-                wrapper = llguidance.TokenizerWrapper(
-                    _Vocabulary(self._tokens, self._ends, self._special, self._encode)
-                )
+                vocabulary = TextVocabulary(self._tokens, self._ends, self._control, self._encode)
+                wrapper = llguidance.TokenizerWrapper(vocabulary)
                 self._made = llguidance.LLTokenizer(wrapper, n_vocab=len(self._tokens), eos_token=self._ends)
             return self._made
 
@@ -295,20 +295,3 @@ class _State:
             [draft.probs[at] for at in kept] if draft.probs else (),
             [draft.sources[at] for at in kept] if draft.sources else (),
         )
-
-
-class _Vocabulary:
-    """What llguidance wants to know of a tokenizer."""
-
-    def __init__(
-        self, tokens: Sequence[bytes], ends: Sequence[int], special: Sequence[int], encode: Callable[..., list[int]]
-    ) -> None:
-        self.tokens = list(tokens)
-        self.eos_token_id = ends[0]
-        self.bos_token_id = None
-        self.special_token_ids = list(special)
-        self._encode = encode
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        given = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._encode(given, add_special_tokens=False)

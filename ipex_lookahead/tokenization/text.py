@@ -37,6 +37,8 @@ from ipex_lookahead.tokenization.saving import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_MOST_GUARDS = 3
+"""Of one tokenizer: for text without a template, and for the one or two templates that models bring."""
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -69,10 +71,15 @@ class TextTokenizer(ABC):
 
     def encode_content(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """As ``encode``, but what the text spells is text, unless ``special_tokens_in_content``."""
-        guard = self._guard("")
-        if self.special_tokens_in_content or not guard.spells(text):
+        if self.special_tokens_in_content:
             return self.encode(text, add_special_tokens)
-        return guard.encode_as_text(text, add_special_tokens)
+        return self.encode_text(text, add_special_tokens)
+
+    def encode_text(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """As ``encode``, but what the text spells is text, whatever ``special_tokens_in_content`` says."""
+        guard = self._guard("")
+        spells = guard.spells(text)
+        return guard.encode_as_text(text, add_special_tokens) if spells else self.encode(text, add_special_tokens)
 
     @property
     @abstractmethod
@@ -212,7 +219,8 @@ class TextTokenizer(ABC):
 
     def _guard(self, template: str) -> ContentGuard:
         if template not in self._guards:
-            self._guards.clear()  # of templates there is one, or two
+            if len(self._guards) >= _MOST_GUARDS:
+                self._guards.clear()
             self._guards[template] = ContentGuard(self.added_tokens, template, self._respelled)
         return self._guards[template]
 

@@ -234,7 +234,8 @@ class Grammars:
 
         self._library = llguidance
         self.tokens = [bytes.fromhex(token) for token in request["tokens"]]
-        self._ids = {token: i for i, token in enumerate(self.tokens) if token}
+        special = frozenset(request["special"])
+        self._ids = {token: i for i, token in enumerate(self.tokens) if token and i not in special}
         self._longest = max(map(len, self.tokens))
         self._ends = frozenset(request["ends"])
         self.eos_token_id, self.bos_token_id, self.special_token_ids = request["ends"][0], None, request["special"]
