@@ -13,13 +13,13 @@ from typing import Any
 
 import llguidance
 import numpy as np
-from llguidance.gbnf_to_lark import any_to_lark
 
 from ipex_lookahead.decoding.sampling import Ids, Logits, Processor
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.generation.request import DraftFilter
 from ipex_lookahead.serving.compiling import PARSER, Client, GrammarProcess, NotCompiled, RefusedError, short
+from ipex_lookahead.serving.gbnf import is_lark, lark_of
 from ipex_lookahead.serving.schema_checks import check_numbers
 from ipex_lookahead.serving.vocabulary import TextVocabulary, control_ids
 from ipex_lookahead.tokenization.text import TextTokenizer
@@ -86,11 +86,9 @@ class Grammars:
         """
         if not form:
             return self._compile(lambda: llguidance.LLMatcher.grammar_from_lark(grammar))
-        lines = [line for line in form.split("\n") if line.strip()]  # thousands of empty ones take the library long
-        try:
-            form = any_to_lark("\n".join(lines))
-        except Exception as error:  # the converter raises plain ones
-            raise InputError(f"the grammar cannot be read: {short(error)}") from None
+        if not is_lark(form):
+            form = self._compiler.lark_of(form)
+        form = "\n".join(line for line in form.split("\n") if line.strip())  # thousands of empty ones take it long
         both = [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": form}]
         return self._compile(lambda: json.dumps({"grammars": both}))
 
@@ -117,6 +115,7 @@ class Compiler:
         self._tokens = tokens
         self._ends = sorted(ends)
         self._encode = tokenizer.encode_text
+        self._encode_all = tokenizer.encode
         self._control = control_ids(tokenizer) | frozenset(ends)
         self._lock = threading.Lock()
         self._made: Any = None
@@ -160,6 +159,10 @@ class Compiler:
         if isinstance(found, tuple):
             raise RefusedError(found[0], hint=found[1])
         return found
+
+    def lark_of(self, gbnf: str) -> str:
+        """A grammar in GBNF as Lark. Raises InputError, which names the line and the column."""
+        return lark_of(gbnf, lambda text: self._encode_all(text, add_special_tokens=False), self._ends)
 
     def _tokenizer(self) -> Any:
         """llguidance's own view of the vocabulary, made when it is first asked for."""
