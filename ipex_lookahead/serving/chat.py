@@ -176,7 +176,7 @@ class ChatRequest(Sampled):
         if form is not None:
             raise refused("response_format", "another field says already what the answer must look like; give one")
         if wanted.type == "json_object":
-            return Form({"type": "object"})
+            return Form("response_format", {"type": "object"})
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
             raise refused("response_format.json_schema.schema", "json_schema needs a schema")
         return schema_form(wanted.json_schema.schema_, limits, "response_format.json_schema.schema")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.serving.reasons import reason
 from ipex_lookahead.tokenization.process import (
     KeptWorker,
     Link,
@@ -167,7 +168,7 @@ class GrammarProcess(KeptWorker):
             )
             said = f"its process {stopped_by(answer['signal'], spoken)}"
             raise RefusedError(f"the grammar cannot be compiled: {said}", hint="simplify it")
-        said = short(answer["message"])
+        said = reason(answer["message"])
         if said == _NOTHING:
             raise RefusedError(
                 "the grammar cannot be compiled: no text satisfies it", hint="check what refers to itself"
@@ -240,15 +241,3 @@ def _stack() -> int:
         return MAX_STACK
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return min(MAX_STACK, (_THREAD_STACK if soft == resource.RLIM_INFINITY else soft) // 4)
-
-
-def short(error: object) -> str:
-    """What the library says of an error, without its inner states and the lines that point into the text."""
-    lines = []
-    for line in str(error).split("\n"):
-        if line.startswith("<"):  # the states follow
-            break
-        if line.strip(" ^-~|"):
-            lines.append(" ".join(line.split()))
-    said = " ".join(lines)
-    return said if len(said) <= 600 else said[:597] + "..."

@@ -73,8 +73,7 @@ def prepare(served: Served, conversation: Conversation) -> TextRequest:
     template = served.template
     ways = ways_of(template)
     style = ways.style
-    # Templates are not given ``strict``, which is for the server.
-    given = [_without(one, "strict") for one in conversation.functions] if conversation.may_call else []
+    given = [_described(one) for one in conversation.functions] if conversation.may_call else []
     ids = _rendered(served, conversation, ways, given) if template else _without_template(served, conversation)
     marks = marks_of(template)
     thinking = mode_of(
@@ -251,27 +250,44 @@ def _grammar(
         certain = thinking is Mode.WITHIN or (marks is not None and {marks.begin, marks.end} <= ids.keys())
         return _at_will(grammars, conversation.open, style, spell, *((before, thought) if certain else ("", "")))
     wanted = [one for one in conversation.open if conversation.choice in ("auto", "required", one["name"])]
-    params = (
-        style.grammar(wanted, spell, one=conversation.one_call or conversation.choice not in ("auto", "required"))
-        + thought
-    )
-    if forced or conversation.form is None:
-        return grammars.lark(f"start: {before}calls\n{params}")
-    answer, form = _answer(conversation.form)
-    return grammars.lark(f"start: {before}(calls | answer)\n{params}{answer}", form)
+    form = conversation.form
+    answer, other = ("", "") if forced or form is None else _answer(form)
+    try:
+        params = style.grammar(wanted, spell, one=conversation.one_call or conversation.choice not in _SEVERAL)
+        if not answer:
+            return grammars.lark(f"start: {before}calls\n{params}{thought}")
+        start = f"start: {before}(calls | answer)\n{params}{thought}{answer}"
+        return grammars.lark(start, other, given=bool(form and form.grammar))
+    except InputError as error:
+        for one in wanted:
+            _check(grammars, style, spell, one)
+        if answer and form is not None:
+            grammar_of(grammars, form)
+        raise _of("tools", "", error) from None
+
+
+_SEVERAL = ("auto", "required")
+"""Choices that allow more than one call."""
 
 
 def grammar_of(grammars: Grammars, form: Form, before: str = "", thought: str = "") -> Grammar:
-    """What keeps an answer in its form, behind what ``before`` names and the rules of ``thought``."""
-    if not before and not form.lark:
-        return grammars.json_schema(form.schema)
-    answer, other = _answer(form)
-    return grammars.lark(f"start: {before}answer\n{thought}{answer}", other)
+    """What keeps an answer in its form, behind what ``before`` names and the rules of ``thought``.
+
+    Raises InputError, which names the field, where the form cannot be compiled.
+    """
+    try:
+        if not (before or form.lark or form.grammar):
+            return grammars.json_schema(form.schema)
+        answer, other = _answer(form)
+        return grammars.lark(f"start: {before}answer\n{thought}{answer}", other, given=bool(form.grammar))
+    except InputError as error:
+        raise _of(form.param, "", error) from None
 
 
 def _answer(form: Form) -> tuple[str, str]:
     """The rule ``answer``, and the grammar that it calls ``@form``."""
-    return ("answer: @form\n", form.lark) if form.lark else (f"answer: %json {inlined(form.schema)}\n", "")
+    other = form.lark or form.grammar
+    return ("answer: @form\n", other) if other else (f"answer: %json {inlined(form.schema)}\n", "")
 
 
 def _at_will(
@@ -289,49 +305,73 @@ def _at_will(
             return None
         return grammars.lark(params.replace("start: ", f"start: {before}", 1) + thought)
 
+    def kept(function: Function) -> Function:
+        try:
+            _check(grammars, style, spell, function)
+        except InputError:
+            if function.get("strict"):
+                raise
+            return {**function, "parameters": {"type": "object"}}
+        return function
+
     try:
         return compiled(functions)
     except InputError:
-        kept = (one.get("strict") or _compiles(grammars, style, spell, one) for one in functions)
-        return compiled([one if own else _without(one, "parameters") for one, own in zip(functions, kept, strict=True)])
+        return compiled([kept(one) for one in functions])
 
 
-def _compiles(grammars: Grammars, style: Style, spell: Spell, function: Function) -> bool:
+def _check(grammars: Grammars, style: Style, spell: Spell, function: Function) -> None:
+    """Raise InputError, which names the function and its field, where its schema cannot be compiled by itself."""
     try:
         grammars.lark(f"start: calls\n{style.grammar([function], spell, one=True)}")
-    except InputError:
-        return False
-    return True
+    except InputError as error:
+        raise _of(function.get("param", "tools"), f"tool {function['name']!r}: ", error) from None
 
 
-def _without(function: Function, left_out: str) -> Function:
-    return {key: value for key, value in function.items() if key != left_out}
+def _of(param: str, name: str, error: InputError) -> InputError:
+    """An error that names the field that it is about."""
+    return InputError(f"{param}: {name}{error}", argument=param, hint=error.hint)
 
 
-def functions_of(tools: Sequence[Mapping[str, Any]], limits: Limits, param: str = "tools") -> list[Function]:
-    """Functions with names and bounded schemas: ``{"name", "description"?, "parameters"?, "strict"?}``, checked."""
+def _described(function: Function) -> Function:
+    """A function as chat templates are given it."""
+    return {key: value for key, value in function.items() if key in ("name", "description", "parameters")}
+
+
+def functions_of(
+    tools: Sequence[Mapping[str, Any]], limits: Limits, field: str = "function.parameters"
+) -> list[Function]:
+    """Functions with names and bounded schemas, checked.
+
+    Args:
+        tools: ``{"name", "description"?, "parameters"?, "strict"?}`` each.
+        limits: of the server.
+        field: what the API calls the schema in one of ``tools``.
+
+    Returns the functions with ``param``, the field of the request that has the schema.
+    """
     if len(tools) > limits.tools:
-        raise refused(param, f"{len(tools)} tools are too many; at most {limits.tools} are taken")
+        raise refused("tools", f"{len(tools)} tools are too many; at most {limits.tools} are taken")
     found: list[Function] = []
     size = 0
     for at, tool in enumerate(tools):
         name = tool.get("name")
         if not isinstance(name, str) or not 1 <= len(name) <= 128 or not set(name) <= _NAME:
-            raise refused(f"{param}.{at}", f"its name is {name!r}; it must be 1 to 128 letters, digits, _, - or .")
-        parameters = tool.get("parameters")
+            raise refused(f"tools.{at}", f"its name is {name!r}; it must be 1 to 128 letters, digits, _, - or .")
+        parameters, param = tool.get("parameters"), f"tools.{at}.{field}"
         if parameters is not None and not isinstance(parameters, dict):
-            raise refused(f"{param}.{at}.parameters", "it must be a JSON schema, an object")
-        size += bounded(parameters, limits, f"{param}.{at}.parameters")
+            raise refused(param, f"tool {name!r}: it must be a JSON schema, an object")
+        size += bounded(parameters, limits, param)
         if size > limits.schemas_bytes:
             raise refused(
-                param, f"their schemas have over {limits.schemas_bytes:,} bytes, which is as much as is taken"
+                "tools", f"their schemas have over {limits.schemas_bytes:,} bytes, which is as much as is taken"
             )
         kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
         if tool.get("strict") is True:
             kept["strict"] = True
         if any(one["name"] == name for one in found):
-            raise refused(f"{param}.{at}", f"there are two functions {name!r}; names must differ")
-        found.append(kept)
+            raise refused(f"tools.{at}", f"there are two functions {name!r}; names must differ")
+        found.append({**kept, "param": param})
     return found
 
 

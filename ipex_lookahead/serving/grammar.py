@@ -18,8 +18,9 @@ from ipex_lookahead.decoding.sampling import Ids, Logits, Processor
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.generation.request import DraftFilter
-from ipex_lookahead.serving.compiling import PARSER, Client, GrammarProcess, NotCompiled, RefusedError, short
+from ipex_lookahead.serving.compiling import PARSER, Client, GrammarProcess, NotCompiled, RefusedError
 from ipex_lookahead.serving.gbnf import is_lark, lark_of
+from ipex_lookahead.serving.reasons import placed, reason, without_place
 from ipex_lookahead.serving.schema_checks import check_numbers
 from ipex_lookahead.serving.vocabulary import TextVocabulary, control_ids
 from ipex_lookahead.tokenization.text import TextTokenizer
@@ -79,24 +80,30 @@ class Grammars:
             lambda: llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
         )
 
-    def lark(self, grammar: str, form: str = "") -> Grammar:
+    def lark(self, grammar: str, form: str = "", *, given: bool = False) -> Grammar:
         """What a grammar in llguidance's dialect of Lark allows. Raises InputError as well.
 
-        ``form`` is another one, perhaps in GBNF, with names of its own, which the first calls ``@form``.
+        Args:
+            grammar: the grammar.
+            form: another one, with names of its own, which the first calls ``@form``.
+            given: whether ``form`` is the caller's: in GBNF, unless it is Lark, and errors name the place in it.
         """
-        if not form:
-            return self._compile(lambda: llguidance.LLMatcher.grammar_from_lark(grammar))
-        if not is_lark(form):
-            form = self._compiler.lark_of(form)
-        form = "\n".join(line for line in form.split("\n") if line.strip())  # thousands of empty ones take it long
-        both = [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": form}]
-        return self._compile(lambda: json.dumps({"grammars": both}))
+        if given and not is_lark(form):
+            form, given = self._compiler.lark_of(form), False
+        # Thousands of empty lines take the library long.
+        lines = [(at, line) for at, line in enumerate(form.split("\n"), 1) if line.strip()]
+        both = [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": "\n".join(line for _, line in lines)}]
+        try:
+            return self._compile(lambda: json.dumps({"grammars": both if form else both[:1]}))
+        except InputError as error:
+            said = placed(str(error), [at for at, _ in lines]) if given else without_place(str(error))
+            raise InputError(said, hint=error.hint) from None
 
     def _compile(self, write: Callable[[], str]) -> Grammar:
         try:
             written = write()
         except (ValueError, RecursionError, TypeError) as error:
-            raise InputError(f"the grammar cannot be compiled: {short(error)}") from None
+            raise InputError(f"the grammar cannot be compiled: {reason(error)}") from None
         return self._compiler.compile(written, self._client)
 
 
@@ -178,9 +185,9 @@ class Compiler:
         try:
             matcher = llguidance.LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
         except (ValueError, RecursionError, TypeError) as error:
-            raise InputError(f"the grammar cannot be compiled: {short(error)}") from None
+            raise InputError(f"the grammar cannot be compiled: {reason(error)}") from None
         if matcher.is_error():
-            raise RefusedError(f"the grammar cannot be compiled: {short(matcher.get_error())}")
+            raise RefusedError(f"the grammar cannot be compiled: {reason(matcher.get_error())}")
         return matcher
 
     def _known(self, key: tuple[str, bytes]) -> Grammar | tuple[str, str] | None:
@@ -250,7 +257,7 @@ class _State:
 
     def _failure(self) -> LookaheadError:
         """Why the answer cannot go on: the grammar's limits, which are the client's affair, or a fault of ours."""
-        said = short(self._matcher.get_error())
+        said = reason(self._matcher.get_error())
         if any(word in said for word in _OUTGROWN):
             return InputError(
                 f"the grammar is too complex to go on in: {said}", hint="simplify its patterns and lengths"

@@ -69,7 +69,8 @@ class CountRequest(Body):
 
     def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""
-        functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
+        tools = [_function(tool, at) for at, tool in enumerate(self.tools or ())]
+        functions = functions_of(tools, limits, "input_schema")
         choice = self.tool_choice or {"type": "auto"}
         messages: list[Message] = []
         if self.system:

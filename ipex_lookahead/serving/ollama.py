@@ -102,7 +102,7 @@ class OllamaRequest(Body):
         if isinstance(self.format, str):
             if self.format != "json":
                 raise refused("format", f"{self.format[:40]!r} is neither 'json' nor a JSON schema")
-            return Form({"type": "object"})
+            return Form("format", {"type": "object"})
         return schema_form(self.format, limits, "format")
 
     def variables(self) -> dict[str, Any]:

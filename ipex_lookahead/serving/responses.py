@@ -147,7 +147,8 @@ class ResponsesRequest(Body):
             _add(messages, item, f"input.{at - before}")
         if not any(message["role"] != "system" for message in messages):
             raise refused("input", "there is nothing to respond to; give a text, or a message")
-        functions = functions_of([_function(tool, at) for at, tool in enumerate(self.tools or ())], limits)
+        tools = [_function(tool, at) for at, tool in enumerate(self.tools or ())]
+        functions = functions_of(tools, limits, "parameters")
         choice, allowed = decided(self.tool_choice, functions, nested=False)
         effort, verbosity = (self.reasoning or Reasoning()).effort, (self.text or TextConfig()).verbosity
         variables, one_call = thinking_variables(effort, verbosity), self.parallel_tool_calls is False
@@ -160,7 +161,7 @@ class ResponsesRequest(Body):
         if kind == "text":
             return None
         if kind == "json_object":
-            return Form({"type": "object"})
+            return Form("text.format", {"type": "object"})
         if kind != "json_schema" or "schema" not in wanted:
             raise refused("text.format", "it must be text, json_object, or json_schema with a schema")
         return schema_form(wanted["schema"], limits, "text.format.schema")

@@ -18,15 +18,19 @@ GRAMMAR = "a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What an answer must look like; one of both.
+    """What an answer must look like; one of the three.
 
     Attributes:
+        param: the field that says so.
         schema: a JSON schema.
-        lark: a grammar in llguidance's dialect of Lark, with a rule ``start``, or in llama.cpp's GBNF.
+        lark: a grammar in llguidance's dialect of Lark, with a rule ``start``.
+        grammar: one that the client has written, in that dialect or in llama.cpp's GBNF.
     """
 
+    param: str
     schema: Any = None
     lark: str = ""
+    grammar: str = ""
 
 
 class StructuredOutputs(Body):
@@ -79,7 +83,7 @@ class Structured(Body):
 def _form(name: str, value: Any, limits: Limits) -> Form:
     kind = name.rpartition(".")[2].removeprefix("guided_")
     if kind == "json_object":
-        return Form({"type": "object"})
+        return Form(name, {"type": "object"})
     if kind in ("json", "json_schema"):
         if isinstance(value, str):
             try:
@@ -92,7 +96,7 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
         if len(value) > most:
             raise refused(name, f"the grammar has {len(value):,} characters; at most {most:,} are taken")
         check_repetitions(value, limits, name, grammar=True)
-        return Form(lark=value)
+        return Form(name, grammar=value)
     if kind == "choice" and len(value) > limits.alternatives:
         raise refused(name, f"there are {len(value):,} texts; at most {limits.alternatives:,} are allowed")
     if kind == "choice" and (size := sum(map(len, value))) > limits.choice_characters:
@@ -103,17 +107,17 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
     if kind == "choice":
         # One terminal: its alternatives are one automaton, which has no limit of alternatives at one place.
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(value))
-        return Form(lark=f"start: CHOICE\nCHOICE: {texts}")
+        return Form(name, lark=f"start: CHOICE\nCHOICE: {texts}")
     if not value:
         raise refused(name, "the pattern is empty; give one that an answer can match")
     check_repetitions(value, limits, name)
-    return Form(lark=f"start: /{pattern(value)}/")
+    return Form(name, lark=f"start: /{pattern(value)}/")
 
 
 def schema_form(schema: Any, limits: Limits, param: str) -> Form:
     """What answers in a JSON schema look like. Raises ApiError as :func:`bounded`."""
     bounded(schema, limits, param)
-    return Form(schema)
+    return Form(param, schema)
 
 
 def _longest(schema: Any) -> int:

@@ -26,6 +26,8 @@ from typing import Any, BinaryIO, NoReturn
 
 _COPIED = 4 << 20
 """Bytes that a process which was forked copies of its parent's, whatever it does."""
+_MAX_ERROR = 20_000
+"""Characters of an error of the library; a pattern in it has up to a fifth of them, twice."""
 _UNHURRIED = 0.1
 """Seconds after which a grammar's process makes way for all others."""
 
@@ -264,7 +266,7 @@ class Grammars:
         parser = self._library.LLParserLimits(**request["parser"])
         matcher = self._library.LLMatcher(self._tokenizer, request["grammar"], log_level=0, limits=parser)
         if matcher.is_error():
-            return {"error": "refused", "message": matcher.get_error()[:2000]}
+            return {"error": "refused", "message": matcher.get_error()[:_MAX_ERROR]}
         taken = memory()[1] - before[1]
         for answer in range(request["answers"]):
             copy = matcher.deep_copy()
@@ -274,7 +276,7 @@ class Grammars:
                 if token >= 0:
                     copy.consume_token(token)
                 if copy.is_error():
-                    return {"error": "outgrown", "message": copy.get_error()[:2000]}
+                    return {"error": "outgrown", "message": copy.get_error()[:_MAX_ERROR]}
                 if token < 0 or copy.is_stopped():
                     break
         del copy, matcher  # taking it apart is part of the trial

@@ -55,7 +55,7 @@ WRONG = [
     ("tools.0", {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
     ("tools.1", {"tools": [{"type": "function", "function": {"name": "a"}}] * 2}),
     ("tools.0.type", {"tools": [{"type": "retrieval", "function": {"name": "a"}}]}),
-    ("tools.0.parameters", {"tools": [{"type": "function", "function": {"name": "a", "parameters": "x"}}]}),
+    ("tools.0.function.parameters", {"tools": [{"type": "function", "function": {"name": "a", "parameters": "x"}}]}),
     ("tools", {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(200)]}),
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "b"}}}),

@@ -121,9 +121,12 @@ def _moved(schema: Any, path: str) -> Any:
     }  # fmt: skip
 
 
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
 def parameters_of(function: Function) -> Mapping[str, Any]:
-    """The schema of a function's arguments: any object where it names none."""
-    return function.get("parameters") or {"type": "object", "additionalProperties": True}
+    """The schema of a function's arguments; one that has none is called with no arguments."""
+    return function.get("parameters") or _NO_PARAMETERS
 
 
 def _finite(number: str) -> float:

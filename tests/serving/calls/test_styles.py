@@ -63,7 +63,7 @@ NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 FUNCTIONS = [
     {"name": "weather", "parameters": WEATHER},
     {"name": "now", "parameters": NOTHING},
-    {"name": "any.thing-1"},
+    {"name": "any.thing-1", "parameters": {"type": "object"}},
 ]
 WHOLE = {
     "city": "Köln \"am\" Rhein's\nUfer", "unit": "C", "days": 3, "hot": True, "where": {"x": 1, "name": "a"},
@@ -132,6 +132,17 @@ def test_any_arguments_come_back(style: Style, arguments: dict[str, Any]) -> Non
     kinds = {key: next((kind for kind, cls in TYPED if type(one) is cls), "null") for key, one in arguments.items()}
     function = {"name": "f", "parameters": {"type": "object", "properties": {k: {"type": t} for k, t in kinds.items()}}}
     assert found(style, "".join(style.spelled([("f", arguments)])), [function]) == [("f", arguments)]
+
+
+@EVERY
+@TOKENS
+@pytest.mark.parametrize("more", [{}, {"parameters": None}, {"parameters": {}}], ids=str)
+def test_a_function_without_parameters_takes_none(style: Style, tokens: bool, more: dict[str, Any]) -> None:
+    functions = [{"name": "now", **more}]
+    for arguments, right in (({}, True), ({"a": 1}, False)):
+        text = "".join(style.spelled([("now", arguments)]))
+        assert takes(forced(style, tokens, functions=functions), text, tokens) == right
+        assert takes(at_will(style, tokens, functions=functions), text, tokens) == right
 
 
 @EVERY
