@@ -291,10 +291,10 @@ class _Machine:
                 start = self._built(one, start)
             return start
         begin = self._state(start)
-        ends = [self._built(one, self._state(begin)) for one in node.parts]
+        last = [self._built(one, self._state(begin)) for one in node.parts]
         end = self._state()
-        for one in ends:
-            self._empty[one].append(end)
+        for state in last:
+            self._empty[state].append(end)
         if node.kind is Kind.REPEAT:
             if node.high != 1:
                 self._empty[end].append(begin)

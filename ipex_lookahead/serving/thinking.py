@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from ipex_lookahead.serving.calls.base import without
+
 TAIL = 32
 """Tokens at the end of a prompt that are looked at: a template writes a few behind the last message."""
 
@@ -86,7 +88,8 @@ def rule(mode: Mode, marks: Marks, tokens: Mapping[str, int]) -> str:
         begin = f"<[{tokens[marks.begin]}]>" if marks.begin in tokens else json.dumps(marks.begin)
         begin += f" {json.dumps(marks.label)}" if marks.label else ""
         opened = "" if mode is Mode.WITHIN else f"{begin} "
-        return f"thought: {opened}THOUGHT <[{tokens[marks.end]}]> GAP\nTHOUGHT: /(.|\\n)*/\nGAP: /[ \\n]{{0,4}}/\n"
+        thought = f"thought: {opened}THOUGHT <[{tokens[marks.end]}]> GAP\nTHOUGHT: {without(marks.end)}\n"
+        return f"{thought}GAP: /[ \\n]{{0,4}}/\n"
     begin = "" if mode is Mode.WITHIN else rf"\s*{_escaped(marks.opening)}"
     return f"thought: thinking GAP\nthinking[lazy]: /{begin}(.|\\n)*{_escaped(marks.end)}/\nGAP: /[ \\n]{{0,4}}/\n"
 

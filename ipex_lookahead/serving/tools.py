@@ -194,6 +194,8 @@ class Parser:
         self.one = one
         self._waiting = ""
         self._begun = ""
+        self._passed = 0
+        """Up to where what is waiting holds no end."""
         self._said = False
         self._called = False
         self._space: str | None = ""
@@ -228,7 +230,7 @@ class Parser:
                 found += calls[:1] if self.one else calls
             else:
                 self._say(found, self._begun + body + end)
-            self._begun = ""
+            self._begun, self._passed = "", 0
         if last and self._space and not self._called:
             found.append(self._space)
         return found
@@ -239,11 +241,22 @@ class Parser:
         if self.one and (whole := self._first(text)) is not None and self._known(whole[0]):
             return (whole[1] if self._begun != "{" else whole[1][1:]), "", ""
         if end:
-            body, found, behind = text.partition(end)
-            if found or last:
-                return body, found, behind
-            return None, "", ""
+            at = self._end(text, end)
+            if at < 0 and last:
+                at = text.find(end)
+            if at >= 0:
+                return text[:at], end, text[at + len(end) :]
+            return text if last else None, "", ""
         return (text if last else None), "", ""
+
+    def _end(self, text: str, end: str) -> int:
+        """Where the end comes that is not part of a value; -1 where it has not come."""
+        while (at := text.find(end, self._passed)) >= 0:
+            if not self._style.holds(text[:at], self._functions):
+                return at
+            self._passed = at + 1
+        self._passed = max(self._passed, len(text) - len(end) + 1)
+        return -1
 
     def _first(self, body: str) -> tuple[Named, str] | None:
         return self._style.first(self._whole(body))
@@ -289,7 +302,7 @@ class Parser:
 
     def _read(self, body: str) -> list[Call]:
         whole = self._first(body) if self.one else None
-        given = [whole[0]] if whole is not None else self._style.calls(self._whole(body)) or []
+        given = [whole[0]] if whole is not None else self._style.calls(self._whole(body), self._functions) or []
         if not given or not all(map(self._known, given)):
             return []
         return [Call(name, as_json(self._typed(name, arguments))) for name, arguments in given]

@@ -129,7 +129,10 @@ class Rules:
     def _either_of(self, values: Any) -> str:
         if not isinstance(values, list) or not values:
             raise InputError("the grammar cannot be compiled: a parameter's enum is empty")
-        return self._rule(list(dict.fromkeys(self._spelled(written(one)) for one in values)))
+        parts = [written(one) for one in values]
+        for part in (part for one in parts for part in one if not isinstance(part, Own)):
+            self._end.kept(part)
+        return self._rule(list(dict.fromkeys(map(self._spelled, parts))))
 
     def _key(self, name: str) -> str:
         if QUOTE in name:

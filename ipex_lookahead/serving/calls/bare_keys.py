@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from ipex_lookahead.serving.calls.bare_grammar import Rules
 from ipex_lookahead.serving.calls.bare_values import QUOTE, Reader, written
-from ipex_lookahead.serving.calls.base import Function, Named, Spell, Style, anywhere
+from ipex_lookahead.serving.calls.base import JSON_TEXT, Function, Functions, Named, Spell, Style, anywhere, in_text
 from ipex_lookahead.tokenization.content import Own
 
+_TEXT = re.compile(rf"{re.escape(QUOTE)}.*?(?:({re.escape(QUOTE)})|\Z)|{JSON_TEXT}", re.DOTALL)
 _NAME = re.compile(r"call\s*:\s*([A-Za-z0-9_.-]+)")
 
 
@@ -23,7 +24,7 @@ class BareKeys(Style):
     end = "<tool_call|>"
     inner = (QUOTE,)
 
-    def calls(self, body: str) -> list[Named] | None:
+    def calls(self, body: str, functions: Functions) -> list[Named] | None:
         """See :class:`Style`."""
         reader = Reader(body)
         try:
@@ -34,6 +35,10 @@ class BareKeys(Style):
             return None
         return [(name, arguments)]
 
+    def holds(self, body: str, functions: Functions) -> bool:
+        """See :class:`Style`."""
+        return in_text(body, _TEXT)
+
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
         call = f"call: {spell(self.markers[0])} {self._behind(functions, spell)}\n"
@@ -41,7 +46,7 @@ class BareKeys(Style):
 
     def at_will(self, functions: Sequence[Function], spell: Spell) -> str:
         """See :class:`Style`."""
-        return anywhere(spell(self.markers[0]), self._behind(functions, spell)) + self._rules(functions, spell)
+        return anywhere(self.markers[0], spell, self._behind(functions, spell)) + self._rules(functions, spell)
 
     def _behind(self, functions: Sequence[Function], spell: Spell) -> str:
         return f'"call:" ({" | ".join(f"f{at}" for at in range(len(functions)))}) {spell(self.end)}'

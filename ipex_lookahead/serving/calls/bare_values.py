@@ -34,7 +34,7 @@ def written(value: Any, depth: int = 0) -> list[str]:
 
 def keyed(key: str) -> list[str]:
     """A key in parts: bare as in the template, between marks where it could not be read back so."""
-    return [key] if _KEY.fullmatch(key) else [Own(QUOTE), key, Own(QUOTE)]
+    return [key] if _KEY.fullmatch(key) and "<" not in key else [Own(QUOTE), key, Own(QUOTE)]  # "<" begins marks
 
 
 def ordered(keys: Iterable[str]) -> list[str]:

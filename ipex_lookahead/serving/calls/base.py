@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,12 @@ Spell = Callable[[str], str]
 Named = tuple[str, Any]
 """A function's name and its arguments."""
 
-ANYTHING = "TEXT: /(.|\\n)*/\n"
+Functions = Mapping[str, Function]
+"""Functions by their names."""
+JSON_TEXT = r'"(?:[^"\\]|\\.)*\\?("?)'
+"""A text in JSON; the group is empty where it has no end."""
+_TEXT = re.compile(JSON_TEXT, re.DOTALL)
+_OPENING = re.compile(r"[\[{]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,12 @@ class Style(ABC):
     inner: tuple[str, ...] = ()
 
     @abstractmethod
-    def calls(self, body: str) -> list[Named] | None:
+    def calls(self, body: str, functions: Functions) -> list[Named] | None:
         """What stands between the marker and the end -> name and arguments of each call; None where it is none."""
+
+    def holds(self, body: str, functions: Functions) -> bool:
+        """Return True if ``body`` ends inside a value, so that an end that comes next is part of that value."""
+        return in_text(body)
 
     def first(self, body: str) -> tuple[Named, str] | None:
         """The first call in what stands behind the marker, as soon as it is whole, and the text up to its end.
@@ -82,11 +92,33 @@ class Style(ABC):
         """Calls as the model would have written them, in parts; marks are ``Own``, for they may be special tokens."""
 
 
-def anywhere(begin: str, behind: str) -> str:
+def anywhere(begin: str, spell: Spell, behind: str) -> str:
     """The rule ``start`` of :meth:`Style.at_will`: text, and calls of which each is ``begin`` and then ``behind``."""
-    # A marker of letters is looked for in the text; one that is a token cannot be part of any.
-    head = f"head: TEXT {begin}" if begin.startswith("<[") else f"head[lazy]: TEXT {begin}"
-    return f"start: called* rest\nrest: TEXT\ncalled: head {behind}\n{head}\n{ANYTHING}"
+    # A marker of letters is looked for in the text; one that is a token is not spelled in letters.
+    spelled = spell(begin)
+    token = spelled.startswith("<[")
+    head = f"head: TEXT {spelled}" if token else f"head[lazy]: TEXT {spelled}"
+    text = f"TEXT: {without(begin) if token else ANY_TEXT}\n"
+    return f"start: called* rest\nrest: TEXT\ncalled: head {behind}\n{head}\n{text}"
+
+
+ANY_TEXT = "/(.|\\n)*/"
+
+
+def without(mark: str) -> str:
+    """Any text in which a mark is not spelled, as a terminal."""
+    return f"{ANY_TEXT} & ~({ANY_TEXT} {json.dumps(mark)} {ANY_TEXT})"
+
+
+def in_text(body: str, texts: re.Pattern[str] = _TEXT) -> bool:
+    """Return True if ``body`` has a list or an object, and ends inside a text in it.
+
+    Args:
+        body: up to some place.
+        texts: matches texts as far as they go; a group holds the end of one that has it.
+    """
+    begin = _OPENING.search(body)
+    return begin is not None and any(not any(one.groups()) for one in texts.finditer(body, begin.start()))
 
 
 def one_of(functions: Sequence[Function], arguments: str) -> dict[str, Any]:

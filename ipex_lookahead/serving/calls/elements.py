@@ -5,11 +5,24 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.serving.calls.base import Function, Named, Spell, Style, Written, anywhere, as_json, parameters_of
-from ipex_lookahead.serving.calls.typed import schema_of
+from ipex_lookahead.serving.calls.base import (
+    DECODER,
+    Function,
+    Functions,
+    Named,
+    Spell,
+    Style,
+    Written,
+    anywhere,
+    as_json,
+    in_text,
+    parameters_of,
+)
+from ipex_lookahead.serving.calls.typed import schema_of, types_of
 from ipex_lookahead.serving.calls.values import End, checked, value
 from ipex_lookahead.tokenization.content import Own
 
@@ -41,6 +54,41 @@ class Elements(Style):
     closed = ""
     """What stands behind the arguments."""
 
+    @abstractmethod
+    def walked(self, body: str, functions: Functions, *, whole: bool) -> tuple[list[Named], int, bool]:
+        """Return the calls in ``body``, up to where they go, and whether it ends inside a value.
+
+        ``whole``: nothing comes behind it.
+        """
+
+    def calls(self, body: str, functions: Functions) -> list[Named] | None:
+        """See :class:`Style`."""
+        found, at, inside = self.walked(body, functions, whole=True)
+        return None if inside or not found or body[at:].strip() else found
+
+    def holds(self, body: str, functions: Functions) -> bool:
+        """See :class:`Style`."""
+        return self.walked(body, functions, whole=False)[2]
+
+    def value_at(self, body: str, start: int, schema: Any, root: Mapping[str, Any], *, whole: bool) -> str | None:
+        """Return the value that begins at ``start``, up to the mark that ends it; None where that has not come.
+
+        In a list or an object, which are JSON, texts may hold the mark; nothing else may.
+        """
+        mark = self.value_end[1]
+        end = body.find(mark, start)
+        types = types_of(schema, root)
+        if end < 0 or types is None or "string" in types or not body[start:end].lstrip().startswith(("{", "[")):
+            return body[start:end] if end >= 0 else None
+        try:
+            stop = DECODER.raw_decode(body, len(body) - len(body[start:].lstrip()))[1]
+        except (ValueError, RecursionError):
+            return None if not whole and in_text(body[start:]) else body[start:end]
+        behind = body.find(mark, stop)
+        if behind < 0 and not body[stop:].strip():
+            return None
+        return body[start:behind] if behind >= 0 and not body[stop:behind].strip() else body[start:end]
+
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
         more = "" if one else f" ({json.dumps(self.between) if self.between else ''} call)*"
@@ -50,7 +98,7 @@ class Elements(Style):
     def at_will(self, functions: Sequence[Function], spell: Spell) -> str:
         """See :class:`Style`."""
         behind = f"({self._either(functions)}) {spell(self.end)}"
-        return anywhere(spell(self.markers[0]), behind) + self._rules(functions, spell)
+        return anywhere(self.markers[0], spell, behind) + self._rules(functions, spell)
 
     @staticmethod
     def _either(functions: Sequence[Function]) -> str:
@@ -69,7 +117,7 @@ class Elements(Style):
         names = dict.fromkeys([*root.get("properties", {}), *required])
         parts, rules = [], ""
         for at, name in enumerate(names):
-            if not name or set(name) & set("<>\n"):
+            if not name.strip() or name != name.strip() or set(name) & set("<>\n"):
                 raise InputError(f"the grammar cannot be compiled: a parameter is named {name[:80]!r}")
             parts.append(f"{rule}p{at}{'' if name in required else '?'}")
             rules += f"{rule}p{at}: {self._spelled(self.keyed(name), spell)} {rule}v{at}{behind}\n"
@@ -118,23 +166,25 @@ class Coder(Elements):
         """See :class:`Elements`."""
         return [f"<parameter={key}>\n"]
 
-    def calls(self, body: str) -> list[Named] | None:
-        """See :class:`Style`. The end of the last function may be missing."""
+    def walked(self, body: str, functions: Functions, *, whole: bool) -> tuple[list[Named], int, bool]:
+        """See :class:`Elements`. The end of the last function may be missing."""
         found: list[Named] = []
         at = 0
         while (begun := self._FUNCTION.match(body, at)) is not None:
             texts, at = Written(), begun.end()
+            root = parameters_of(functions.get(begun[1].strip(), {}))
             while (key := self._PARAMETER.match(body, at)) is not None:
-                text, ended, _ = body[key.end() :].partition("</parameter>")
-                if not ended:
-                    return None
-                texts[key[1].strip()] = text.removeprefix("\n").removesuffix("\n")
-                at = key.end() + len(text) + len(ended)
+                name = key[1].strip()
+                text = self.value_at(body, key.end(), schema_of(root, name), root, whole=whole)
+                if text is None:
+                    return found, at, True
+                texts[name] = text.removeprefix("\n").removesuffix("\n")
+                at = key.end() + len(text) + len(self.value_end[1])
             rest = body[at:]
             if rest.lstrip().startswith("</function>"):
                 at += len(rest) - len(rest.lstrip()) + len("</function>")
             found.append((begun[1].strip(), texts))
-        return found if found and not body[at:].strip() else None
+        return found, at, False
 
 
 class Keyed(Elements):
@@ -160,14 +210,16 @@ class Keyed(Elements):
         """See :class:`Elements`."""
         return [Own("<arg_key>"), key, Own("</arg_key>"), self._gap, Own("<arg_value>")]
 
-    def calls(self, body: str) -> list[Named] | None:
-        """See :class:`Style`."""
-        name, _, _ = body.partition("<arg_key>")
-        texts, at = Written(), len(name)
+    def walked(self, body: str, functions: Functions, *, whole: bool) -> tuple[list[Named], int, bool]:
+        """See :class:`Elements`."""
+        before, _, _ = body.partition("<arg_key>")
+        name, texts, at = before.strip(), Written(), len(before)
+        root = parameters_of(functions.get(name, {}))
         while (pair := self._PAIR.match(body, at)) is not None:
-            text, ended, _ = body[pair.end() :].partition("</arg_value>")
-            if not ended:
-                return None
-            texts[pair[1].strip()] = text
-            at = pair.end() + len(text) + len(ended)
-        return None if body[at:].strip() or not name.strip() else [(name.strip(), texts)]
+            key = pair[1].strip()
+            text = self.value_at(body, pair.end(), schema_of(root, key), root, whole=whole)
+            if text is None:
+                return [], at, True
+            texts[key] = text
+            at = pair.end() + len(text) + len(self.value_end[1])
+        return [(name, texts)] if name else [], at, False

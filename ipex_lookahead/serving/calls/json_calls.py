@@ -10,11 +10,13 @@ from typing import Any
 from ipex_lookahead.serving.calls.base import (
     DECODER,
     Function,
+    Functions,
     Named,
     Spell,
     Style,
     anywhere,
     as_json,
+    in_text,
     json_of,
     one_of,
     parameters_of,
@@ -32,7 +34,7 @@ class Tagged(Style):
     markers = ("<tool_call>",)
     end = "</tool_call>"
 
-    def calls(self, body: str) -> list[Named] | None:
+    def calls(self, body: str, functions: Functions) -> list[Named] | None:
         """See :class:`Style`."""
         return named(json_of(body), "arguments")
 
@@ -47,7 +49,7 @@ class Tagged(Style):
         """See :class:`Style`."""
         schema = inlined(one_of(functions, "arguments"))
         return (
-            anywhere(spell(self.markers[0]), f"SPACE body SPACE {spell(self.end)}") + f"body: %json {schema}\n{SPACE}"
+            anywhere(self.markers[0], spell, f"SPACE body SPACE {spell(self.end)}") + f"body: %json {schema}\n{SPACE}"
         )
 
     def spelled(self, calls: Sequence[Named]) -> list[str]:
@@ -65,16 +67,13 @@ class Bare(Style):
     markers = ("<|python_tag|>", "{")
     _OBJECT = re.compile(r"\s*(?=\{)")
 
-    def calls(self, body: str) -> list[Named] | None:
+    def calls(self, body: str, functions: Functions) -> list[Named] | None:
         """See :class:`Style`."""
-        text = body.strip()
         found: list[Named] = []
-        for part in text.split(";") if "};" in text.replace(" ", "") else [text]:
-            one = named(json_of(part), "parameters")
-            if one is None:
-                return named(json_of(text), "parameters")
-            found += one
-        return found
+        while (whole := self.first(body)) is not None:
+            found.append(whole[0])
+            body = body[len(whole[1]) :].lstrip().removeprefix(";")
+        return found if found and not body.strip() else None
 
     def first(self, body: str) -> tuple[Named, str] | None:
         """See :class:`Style`."""
@@ -95,19 +94,21 @@ class Listed(Style):
     markers = ("[TOOL_CALLS]",)
     _CALL = re.compile(r"\s*([A-Za-z0-9_.-]+)(?:\[CALL_ID\][^\[{]*)?(?:\[ARGS\])?\s*(?=\{)")
 
-    def calls(self, body: str) -> list[Named] | None:
+    def calls(self, body: str, functions: Functions) -> list[Named] | None:
         """See :class:`Style`."""
         whole = json_of(body)
         if isinstance(whole, list):
             return all_named(whole)
         calls: list[Named] = []
-        for part in body.split("[TOOL_CALLS]"):
-            begun = self._CALL.match(part)
-            arguments = json_of(part[begun.end() :]) if begun else None
-            if begun is None or not isinstance(arguments, dict):
+        while (one := first_of(body, self._CALL, "")) is not None:
+            calls.append(one[0])
+            body = body[len(one[1]) :].lstrip()
+            if not body:
+                return calls
+            if not body.startswith(self.markers[0]):
                 return None
-            calls.append((begun[1], arguments))
-        return calls
+            body = body.removeprefix(self.markers[0])
+        return None
 
     def first(self, body: str) -> tuple[Named, str] | None:
         """See :class:`Style`."""
@@ -134,7 +135,7 @@ class Bracketed(Style):
         self.markers = (begin,)
         self.end = end
 
-    def calls(self, body: str) -> list[Named] | None:
+    def calls(self, body: str, functions: Functions) -> list[Named] | None:
         """See :class:`Style`."""
         whole = json_of(body)
         return all_named(whole if isinstance(whole, list) else [whole])
@@ -152,9 +153,9 @@ class Bracketed(Style):
         """See :class:`Style`."""
         body = f"body: %json {inlined(list_of(functions, one=False))}\n{SPACE}"
         if self.end:
-            return anywhere(spell(self.markers[0]), f"SPACE body SPACE {spell(self.end)}") + body
+            return anywhere(self.markers[0], spell, f"SPACE body SPACE {spell(self.end)}") + body
         # Nothing says where text would go on behind a list: there is none.
-        return anywhere(spell(self.markers[0]), "SPACE body").replace("called* rest", "called | rest") + body
+        return anywhere(self.markers[0], spell, "SPACE body").replace("called* rest", "called | rest") + body
 
     def spelled(self, calls: Sequence[Named]) -> list[str]:
         """See :class:`Style`."""
@@ -176,7 +177,7 @@ class Sectioned(Style):
     def __init__(self, *, fenced: bool) -> None:
         self._fenced = fenced
 
-    def calls(self, body: str) -> list[Named] | None:
+    def calls(self, body: str, functions: Functions) -> list[Named] | None:
         """See :class:`Style`."""
         found: list[Named] = []
         while (whole := self.first(body)) is not None:
@@ -188,7 +189,10 @@ class Sectioned(Style):
         """See :class:`Style`."""
         begin, middle, end = self.inner
         before, begun, rest = body.partition(begin)
-        inside, ended, _ = rest.partition(end)
+        at = rest.find(end)
+        while at >= 0 and in_text(rest[:at]):
+            at = rest.find(end, at + 1)
+        inside, ended = (rest[:at], end) if at >= 0 else (rest, "")
         left, between, right = inside.partition(middle)
         if before.strip() or not (begun and ended and between):
             return None
@@ -204,7 +208,7 @@ class Sectioned(Style):
 
     def at_will(self, functions: Sequence[Function], spell: Spell) -> str:
         """See :class:`Style`."""
-        return anywhere(spell(self.markers[0]), self._behind(spell, one=False)) + self._rules(functions, spell)
+        return anywhere(self.markers[0], spell, self._behind(spell, one=False)) + self._rules(functions, spell)
 
     def _behind(self, spell: Spell, *, one: bool) -> str:
         return f"call {spell(self.end)}" if one else f'call ("\\n"? call)* {spell(self.end)}'

@@ -9,7 +9,18 @@ from math import isfinite
 from typing import Any
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.serving.calls.base import Function, Named, Spell, Style, anywhere, json_of, parameters_of
+from ipex_lookahead.serving.calls.base import (
+    JSON_TEXT,
+    Function,
+    Functions,
+    Named,
+    Spell,
+    Style,
+    anywhere,
+    in_text,
+    json_of,
+    parameters_of,
+)
 from ipex_lookahead.serving.calls.json_calls import SPACE, all_named, first_of, list_of
 from ipex_lookahead.serving.calls.scanner import MOST_DEEP, Scanner
 from ipex_lookahead.serving.calls.typed import resolved, schema_of, types_of
@@ -20,6 +31,7 @@ from ipex_lookahead.tokenization.content import Own
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(?=\s*\()")
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*=\s*")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'', re.DOTALL)
+_TEXTS = re.compile(rf"{JSON_TEXT}|'(?:[^'\\]|\\.)*\\?('?)", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?")
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _WORD = re.compile(r"[A-Za-z]+")
@@ -34,7 +46,7 @@ class Pythonic(Style):
     markers = ("<|tool_call_start|>",)
     end = "<|tool_call_end|>"
 
-    def calls(self, body: str) -> list[Named] | None:
+    def calls(self, body: str, functions: Functions) -> list[Named] | None:
         """See :class:`Style`."""
         whole = json_of(body)
         if whole is not None:
@@ -44,6 +56,10 @@ class Pythonic(Style):
             return reader.list_of_calls()
         except ValueError:
             return None
+
+    def holds(self, body: str, functions: Functions) -> bool:
+        """See :class:`Style`."""
+        return in_text(body, _TEXTS)
 
     def first(self, body: str) -> tuple[Named, str] | None:
         """See :class:`Style`."""
@@ -67,7 +83,7 @@ class Pythonic(Style):
             f"listed: SPACE body SPACE {spell(self.end)}\nbody: %json {inlined(list_of(functions, one=False))}\n{SPACE}"
         )
         behind = f"({self._behind(spell, one=False)} | listed)"
-        return anywhere(spell(self.markers[0]), behind) + self._rules(functions) + listed
+        return anywhere(self.markers[0], spell, behind) + self._rules(functions) + listed
 
     def _behind(self, spell: Spell, *, one: bool) -> str:
         more = "" if one else '(", " call)*'

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.serving.calls.base import as_json
+from ipex_lookahead.serving.calls.base import ANY_TEXT, as_json, without
 from ipex_lookahead.serving.calls.typed import resolved, types_of
 from ipex_lookahead.serving.grammar import inlined, pattern
 
@@ -16,8 +17,10 @@ ABOUT = frozenset({"title", "description", "$comment", "examples", "default", "d
 """Keys that forbid nothing; ``format`` is a note as well, as JSON schema has it unless told otherwise."""
 TEXT = frozenset({"type", "pattern", "minLength", "maxLength"})
 WHOLE = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"})
-_MOST_COUNTED = 64
+_MAX_COUNTED = 64
 """Characters of a text up to which its length and the absence of an end in it are looked for at once."""
+_MAX_WHOLE = 30
+"""The same, of those that a text must have."""
 _STRING = frozenset({"string"})
 _WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 
@@ -40,6 +43,19 @@ class End:
     def token(self) -> bool:
         """Whether it is a token by itself, which no text can hold."""
         return self.spelled.startswith("<[")
+
+    def kept(self, value: Any) -> str:
+        """A value as it is written before the mark. Raises InputError for a text that holds it."""
+        if isinstance(value, str):
+            if self.mark in value:
+                raise InputError(
+                    f"the grammar cannot be compiled: the value {value[:80]!r} holds {self.mark!r}, which ends"
+                    " values in this model's calls",
+                    hint="use another value",
+                )
+            return value
+        written = as_json(value)
+        return written.replace(self.mark[0], f"\\u{ord(self.mark[0]):04x}") if self.mark in written else written
 
     @property
     def written(self) -> str:
@@ -74,7 +90,9 @@ def value(name: str, schema: Any, root: Mapping[str, Any], end: End) -> str:
     """
     parts = _parts(schema, root)
     if any(_free(part, root) for part in parts):
-        return f"{name}: /(.|\\n)*/ {end.spelled}\n" if end.token else f"{name}[lazy]: /(.|\\n)*/ {end.spelled}\n"
+        if end.token:
+            return f"{name}: {name.upper()} {end.spelled}\n{name.upper()}: {without(end.mark)}\n"
+        return f"{name}[lazy]: {ANY_TEXT} {end.spelled}\n"
     rules = [_rule(f"{name}_{at}", part, root, end) for at, part in enumerate(parts)]
     return f"{name}: {' | '.join(f'{name}_{at}' for at in range(len(parts)))}\n" + "".join(rules)
 
@@ -120,7 +138,7 @@ def _rule(name: str, schema: Mapping[str, Any], root: Mapping[str, Any], end: En
         values = [schema["const"]] if "const" in schema else schema["enum"]
         if not isinstance(values, list) or not values:
             raise InputError("the grammar cannot be compiled: a parameter's enum is empty")
-        written = (json.dumps(one if isinstance(one, str) else as_json(one), ensure_ascii=False) for one in values)
+        written = (json.dumps(end.kept(one), ensure_ascii=False) for one in values)
         return f"{name}: ({' | '.join(dict.fromkeys(written))}) {end.written}\n"
     types = types_of(schema, root) or frozenset()
     if types == _STRING:
@@ -147,13 +165,46 @@ def _text(name: str, schema: Mapping[str, Any], end: End) -> str:
         behind = "" if regex.endswith("$") and not regex.endswith("\\$") else "(.|\\n)*"
         inner = regex.removeprefix("^")[: None if behind else -1]
         kept.append(f"/{before}({pattern(inner)}){behind}/")
-    terminal = name.upper()
+    terminal, other = name.upper(), f"~({ANY_TEXT} {json.dumps(end.mark)} {ANY_TEXT})"
+    if "pattern" not in schema and (most is None or most > _MAX_COUNTED):
+        return _counted(name, least, most, end)
     if end.token:
-        return f"{name}: {terminal} {end.written}\n{terminal}: {' & '.join(kept)}\n"
-    if max(least, most or 0) > _MOST_COUNTED and len(kept) == 1:  # up to the first end: the library cannot count so far
-        return f"{name}[lazy]: {kept[0]} {end.written}\n"
-    kept.append(f"~(/(.|\\n)*/ {end.spelled} /(.|\\n)*/)")
-    return f"{name}: {terminal}\n{terminal}: ({' & '.join(kept)}) {end.written}\n"
+        return f"{name}: {terminal} {end.written}\n{terminal}: {' & '.join([*kept, other])}\n"
+    return f"{name}: {terminal}\n{terminal}: ({' & '.join([*kept, other])}) {end.written}\n"
+
+
+def _counted(name: str, least: int, most: int | None, end: End) -> str:
+    """A text of a length that the library cannot count while it looks for the absence of an end.
+
+    So the text goes on up to its first end, and the absence is looked for only where the text could not stop yet.
+    """
+    mark = json.dumps(end.mark)
+    before = f"{json.dumps(end.before)}? " if end.before else ""
+    bound = least + len(end.before + end.mark)  # an end that begins up to ``least`` ends before this
+    other = f"~({ANY_TEXT} {mark} {ANY_TEXT})"
+    rest = "" if most is None else most - (least if not least or least > _MAX_WHOLE else bound)
+    more = f"/(.|\\n){{0,{rest}}}/"
+    sign = re.escape(end.mark[0])
+    if not least:
+        texts, ended = [more], [f"{more} {before}{mark}"]
+    elif least > _MAX_WHOLE:  # no end begins in what must be there
+        texts = [f"/[^{sign}]{{{least - 1}}}[^{sign}\\n]/ {more}"]
+        ended = [f"{texts[0]} {before}{mark}"]
+    else:
+        first = f"(/(.|\\n){{{least}}}/ & {other})"
+        next_ = f"(/(.|\\n){{{least + 1},{bound}}}/ & {other})"
+        whole = f"(/(.|\\n){{{bound}}}/ & {other}) {more}"
+        texts = [first, next_, whole]
+        ended = [
+            f"{first} {json.dumps(end.before)} {mark}" if end.before else f"{first} {mark}",
+            f"{next_} {before}{mark}",
+            f"{whole} {before}{mark}",
+        ]
+    up = name.upper()
+    lazy = f"{name}e[lazy]: {up}E\n{up}E: {' | '.join(ended)}\n"
+    if not end.token:
+        return f"{name}: {name}e\n{lazy}"
+    return f"{name}: {up} {end.spelled} | {name}e\n{up}: {' | '.join(texts)}\n{lazy}"
 
 
 def with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:

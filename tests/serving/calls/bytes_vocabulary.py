@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -67,15 +68,19 @@ def takes(grammar: str, text: str, tokens: bool = False) -> bool:
 CLOSING = ("\n</parameter>\n", "</parameter>", "</arg_value>", '<|"|>', '"', "'", "}", "]", ")")
 
 
-def walked(grammar: str, seed: int, tokens: bool = False, most: int = 1500) -> str:
-    """A text that a grammar allows, drawn at random; now and then what is open is closed. "" where that has no end."""
+def walked(grammar: str, seed: int, tokens: bool = False, most: int = 1500, letters: Sequence[str] = ()) -> str:
+    """A text that a grammar allows, drawn at random; "" where that has no end.
+
+    At random intervals what is open is closed, or one of ``letters`` is written where it is allowed, not as a token.
+    """
     matcher, chance, found = matcher_of(grammar), random.Random(seed), bytearray()
     words = _Vocabulary.tokens
     for _ in range(most):
         if matcher.is_accepting() and (matcher.is_stopped() or chance.random() < 0.5):
             return found.decode("utf-8")
         if chance.random() < 0.4:
-            close = chance.choice([ids_of(text, tokens) for text in CLOSING])
+            every = [*(ids_of(text, tokens) for text in CLOSING), *(list(text.encode()) for text in letters)]
+            close = chance.choice(every)
             drawn = close if matcher.validate_tokens(close) == len(close) else []
         else:
             mask = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")

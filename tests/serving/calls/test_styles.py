@@ -263,7 +263,8 @@ def test_what_cannot_be_kept_to_is_refused(style: Style, function: Any) -> None:
 @ELEMENTS
 def test_many_functions_of_many_parameters_compile(style: Style) -> None:
     properties = {
-        f"p{at}": {"type": "string", "maxLength": 10_000} if at % 2 else {"type": "integer"} for at in range(20)
+        f"p{at}": {"type": "string", "minLength": at % 3, "maxLength": 10_000} if at % 2 else {"type": "integer"}
+        for at in range(20)
     }
     functions = [{"name": f"f{at}", "parameters": {"type": "object", "properties": properties}} for at in range(40)]
     matcher_of(at_will(style, functions=functions))
