@@ -330,7 +330,7 @@ def _check(grammars: Grammars, style: Style, spell: Spell, function: Function) -
 
 def _of(param: str, name: str, error: InputError) -> InputError:
     """An error that names the field that it is about."""
-    return InputError(f"{param}: {name}{error}", argument=param, hint=error.hint)
+    return type(error)(f"{param}: {name}{error}", argument=param, hint=error.hint)
 
 
 def _described(function: Function) -> Function:

@@ -97,7 +97,7 @@ class Grammars:
             return self._compile(lambda: json.dumps({"grammars": both if form else both[:1]}))
         except InputError as error:
             said = placed(str(error), [at for at, _ in lines]) if given else without_place(str(error))
-            raise InputError(said, hint=error.hint) from None
+            raise type(error)(said, hint=error.hint) from None
 
     def _compile(self, write: Callable[[], str]) -> Grammar:
         try:
