@@ -48,7 +48,10 @@ def lark_of(text: str, encode: Encode, ends: Collection[int]) -> str:
         InputError: the text is no GBNF; the message names the line and the column.
     """
     rules = _Parser(text, encode).rules()
-    return _Writer(fused(rules, "root"), ends).text()
+    try:
+        return _Writer(fused(rules, "root"), ends).text()
+    except RecursionError:
+        raise InputError("the grammar cannot be read: its rules and parentheses are nested too deeply") from None
 
 
 class _Parser:
@@ -96,7 +99,11 @@ class _Parser:
         found: list[Node] = []
         while (item := self._item()) is not None:
             self._skip(space)
+            stacked = 0
             while (counts := self._counts()) is not None:
+                stacked += 1
+                if stacked > MAX_DEPTH:
+                    raise self._error(f"at most {MAX_DEPTH} repetitions may be nested")
                 item = Node(Kind.REPEAT, [item], low=counts[0], high=counts[1])
                 self._skip(space)
             found.append(item)
@@ -259,20 +266,25 @@ class _Writer:
         self._lexemes = Lexemes(rules, "root")
         self._names: dict[tuple[str, bool], str] = {}
         self._lines: list[str] = []
+        self._left: list[tuple[str, str, bool]] = []
 
     def text(self) -> str:
         """Return the whole grammar."""
-        return "\n".join([f"start: {self._rule('root', whole=False)}", *self._lines, ""])
+        start = f"start: {self._rule('root', whole=False)}"
+        while self._left:
+            made, name, whole = self._left.pop()
+            self._lines.append(f"{made}: {self._written(self._rules[name], whole=whole)}")
+        return "\n".join([start, *self._lines, ""])
 
     def _rule(self, name: str, *, whole: bool) -> str:
-        """Return the name in Lark of a rule, which is written where it is new.
+        """Return the name in Lark of a rule, which is written later where it is new.
 
         ``whole``: inside of a lexeme.
         """
         key = (f"rule {name}", whole)
         if key not in self._names:
             made = self._names[key] = f"{'T' if whole else 'r'}{len(self._names)}"
-            self._lines.append(f"{made}: {self._written(self._rules[name], whole=whole)}")
+            self._left.append((made, name, whole))
         return self._names[key]
 
     def _written(self, node: Node, *, whole: bool) -> str:

@@ -19,9 +19,8 @@ ANY = ((0, 0xD7FF), (0xE000, LAST))
 """Every character: surrogates are none."""
 MAX_DEPTH = 200
 """References from rule to rule in a part without recursion."""
-_MAX_STATES = 4000
 _MAX_WORK = 100_000
-"""Steps of the search, some 0.2 s; lexemes of which more would have to be seen are taken as they are."""
+"""Steps of all searches, some 0.3 s; lexemes of which more would have to be seen are taken as they are."""
 
 
 class Kind(Enum):
@@ -117,9 +116,10 @@ class Lexemes:
                 break
             self._nullable = found
         self._apart: set[Node] = set()
+        self._work = _MAX_WORK
         self._atoms = self._bounds()
         if root not in self._plain:  # else the whole answer is one lexeme, behind which nothing comes
-            while clash := self._clash():
+            while self._work > 0 and (clash := self._clash()):
                 self._apart |= clash
 
     def __contains__(self, node: Node) -> bool:
@@ -184,13 +184,15 @@ class Lexemes:
     def _clash(self) -> set[Node]:
         """Return the lexemes that a longest match would be wrong about."""
         follow = self._follow()
-        machine = _Machine(self._rules, self._atoms)
+        machine = _Machine(self._rules, self._atoms, self._work)
         try:
             for node in follow:
                 machine.add(node)
             return machine.clash(follow)
         except OverflowError:
             return set()
+        finally:
+            self._work = machine.left - len(self._rules)
 
     def _follow(self) -> dict[Node, int]:
         """Return for each lexeme the atoms that may come behind it."""
@@ -249,9 +251,19 @@ def _disjoint(ranges: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int]]:
 
 
 class _Machine:
-    """A nondeterministic automaton of all lexemes; those that repeat are taken to do so without an end."""
+    """A nondeterministic automaton of all lexemes; those that repeat are taken to do so without an end.
 
-    def __init__(self, rules: Rules, atoms: dict[Node, int]) -> None:
+    Args:
+        rules: of the grammar.
+        atoms: of each CHARS node.
+        left: steps that it may take.
+
+    Attributes:
+        left: steps that are left of them.
+    """
+
+    def __init__(self, rules: Rules, atoms: dict[Node, int], left: int) -> None:
+        self.left = left
         self._rules = rules
         self._atoms = atoms
         self._empty: list[list[int]] = []
@@ -262,15 +274,14 @@ class _Machine:
         self._adding = Node(Kind.SEQ)
 
     def add(self, lexeme: Node) -> None:
-        """Add a lexeme. Raises OverflowError where there are too many states."""
+        """Add a lexeme. Raises OverflowError where no step is left."""
         self._adding = lexeme
         start = self._state()
         self._starts.append(start)
         self._ends[self._built(lexeme, start)] = lexeme
 
     def _state(self, before: int | None = None) -> int:
-        if len(self._empty) >= _MAX_STATES:
-            raise OverflowError
+        self._spend(1)
         self._empty.append([])
         self._edges.append(None)
         self._owner.append(self._adding)
@@ -305,9 +316,8 @@ class _Machine:
     def clash(self, follow: dict[Node, int]) -> set[Node]:
         """Return lexemes that end where another, or the same, goes on with what may follow.
 
-        Raises OverflowError where the search takes too long.
+        Raises OverflowError where no step is left.
         """
-        work = 0
         seen = {first := self._closed(self._starts)}
         left = [first]
         while left:
@@ -320,13 +330,16 @@ class _Machine:
                         return {one for one in (*either, ended) if one.kind is not Kind.CHARS}
             for mask in _parts([mask for _, mask, _ in edges]):
                 after = self._closed([to for _, wanted, to in edges if wanted & mask])
-                work += len(edges) + len(after)
-                if work > _MAX_WORK:
-                    raise OverflowError
+                self._spend(len(edges) + len(after))
                 if after not in seen:
                     seen.add(after)
                     left.append(after)
         return set()
+
+    def _spend(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise OverflowError
 
     def _closed(self, states: list[int]) -> frozenset[int]:
         found, left = set(states), list(states)
