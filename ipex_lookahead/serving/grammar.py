@@ -249,8 +249,9 @@ class _State:
             )
 
     def _advance(self, ids: Ids) -> None:
-        self._seconds = min(MAX_STEP_SECONDS, self._seconds + SECONDS_PER_TOKEN * (len(ids) - self._at))
-        for token in ids[self._at :].tolist():
+        new = ids[self._at :].tolist()
+        self._seconds = min(MAX_STEP_SECONDS, self._seconds + SECONDS_PER_TOKEN * len(new))
+        for token in new:
             if not self._matcher.consume_token(token):
                 raise self._failure()
         self._at = len(ids)
