@@ -48,14 +48,18 @@ class End:
         """A value as it is written before the mark. Raises InputError for a text that holds it."""
         if isinstance(value, str):
             if self.mark in value:
-                raise InputError(
-                    f"the grammar cannot be compiled: the value {value[:80]!r} holds {self.mark!r}, which ends"
-                    " values in this model's calls",
-                    hint="use another value",
-                )
+                raise self.refused("value", value)
             return value
         written = as_json(value)
         return written.replace(self.mark[0], f"\\u{ord(self.mark[0]):04x}") if self.mark in written else written
+
+    def refused(self, kind: str, text: str) -> InputError:
+        """The error for a constant or a pattern that holds the mark."""
+        return InputError(
+            f"the grammar cannot be compiled: the {kind} {text[:80]!r} holds {self.mark!r}, which ends values in this"
+            " model's calls",
+            hint="use another one",
+        )
 
     @property
     def written(self) -> str:
@@ -161,6 +165,8 @@ def _text(name: str, schema: Mapping[str, Any], end: End) -> str:
         else [f"/(.|\\n){{{least},{'' if most is None else most}}}/"]
     )
     if isinstance(regex := schema.get("pattern"), str):
+        if re.escape(end.mark) in regex.replace("\\/", "/"):
+            raise end.refused("pattern", regex)
         before = "" if regex.startswith("^") else "(.|\\n)*"
         behind = "" if regex.endswith("$") and not regex.endswith("\\$") else "(.|\\n)*"
         inner = regex.removeprefix("^")[: None if behind else -1]

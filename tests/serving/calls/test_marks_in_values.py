@@ -132,6 +132,24 @@ def test_a_value_that_its_end_would_cut_is_named(style: Style, tokens: bool) -> 
             forced(style, tokens, of(schema))
 
 
+@pytest.mark.parametrize(
+    ("style", "pattern"),
+    [
+        (STYLES["qwen3.5"], "^a?</parameter>"), (STYLES["qwen3.5"], "<\\/parameter>"),
+        (STYLES["glm 4.7"], "^x</arg_value>$"), (STYLES["gemma 4"], '<\\|"\\|>'),
+    ],
+)  # fmt: skip
+def test_a_pattern_that_spells_the_end_is_named(style: Style, pattern: str) -> None:
+    with pytest.raises(InputError, match="the pattern .* holds"):
+        forced(style, False, of({"type": "string", "pattern": pattern}))
+
+
+def test_a_pattern_of_the_signs_of_the_end_is_taken() -> None:
+    functions = of({"type": "string", "pattern": '^(<|"|>)$'})
+    grammar = forced(STYLES["gemma 4"], False, functions)
+    assert takes(grammar, "".join(STYLES["gemma 4"].spelled([("f", {"a": '"'})])))
+
+
 @EVERY
 def test_a_call_that_was_cut_off_is_text(style: Style) -> None:
     """Where an answer ends inside a value that spells the end."""
