@@ -19,7 +19,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts
@@ -36,7 +35,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.generation.checks import flag
 from ipex_lookahead.generation.generate import LookaheadGenerateOutput, generate_stepwise
 from ipex_lookahead.generation.lookahead import asked_lookup, proposer_lookahead, second_model_lookahead
-from ipex_lookahead.generation.past import LookaheadCache, past_of
+from ipex_lookahead.generation.past import LookaheadCache, given_cache, past_of
 from ipex_lookahead.generation.run import RunOptions, end_to_end, streamed
 from ipex_lookahead.generation.second_model import check_vocabulary, engine_of
 from ipex_lookahead.modeling.copying import Copying
@@ -45,7 +44,7 @@ from ipex_lookahead.modeling.placement import Placement
 from ipex_lookahead.modeling.refused import REFUSED, refuse
 from ipex_lookahead.modeling.statistics import IpexLlmStatistics
 from ipex_lookahead.modeling.weights import Weights
-from ipex_lookahead.system.compat import text_config
+from ipex_lookahead.system.compat import CACHE, CausalOutput, text_config
 from ipex_lookahead.system.terminal import tell_people
 from ipex_lookahead.tokenization.text import TextTokenizer
 
@@ -311,8 +310,9 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         cache_position: torch.Tensor | None = None,
         return_dict: bool | None = None,
         output_hidden_states: bool | None = None,
+        cache: LookaheadCache | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+    ) -> CausalOutput | tuple[Any, ...]:
         """Logits at every position, and what goes on from there: a text fed in pieces has the logits of the whole one.
 
         Args:
@@ -328,6 +328,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             cache_position: int64 [length], the columns' numbers; no others are taken.
             return_dict: False returns a tuple.
             output_hidden_states: whether the output has ``hidden_states``; None: as the config says, mostly not.
+            cache: the name of ``past_key_values`` from transformers 5.24 on; either is taken by any release.
             **kwargs: nothing else is supported.
 
         Returns:
@@ -344,7 +345,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             if value is not None and value is not False:
                 raise InputError(
                     f"{name} is not supported; the model takes input_ids, attention_mask, position_ids,"
-                    " past_key_values, labels, use_cache, logits_to_keep, output_hidden_states"
+                    " past_key_values or cache, labels, use_cache, logits_to_keep, output_hidden_states"
                 )
         if input_ids is None or input_ids.dim() != 2 or input_ids.numel() == 0:
             shape = None if input_ids is None else tuple(input_ids.shape)
@@ -357,7 +358,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             kept = kept[-logits_to_keep:]
         if labels is not None and len(kept) != length:
             raise InputError("labels need the logits of all positions; leave logits_to_keep out")
-        past = past_of(self.engine, past_key_values, rows)
+        past = past_of(self.engine, past_key_values, cache, rows)
         if output_hidden_states is None:
             output_hidden_states = getattr(self.config, "output_hidden_states", False)
         hidden: Sequence[int] = ()
@@ -377,21 +378,31 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             )
         if use_cache is None:
             use_cache = getattr(self.config, "use_cache", True)
-        output = CausalLMOutputWithPast(
+        output = CausalOutput(
             loss=loss,
             logits=logits,
-            past_key_values=past if use_cache else None,
             hidden_states=tuple(states) if output_hidden_states else None,
+            **{CACHE: past if use_cache else None},
         )
         return output.to_tuple() if return_dict is False else output
 
     def prepare_inputs_for_generation(
-        self, input_ids: torch.Tensor, *, past_key_values: LookaheadCache | None = None, **kwargs: Any
+        self,
+        input_ids: torch.Tensor,
+        *,
+        past_key_values: LookaheadCache | None = None,
+        cache: LookaheadCache | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        """Arguments of ``forward`` for a text, int64 [batch, length], whose beginning ``past_key_values`` hold."""
-        before = 0 if past_key_values is None else past_key_values.get_seq_length()
+        """Return arguments of ``forward`` for a text, int64 [batch, length], that begins with what the cache holds.
+
+        The cache is returned under the name of the release of transformers that is installed. Raises InputError where
+        both names are given.
+        """
+        past = given_cache(past_key_values, cache)
+        before = 0 if past is None else past.get_seq_length()
         known = {name: kwargs.get(name) for name in ("attention_mask", "use_cache")}
-        return {"input_ids": input_ids[:, before:], "past_key_values": past_key_values, **known}
+        return {"input_ids": input_ids[:, before:], CACHE: past, **known}
 
     def extra_repr(self) -> str:
         """Engine and format."""

@@ -71,9 +71,10 @@ _REFUSED: Mapping[str, Refusal] = {
 """Real arguments of transformers' generate and of its models' forward. None and False ask for nothing either."""
 
 _OURS = (
-    "inputs input_ids attention_mask position_ids past_key_values generation_config logits_processor stopping_criteria"
-    " prefix_allowed_tokens_fn streamer lookahead max_matching_ngram_size adaptive seed sequence_ids tokenizer cancel"
-    " on_prefill draft_model assistant_model max_step_draft min_step_draft th_stop_draft auto_th_stop_draft"
+    "inputs input_ids attention_mask position_ids past_key_values cache generation_config logits_processor"
+    " stopping_criteria prefix_allowed_tokens_fn streamer lookahead max_matching_ngram_size adaptive seed"
+    " sequence_ids tokenizer cancel on_prefill draft_model assistant_model max_step_draft min_step_draft"
+    " th_stop_draft auto_th_stop_draft"
 ).split()
 
 

@@ -46,10 +46,11 @@ from ipex_lookahead.generation.processors import (
 from ipex_lookahead.generation.run import RunOptions, end_to_end, length_limit, run_stepwise
 from ipex_lookahead.generation.stop_texts import Stop, StopTexts, any_of
 from ipex_lookahead.generation.stopping import Criteria, cancellation
+from ipex_lookahead.system.compat import CACHE, BothCacheNames
 
 
 @dataclass
-class LookaheadGenerateOutput(GenerateDecoderOnlyOutput):  # type: ignore[misc]
+class LookaheadGenerateOutput(BothCacheNames, GenerateDecoderOnlyOutput):  # type: ignore[misc]
     """Hugging Face's output of ``return_dict_in_generate``, and the generation's :class:`GenerationStats`."""
 
     logits: tuple[torch.Tensor, ...] | None = None  # transformers has it from 4.39
@@ -117,9 +118,9 @@ def generate_stepwise(
         options: what the model has for its generations (costs, stores, shared forwards, a draft model), and statistics
             to be filled; changed.
         **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
-            ``past_key_values`` of an earlier output, whose tokens are not read again as far as the prompts begin with
-            them (the cache is changed, and then holds this generation's); ``position_ids``, if they are what the mask
-            implies.
+            ``past_key_values`` (or ``cache``, its name from transformers 5.24 on) of an earlier output, whose tokens
+            are not read again as far as the prompts begin with them (the cache is changed, and then holds this
+            generation's); ``position_ids``, if they are what the mask implies.
 
     Returns:
         int64 [batch, length]: prompts as given, then the new tokens, shorter rows padded on the right with
@@ -159,7 +160,7 @@ def generate_stepwise(
         padding = [ids.shape[1] - len(prompt) for prompt in prompts]
         real = torch.arange(ids.shape[1])[None] >= torch.tensor(padding)[:, None]
         check_positions(real, 0, left.pop("position_ids", None))
-        given_past = left.pop("past_key_values", None)
+        given_past = left.pop("past_key_values", None), left.pop("cache", None)
         refuse_rest(left)
         times = settings.num_return_sequences
         ids, prompts = ids.repeat_interleave(times, 0), [p for p in prompts for _ in range(times)]
@@ -173,7 +174,7 @@ def generate_stepwise(
             )
             for p in prompts
         ]
-        past = past_of(engine, given_past, len(prompts))
+        past = past_of(engine, *given_past, len(prompts))
         options = RunOptions() if options is None else options
         options.config, options.on_prefill, stats = config, on_prefill, options.stats
         stats.sequences = len(prompts)
@@ -202,7 +203,7 @@ def generate_stepwise(
             ids, sequences, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
         )
         returned = bool(settings.return_dict_in_generate) and settings.use_cache is not False
-        used_again = returned or given_past is not None
+        used_again = returned or given_past != (None, None)
         for sequence in sequences:
             sequence.checkpoints = used_again
         yield from run_stepwise(engine, sequences, options)
@@ -375,8 +376,8 @@ def _result(
         sequences=rows,
         scores=_columns([sequence.scores for sequence in sequences], new, vocab_size),
         logits=_columns([sequence.raw for sequence in sequences], new, vocab_size),
-        past_key_values=None if settings.use_cache is False else past,
         stats=stats,
+        **{CACHE: None if settings.use_cache is False else past},
     )
 
 

@@ -170,13 +170,25 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         return f"{type(self).__name__}(rows={len(self.rows)}, columns={self.get_seq_length()})"
 
 
-def past_of(engine: Engine, past: Any, rows: int) -> LookaheadCache:
-    """The caller's cache, checked, or an empty one."""
+def given_cache(past_key_values: Any, cache: Any) -> Any:
+    """Return a call's cache, which releases of transformers from 5.24 on call ``cache``; None for no cache.
+
+    Raises InputError where both names have a value.
+    """
+    if past_key_values is not None and cache is not None:
+        raise InputError("past_key_values and cache are both given; they name the same argument, so leave one out")
+    return cache if past_key_values is None else past_key_values
+
+
+def past_of(engine: Engine, past_key_values: Any, cache: Any, rows: int) -> LookaheadCache:
+    """The caller's cache, which is given under one of two names, checked; or an empty one."""
+    past = given_cache(past_key_values, cache)
     if past is None or past == ():  # transformers 4.37 makes () of a cache that shows no layers
         return LookaheadCache(engine, rows)
+    name = "cache" if past_key_values is None else "past_key_values"
     if not isinstance(past, LookaheadCache):
         raise InputError(
-            f"past_key_values is a {type(past).__name__}; leave it out of the first call, and pass on the"
+            f"{name} is a {type(past).__name__}; leave it out of the first call, and pass on the"
             " past_key_values of its output"
         )
     if past.engine is not engine:

@@ -6,6 +6,7 @@ the tokenizers library, ``tokenization/release.py``.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,11 +14,15 @@ import torch
 import transformers
 from transformers import GenerationConfig, LlamaConfig
 from transformers.generation import logits_process
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 
 RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 """(major, minor) of the library that is installed."""
+
+CACHE, OTHER_CACHE = ("cache", "past_key_values") if RELEASE >= (5, 24) else ("past_key_values", "cache")
+"""The name of a cache in the calls and outputs of this release, and its name in the others."""
 
 _LATER_OPTIONS = (
     "assistant_early_exit",
@@ -37,6 +42,28 @@ _LATER_OPTIONS = (
     "watermarking_config",
 )
 """Generation options that this package reads and that some release does not have yet."""
+
+
+class BothCacheNames:
+    """Mix-in for an output of transformers that makes its cache readable under both names."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == OTHER_CACHE:
+            return getattr(self, CACHE)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(CACHE if key == OTHER_CACHE else key)  # type: ignore[misc]  # ModelOutput has one
+
+
+class CausalOutput(BothCacheNames, CausalLMOutputWithPast):  # type: ignore[misc]
+    """Output of a model's ``forward``."""
+
+
+def cache_argument(forward: Any) -> str:
+    """Return the name under which a model's ``forward`` takes its cache."""
+    takes = inspect.signature(forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in takes), "past_key_values")
 
 
 def text_config(config: Any) -> Any:

@@ -16,6 +16,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead import AutoModelForCausalLM, ContextLengthError, InputError, wrap
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.generation.past import LookaheadCache
+from ipex_lookahead.system.compat import CACHE
 from tests.support.tiny import write_tiny_llama
 
 TEXT = torch.tensor([[5, 9, 33, 2, 17, 60, 41, 8, 8, 70, 3, 26]])
@@ -156,10 +157,10 @@ def test_copies_and_rows_of_a_cache(model: Any) -> None:
 
 def test_the_output_is_transformers(model: Any) -> None:
     out = model(TEXT, labels=TEXT)
-    assert list(out) == ["loss", "logits", "past_key_values"]
+    assert list(out) == ["loss", "logits", CACHE]
     assert isinstance(out.past_key_values, LookaheadCache)
     assert [type(part) for part in model(TEXT, return_dict=False)] == [torch.Tensor, LookaheadCache]
-    assert "past_key_values" not in model(TEXT, use_cache=False)
+    assert CACHE not in model(TEXT, use_cache=False)
     past = None
     for length in (4, 7, 12):
         mask = torch.ones((1, length), dtype=torch.int64)
@@ -167,6 +168,26 @@ def test_the_output_is_transformers(model: Any) -> None:
         last = model(**words)
         past = last.past_key_values
     assert torch.equal(last.logits, out.logits[:, 7:])
+
+
+def test_a_cache_has_two_names(model: Any) -> None:
+    """transformers 5.24 renames ``past_key_values`` to ``cache``: each release takes and gives both."""
+    whole = model(TEXT).logits[:, 5:]
+    for name in ("past_key_values", "cache"):
+        out = model(TEXT[:, :5])
+        past = getattr(out, name)
+        assert past is out[name] is out.cache is out.past_key_values
+        assert model.prepare_inputs_for_generation(TEXT, **{name: past})[CACHE] is past
+        assert torch.equal(model(TEXT[:, 5:], **{name: past}).logits, whole)
+        again = model.generate(TEXT, max_new_tokens=2, return_dict_in_generate=True, **{name: past})
+        assert again.stats.cached_tokens == 11
+        assert again.cache is again[name] is past
+    with pytest.raises(AttributeError, match="no attribute 'cach'"):
+        _ = out.cach
+    both = {"past_key_values": past, "cache": past}
+    for call in (model, model.generate, model.prepare_inputs_for_generation):
+        with pytest.raises(InputError, match="past_key_values and cache are both given"):
+            call(TEXT, **both)
 
 
 def test_hidden_states_of_padded_batches_and_of_pieces(model: Any, reference: Any, plain: Any) -> None:
@@ -205,6 +226,7 @@ def test_hidden_states_come_where_they_are_asked_for(folder: Path, reference: An
     ("kwargs", "message"),
     [
         ({"past_key_values": DynamicCache()}, "past_key_values is a DynamicCache; leave it out of the first call"),
+        ({"past_key_values": None, "cache": DynamicCache()}, "^cache is a DynamicCache"),
         ({"past_key_values": ((1, 2),)}, "past_key_values is a tuple"),
         ({"attention_mask": torch.ones(1, 6)}, r"after 5 columns.*attention_mask must be \(1, 11\)"),
         ({"attention_mask": torch.tensor([[0] + [1] * 10])}, "another one at the columns that past_key_values hold"),

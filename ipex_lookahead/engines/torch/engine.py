@@ -32,7 +32,7 @@ from ipex_lookahead.engines.torch.low_bit_linear import (
 from ipex_lookahead.engines.torch.masks import depths_of, seen_by, spelled
 from ipex_lookahead.errors import ContextLengthError, InputError, NonFiniteError, UnsupportedModelError, arg
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.system.compat import text_config
+from ipex_lookahead.system.compat import cache_argument, text_config
 
 BLOCK = 16
 CPU_BLOCK = 8
@@ -91,6 +91,7 @@ class TorchEngine:
         self.facts = dict(facts or {})
         takes = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in takes
+        self._cache_argument = cache_argument(model.forward)
         self._keep_logits = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in takes), None)
         self._pad = getattr(model.config, "pad_token_id", None)
         self.max_context = max_context or _max_context(model.config)
@@ -214,7 +215,7 @@ class TorchEngine:
         states: States | None = None,
     ) -> torch.Tensor | None:
         """The model's forward over ids [1, rows]; logits of the wanted rows. ``states`` gets those of all rows."""
-        inputs: dict[str, Any] = {"input_ids": ids, "past_key_values": past, "use_cache": True}
+        inputs: dict[str, Any] = {"input_ids": ids, self._cache_argument: past, "use_cache": True}
         if self._takes_positions:
             inputs["position_ids"] = positions
         rows = ids.shape[1]
@@ -230,7 +231,7 @@ class TorchEngine:
         if states is not None:
             inputs["output_hidden_states"] = True
         output = self.model(**inputs)
-        cache.took(getattr(output, "past_key_values", None))
+        cache.took(getattr(output, self._cache_argument, None))
         if states is not None:
             states.append([one[0] for one in getattr(output, "hidden_states", None) or ()])
         if not want:
