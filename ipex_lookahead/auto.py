@@ -260,7 +260,9 @@ def _loaded(
     loaded = _load(request, requested, name, reason)
     again = dataclasses.replace(request, path=request.path.absolute(), progress=None)
     return LookaheadModelForCausalLM(
-        loaded.config if loaded.config is not None else transformers_config(loaded.checkpoint_config),
+        loaded.config
+        if loaded.config is not None
+        else transformers_config(loaded.checkpoint_config, request.path, strict=False),
         loaded.engine,
         generation_config=generation_config(loaded.generation_config),
         low_bit=loaded.low_bit,

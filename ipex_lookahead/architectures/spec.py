@@ -541,6 +541,11 @@ class ModelSpec:
         """Names of the matrices that stay as they are in the file: an embedding that is no lm_head, and routers."""
         return (*(() if self.tied else (self.embedding.name,)), *self.routers())
 
+    def tables(self) -> frozenset[str]:
+        """Return the names of the matrices of which a token reads a row and which multiply nothing."""
+        by_layer = () if self.per_layer is None else (self.per_layer.table.name,)
+        return frozenset((*by_layer, *(() if self.tied else (self.embedding.name,))))
+
     def routers(self) -> tuple[str, ...]:
         """Names of the matrices that are floats always: routers, and gates of shared experts."""
         linears = (linear for one in self.mixtures for linear in (one.router, one.shared_gate) if linear is not None)

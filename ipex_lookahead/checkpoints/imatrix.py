@@ -41,18 +41,20 @@ class Imatrix:
         means: name of a GGUF tensor -> mean squares of its inputs, float32 [n], or [experts * n] for stacked experts.
             An expert that no token reached has only ones.
         datasets: the texts it was made from, as the file names them.
+        tables: names of a model's tensors that are read by row: they have no inputs, so no entry is theirs.
     """
 
     path: Path
     means: Mapping[str, Floats]
     datasets: tuple[str, ...] = ()
+    tables: frozenset[str] = frozenset()
 
     def of(self, tensor: Tensor) -> Floats | None:
         """The importance of a matrix's inputs, float32 [n_in], or None where there is no entry.
 
         Raises ModelFormatError for an entry of another size.
         """
-        for name in names_of(tensor):
+        for name in () if tensor.name in self.tables else names_of(tensor):
             if name in self.means:
                 return self._part(self.means[name], name, tensor)
         return None

@@ -210,6 +210,7 @@ LABELS = {
     "drafter bytes": "weights of what drafts",
     "drafter draft_vocab": "tokens that it drafts",
     "drafter file": "which lies in",
+    "drafter unread": "its tensors that nothing reads",
     "drafter acceptance": "of its tokens right so far",
     "requantized_from": "rounded twice, before in",
     "problem": "cannot be run",

@@ -20,7 +20,7 @@ from ipex_lookahead.checkpoints import (
 )
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.draft_vocab import ids_of
-from ipex_lookahead.checkpoints.drafters import drafter_of
+from ipex_lookahead.checkpoints.drafters import IN_A_MODEL, drafter_of
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.low_bit import FLOATS
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
@@ -252,10 +252,16 @@ def _drafting(
         return {"drafting": f"{tensors} tensors of blocks for drafting (MTP), which are read past"} if tensors else {}
     head, where = found
     sizes = [packed_bytes(head.checkpoint.info(tensor.name)) for tensor in head.tensors()]
+    unread: list[str] = []
     if head.checkpoint is not checkpoint:
+        if head.kind not in IN_A_MODEL:  # such a file holds nothing but the head
+            own = {tensor.name for tensor in head.tensors()}
+            unread = [name for name in head.checkpoint.names() if name not in own]
         head.checkpoint.close()
     ids = ids_of(vocab, head.spec.vocab) if head.ids is None else head.ids
-    facts = {"kind": head.kind, "bytes": sum(sizes), "draft_vocab": len(ids)}
+    facts: dict[str, Any] = {"kind": head.kind, "bytes": sum(sizes), "draft_vocab": len(ids)}
+    if unread:
+        facts["unread"] = unread
     return {"drafter": facts if where == path else {**facts, "file": str(where)}}
 
 

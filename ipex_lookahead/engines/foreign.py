@@ -105,7 +105,12 @@ def foreign_config(raw: Mapping[str, Any], path: Path, extent: Extent | None = N
 
 
 def said(error: BaseException) -> str:
-    """The first line of what a library said, 200 characters at most; its kind where it said nothing that helps."""
+    """The first line of what a library said, 200 characters at most; its kind where it said nothing that helps.
+
+    Of an error of huggingface_hub's checks of configs, that is what the failed check said.
+    """
+    if type(error).__name__.startswith("StrictDataclass") and error.__cause__ is not None:
+        error = error.__cause__
     first = (str(error).strip().splitlines() or [""])[0][:200]
     known = isinstance(error, (ValueError, RuntimeError, OSError))
     return first if first and known else f"{type(error).__name__}: {first}".rstrip(": ")

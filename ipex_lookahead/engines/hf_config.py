@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
+from os import PathLike
 from typing import Any
 
 from ipex_lookahead.architectures.keys import LOCAL_THETA
 from ipex_lookahead.checkpoints import Checkpoint
+from ipex_lookahead.engines.foreign import said
+from ipex_lookahead.errors import UnsupportedModelError, arg
+
+_log = logging.getLogger(__name__)
 
 
-def transformers_config(config: dict[str, Any]) -> Any:
-    """Our checked config as transformers' own class, which pipelines and streamers read."""
+def transformers_config(config: dict[str, Any], path: str | PathLike[str], *, strict: bool = True) -> Any:
+    """Return our checked config as transformers' own class, which pipelines and streamers read.
+
+    Args:
+        config: the checked config of a checkpoint.
+        path: the checkpoint, for messages.
+        strict: refuse a config that the class refuses. False: the model is not transformers' to run, so a warning is
+            logged, and the object holds the config's values without the class's own checks.
+
+    Raises UnsupportedModelError, also for a family that this release of transformers does not know.
+    """
+    try:
+        return config_object(config, checked=True)
+    except UnsupportedModelError:
+        raise
+    except Exception as error:  # the checks of any family's class, and what huggingface_hub makes of their errors
+        problem = f"{path}: transformers' {config['model_type']} refuses this config: {said(error)}"
+        if strict:
+            raise UnsupportedModelError(problem, hint=f"use {arg('engine', 'native')}") from None
+        _log.warning("%s; the model runs without transformers, and model.config is not checked by it", problem)
+    return config_object(config, checked=False)
+
+
+def config_object(config: dict[str, Any], *, checked: bool) -> Any:
+    """Return the object; ``checked``: by transformers' class, which raises what it likes."""
     from ipex_lookahead.system.compat import family_config, llama_config
 
     values = {k: v for k, v in config.items() if k not in ("model_type", "rope_theta", "rope_scaling")}
@@ -20,11 +49,11 @@ def transformers_config(config: dict[str, Any]) -> Any:
     if scaling == {"rope_type": "proportional", "partial_rotary_factor": 1.0}:  # all pairs turn, as in plain rope
         scaling = {}
     if config["model_type"] == "llama":
-        return llama_config(values, scaling or {"rope_type": "default"}, config["rope_theta"])
+        return llama_config(values, scaling or {"rope_type": "default"}, config["rope_theta"], checked=checked)
     if scaling.get("rope_type") == "longrope":  # transformers' Phi-3 has this number outside, where it goes first
         values["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
     local = values.pop(LOCAL_THETA, None)
-    return family_config(config["model_type"], values, scaling, config["rope_theta"], local)
+    return family_config(config["model_type"], values, scaling, config["rope_theta"], local, checked=checked)
 
 
 def config_to_save(config: dict[str, Any], names: Collection[str]) -> dict[str, Any]:

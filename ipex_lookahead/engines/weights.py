@@ -109,9 +109,11 @@ class WeightPlan:
         embedding = "" if spec.tied else spec.embedding.name
         plan = replace(self, head=spec.head_weight.name, embedding=embedding).over(matrices(spec))
         if self.imatrix is not None:
-            shapes = matrices(spec)
+            imatrix = replace(self.imatrix, tables=spec.tables())
+            plan = replace(plan, imatrix=imatrix)
+            shapes = {name: shape for name, shape in matrices(spec).items() if name not in imatrix.tables}
             wanted = [one for one in spec.tensors() if one.name in shapes and plan._quantises(one.name, one.shape)]
-            if missing := self.imatrix.missing(wanted, spec):
+            if missing := imatrix.missing(wanted, spec):
                 log.warning(
                     "%s says nothing of %d of %d matrices, whose inputs count alike: %s", self.imatrix.path,
                     len(missing), len(wanted), ", ".join(_alike(missing)),

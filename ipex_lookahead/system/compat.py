@@ -99,17 +99,30 @@ def generation_config(values: Mapping[str, Any]) -> GenerationConfig:
     return config
 
 
-def llama_config(values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta: float) -> LlamaConfig:
+def _made(kind: type[Any], values: Mapping[str, Any], checked: bool) -> Any:
+    """Return a config of a class of transformers'; one that is not ``checked`` holds the values whatever they are."""
+    if checked:
+        return kind(**values)
+    config = kind()
+    renamed = getattr(kind, "attribute_map", {})
+    vars(config).update({renamed.get(key, key): value for key, value in values.items()})
+    return config
+
+
+def llama_config(
+    values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta: float, *, checked: bool = True
+) -> LlamaConfig:
     """A LlamaConfig.
 
     Args:
         values: its fields, without those about rotary positions.
         rope: ``rope_type`` and the numbers that go with it.
         rope_theta: base of the rotary frequencies.
+        checked: let the class check the values, and fail; False takes any.
     """
     if RELEASE >= (5, 0):
-        return LlamaConfig(**values, rope_parameters={**rope, "rope_theta": rope_theta})
-    config = LlamaConfig(**values, rope_theta=rope_theta)
+        return _made(LlamaConfig, {**values, "rope_parameters": {**rope, "rope_theta": rope_theta}}, checked)
+    config = _made(LlamaConfig, {**values, "rope_theta": rope_theta}, checked)
     if rope["rope_type"] != "default":  # set, not passed: 4.37 refuses the kinds it does not know
         config.rope_scaling = {**rope, "type": rope["rope_type"]}
     return config
@@ -121,6 +134,8 @@ def family_config(
     rope: Mapping[str, Any],
     rope_theta: float,
     local_theta: float | None = None,
+    *,
+    checked: bool = True,
 ) -> Any:
     """The config of another family: arguments as ``llama_config`` has them; no ``rope``: the family's own default.
 
@@ -139,11 +154,15 @@ def family_config(
             "full_attention": {**(rope or {"rope_type": "default"}), "rope_theta": rope_theta},
             "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
         }
-        return CONFIG_MAPPING[model_type](**values, rope_parameters=ropes)
+        return _made(CONFIG_MAPPING[model_type], {**values, "rope_parameters": ropes}, checked)
     if local_theta is not None:
         values = {**values, "rope_local_base_freq": local_theta}
     scaling = {**rope, "type": rope["rope_type"]} if rope else None
-    return CONFIG_MAPPING[model_type](**values, rope_theta=rope_theta, rope_scaling=scaling)
+    if RELEASE >= (5, 0) and not checked:  # the class, which is passed over, makes one object of both
+        share = {key: values[key] for key in ("partial_rotary_factor",) if key in values}
+        ropes = {**share, **(rope or {"rope_type": "default"}), "rope_theta": rope_theta}
+        return _made(CONFIG_MAPPING[model_type], {**values, "rope_parameters": ropes}, checked)
+    return _made(CONFIG_MAPPING[model_type], {**values, "rope_theta": rope_theta, "rope_scaling": scaling}, checked)
 
 
 def json_schema(function: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.architectures import family, model_types
-from ipex_lookahead.engines.hf_config import transformers_config
+from ipex_lookahead.engines.hf_config import config_object
 from tests.support.family_configs import read_config
 from tests.support.family_table import Variant, variants
 from tests.support.tiny_families import as_of_old, config_of
@@ -43,15 +43,19 @@ def test_what_was_checked_is_read_again_as_it_is(
 
 @EACH
 @OLD
+@pytest.mark.parametrize("is_checked", [True, False], ids=["checked", "unchecked"])
 def test_transformers_understands_it_as_it_was(
-    tmp_path: Path, model_type: str, variant: Variant, old_words: bool
+    tmp_path: Path, model_type: str, variant: Variant, old_words: bool, is_checked: bool
 ) -> None:
-    """Of the keys that are used: what its own class says after reading our words is what it said before."""
+    """Of the keys that are used: what its own class says after reading our words is what it said before.
+
+    So it is where the class does not check them, as for a config that it would refuse.
+    """
     config = read(tmp_path, written(model_type, variant, old_words))
     expected = config_of(model_type, variant).get_text_config().to_dict()
     if config["tie_word_embeddings"] is None:
         config["tie_word_embeddings"] = expected.get("tie_word_embeddings", True)  # the tensors tell
-    theirs = transformers_config(config).to_dict()
+    theirs = config_object(config, checked=is_checked).to_dict()
     part = family(model_type).KEYS.parts.get(expected["model_type"])
     assert theirs["model_type"] == ((part and part.family) or expected["model_type"])
     keys = {key for key in config if expected.get(key) is not None} - {"architectures", "dtype", "model_type"}

@@ -149,7 +149,7 @@ def test_rope_is_yarn_unless_plain_rope_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(plain), encoding="utf-8")
     assert read_config(tmp_path / "config.json") == plain, "as save_low_bit writes it"
     for one in (config, plain):
-        theirs = transformers_config(one).rope_parameters
+        theirs = transformers_config(one, tmp_path).rope_parameters
         assert (theirs["rope_type"], theirs["rope_theta"]) == (one["rope_scaling"]["rope_type"], 150000.0)
 
 

@@ -46,7 +46,7 @@ def test_a_rope_of_no_kind_is_that_of_full_attention(tmp_path: Path, rope: dict[
     plain = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     nested = checked(tmp_path, "olmo3", rope_parameters={"full_attention": rope, "sliding_attention": plain})
     assert checked(tmp_path, "olmo3", rope_parameters=rope) == nested
-    config = transformers_config(nested)
+    config = transformers_config(nested, tmp_path)
     assert config.rope_parameters["sliding_attention"] == plain
     assert config.rope_parameters["full_attention"]["rope_theta"] == rope["rope_theta"]
 

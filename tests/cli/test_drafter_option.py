@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -25,9 +26,11 @@ from ipex_lookahead.drafting.heads.chain import HeadChain
 from ipex_lookahead.hub import recommended
 from ipex_lookahead.hub.recommended import recommended_models
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.family_table import variants
+from tests.support.eagle3_folders import Head, Shape
+from tests.support.family_table import Variant, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.mtp_folders import block_alone, with_mtp
+from tests.support.tiny_families import config_of, with_weights, write_folder
 
 FAMILY = "qwen3_5_text"
 
@@ -161,6 +164,20 @@ def test_info(made: Path, capsys: Any, tmp_path: Path) -> None:
     assert run(["info", model, "--drafter", str(made / "other")]) == 1
     assert "is a head for another model" in capsys.readouterr().err
     assert run(["info", "--drafter", alone]) == 2
+
+
+def test_info_names_tensors_of_a_head_that_nothing_reads(capsys: Any, tmp_path: Path) -> None:
+    """``input_norm`` is there, and ``norm_before_fc: false`` says that the head does not read it."""
+    target = with_weights(config_of("llama", Variant("six layers", {"num_hidden_layers": 6})))
+    model = write_folder(tmp_path / "model", target)
+    head = Head(Shape(norm_before_fc=True), target)
+    assert run(["info", str(model), "--drafter", str(head.write_flat(tmp_path / "read")), "--json"]) == 0
+    assert "unread" not in json.loads(capsys.readouterr().out)["drafter"]
+    unread = str(head.write_flat(tmp_path / "unread", norm_before_fc=False))
+    assert run(["info", str(model), "--drafter", unread, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["drafter"]["unread"] == ["input_norm.weight"]
+    assert run(["info", str(model), "--drafter", unread]) == 0
+    assert re.search("its tensors that nothing reads +input_norm.weight", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("where", ["the model's own", "a file", "a folder with a file"])

@@ -198,7 +198,7 @@ def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
             dict(checkpoint.config),
             generation_defaults(checkpoint),
             tokenizer,
-            transformers_config(checkpoint.config),
+            transformers_config(checkpoint.config, checkpoint.path),
             why_none,
         )
         if isinstance(checkpoint, SafetensorsCheckpoint):

@@ -102,16 +102,30 @@ def _loaded(drafter: Drafter, path: Path, request: LoadRequest, plan: WeightPlan
 
 
 def _check_embedding(drafter: Drafter, path: Path, target: NativeEngine) -> None:
-    """Raise InputError where a head carries an embedding, and that is not the target's in whatever format."""
+    """Compare the embedding that a head carries with the target's, in whatever format that is.
+
+    A head that reads the target's embedding and carries another is another model's: raises InputError. An embedding
+    that the head reads itself may have been trained with it: a warning, and the acceptance record decides. One of
+    another width cannot be compared.
+    """
     checkpoint, name, features = drafter.checkpoint, target.spec.embedding.name, drafter.spec.features
+    own_embedding = features is not None and "embedding" not in features.shares
     own_head = features is not None and "head" not in features.shares
     if name not in checkpoint.names() or (own_head and drafter.spec.head_weight.name == name):  # which is its lm_head
+        return
+    if own_embedding and checkpoint.info(name).shape != target.spec.embedding.shape:
         return
     rows = np.linspace(0, target.vocab_size - 1, _COMPARED).astype(np.intp)
     theirs = dequantize(outputs_of(checkpoint.read(name), rows)).ravel()
     ours = dequantize(outputs_of(plain(target.decoder.export_matrix("embedding")), rows)).ravel()
     alike = float(theirs @ ours) / max(float(np.linalg.norm(theirs) * np.linalg.norm(ours)), 1e-30)
-    if not alike >= _ALIKE:
+    if not alike >= _ALIKE and own_embedding:
+        log.warning(
+            "%s: the embedding that this head carries has a correlation of %.2f with this model's: it was trained with"
+            " the head, or the head is another model's and few of its drafts will be accepted",
+            path, alike,
+        )  # fmt: skip
+    elif not alike >= _ALIKE:
         raise InputError(
             f"{path}: is a head for another model: the embedding that it carries has a correlation of {alike:.2f} with"
             f" this model's, and it must be at least {_ALIKE}",

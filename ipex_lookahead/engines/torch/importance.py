@@ -42,8 +42,8 @@ class Importance:
     tokens: int
 
 
-def model_to_measure(path: Path, *, threads: int | None = None) -> tuple[Any, ModelSpec, Any]:
-    """What ``measure_importance`` takes: transformers' model in float32, its spec, and its tokenizer.
+def model_to_measure(path: Path, *, threads: int | None = None, text: bool = True) -> tuple[Any, ModelSpec, Any]:
+    """What ``measure_importance`` takes: transformers' model in float32, its spec, and its tokenizer, if ``text``.
 
     A model that keeps a state comes from transformers itself: the torch engine, which must go back at times, has none.
 
@@ -52,7 +52,7 @@ def model_to_measure(path: Path, *, threads: int | None = None) -> tuple[Any, Mo
         UnsupportedModelError: the model keeps a state, and its weights are in no folder of floats.
         LookaheadError: as the torch engine's ``load``.
     """
-    request = LoadRequest(path, text=True, threads=threads, dtype="float32")
+    request = LoadRequest(path, text=text, threads=threads, dtype="float32")
     checkpoint = open_checkpoint(path)
     try:
         spec = checkpoint.spec
@@ -156,7 +156,7 @@ def _hooked(model: Any, spec: ModelSpec, totals: _Totals) -> Iterator[None]:
     )
     latents = [block.mixer for block in spec.layers if isinstance(block.mixer, LatentAttention)]
     of_heads = {linear.weight.name for one in latents for linear in (*one.k_b, *one.v_b)}  # no module's inputs there
-    outside = {*spec.kept(), *parts, *of_heads, spec.embedding.name, spec.head_weight.name}
+    outside = {*spec.kept(), *spec.tables(), *parts, *of_heads, spec.head_weight.name}
     layers = {
         tensor.gguf.name: tensor.hf.name.removesuffix(".weight")
         for tensor in spec.tensors()

@@ -117,7 +117,7 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
         check_ipex(label, dtype, device)
     rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
     tokenizer, why_none = request.tokenizer(checkpoint.text_tokenizer)
-    config = transformers_config(checkpoint.config)
+    config = transformers_config(checkpoint.config, checkpoint.path)
     with sentences(checkpoint.path, config.model_type):
         model = _skeleton(config, checkpoint.path, Extent.of(checkpoint))
     backends = LinearBackends(device, threads=request.threads, dtype=dtype)

@@ -21,9 +21,11 @@ from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError
 from ipex_lookahead.formats import FORMATS
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.family_table import VOCAB, variants
+from tests.support.eagle3_folders import Head, Shape
+from tests.support.family_table import VOCAB, Variant, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.mtp_folders import add_to_gguf, block_alone, with_mtp
+from tests.support.tiny_families import config_of, with_weights, write_folder
 
 FAMILY = "qwen3_5_text"
 
@@ -245,3 +247,19 @@ def test_a_model_for_text_takes_one_too(made: Path, tmp_path: Path) -> None:
     without_block(tmp_path / "model")
     loaded = load_text_model(str(tmp_path / "model"), drafter=str(tmp_path / "alone.gguf"), progress=False)
     assert loaded.engine.head is not None
+
+
+@pytest.mark.parametrize(("hidden", "warned"), [(64, True), (40, False), (96, False)])
+def test_an_eagle3_head_may_have_an_embedding_of_its_own(
+    tmp_path: Path, hidden: int, warned: bool, caplog: Any
+) -> None:
+    """One of another width cannot be compared with the model's; one that is unlike is a warning. No token changes."""
+    model = with_weights(config_of("llama", Variant("six layers", {"num_hidden_layers": 6})))
+    folder = write_folder(tmp_path / "model", model)
+    shape = Shape(hidden=hidden, heads=4, kv_heads=2, head_dim=16, own_embedding=True)
+    Head(shape, model).write_flat(folder / "drafter")
+    plain = AutoModelForCausalLM.from_pretrained(folder, progress=False, threads=1)
+    assert plain.engine.head is not None
+    assert ("has a correlation of" in caplog.text) == warned
+    ids, options = torch.from_numpy(tokens_of_the_text())[None].long(), {"max_new_tokens": 16, "do_sample": False}
+    assert torch.equal(plain.generate(ids, **options, lookahead="head", adaptive=False), plain.generate(ids, **options))
