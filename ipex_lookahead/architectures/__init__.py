@@ -9,6 +9,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any, cast
 
 from ipex_lookahead.architectures.keys import Family, GgufSource
@@ -80,16 +81,17 @@ def gguf_family(file: GgufSource, architecture: str) -> str | None:
     return None
 
 
-def spec_for(config: dict[str, Any], max_context: int | None = None) -> ModelSpec:
+def spec_for(config: dict[str, Any], max_context: int | None = None, *, file: str | PathLike[str] = "") -> ModelSpec:
     """What ``config`` (Hugging Face's names, checked) describes.
 
     Args:
         config: as ``checked_config`` gives it.
         max_context: positions that a sequence may have, at most the model's. None: the model's, or with two sets of
             rope frequencies (longrope) the original ones, for which the short set is made.
+        file: the checkpoint, which errors name.
 
     Raises:
-        UnsupportedModelError: an unknown family.
+        UnsupportedModelError: an unknown family, or a kind of layer or rope that is not supported.
         InputError: more positions than the model has.
     """
     scaling, most = config.get("rope_scaling") or {}, config.get("max_position_embeddings", 0)
@@ -98,4 +100,9 @@ def spec_for(config: dict[str, Any], max_context: int | None = None) -> ModelSpe
     elif not 1 <= max_context <= most:
         raise InputError(f"max_context is {max_context}; this model has 1 to {most} positions")
     known = family(config.get("model_type"))
-    return cast(ModelSpec, known.spec({**config, "max_position_embeddings": max_context}))
+    try:
+        return cast(ModelSpec, known.spec({**config, "max_position_embeddings": max_context}))
+    except UnsupportedModelError as error:
+        if not file or str(file) in str(error):
+            raise
+        raise UnsupportedModelError(f"{file}: {error}", hint=error.hint) from None

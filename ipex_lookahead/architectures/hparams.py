@@ -257,6 +257,32 @@ def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any
     return found
 
 
+def check_rope_complete(config: Mapping[str, Any], source: Source) -> None:
+    """Check that rope scaling has all that is computed with, once the family has filled in what its keys imply.
+
+    Raises ModelFormatError for a missing parameter or divisors of two lengths, UnsupportedModelError for a kind that
+    the family does not have.
+    """
+    scaling = config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type")
+    needed = ["original_max_position_embeddings"] if scaling.get("llama_4_scaling_beta") else []
+    if kind in ("longrope", "su"):
+        needed = ["short_factor", "long_factor", "original_max_position_embeddings"]
+    if kind == "longrope":  # families that have it derive this one
+        needed.append("attention_factor")
+    for key in needed:
+        if scaling.get(key) is None:
+            raise source.error("rope_scaling", f"of type {kind!r} has no {key}")
+    if kind in ("longrope", "su"):
+        short, long = (len(scaling[f"{one}_factor"]) for one in ("short", "long"))
+        if short != long:
+            raise source.error("rope_scaling.long_factor", f"has {long} divisors, and short_factor {short}")
+    if kind == "su":
+        raise UnsupportedModelError(
+            f"{source.file}: {source.spelling('rope_scaling')} is of type {kind!r}, which this family does not have"
+        )
+
+
 def check_even_heads(config: dict[str, Any], source: Source) -> None:
     """Refuse a hidden size that the heads do not divide, where transformers' config class of the family does."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]

@@ -123,7 +123,7 @@ def find_server(url: str, *, model: str | None = None, key: str = "", timeout: f
 def read_key(file: Path) -> str:
     """The first key of a file as ``serve --api-key-file`` reads it. Raises InputError where there is none."""
     try:
-        lines = [line.strip() for line in given_path(file).read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in given_path(file).read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:

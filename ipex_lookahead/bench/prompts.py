@@ -90,7 +90,7 @@ def _lines(file: Path) -> Iterator[tuple[int, Any]]:
         yield from enumerate(_parquet(file), 1)
         return
     try:
-        lines = file.read_text(encoding="utf-8").split("\n")
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from error
     for number, line in enumerate(lines, 1):

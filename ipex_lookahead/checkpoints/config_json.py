@@ -20,6 +20,7 @@ from ipex_lookahead.architectures.hparams import (
     Source,
     boolean,
     check_rope,
+    check_rope_complete,
     check_sizes,
     one_of,
     shown,
@@ -121,6 +122,7 @@ def by_keys(raw: JsonObject, source: Source, keys: ConfigKeys, model_type: str) 
     scaling = rope if _is_scaled(rope) else config.get("rope_scaling")
     config["rope_scaling"] = check_rope(scaling or None, config["rope_theta"], rope_source)
     keys.check(config, source)
+    check_rope_complete(config, rope_source)
     config.update(_architectures(raw, source))
     config.update(_dtype(raw, source))
     config.update(read_token_ids(raw, source, config["vocab_size"]))

@@ -110,7 +110,7 @@ class GgufCheckpoint:
         there = self._file.tensors
         keys = family(model_type).GGUF
         assert keys is not None  # it claimed the file
-        spec = with_mtp(spec_for(self.config), lambda tensor: tensor.gguf.name in there)
+        spec = with_mtp(spec_for(self.config, file=self.path), lambda tensor: tensor.gguf.name in there)
         return spec, keys.of(self._file)
 
     def _model_type(self) -> str:

@@ -18,6 +18,7 @@ from ipex_lookahead.architectures.hparams import (
     SIZES,
     Source,
     check_rope,
+    check_rope_complete,
     check_sizes,
     integer,
     number,
@@ -143,6 +144,7 @@ class _Reader:
         for key, value in self.keys.defaults.items():
             config.setdefault(key, value)
         self.keys.check(config, source)
+        check_rope_complete(config, source)
         return config | self._token_ids(config)
 
     def _same_in_all_layers(self, key: str, values: npt.NDArray[np.generic], layers: int) -> Any:

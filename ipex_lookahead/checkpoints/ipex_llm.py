@@ -121,7 +121,7 @@ class IpexLlmCheckpoint(Folder):
             if "lm_head.weight" in self._files.names():  # a tied output layer was packed, the embedding was not
                 raw["tie_word_embeddings"] = False
             self.config: dict[str, Any] = checked_config(raw, config_path)
-            self.spec = replace(spec_for(self.config), mtp=None)
+            self.spec = replace(spec_for(self.config, file=self.path), mtp=None)
             settings = self.path / "generation_config.json"
             self.generation_config: dict[str, Any] = read_generation_config(settings, self.config["vocab_size"])
             self._names = {ours: name for name in self._files.names() if (ours := renamed(name)) is not None}

@@ -147,7 +147,8 @@ class LowBitCheckpoint(Folder):
         if not other_family:
             held = self._file.tensors
             self.spec = with_mtp(
-                spec_for(self.config), lambda tensor: tensor.name in held or f"{tensor.name}.codes" in held
+                spec_for(self.config, file=self.path),
+                lambda tensor: tensor.name in held or f"{tensor.name}.codes" in held,
             )
             every = {**tensors_by_name(self.spec), **head_tensors(self.spec)}
             self._weights = {name: fused_experts(tensor, held) for name, tensor in every.items()}

@@ -132,7 +132,9 @@ class SafetensorsCheckpoint(Folder):
         if said is not False:
             self.config["tie_word_embeddings"] = not self._has_own_head(names)
             self.own_head = said is True and not self.config["tie_word_embeddings"]
-        return with_mtp(spec_for(self.config), lambda tensor: self._is_there(_placed(tensor, names).hf.name, names))
+        return with_mtp(
+            spec_for(self.config, file=self.path), lambda tensor: self._is_there(_placed(tensor, names).hf.name, names)
+        )
 
     def _place(self) -> None:
         """Find the model's weights among the tensors, under the names that its spec knows them by."""

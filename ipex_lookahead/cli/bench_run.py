@@ -119,7 +119,7 @@ def _text(plan: Plan) -> str:
 
     file = given_path(plan.prompts) if plan.prompts else PACKAGED_TEXT
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"prompts: {file} cannot be read: {why}", hint="a plain text file") from None

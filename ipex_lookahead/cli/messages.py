@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ def piped() -> Iterator[str]:
     if sys.stdin is None:  # Python's sign that file 0 was closed
         raise click.UsageError("standard input is closed, so there is nothing to answer; type, or pipe messages in")
     lines = sys.stdin.buffer  # text would be what the locale says: in "C" any byte passes, as no character
+    encodings = chain(["utf-8-sig"], repeat("utf-8"))  # a byte order mark is at the head of a pipe, or nowhere
 
     def ask(prompt: str) -> str | None:
-        return lines.readline().decode("utf-8") or None
+        return lines.readline().decode(next(encodings)) or None
 
     try:
         yield from _joined(ask)

@@ -21,6 +21,8 @@ PATIENCE_SECONDS = 2.0
 def read_prompt(argument: str | None, file: str | None) -> str:
     """The prompt: of the command line or of a file, followed by what is piped in, after an empty line.
 
+    A byte order mark at the head of a file or pipe is no text.
+
     Args:
         argument: PROMPT; "-" or None is standard input alone.
         file: of ``--prompt-file``, in the place of ``argument``.
@@ -47,14 +49,14 @@ def read_prompt(argument: str | None, file: str | None) -> str:
 def read_text(file: Path) -> str:
     """A text to measure on. Raises InputError where it cannot be read, or is not UTF-8."""
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read as UTF-8 text: {error}") from error
 
 
 def _of_file(file: Path) -> str:
     try:
-        return given_path(file).read_bytes().decode("utf-8")
+        return given_path(file).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from error
     except OSError as error:
@@ -64,7 +66,7 @@ def _of_file(file: Path) -> str:
 def _of_standard_input() -> str:
     _say_if_waiting()
     try:
-        return sys.stdin.buffer.read().decode("utf-8")
+        return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"standard input is not UTF-8 text (byte {error.start})") from error
 

@@ -8,6 +8,7 @@ decoder in Python finds, slowly, and only after a failure.
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import os
@@ -109,10 +110,11 @@ def parse(
     that RFC 8259 does not allow, and for duplicate keys, numbers of more than 64 characters or too large for a float,
     lone surrogates, nesting deeper than ``max_depth``, and more than ``max_values`` values or 2 Mi objects and arrays.
     ``any_float``: NaN and infinities are read, as transformers 4 (``Infinity``) and 5 (``{"__float__": "Infinity"}``)
-    write them.
+    write them. A byte order mark at the head of a file is no part of the text, as RFC 8259 allows.
     Time and memory are linear in ``len(data)``.
     """
-    return _Text(data, file, field, start, max_depth, max_values, any_float).value()
+    mark = len(codecs.BOM_UTF8) if start == 0 and data.startswith(codecs.BOM_UTF8) else 0
+    return _Text(data[mark:] if mark else data, file, field, start + mark, max_depth, max_values, any_float).value()
 
 
 def spelled(value: Any) -> Any:

@@ -22,7 +22,7 @@ def load_yaml(path: str | PathLike[str], source: str = "", *, error: type[Lookah
 
     source = source or str(path)
     try:
-        text = read_file(path, MOST_BYTES).decode("utf-8")
+        text = read_file(path, MOST_BYTES).decode("utf-8-sig")
     except ModelFormatError as wrong:
         raise error(f"{source}: {wrong.problem}") from None
     except UnicodeDecodeError as wrong:

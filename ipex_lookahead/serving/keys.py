@@ -31,7 +31,7 @@ class Keys:
         Raises InputError for a file that cannot be read, holds no key, or one of under ``LEAST`` characters.
         """
         try:
-            lines = given_path(file).read_text(encoding="utf-8").splitlines()
+            lines = given_path(file).read_text(encoding="utf-8-sig").splitlines()
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from None
         except OSError as error:

@@ -230,6 +230,6 @@ def _spaces(piece: Piece) -> bool:
 
 def _jinja(file: Path) -> str:
     try:
-        return read_file(file, MAX_SOURCE).decode("utf-8")
+        return read_file(file, MAX_SOURCE).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ModelFormatError(file, "chat template", error.start, "is not UTF-8") from None

@@ -1,12 +1,13 @@
 """The tokenizer inside a GGUF file, from its metadata.
 
 Three kinds are known: ``gpt2`` (byte-level BPE with merges), ``gemma4`` (BPE on the text as it is spelled) and
-``llama`` (SentencePiece, pieces with scores). All are rebuilt from the arrays in the file; nothing is guessed from the
-model's name.
+``llama`` (SentencePiece, pieces with scores). All are rebuilt from the arrays in the file. Nothing is guessed from the
+model's name; how a file without ``tokenizer.ggml.pre`` splits text follows from its vocabulary, with a warning.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
@@ -30,8 +31,10 @@ from ipex_lookahead.tokenization.sentencepiece_model import (
     SentencePieceModel,
     check_model,
 )
-from ipex_lookahead.tokenization.splitting import SPLITTINGS
+from ipex_lookahead.tokenization.splitting import SPLITTINGS, implied_splitting
 from ipex_lookahead.tokenization.text import BytePairText, SentencePieceText, TextTokenizer
+
+_log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 
@@ -103,7 +106,7 @@ class _Reader:
 
     def byte_pair(self) -> TextTokenizer:
         """``gpt2``: tokens spelled in the byte alphabet, and merges in order of rank."""
-        name = self.scalar("pre", str) or "default"
+        name = self.scalar("pre", str) or self.implied()
         if name not in SPLITTINGS:
             raise UnsupportedModelError(
                 f"{self.file}: the pre-tokenizer is {name!r}; known are {', '.join(sorted(SPLITTINGS))}",
@@ -112,6 +115,21 @@ class _Reader:
         splitting = SPLITTINGS[name]
         vocabulary, merges = self.merged()
         return self.with_added(byte_level_bpe(vocabulary, merges, splitting, self.bad_merges), bos=splitting.bos)
+
+    def implied(self) -> str:
+        """Return the splitting of a file that names none, as files of early 2024 do, and warn."""
+        name = implied_splitting(self.metadata.get("general.architecture"), self.tokens)
+        if name is not None:
+            _log.warning(
+                "%s: tokenizer.ggml.pre is missing; text is split by %r, as the vocabulary implies", self.file, name
+            )
+            return name
+        _log.warning(
+            "%s: tokenizer.ggml.pre is missing, and nothing else in the file says how text is split: %r is taken, and"
+            " tokens may be others than the model was trained with; convert the model again with a llama.cpp of today",
+            self.file, "default",
+        )  # fmt: skip
+        return "default"
 
     def spelled(self) -> TextTokenizer:
         """``gemma4``: tokens as they are spelled, "▁" for spaces, and merges in order of rank."""

@@ -10,6 +10,7 @@ models cut), the model's own stands here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -96,6 +97,50 @@ SPLITTINGS: dict[str, Splitting] = {
     for name in names.split()
 }
 """Value of ``tokenizer.ggml.pre`` to what it means."""
+
+_BEGINNING, _END = "<｜begin▁of▁sentence｜>", "<|endoftext|>"
+_BY_TOKEN: tuple[tuple[str, int, str], ...] = (
+    (_END, 151643, "qwen2"),
+    ("<｜end▁of▁sentence｜>", 151643, "deepseek-r1-qwen"),
+    ("<|begin_of_text|>", 128000, "llama-bpe"),
+    (_BEGINNING, 128000, "llama-bpe"),  # DeepSeek's distillations of Llama
+    ("<|begin_of_text|>", 200000, "llama4"),
+    (_BEGINNING, 0, "deepseek-v3"),
+    (_BEGINNING, 100000, "deepseek-llm"),
+    (_BEGINNING, 32013, "deepseek-coder"),
+    ("[INST]", 3, "tekken"),
+    (_END, 199999, "gpt-4o"),
+    (_END, 100257, "dbrx"),
+    (_END, 50256, "gpt-2"),
+)
+"""A control token, its id, and the splitting of the vocabulary that has it there."""
+_BY_ARCHITECTURE = {
+    "command-r": "command-r", "cohere2": "command-r", "exaone": "exaone", "exaone4": "exaone4", "falcon": "falcon",
+    "glm4": "glm4", "glm4moe": "glm4", "gpt-oss": "gpt-4o", "hunyuan-dense": "hunyuan-dense", "lfm2": "lfm2",
+    "lfm2moe": "lfm2", "qwen2": "qwen2", "qwen2moe": "qwen2", "qwen2vl": "qwen2", "qwen3": "qwen2", "qwen3moe": "qwen2",
+    "qwen3next": "qwen2", "qwen3vl": "qwen2", "qwen3vlmoe": "qwen2", "qwen35": "qwen35", "qwen35moe": "qwen35",
+    "seed_oss": "seed-coder", "starcoder2": "starcoder",
+}  # fmt: skip
+"""``general.architecture`` of families whose models have one tokenizer."""
+_CODE_TOKENS = range(49_000, 50_000)
+"""Sizes of the vocabularies of StarCoder and its successors (SmolLM, Granite code); token 0 is their end of a text."""
+
+
+def implied_splitting(architecture: object, tokens: Sequence[str]) -> str | None:
+    """Return the name of the splitting that a file without ``tokenizer.ggml.pre`` must mean; None where nothing tells.
+
+    Args:
+        architecture: ``general.architecture``.
+        tokens: the vocabulary.
+    """
+    if isinstance(architecture, str) and (known := _BY_ARCHITECTURE.get(architecture)) is not None:
+        return known
+    if architecture == "stablelm":  # the first ones have GPT-NeoX's vocabulary
+        return "stablelm2" if len(tokens) > 100_000 else None
+    if tokens and tokens[0] == _END and len(tokens) in _CODE_TOKENS:
+        return "smollm"
+    return next((name for token, i, name in _BY_TOKEN if i < len(tokens) and tokens[i] == token), None)
+
 
 KNOWN_PATTERNS = frozenset(pattern for splitting in SPLITTINGS.values() for pattern in splitting.patterns)
 """The regular expressions that run in this process where a ``tokenizer.json`` spells them."""

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.architectures import family, model_types
+from ipex_lookahead.architectures import family, model_types, spec_for, vision_families
 from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from tests.gates import cases
+from tests.support.family_configs import read_config
 from tests.support.family_engines import load
-from tests.support.family_table import variants
+from tests.support.family_table import LINEAR, LLAMA3, MINISTRAL, variants
 from tests.support.gguf_families import write_gguf
-from tests.support.tiny_families import build, write_folder
+from tests.support.tiny_families import build, config_of, write_folder
 
 Change = Callable[[dict[str, Any]], None]
 EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "lfm2_moe", "qwen3_5_moe_text")
@@ -116,6 +122,83 @@ def test_an_unknown_rope_is_refused_by_name(tmp_path: Path, model_type: str) -> 
         rope.get("full_attention", rope)["rope_type"] = "spiral"
 
     assert "rope_type" in refused(folder_of(tmp_path, model_type, change), "spiral")
+
+
+FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": LINEAR,
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "alpha": 1000.0},
+    "yarn": {**MINISTRAL, "attention_factor": 1.0, "truncate": True},
+    "llama3": LLAMA3,
+    "longrope": {"rope_type": "longrope", "attention_factor": 1.0, **FACTORS},
+    "su": {"type": "su", **FACTORS},
+    "proportional": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0},
+    "mrope": {"rope_type": "mrope", "mrope_section": [2, 3, 3]},
+}
+NUMBERS = st.floats(allow_nan=False) | st.integers(-2, 2) | st.just(10**30)
+WRONG = (
+    st.none()
+    | st.booleans()
+    | st.text(max_size=3)
+    | NUMBERS
+    | st.lists(st.none() | NUMBERS, max_size=3)
+    | st.dictionaries(st.text(max_size=3), st.none(), max_size=1)
+)
+PLACES = ("rope_scaling", "rope_parameters", "full_attention", "sliding_attention")
+
+
+@functools.cache
+def plainest(model_type: str) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(config_of(model_type, variants(model_type)[0]).to_json_string(use_diff=False))
+    return config
+
+
+def refusal(file: Path, model_type: str, rope: Any, place: str = "rope_scaling") -> str | None:
+    """What the error says of the family's plainest config with this rope, alone or as that of a kind of layers."""
+    config = copy.deepcopy(plainest(model_type))
+    inside = config[family(model_type).KEYS.inside] if family(model_type).KEYS.inside else config
+    for key in ("rope_scaling", "rope_parameters"):
+        inside.pop(key, None)
+    if place in PLACES[:2]:
+        inside[place] = rope
+    else:
+        plain = {"rope_type": "default", "rope_theta": 10000.0}
+        inside["rope_parameters"] = {**dict.fromkeys(PLACES[2:], plain), place: rope}
+    file.write_text(json.dumps(config), encoding="utf-8")
+    try:
+        spec_for(read_config(file), file=file)
+    except (ModelFormatError, UnsupportedModelError) as error:
+        return str(error)
+    return None
+
+
+OWN_FAMILIES = [one for one in model_types() if one not in vision_families()]
+
+
+@pytest.mark.parametrize("model_type", OWN_FAMILIES)
+def test_a_missing_parameter_of_rope_scaling_is_named(tmp_path: Path, model_type: str) -> None:
+    """Each key of each kind in turn: it has a default, or the error names file and key; nothing else is raised."""
+    file = tmp_path / "config.json"
+    for kind, rope in ROPES.items():
+        whole = refusal(file, model_type, rope)
+        assert whole is None or str(file) in whole, kind
+        for key in rope:
+            said = refusal(file, model_type, {one: rope[one] for one in rope if one != key})
+            if said is not None:
+                assert str(file) in said, (kind, key)
+                assert whole is not None or ("rope_type" if key == "type" else key) in said, (kind, key)
+
+
+@settings(max_examples=cases(10, 1000), deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.sampled_from(OWN_FAMILIES), st.sampled_from(sorted(ROPES)), st.sampled_from(PLACES), st.data())
+def test_rope_scaling_of_wrong_types_is_an_error_of_ours(
+    tmp_path: Path, model_type: str, kind: str, place: str, data: st.DataObject
+) -> None:
+    rope = ROPES[kind]
+    changed = data.draw(st.dictionaries(st.sampled_from(sorted(rope)), WRONG, min_size=1, max_size=3) | WRONG)
+    rope = {**rope, **changed} if isinstance(changed, dict) and {*changed} <= {*rope} else changed
+    said = refusal(tmp_path / "config.json", model_type, rope, place)
+    assert said is None or str(tmp_path) in said
 
 
 @pytest.mark.parametrize("model_type", PATTERNS)

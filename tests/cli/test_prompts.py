@@ -14,10 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from ipex_lookahead.bench.chat_client import read_key
+from ipex_lookahead.cli import messages
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.progress import PromptBar
+from ipex_lookahead.cli.reading import read_text
 from ipex_lookahead.cli.writing import written
 from ipex_lookahead.errors import SaveError
+from ipex_lookahead.files.safe_yaml import load_yaml
+from ipex_lookahead.serving.keys import Keys
+from ipex_lookahead.tokenization import folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,6 +106,47 @@ def test_a_prompt_file(scripted, tmp_path, piped, capsys):
     file.write_bytes(b"ab\xff")
     assert run(["generate", "--prompt-file", str(file)]) == 1
     assert "not UTF-8 text (byte 2)" in capsys.readouterr().err
+
+
+MARK = b"\xef\xbb\xbf"
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(scripted, tmp_path, piped):
+    model = scripted("one", "two", "three", "four")
+    file = tmp_path / "p.txt"
+    file.write_bytes(MARK + "Zürich".encode())
+    assert run(["generate", "-q", "--raw", "--prompt-file", str(file)]) == 0
+    assert prompt_text(model) == "Zürich"
+    piped(MARK + b"and a pipe")
+    assert run(["generate", "-q", "--raw", "--prompt-file", str(file)]) == 0
+    assert prompt_text(model) == "Zürich\n\nand a pipe"
+    piped(MARK + b"a pipe")
+    assert run(["generate", "-q", "--raw", "-"]) == 0
+    assert prompt_text(model) == "a pipe"
+    lines = tmp_path / "p.jsonl"
+    lines.write_bytes(MARK + b'{"id": 1, "prompt": "a line"}')
+    assert run(["generate", "-q", "--raw", "--prompts", str(lines)]) == 0
+    assert prompt_text(model) == "a line"
+    piped(MARK + b"first\n" + MARK + b"second\n")
+    assert list(messages.piped()) == ["first", "\ufeffsecond"]
+
+
+READERS = {
+    "a text": lambda file: read_text(file),
+    "keys": lambda file: Keys.of_file(file)._digests,
+    "a client's key": lambda file: read_key(file),
+    "a chat template": lambda file: folder._jinja(file),
+    "YAML": lambda file: load_yaml(file, error=SaveError),
+}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_a_byte_order_mark_is_no_part_of_a_text_file(read, tmp_path):
+    found = []
+    for number, mark in enumerate((b"", MARK)):
+        (tmp_path / str(number)).write_bytes(mark + b"0123456789abcdef0123456789abcdef")
+        found.append(read(tmp_path / str(number)))
+    assert found[0] == found[1]
 
 
 def test_the_answer_goes_to_a_file(scripted, tmp_path, capsys):

@@ -46,6 +46,21 @@ def test_numbers_that_are_not_finite_as_transformers_writes_them(word: str) -> N
     assert parse(json.dumps({"__float__": word}).encode(), "x.json") == {"__float__": word}
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    """At the head of a file alone; where things are counts its bytes."""
+    mark = "\ufeff"
+    text = f'{mark}{{"a": 1, "b": [2]}}'
+    (tmp_path / "x.json").write_text(text, encoding="utf-8")
+    found = load_object(tmp_path / "x.json", 100)
+    assert found == {"a": 1, "b": [2]}
+    assert found.at["b"] == text.encode().index(b"[2]")
+    assert refused(f'{mark}{{"a": tru}}').offset == 3 + len('{"a": ')
+    for other in (f"{mark}{mark}[1]", f"[{mark}1]"):
+        refused(other)
+    with pytest.raises(ModelFormatError):
+        parse(f"{mark}[1]".encode(), "x.json", start=8)  # a header inside a file
+
+
 @pytest.mark.parametrize(
     "text", ['{"__float__": "infinity"}', '{"__float__": 1}', '{"__float__": "NaN", "x": 1}', '{"__float": "NaN"}',
              '{"__float__": ["NaN"]}']

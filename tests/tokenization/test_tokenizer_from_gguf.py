@@ -16,7 +16,7 @@ from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedM
 from ipex_lookahead.hub import cache_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.sentencepiece_model import read_model
-from ipex_lookahead.tokenization.splitting import SPLITTINGS
+from ipex_lookahead.tokenization.splitting import SPLITTINGS, implied_splitting
 from tests.support import vocabularies
 from tests.support.full_tokenizers import tokenizer_from_folder, tokenizer_from_gguf
 
@@ -88,6 +88,53 @@ def test_every_pre_tokenizer_splits_as_it_should(bpe_metadata, pre, pieces):
     core = tokenizer_from_gguf({**bpe_metadata, P + "pre": pre}, "x.gguf").backend_tokenizer
     got = core.pre_tokenizer.pre_tokenize_str("It's 1234 o'clock   x")
     assert [piece.replace("Ġ", " ") for piece, _ in got] == pieces
+
+
+def vocabulary(size, **named):
+    """Tokens of which only the named ones, by id, mean something."""
+    return [named.get(f"at{i}", "") for i in range(size)]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tokens", "expected"),
+    [
+        ("llama", vocabulary(128_256, at128000="<|begin_of_text|>"), "llama-bpe"),
+        ("llama", vocabulary(128_256, at128000="<｜begin▁of▁sentence｜>"), "llama-bpe"),
+        ("llama", vocabulary(49_152, at0="<|endoftext|>", at1="<|im_start|>"), "smollm"),
+        ("llama", vocabulary(32_256, at32013="<｜begin▁of▁sentence｜>"), "deepseek-coder"),
+        ("llama", vocabulary(131_072, at1="<s>", at3="[INST]"), "tekken"),
+        ("llama", vocabulary(151_936, at151643="<|endoftext|>"), "qwen2"),
+        ("llama", vocabulary(50_257, at50256="<|endoftext|>"), "gpt-2"),
+        ("llama4", vocabulary(202_048, at200000="<|begin_of_text|>"), "llama4"),
+        ("deepseek2", vocabulary(129_280, at0="<｜begin▁of▁sentence｜>"), "deepseek-v3"),
+        ("deepseek2", vocabulary(102_400, at100000="<｜begin▁of▁sentence｜>"), "deepseek-llm"),
+        ("phi3", vocabulary(100_352, at100257="<|endoftext|>"), "dbrx"),
+        ("stablelm", vocabulary(100_352, at100257="<|endoftext|>"), "stablelm2"),
+        ("stablelm", vocabulary(50_304), None),
+        ("qwen3", vocabulary(9), "qwen2"),
+        ("qwen35moe", vocabulary(9), "qwen35"),
+        ("gpt-oss", vocabulary(9), "gpt-4o"),
+        ("llama", vocabulary(32_000, at0="<unk>", at1="<s>"), None),
+        ("llama", [], None),
+        (None, vocabulary(9), None),
+        (["qwen3"], vocabulary(9), None),
+    ],
+)
+def test_a_vocabulary_implies_how_text_is_split(architecture, tokens, expected):
+    assert implied_splitting(architecture, tokens) == expected
+    assert expected is None or expected in SPLITTINGS
+
+
+@pytest.mark.parametrize(("architecture", "pre"), [("qwen3", "qwen2"), ("lfm2", "lfm2"), ("llama", "default")])
+def test_a_file_that_names_no_splitting_is_a_warning(bpe_metadata, architecture, pre, caplog):
+    """The splitting that the file implies, with what follows from it, such as whether a text begins with a token."""
+    named = {**bpe_metadata, "general.architecture": architecture, P + "pre": pre}
+    unnamed = {key: value for key, value in named.items() if key != P + "pre"}
+    expected = tokenizer_from_gguf(named, "x.gguf").backend_tokenizer.to_str()
+    assert not caplog.records
+    assert tokenizer_from_gguf(unnamed, "x.gguf").backend_tokenizer.to_str() == expected
+    assert "x.gguf: tokenizer.ggml.pre is missing" in caplog.text
+    assert repr(pre) in caplog.text
 
 
 @pytest.mark.parametrize("pre", sorted(SPLITTINGS))

@@ -23,6 +23,7 @@ TOKENS, WINDOW = 11, 4
 """The last window is shorter than the others."""
 SAMPLE = ("llama", "gemma4_text", "deepseek_v2", "qwen3_5_text", "qwen2_moe")
 """Families with each kind of matrix: tables by layer, latents, recurrent layers, experts; the gates take all."""
+FAMILIES = model_types() if cases(0, 1) else SAMPLE
 
 
 @each(
