@@ -288,6 +288,9 @@ def read_token_ids(raw: JsonObject, source: Source, vocab: int) -> dict[str, Any
         value = raw.get(key)
         if value is None or (key == "pad_token_id" and value == -1):  # the first Llama's way to say "none"
             continue
+        if key == "pad_token_id" and type(value) is int and value >= vocab:
+            _log.info("%s: %s is %d; the embedding has %d rows, and padding needs none", source.file, key, value, vocab)
+            continue
         found[key] = (token_ids if key == "eos_token_id" else token_id)(vocab)(source, key, value)
     return found
 

@@ -231,6 +231,7 @@ class TextModel:
         """
         params = self.resolved(params)
         prompt = np.asarray(ids, np.int32)
+        self._check_ids(prompt)
         self.check_own_settings()
         warpers: list[Processor] = []
         if theirs := by_transformers(self._defaults, sampled=bool(params.temperature)):
@@ -308,6 +309,18 @@ class TextModel:
             return None
         top_p = 1.0 if params.top_p is None else params.top_p
         return WarperParams(params.temperature, params.top_k or 0, top_p, params.min_p or 0.0)
+
+    def _check_ids(self, prompt: npt.NDArray[np.int32]) -> None:
+        """Raise InputError, which names the token, for one that the model has no embedding for."""
+        rows = self.engine.vocab_size
+        wrong = prompt[(prompt < 0) | (prompt >= rows)]
+        if len(wrong):
+            vocabulary = self.tokenizer.get_vocab().items()
+            token = next((f"{token[:80]!r}, id {i}" for token, i in vocabulary if i == wrong[0]), f"id {wrong[0]}")
+            raise InputError(
+                f"the prompt holds a token that the model has no embedding for: {token}; ids go from 0 to {rows - 1}",
+                hint="leave the token out of the prompt",
+            )
 
     def _processors(self, params: SamplingParams, prompt_length: int) -> list[Processor]:
         """In Hugging Face's order."""

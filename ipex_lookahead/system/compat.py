@@ -160,8 +160,8 @@ def family_config(
     scaling = {**rope, "type": rope["rope_type"]} if rope else None
     if RELEASE >= (5, 0) and not checked:  # the class, which is passed over, makes one object of both
         share = {key: values[key] for key in ("partial_rotary_factor",) if key in values}
-        ropes = {**share, **(rope or {"rope_type": "default"}), "rope_theta": rope_theta}
-        return _made(CONFIG_MAPPING[model_type], {**values, "rope_parameters": ropes}, checked)
+        one = {**share, **(rope or {"rope_type": "default"}), "rope_theta": rope_theta}
+        return _made(CONFIG_MAPPING[model_type], {**values, "rope_parameters": one}, checked)
     return _made(CONFIG_MAPPING[model_type], {**values, "rope_theta": rope_theta, "rope_scaling": scaling}, checked)
 
 

@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.files.safe_json import kind, load_object, read_file
 from ipex_lookahead.tokenization.chat_template import MAX_SOURCE
-from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, check_added
+from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, check_added, note_unproducible
 from ipex_lookahead.tokenization.isolated import IsolatedText
 from ipex_lookahead.tokenization.pieces import MARKER
 from ipex_lookahead.tokenization.sentencepiece_model import (
@@ -38,8 +38,8 @@ def text_from_folder(path: Path, config: Mapping[str, Any]) -> TextTokenizer | N
 
     Args:
         path: the folder.
-        config: the model's config; ``vocab_size`` bounds the ids, ``bos_token_id`` and ``eos_token_id`` serve where
-            the tokenizer's own files do not name those tokens.
+        config: the model's config; ``vocab_size`` bounds the ids but those of added tokens, ``bos_token_id`` and
+            ``eos_token_id`` serve where the tokenizer's own files do not name those tokens.
 
     Returns:
         A tokenizer with its chat template, if there is one; None if the folder has neither ``tokenizer.json`` nor
@@ -170,7 +170,8 @@ class _Folder:
         tokens = self.settings.get("added_tokens_decoder", {})
         if not isinstance(tokens, dict):
             raise self.fail("added_tokens_decoder", f"is {kind(tokens)}; it must be an object")
-        limit = self.config.get("vocab_size", len(model.pieces) + len(tokens))
+        rows = self.config.get("vocab_size", len(model.pieces) + len(tokens))
+        limit = max(rows, len(model.pieces)) + len(tokens)
         known = {piece.text: i for i, piece in enumerate(model.pieces)}
         found: dict[int, AddedToken] = {}
         for key, entry in tokens.items():
@@ -188,6 +189,7 @@ class _Folder:
             found[i] = AddedToken(text, special=flags.get("special") is not False, normalized=False, **sides)
         problems = partial(self.fail, "added_tokens_decoder")
         check_added([token.content for token in found.values()], LONGEST_SPELLED, problems)
+        note_unproducible(self.settings_file, (token.content for i, token in found.items() if i >= rows), rows)
         return found
 
     def chat_template(self) -> str | dict[str, str] | None:

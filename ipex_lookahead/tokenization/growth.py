@@ -7,7 +7,9 @@ real tokenizers do, run in this process; others run in one of their own, where t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 from ipex_lookahead.errors import ModelFormatError
@@ -27,6 +29,7 @@ MOST_ADDED_TOKENS = 1 << 16
 MOST_ADDED_CHARACTERS = 1 << 20
 """In all added tokens: the automaton that looks for them takes hundreds of bytes for each."""
 
+_log = logging.getLogger(__name__)
 _FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 
 _TOKENS_PER_CHARACTER = 64
@@ -71,6 +74,20 @@ def _written(part: Mapping[str, Any]) -> float:
 
 def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
+
+
+def note_unproducible(file: str | PathLike[str], tokens: Iterable[str], rows: int) -> None:
+    """Warn of added tokens whose ids are beyond a model's embedding of ``rows`` rows, as padding tokens often are.
+
+    The model runs: no logit stands for them. A prompt that holds one is an error of the request.
+    """
+    if found := list(tokens):
+        shown = ", ".join(repr(token[:40]) for token in found[:4]) + (", ..." if len(found) > 4 else "")
+        _log.warning(
+            "%s: the model's embedding has %d rows and none for %s: the model never generates such a token, and prompts"
+            " must not hold one",
+            file, rows, shown,
+        )  # fmt: skip
 
 
 def check_added(tokens: Sequence[str], longest: int, fail: Callable[[str], Exception]) -> None:

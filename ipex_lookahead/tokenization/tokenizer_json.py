@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.files.safe_json import File, kind
 from ipex_lookahead.tokenization.byte_pair import Pair, bpe, check_merges, merge_pairs
-from ipex_lookahead.tokenization.growth import check_added, leaves, stays_short
+from ipex_lookahead.tokenization.growth import check_added, leaves, note_unproducible, stays_short
 from ipex_lookahead.tokenization.release import check_whole_words, merges_are_pairs, merges_for_json
 from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECE_BYTES, MAX_PIECES
 from ipex_lookahead.tokenization.splitting import KNOWN_PATTERNS
@@ -170,7 +170,8 @@ def read_pipeline(description: Mapping[str, Any], file: File, vocab_size: int | 
     Args:
         description: the file's JSON object.
         file: its name, for messages.
-        vocab_size: rows of the model's embedding, which every id must stay below; None if not known.
+        vocab_size: rows of the model's embedding, which every id must stay below but those of added tokens; None if
+            not known.
 
     Raises:
         ModelFormatError: a part or a setting of a wrong type, ids or merges that contradict the vocabulary.
@@ -286,7 +287,7 @@ class _Reader:
         for n, entry in enumerate(tokens):
             field = f"added_tokens[{n}]"
             token = self.object(entry, field)
-            i = self.identifier(token.get("id"), f"{field}.id")
+            i = self.identifier(token.get("id"), f"{field}.id", self.limit + len(tokens))
             content = self.setting(token.get("content"), lambda v: type(v) is str and v != "", f"{field}.content")
             if by_id.setdefault(i, content) != content or vocab.get(content, i) != i:
                 raise self.fail(field, f"{content[:80]!r} has id {i}, which the vocabulary contradicts")
@@ -296,6 +297,7 @@ class _Reader:
             }
             clean.append({"id": i, "content": content, **flags})
         contents = [token["content"] for token in clean]
+        note_unproducible(self.file, (token["content"] for token in clean if token["id"] >= self.limit), self.limit)
         check_added(contents, MAX_PIECE_BYTES, partial(self.fail, "added_tokens"))
         if len(set(contents)) != len(contents):
             raise self.fail("added_tokens", "the same token is there twice")
@@ -373,9 +375,10 @@ class _Reader:
                     return {name: {"id": inner["id"], "type_id": self.setting(inner.get("type_id", 0), _COUNT, field)}}
         raise self.fail(field, "holds something that is neither a sequence nor a listed special token")
 
-    def identifier(self, value: Any, field: str) -> int:
-        if type(value) is not int or not 0 <= value < self.limit:
-            raise self.fail(field, f"is {value!r}; the model has ids 0 to {self.limit - 1}")
+    def identifier(self, value: Any, field: str, limit: int | None = None) -> int:
+        limit = self.limit if limit is None else limit
+        if type(value) is not int or not 0 <= value < limit:
+            raise self.fail(field, f"is {value!r}; the model has ids 0 to {limit - 1}")
         return value
 
     def setting(self, value: Any, check: Check, field: str) -> Any:

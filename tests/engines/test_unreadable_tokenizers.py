@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.engines import loading
 from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.generation.sampling_params import SamplingParams
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
+PADDING = {"id": SIZE, "content": "[PAD]"}
 IDS = torch.tensor([[5, 9, 33, 2, 17, 60]])
 CHARACTERS = [chr(0x100 + i) for i in range(96)]
 
@@ -125,3 +129,32 @@ def test_what_is_no_error_of_ours_is_not_swallowed(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         loading.LoadRequest(tmp_path).tokenizer(broken)
+
+
+def test_an_added_token_beyond_the_embedding_is_never_generated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As padding tokens often are: the model runs with a note, and a prompt that holds the token is refused by name."""
+    folder = write_tiny_llama(tmp_path / "model", vocab=SIZE)
+    chat_tokenizer().save_pretrained(folder)
+    plain = load_text_model(str(folder), threads=1, progress=False)
+    ids, params = plain.tokenizer.encode("the cat"), SamplingParams(max_new_tokens=6, temperature=0.0)
+    expected = plain.generate(ids, params)
+    assert not caplog.records
+    for name, change in (
+        ("tokenizer.json", lambda file: file["added_tokens"].append({**file["added_tokens"][0], **PADDING})),
+        ("config.json", lambda file: file.update(pad_token_id=SIZE)),
+        ("tokenizer_config.json", lambda file: file.update(pad_token="[PAD]")),
+    ):
+        file = json.loads((folder / name).read_text(encoding="utf-8"))
+        change(file)
+        (folder / name).write_text(json.dumps(file), encoding="utf-8")
+    model = load_text_model(str(folder), threads=1, progress=False)
+    assert f"has {SIZE} rows and none for '[PAD]'" in caplog.text
+    assert model.generate(ids, params) == expected
+    assert max(model.tokenizer.encode("the [PAD] cat")) == SIZE
+    with pytest.raises(InputError, match=r"has no embedding for: '\[PAD\]', id 260"):
+        model.generate(model.tokenizer.encode("the [PAD] cat"), params)
+    loaded = AutoModelForCausalLM.from_pretrained(folder, threads=1, progress=False)
+    with pytest.raises(InputError, match="holds token id 260"):
+        loaded.generate(torch.tensor([[5, SIZE]]), max_new_tokens=2)

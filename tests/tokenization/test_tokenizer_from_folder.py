@@ -120,7 +120,7 @@ def test_settings_of_a_sentencepiece_folder(spm_folder, spm_bytes):
         ({"added_tokens_decoder": []}, "added_tokens_decoder: is an array"),
         ({"added_tokens_decoder": {"x": {"content": "a"}}}, "is no id"),
         ({"added_tokens_decoder": {"-1": {"content": "a"}}}, "is no id"),
-        ({"added_tokens_decoder": {"512": {"content": "aa"}}}, "is no id"),
+        ({"added_tokens_decoder": {"513": {"content": "aa"}}}, "is no id"),
         ({"added_tokens_decoder": {"99999999999999": {"content": "aa"}}}, "is no id"),
         ({"added_tokens_decoder": {"5": {"content": "<s>"}}}, "contradicts"),
         ({"added_tokens_decoder": {"1": {"content": "<other>"}}}, "contradicts"),
@@ -316,7 +316,7 @@ def damage(good: dict[str, Any]) -> dict[str, tuple[dict[str, Any], type[Lookahe
     case("fallback", "model/byte_fallback", 1, bad, "byte_fallback")
     case("added no list", "added_tokens", {}, bad, "added_tokens")
     case("added no object", "added_tokens/0", 5, bad, "must be an object")
-    case("added id beyond", "added_tokens/0/id", 400, bad, "ids 0 to 399")
+    case("added id beyond", "added_tokens/0/id", 500, bad, f"ids 0 to {399 + len(good['added_tokens'])}")
     case("added id other", "added_tokens/0/id", 7, bad, "contradicts")
     case("added empty", "added_tokens/0/content", "", bad, "content")
     case("added flag", "added_tokens/0/special", "yes", bad, "special")
