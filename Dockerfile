@@ -19,7 +19,7 @@ RUN python -m venv /opt/venv
 ARG WITH_TORCH=
 RUN if [ -n "$WITH_TORCH" ]; then \
       /opt/venv/bin/pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu \
-   && /opt/venv/bin/pip install --no-cache-dir 'transformers>=4.37,<5.24'; fi
+   && /opt/venv/bin/pip install --no-cache-dir 'transformers>=4.37,<5.25'; fi
 WORKDIR /src
 COPY pyproject.toml .
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
