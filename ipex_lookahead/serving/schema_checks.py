@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 from ipex_lookahead.errors import InputError
@@ -52,7 +52,8 @@ def check_structure(schema: Any, limits: Limits, param: str) -> None:
                 )
         if isinstance(node.get("pattern"), str):
             check_repetitions(node["pattern"], limits, param)
-        for regex in node.get("patternProperties") if isinstance(node.get("patternProperties"), dict) else ():
+        patterns = node.get("patternProperties")
+        for regex in patterns if isinstance(patterns, dict) else ():
             check_repetitions(regex, limits, param)
     if references > limits.schema_references:
         raise refused(param, f"the schema has {references:,} $ref; at most {limits.schema_references:,} are allowed")
@@ -121,7 +122,7 @@ def _inexact(key: str, value: Any, allowed: str) -> InputError:
     return InputError(f"the grammar cannot be compiled: {key} has {value!r:.60}; it must be {allowed}", hint=hint)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -349,8 +349,8 @@ class Trials:
         process = os.fork()
         if process == 0:
             self._link.close()
-            stream = client.makefile("rwb")
-            do(lambda: self._grammars.tried(read_message(stream)), stream, framed=True)
+            questions, answers = client.makefile("rb"), client.makefile("wb")
+            do(lambda: self._grammars.tried(read_message(questions)), answers, framed=True)
         os.close(writer)
         self._poll.register(reader, 0)  # its end is told unasked
         self._poll.register(client, 0)
