@@ -10,15 +10,17 @@ from pathlib import Path
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.completions import CompletionRequest
 from ipex_lookahead.serving.fields import Body, support
-from ipex_lookahead.serving.llama_server import LlamaRequest
+from ipex_lookahead.serving.llama_server import InfillRequest, LlamaRequest
 from ipex_lookahead.serving.messages import MessagesRequest
 from ipex_lookahead.serving.ollama import Named, OllamaChat, OllamaGenerate, Options
 from ipex_lookahead.serving.responses import ResponsesRequest
+from ipex_lookahead.serving.sampling import Sampler
 from ipex_lookahead.serving.tokens import DetokenizeRequest, TokenizeRequest
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
 BEGIN, END = "<!-- fields: made by scripts/serving_doc.py -->\n", "<!-- end of fields -->\n"
 REQUESTS: dict[str, type[Body]] = {
+    "sampling, in all APIs": Sampler,
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
@@ -28,17 +30,21 @@ REQUESTS: dict[str, type[Body]] = {
     "options of both": Options,
     "/api/show": Named,
     "/completion": LlamaRequest,
+    "/infill": InfillRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
 
 
 def tables() -> str:
-    """A table for each request."""
+    """A table for each request; the fields of sampling have one of their own."""
     lines: list[str] = []
+    shared = {name for name, _, _ in support(Sampler)}
     for path, model in REQUESTS.items():
         lines += [f"### `{path}`" if path.startswith("/") else f"### {path}", "", "| field | | |", "|---|---|---|"]
-        lines += [f"| `{name}` | {what} | {said} |" for name, what, said in support(model)]
+        left_out = shared if issubclass(model, Sampler) and model is not Sampler else ()
+        lines += [f"| `{name}` | {what} | {said} |" for name, what, said in support(model) if name not in left_out]
+        lines += ["| those of sampling | | see above |"] if left_out else []
         lines.append("")
     return "\n".join(lines)
 

@@ -32,6 +32,7 @@ class Event:
     Attributes:
         kind: what happened; the other attributes are for the kinds named.
         done, total: "prefill": how many of the prompt's tokens are read, of how many.
+        cached: "prefill": how many of them were found in the prefix cache.
         tokens: "tokens": newly committed ids, in order, an end-of-text id included.
         origins: for each of them the drafting source that had put it forward; None = the model's own.
         logprobs: for each of them, where they were wanted.
@@ -44,6 +45,7 @@ class Event:
     kind: Literal["prefill", "tokens", "finish", "error"]
     done: int = 0
     total: int = 0
+    cached: int = 0
     tokens: list[int] = field(default_factory=list)
     origins: list[str | None] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None

@@ -20,6 +20,8 @@ class SamplingParams:
         presence_penalty, frequency_penalty: see there; the model has no say in these.
         stop: an answer ends where one of these texts appears.
         ignore_eos: the tokens that end an answer do not end it.
+        min_tokens: number of tokens before an end token may come; a text of ``stop`` that they complete is passed over.
+        stop_token_ids: tokens that end an answer too, also with ``ignore_eos``.
     """
 
     max_new_tokens: int
@@ -33,3 +35,5 @@ class SamplingParams:
     frequency_penalty: float | None = bounded(None, float, -2, 2)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = bounded(0, int, 0)
+    stop_token_ids: tuple[int, ...] = ()

@@ -351,7 +351,7 @@ class Service:
         if event.kind in ("prefill", "tokens"):
             self._places.begin(group.number)
         if event.kind == "prefill":
-            passed_on = Event("prefill", event.done, event.total)
+            passed_on = Event("prefill", event.done, event.total, group.stats.cached_tokens)
             if group.of_prompt is not None and event.done == event.total:
                 passed_on.prompt_logprobs, group.of_prompt = group.of_prompt.found, None
         elif event.kind == "tokens":

@@ -41,9 +41,10 @@ class StopTexts:
     Args:
         tokenizer: the model's; its ``decode`` is called.
         texts: one or several, none of them empty.
+        free: number of leading tokens of the sequence, prompt included, at which it does not end.
     """
 
-    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Any, texts: Sequence[str], free: int = 0) -> None:
         if not all(texts):
             raise InputError("a text to stop at is empty; give at least one character")
         if has_surrogate(list(texts)):
@@ -53,6 +54,7 @@ class StopTexts:
         self._matcher = StopMatcher(texts)
         self._detokenizer = Detokenizer(tokenizer, silent=frozenset())
         self._seen = -1
+        self._free = free
         # A token has at least one byte; four more for a character that the cut goes through.
         self._tail = max(len(text.encode()) for text in texts) + 4
 
@@ -60,9 +62,14 @@ class StopTexts:
         """Int64 [n] -> whether it ends here. Called for each token in order; one may begin before the first of them."""
         if self._seen < 0:
             for token in ids[-self._tail : -1].tolist():
-                for character in self._detokenizer.put(token):  # a text that ends here already is not looked for
-                    self._matcher.put(character)
+                self._matcher.pass_over(self._detokenizer.put(token))
             self._seen = len(ids) - 1
-        found = [self._matcher.put(self._detokenizer.put(token)) for token in ids[self._seen :].tolist()]
+        ended = False
+        for at, token in enumerate(ids[self._seen :].tolist(), self._seen):
+            text = self._detokenizer.put(token)
+            if at < self._free:
+                self._matcher.pass_over(text)
+            else:
+                ended = self._matcher.put(text) is not None or ended
         self._seen = len(ids)
-        return any(one is not None for one in found)
+        return ended

@@ -245,17 +245,31 @@ class TextModel:
         else:
             processors, warping = self._processors(params, len(ids)), self._sampling(params)
         processors = [*processors, *_count_penalties(params, len(ids))]
+        ends = self._ends(params)
+        if params.min_tokens and ends:
+            processors.append(LeastLength(len(ids) + params.min_tokens, ends))
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
         return Sequence(
             prompt,
             limit,
             reason,
-            frozenset() if params.ignore_eos else self._eos,
+            ends,
             None if warping is None else Sampler(warping, seed, number),
             [*processors, *own, *warpers],
             [*processors, *warpers],
-            stop=self._stop(params),
+            stop=self._stop(params, len(ids)),
         )
+
+    def _ends(self, params: SamplingParams) -> frozenset[int]:
+        """The tokens that end an answer. Raises InputError for an id outside the vocabulary."""
+        size = self.engine.vocab_size
+        for token in params.stop_token_ids:
+            if not 0 <= token < size:
+                raise InputError(argument="stop_token_ids", got=token, allowed=f"token ids from 0 to {size - 1}")
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        if params.min_tokens and len(ends) == size:
+            raise InputError("every token of the vocabulary ends the answer, so it cannot have min_tokens tokens")
+        return ends
 
     def check_own_settings(self) -> None:
         """Raise InputError where the model's own generation config asks for what is not supported."""
@@ -272,10 +286,11 @@ class TextModel:
         texts = self._defaults.get("stop_strings") or ()
         return (texts,) if isinstance(texts, str) else tuple(texts)
 
-    def _stop(self, params: SamplingParams) -> Stop | None:
+    def _stop(self, params: SamplingParams, prompt_length: int) -> Stop | None:
         texts, seconds = (*params.stop, *self.own_stops), self._defaults.get("max_time")
+        free = prompt_length + params.min_tokens if params.min_tokens else 0
         return any_of(
-            StopTexts(self.tokenizer, texts) if texts else None, None if seconds is None else TimeLimit(seconds)
+            StopTexts(self.tokenizer, texts, free) if texts else None, None if seconds is None else TimeLimit(seconds)
         )
 
     def drafting(

@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.decoding.sampling import Ids
 from ipex_lookahead.decoding.stats import GenerationStats
@@ -43,6 +43,18 @@ class TextRequest(GenerationRequest):
     grammar: Grammar | None = None
     constraint: Callable[[Grammars], Grammar | None] | None = None
 
+    def text(self, tokenizer: TextTokenizer) -> AnswerText:
+        """Return what makes an answer's text of its tokens."""
+        params = self.params
+        return AnswerText(
+            tokenizer,
+            params.stop,
+            self.markers,
+            silent_too=self.silent_too,
+            stop_ids=params.stop_token_ids,
+            min_tokens=params.min_tokens,
+        )
+
 
 @dataclass(slots=True)
 class Finish:
@@ -50,15 +62,19 @@ class Finish:
 
     Attributes:
         reason: "stop", "length" or "tool_calls".
-        stop: the text that it stopped at, if it was one.
+        stop: the text, or the id of the request's own token, that it stopped at; None for the model's end.
         stats: of this answer.
         thought: how many of its tokens were thought.
     """
 
     reason: str
-    stop: str | None
+    stop: str | int | None
     stats: GenerationStats
     thought: int = 0
+
+    def fields(self) -> dict[str, Any]:
+        """OpenAI's ``finish_reason``, and vLLM's ``stop_reason``: the text or token id that the answer stopped at."""
+        return {"finish_reason": self.reason, "stop_reason": self.stop if self.reason == "stop" else None}
 
 
 @dataclass(slots=True)
@@ -73,6 +89,7 @@ class Delta:
         calls: whole calls of tools.
         finish: at its end.
         progress: prompt tokens read, of how many.
+        cached: with ``progress``: prompt tokens that were found in the prefix cache, in whole pages.
         prompt: log probabilities of the prompt's tokens, where they were asked for.
     """
 
@@ -83,6 +100,7 @@ class Delta:
     calls: list[Call] = field(default_factory=list)
     finish: Finish | None = None
     progress: tuple[int, int] | None = None
+    cached: int = 0
     prompt: Sequence[TokenLogprob | None] = ()
 
 
@@ -123,7 +141,7 @@ class AnswerEnd:
 
     def __init__(self, tokenizer: TextTokenizer, request: TextRequest) -> None:
         self._reader = request.reader.again()
-        self._text = AnswerText(tokenizer, request.params.stop, request.markers, silent_too=request.silent_too)
+        self._text = request.text(tokenizer)
         self._at = len(request.prompt)
 
     def __call__(self, ids: Ids) -> bool:
@@ -166,7 +184,7 @@ class Answers:
         self._tokenizer = tokenizer
         self._events: deque[tuple[int, Event]] = deque()
         self._arrived = asyncio.Event()
-        self._texts = [AnswerText(tokenizer, a.params.stop, a.markers, silent_too=a.silent_too) for a in requests]
+        self._texts = [request.text(tokenizer) for request in requests]
         self._readers = [request.reader.again() for request in requests]
         self._calls = [0] * len(requests)
         self._thought = [0] * len(requests)
@@ -279,7 +297,8 @@ class Answers:
             raise from_ours(event.error or LookaheadError("the answer failed"))
         if event.kind == "prefill":
             done = event.done if event.done == event.total else whole_pages(event.done)
-            return [Delta(index, progress=(done, event.total), prompt=event.prompt_logprobs or ())]
+            cached = whole_pages(event.cached)
+            return [Delta(index, progress=(done, event.total), cached=cached, prompt=event.prompt_logprobs or ())]
         text = self._texts[index]
         if event.kind == "tokens":
             return self._parsed(index, text.put(event.tokens, event.origins, event.logprobs))

@@ -21,6 +21,7 @@ from ipex_lookahead.serving import (
     models,
     ollama,
     responses,
+    stored,
     tokens,
     web,
 )
@@ -31,7 +32,7 @@ from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import ClientGoneError
 
 log = logging.getLogger(__name__)
-APIS = (chat, completions, responses, messages, ollama, llama_server, models, tokens, health, web)
+APIS = (chat, completions, responses, stored, messages, ollama, llama_server, models, tokens, health, web)
 """One API a file; each has a ``router``."""
 
 
@@ -56,7 +57,7 @@ def make_app(server: Server) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=sorted(server.settings.origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-ignored-fields", "retry-after"],
         )
@@ -90,7 +91,8 @@ def _as_api_error(error: Exception) -> ApiError:
 def _of_validation(error: RequestValidationError) -> ApiError:
     """The first of pydantic's complaints, as a sentence that names the field."""
     first: Any = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part != "body" and not str(part).startswith(("list[", "dict["))]
+    place = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict["))]
+    place = place[1:] if place[:1] in (["body"], ["query"]) else place
     if first["type"] == "json_invalid" and isinstance(error.__cause__, json.JSONDecodeError):
         return _broken(error.__cause__)
     if isinstance(first.get("input"), bytes) and first["loc"] == ("body",):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -20,17 +21,17 @@ from ipex_lookahead.serving.conversation import (
     prepare,
     text_of,
     thinking_variables,
-    without_grammar,
 )
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, openai_head
+from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
-from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, Most, Sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, Most, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
+from ipex_lookahead.serving.text import TextDelta
 from ipex_lookahead.serving.usage import timings, usage
 
 router = APIRouter(route_class=JsonRoute)
@@ -125,7 +126,7 @@ class ChatRequest(Sampled):
     continue_final_message: bool | None = honoured(
         "vLLM's: the answer goes on from the assistant's message at the end, and is what comes behind that"
     )
-    enable_thinking: Any = refused_unless("put it into `chat_template_kwargs`")
+    enable_thinking: bool | None = honoured("the template's `enable_thinking`, as in `chat_template_kwargs`")
 
     def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""
@@ -139,7 +140,7 @@ class ChatRequest(Sampled):
         conversation = Conversation(
             messages, functions, choice, one_call, self._form(limits), self._variables(), begun, allowed
         )
-        without_grammar(conversation, self.ignore_eos)
+        self.check_end(constrained=conversation.form is not None or conversation.may_call)
         return conversation
 
     def alternatives(self, limits: Limits) -> int | None:
@@ -186,7 +187,14 @@ class ChatRequest(Sampled):
         taken = {"messages", "tools", "add_generation_prompt"} & given.keys()
         if taken:
             raise refused("chat_template_kwargs", f"{min(taken)!r} is set by the server")
-        return {**thinking_variables(self.reasoning_effort, self.verbosity), **given}
+        of_effort = thinking_variables(self.reasoning_effort, self.verbosity)
+        if self.enable_thinking is None:
+            return {**of_effort, **given}
+        own = {"enable_thinking": self.enable_thinking}
+        for said, other in (("chat_template_kwargs.enable_thinking", given), ("reasoning_effort", of_effort)):
+            if other.get("enable_thinking", self.enable_thinking) != self.enable_thinking:
+                raise refused("enable_thinking", f"it is {json.dumps(self.enable_thinking)}, and {said} says otherwise")
+        return {**of_effort, **given, **own}
 
 
 def _message(message: ChatMessage, at: int) -> Message:
@@ -220,13 +228,13 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     server, served = checked(request, body, body.model)
     limits = server.limits
     conversation, count, alternatives = body.to_conversation(limits), body.answers(limits), body.alternatives(limits)
-    options = body.options(served.vocab_size, limits)
+    options = body.options(served, limits)
     likely = text_of(body.prediction.content, "prediction.content") if body.prediction else ""
     prepared = await server.prepared(request, lambda: prepare(served, conversation))
     if likely:
         options["prediction"] = await server.prepare(lambda: served.encode(likely))
     asked = body.max_completion_tokens or body.max_tokens
-    params = body.params(limits, new_tokens(served, len(prepared.prompt), asked))
+    params = body.params(served, len(prepared.prompt), asked, stops(body.stop, limits))
     options |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
     answers = server.start([replace(prepared, params=params, sequence=i, **options) for i in range(count)])
     writer = _Writer(server, served, body, answers)
@@ -246,40 +254,45 @@ class _Writer:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""
         head = self._head | {"object": "chat.completion.chunk"} | ({"usage": None} if self._with_usage else {})
-        calls = [0] * len(self._answers.requests)
-        for index in range(len(self._answers.requests)):
+        count = len(self._answers.requests)
+        calls = [0] * count
+        silent: list[list[TextDelta]] = [[] for _ in range(count)]  # pieces without text, which the next chunk tells of
+        for index in range(count):
             yield event(head | {"choices": [_choice_of(index, {"role": "assistant", "content": ""})]})
         async for deltas in self._answers:
             for part in comments(deltas):
                 yield part
             for delta in deltas:
-                for new in self._new(delta, calls):
+                for new in self._new(delta, calls, silent[delta.index]):
                     yield event(head | new)
         if self._with_usage:
-            count = len(self._answers.requests)
             used = usage(self._answers.finished, count, self._answers.thought)
             yield event(head | {"choices": [], "usage": used})
         yield DONE
 
-    def _new(self, delta: Delta, calls: list[int]) -> list[dict[str, Any]]:
+    def _new(self, delta: Delta, calls: list[int], silent: list[TextDelta]) -> list[dict[str, Any]]:
+        """The chunks of a delta; none has an empty ``content``."""
         found: list[dict[str, Any]] = []
-        if delta.text or delta.thought or delta.pieces:
-            said = {"content": delta.text} if delta.text or not delta.thought else {}
+        silent += delta.pieces
+        if delta.text or delta.thought:
+            said = {"content": delta.text} if delta.text else {}
             if delta.thought:
                 said["reasoning_content"] = delta.thought
-            choice = _choice_of(delta.index, said)
-            if self._body.logprobs:
-                choice["logprobs"] = chat_logprobs(delta.pieces, self._served.tokens)
-            trace = {"draft_trace": draft_trace(delta.pieces)} if self._body.return_draft_trace else {}
-            found.append({"choices": [choice]} | trace)
+            found.append({"choices": [_choice_of(delta.index, said)]})
         for call in delta.calls:
             number, calls[delta.index] = calls[delta.index], calls[delta.index] + 1
             named = {"index": number, **_call(call, "")}
             arguments = {"index": number, "function": {"arguments": call.arguments}}
             found += [{"choices": [_choice_of(delta.index, {"tool_calls": [part]})]} for part in (named, arguments)]
         if delta.finish is not None:
-            choice = _choice_of(delta.index, {}) | {"finish_reason": delta.finish.reason}
+            choice = _choice_of(delta.index, {}) | delta.finish.fields()
             found.append({"choices": [choice], "timings": timings(delta.finish.stats)})
+        if found and silent:
+            if self._body.logprobs:
+                found[0]["choices"][0]["logprobs"] = chat_logprobs(silent, self._served.tokens)
+            if self._body.return_draft_trace:
+                found[0]["draft_trace"] = draft_trace(silent)
+            silent.clear()
         return found
 
     async def whole(self) -> dict[str, Any]:
@@ -292,7 +305,7 @@ class _Writer:
             if one.calls:
                 message["content"] = one.text or None
                 message["tool_calls"] = [_call(call, call.arguments) for call in one.calls]
-            choice = {"index": index, "message": message, "finish_reason": one.finish.reason, "logprobs": None}
+            choice = {"index": index, "message": message, **one.finish.fields(), "logprobs": None}
             if self._body.logprobs:
                 choice["logprobs"] = chat_logprobs(one.pieces, self._served.tokens)
             if self._body.return_draft_trace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,11 +12,11 @@ from ipex_lookahead.serving.answers import Answers, Delta, TextRequest, Whole
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
-from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, openai_head
+from ipex_lookahead.serving.fields import honoured, no_effect, required
+from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
-from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import DONE, comments, event
 from ipex_lookahead.serving.text import TextDelta
@@ -48,7 +48,9 @@ class CompletionRequest(Sampled):
         "so many answers are made and the `n` likeliest returned, by the mean log probability of a token; not streamed",
         ge=1,
     )
-    suffix: str | None = refused_unless("models are asked to go on, not to fill in", "")
+    suffix: str | None = honoured(
+        "the text behind what is to be filled in, where the model has fill-in-the-middle tokens, else 400"
+    )
     metadata: Any = no_effect("nothing is stored")
 
     def prompts(self) -> list[str] | list[list[int]]:
@@ -89,19 +91,21 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     if len(given) * count > limits.answers_of_prompts:
         most = limits.answers_of_prompts
         raise refused("prompt", f"{len(given)} prompts times {count} answers are too many; at most {most} are made")
-    options = body.options(served.vocab_size, limits)
-    prompts = await server.prepare(lambda: encoded(served, given))
+    options = body.options(served, limits)
+    if body.suffix and body.echo and alternatives is not None:
+        raise refused("echo", "log probabilities of a prompt with a suffix are not given; leave echo or logprobs out")
+    prompts, ends = await server.prepare(lambda: _prompts(served, given, body.suffix))
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
     best = count > body.answers(limits)
     top = 0 if best and alternatives is None else alternatives
     options |= {**memory_of(request, body.cache_salt), "top_logprobs": top}
     if body.echo:
         options["prompt_logprobs"] = alternatives
-    wanted = _TOKENS if body.max_tokens is None else body.max_tokens
+    wanted, stop = _TOKENS if body.max_tokens is None else body.max_tokens, stops(body.stop, limits)
     requests = [
         TextRequest(
             ids,
-            body.params(limits, new_tokens(served, len(ids), wanted)),
+            body.params(served, len(ids), wanted, stop, ends),
             sequence=sequence,
             silent_too=top is not None,
             grammar=grammar,
@@ -116,6 +120,16 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     answers = server.start(requests)
     writer = _Writer(server, served, body, answers, [echo for echo in echoes for _ in range(count)], count)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
+
+
+def _prompts(
+    served: Served, given: list[str] | list[list[int]], suffix: str | None
+) -> tuple[list[list[int]], tuple[int, ...]]:
+    """Each prompt's token ids, and the tokens that end what fills the gap before a suffix."""
+    if not suffix:
+        return encoded(served, given), ()
+    made = [served.filled_in("suffix", prompt, suffix) for prompt in given]
+    return [ids for ids, _ in made], made[0][1]
 
 
 def encoded(served: Served, prompts: Sequence[str] | Sequence[list[int]]) -> list[list[int]]:
@@ -142,7 +156,7 @@ def _echoes(
 ) -> list[Echo]:
     found = []
     for prompt, own in zip(prompts, ids, strict=True):
-        text = prompt if isinstance(prompt, str) else served.tokenizer.decode(own)
+        text = prompt if isinstance(prompt, str) else served.tokenizer.decode(cast("list[int]", prompt))
         found.append(Echo(text, own, _starts(served, text, own)) if with_starts else Echo(text))
     return found
 
@@ -188,6 +202,7 @@ class _Writer:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""
         head = self._head | ({"usage": None} if self._with_usage else {})
+        silent: list[list[TextDelta]] = [[] for _ in self._echoes]  # pieces without text, which the next chunk tells of
         for index, echo in enumerate(self._echoes):
             if echo.text and not echo.ids:
                 yield event(head | {"choices": [self._choice(index, echo.text)]})
@@ -199,20 +214,25 @@ class _Writer:
                     choice = self._choice(delta.index, self._echoes[delta.index].text, prompt=delta.prompt)
                     yield event(head | {"choices": [choice]})
                 if delta.progress is None:
-                    for new in self._new(delta):
+                    for new in self._new(delta, silent[delta.index]):
                         yield event(head | new)
         if self._with_usage:
             yield event(head | {"choices": [], "usage": usage(self._answers.finished, self._sharing)})
         yield DONE
 
-    def _new(self, delta: Delta) -> list[dict[str, Any]]:
+    def _new(self, delta: Delta, silent: list[TextDelta]) -> list[dict[str, Any]]:
+        """The chunks of a delta; only the last of an answer may have an empty ``text``."""
         found: list[dict[str, Any]] = []
-        if delta.text or delta.pieces:
-            trace = {"draft_trace": draft_trace(delta.pieces)} if self._body.return_draft_trace else {}
-            found.append({"choices": [self._choice(delta.index, delta.text, delta.pieces)]} | trace)
+        silent += delta.pieces
+        if delta.text:
+            found.append({"choices": [self._choice(delta.index, delta.text, silent)]})
         if delta.finish is not None:
-            choice = self._choice(delta.index, "") | {"finish_reason": delta.finish.reason}
+            choice = self._choice(delta.index, "", () if found else silent) | delta.finish.fields()
             found.append({"choices": [choice], "timings": timings(delta.finish.stats)})
+        if found and silent:
+            if self._body.return_draft_trace:
+                found[0]["draft_trace"] = draft_trace(silent)
+            silent.clear()
         return found
 
     def _choice(
@@ -244,7 +264,7 @@ class _Writer:
             choice = self._choice(index, self._echoes[index].text + one.text, one.pieces, one.prompt) | {
                 "index": number
             }
-            choice["finish_reason"] = one.finish.reason
+            choice |= one.finish.fields()
             if self._body.return_draft_trace:
                 choice["draft_trace"] = draft_trace(one.pieces)
             choices.append(choice)

@@ -67,26 +67,25 @@ def prepare(served: Served, conversation: Conversation) -> TextRequest:
 
     Raises InputError where the template refuses the messages.
     """
-    served.check_length(
-        [*conversation.messages, *(conversation.functions if conversation.may_call else ()), conversation.begun]
-    )
+    served.check_length([*conversation.messages, *conversation.functions, conversation.begun])
     template = served.template
     ways = ways_of(template)
     style = ways.style
-    given = [_described(one) for one in conversation.functions] if conversation.may_call else []
+    # A prompt has all functions, whatever the choice, so that the prefix cache finds the conversation again.
+    given = [_described(one) for one in conversation.functions]
     ids = _rendered(served, conversation, ways, given) if template else _without_template(served, conversation)
     marks = marks_of(template)
     thinking = mode_of(
         marks, served.tokenizer.decode(ids[-TAIL - len(conversation.begun.encode()) :]), conversation.begun
     )
-    written = [*style.markers, *style.inner, style.end] if given else []
+    written = [*style.markers, *style.inner, style.end] if conversation.may_call else []
     if marks is not None and (thinking is not Mode.NONE or marks.again):
         written += [marks.begin, marks.end]
     markers = _markers(served, written)
     constraint = None
     if conversation.form is not None or conversation.may_call:
         constraint = partial(_grammar, conversation, style, markers, thinking, marks)
-    parser = Parser(style, conversation.open, one=conversation.one_call) if given else None
+    parser = Parser(style, conversation.open, one=conversation.one_call) if conversation.may_call else None
     return TextRequest(ids, reader=Reader(thinking, parser, marks), markers=markers, constraint=constraint)
 
 
@@ -378,12 +377,6 @@ def functions_of(
 FUNCTION = ("name", "description", "parameters", "strict")
 """What OpenAI's functions have."""
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
-
-
-def without_grammar(conversation: Conversation, ignore_eos: bool | None) -> None:
-    """Raise ApiError where an answer must not end by itself and has a grammar, whose end is the model's."""
-    if ignore_eos and (conversation.form is not None or conversation.may_call):
-        raise refused("ignore_eos", "an answer in a grammar, or with tools, ends with it; leave one of them out")
 
 
 def decided(

@@ -1,4 +1,4 @@
-"""What becomes of each field of a request, said where the field is declared: honoured, without effect, or refused.
+"""What becomes of each field of a request, as declared with it: honored, ignored, without effect, or refused.
 
 The table in docs/serving.md is made of these. A field that is declared nowhere is let pass where clients of other
 servers send such: at the top of a request, unless the server is strict, and in messages, for clients hand back what
@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from ipex_lookahead.serving.failures import ApiError, refused
 
-HONOURED, NO_EFFECT, REFUSED = "honoured", "no effect", "refused"
+HONOURED, IGNORED, NO_EFFECT, REFUSED = "honoured", "ignored", "no effect", "refused"
 _SUPPORT, _ALLOWED = "x-support", "x-allowed"
 
 
@@ -35,6 +35,11 @@ def required(said: str, **limits: Any) -> Any:
 def no_effect(said: str) -> Any:
     """A field that is accepted with any value; ``said`` is why nothing needs to be done."""
     return Field(None, description=said, json_schema_extra={_SUPPORT: NO_EFFECT})
+
+
+def ignored(said: str, *neutral: Any) -> Any:
+    """A field that is not supported: ``x-ignored-fields`` names it, unless its value is null or one of ``neutral``."""
+    return Field(None, description=said, json_schema_extra={_SUPPORT: IGNORED, _ALLOWED: list(neutral)})
 
 
 def refused_unless(said: str, *allowed: Any) -> Any:
@@ -68,6 +73,9 @@ class Body(BaseModel):
             if extra[_SUPPORT] == REFUSED and value is not None and value not in extra[_ALLOWED]:
                 may = " or ".join([*map(_spelled, extra[_ALLOWED]), "left out"])
                 raise refused(own, f"{_spelled(value)} is not supported here ({field.description}); it may be {may}")
+            if strict and not place and _is_ignored(field, value):
+                said = f"{own}: it is not supported here ({field.description}); leave it out"
+                raise ApiError(400, said, param=own, code="unknown_parameter")
             for where, inner in _bodies(own, value):
                 inner.check(f"{where}.")
         if not self._lenient(place) or (strict and not place):
@@ -77,7 +85,9 @@ class Body(BaseModel):
         """Fields that are let pass, here and further in."""
         more = (self.model_extra or {}) if self._lenient(place) else {}
         found = [place + name for name, value in sorted(more.items()) if value is not None]
-        for name in type(self).model_fields:
+        for name, field in type(self).model_fields.items():
+            if _is_ignored(field, getattr(self, name)):
+                found.append(place + (field.alias or name))
             for where, inner in _bodies(place + name, getattr(self, name)):
                 found += inner.ignored(f"{where}.")
         return found
@@ -120,6 +130,11 @@ def _bodies(place: str, value: Any) -> Iterator[tuple[str, Body]]:
 
 def _extra(field: FieldInfo) -> dict[str, Any]:
     return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+
+
+def _is_ignored(field: FieldInfo, value: Any) -> bool:
+    extra = _extra(field)
+    return extra[_SUPPORT] == IGNORED and value is not None and value not in extra[_ALLOWED]
 
 
 def _spelled(value: Any) -> str:

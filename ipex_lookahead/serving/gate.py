@@ -59,7 +59,7 @@ class Gate:
                 of_answer["x-request-id"] = number
                 of_answer["x-content-type-options"] = "nosniff"
                 if scope.get("ignored"):
-                    of_answer["x-ignored-fields"] = ", ".join(map(_plain, scope["ignored"][:20]))
+                    of_answer["x-ignored-fields"] = ", ".join(map(_plain, scope["ignored"][:64]))
             elif method == "HEAD":
                 message = {**message, "body": b""}
             await send(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,10 +12,10 @@ from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.completions import encoded
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import honoured, no_effect, refused_unless, required
-from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, server_of
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of
 from ipex_lookahead.serving.logprobs import spelled
-from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, sampled
+from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.usage import cached, timings
@@ -23,52 +23,90 @@ from ipex_lookahead.serving.usage import cached, timings
 router = APIRouter(route_class=JsonRoute)
 
 
-class LlamaRequest(Sampled):
-    """A request for `/completion`; what else llama-server samples with is passed over, and named in the header."""
+class LlamaSampled(Sampled):
+    """What `/completion` and `/infill` have in common."""
 
-    prompt: str | list[int] = required("a text, or token ids")
     n_predict: int | None = honoured(f"most tokens; {MINUS_ONE}, as where it is left out", ge=-1)
     max_tokens: int | None = honoured("the same, by OpenAI's name", ge=-1)
-    repeat_penalty: float | None = sampled("repetition_penalty", "Hugging Face's, over the whole text")
     n_probs: Any = refused_unless("`/v1/completions` has `logprobs`", 0)
     id_slot: Any = no_effect("slots are given by turns")
-    samplers: Any = no_effect("the order is Hugging Face's")
     return_tokens: Any = no_effect("tokens are returned where they are shown")
     t_max_predict_ms: Any = refused_unless("use `n_predict`", 0)
+
+
+class LlamaRequest(LlamaSampled):
+    """A request for `/completion`."""
+
+    prompt: str | list[int] = required("a text, or token ids")
+
+
+class ExtraFile(Body):
+    """One of ``input_extra``."""
+
+    handed_back: ClassVar[bool] = True
+    filename: str | None = honoured("its name")
+    text: str | None = honoured("its text")
+
+
+class InfillRequest(LlamaSampled):
+    """A request for `/infill`: what is missing between two texts."""
+
+    input_prefix: str = required("the text in front of the gap")
+    input_suffix: str = required("the text behind it")
+    input_extra: list[ExtraFile] | None = honoured("other files, which the prompt begins with", max_length=256)
+    prompt: str | None = honoured("more text in front of the gap")
 
 
 @router.post("/completion")
 async def completion(request: Request, body: LlamaRequest) -> Response:
     """Go on with a text."""
     server, served = checked(request, body, body.model)
-    limits, form = server.limits, body.form_of_text(server.limits)
-    if body.answers(limits) > 1:
-        raise refused("n", "one answer is made here; `/v1/completions` makes several")
     if not body.prompt:
         raise refused("prompt", "it is empty; give a text, or token ids")
-    options = body.options(served.vocab_size, limits)
-    if body.repetition_penalty is None:
-        body.repetition_penalty = body.repeat_penalty
     prompt = body.prompt
     (ids,) = await server.prepare(lambda: encoded(served, [prompt] if isinstance(prompt, str) else [prompt]))
+    return await _answered(request, body, ids, prompt if isinstance(prompt, str) else None)
+
+
+@router.post("/infill")
+async def infill(request: Request, body: InfillRequest) -> Response:
+    """Fill in what is missing between two texts, where the model has fill-in-the-middle tokens."""
+    server, served = checked(request, body, body.model)
+    before = body.input_prefix + (body.prompt or "")
+    files = [(one.filename or "tmp", one.text or "") for one in body.input_extra or ()]
+    ids, ends = await server.prepare(lambda: served.filled_in("input_suffix", before, body.input_suffix, files))
+    return await _answered(request, body, ids, None, ends)
+
+
+async def _answered(
+    request: Request, body: LlamaSampled, ids: list[int], text: str | None, ends: tuple[int, ...] = ()
+) -> Response:
+    server = server_of(request)
+    served, limits = server.served, server.limits
+    form = body.form_of_text(limits)
+    if body.answers(limits) > 1:
+        raise refused("n", "one answer is made here; `/v1/completions` makes several")
+    options = body.options(served, limits)
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
     asked = body.max_tokens if body.n_predict is None else body.n_predict
-    params = body.params(limits, new_tokens(served, len(ids), -1 if asked is None else asked))
+    params = body.params(served, len(ids), -1 if asked is None else asked, stops(body.stop, limits), ends)
     options |= memory_of(request, body.cache_salt)
     answers = server.start([TextRequest(ids, params, grammar=grammar, **options)])
-    writer = _Writer(server, served, body, ids, answers)
+    writer = _Writer(server, served, body.model, ids, text, answers)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
 class _Writer:
     """One answer in llama-server's shapes."""
 
-    def __init__(self, server: Server, served: Served, body: LlamaRequest, ids: list[int], answers: Answers) -> None:
+    def __init__(
+        self, server: Server, served: Served, model: str | None, ids: list[int], text: str | None, answers: Answers
+    ) -> None:
         self._served = served
         self._answers = answers
         self._ids = ids
-        self._prompt = body.prompt if isinstance(body.prompt, str) else None
-        self._model = body.model or server.settings.names[0]
+        self._prompt = text
+        self._model = model or server.settings.names[0]
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events, the last of which has ``stop``."""
@@ -95,7 +133,8 @@ class _Writer:
 
     def _ended(self, text: str, finish: Finish) -> dict[str, Any]:
         stats = finish.stats
-        kind = "limit" if finish.reason == "length" else "word" if finish.stop is not None else "eos"
+        word = finish.stop if isinstance(finish.stop, str) else ""
+        kind = "limit" if finish.reason == "length" else "word" if word else "eos"
         return {
             "index": 0,
             "content": text,
@@ -109,7 +148,7 @@ class _Writer:
             "tokens_cached": cached(stats),
             "truncated": False,
             "stop_type": kind,
-            "stopping_word": finish.stop or "",
+            "stopping_word": word,
             "timings": timings(stats),
         }
 

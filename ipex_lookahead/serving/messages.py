@@ -10,16 +10,15 @@ from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 
-from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.calls.base import Call
+from ipex_lookahead.serving.calls.base import Call, as_json
 from ipex_lookahead.serving.conversation import Conversation, Message, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens
+from ipex_lookahead.serving.handling import answer, checked, memory_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
-from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, drafting, params_of, sampled, stops
+from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, Sampler, drafting, stops
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import Thought
@@ -112,16 +111,12 @@ class CountRequest(Body):
         return schema_form(wanted["schema"], limits, f"{name}.schema")
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, Sampler):
     """A request for messages."""
 
     max_tokens: Most = required(f"most tokens; {MINUS_ONE}")
     stream: bool | None = honoured("server-sent events")
-    temperature: float | None = sampled("temperature")
-    top_p: float | None = sampled("top_p")
-    top_k: int | None = sampled("top_k")
     stop_sequences: list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
-    seed: int | None = sampled("seed")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     metadata: Any = no_effect("users are not recorded")
     service_tier: Any = no_effect("there is one")
@@ -169,7 +164,7 @@ def _messages(turn: Turn, param: str) -> list[Message]:
         elif kind == "tool_use" and turn.role == "assistant":
             if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
                 raise refused(place, "tool_use needs a name, and an object as input")
-            function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+            function = {"name": block["name"], "arguments": as_json(block["input"])}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result" and turn.role == "user":
             content = text_of(block.get("content"), f"{place}.content")
@@ -196,10 +191,12 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     """Go on with a conversation."""
     server, served = checked(request, body, body.model)
     conversation = body.to_conversation(server.limits)
-    options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
+    body.check_end(constrained=conversation.form is not None or conversation.may_call)
+    options = {**drafting(body.lookahead), **body.processors(served, server.limits)}
+    options |= memory_of(request, body.cache_salt)
     stop = stops(body.stop_sequences, server.limits, "stop_sequences")
     prepared = await server.prepared(request, lambda: prepare(served, conversation))
-    params = params_of(body, new_tokens(served, len(prepared.prompt), body.max_tokens), stop)
+    params = body.params(served, len(prepared.prompt), body.max_tokens, stop)
     answers = server.start([replace(prepared, params=params, **options)])
     writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers, body.stop_sequences or ())
     return await answer(request, server, answers, writer, stream=bool(body.stream))
@@ -216,14 +213,16 @@ class _Writer:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""
-        usage = {"input_tokens": self._prompt, "output_tokens": 0}
-        begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        yield _event("message_start", message={**self._head, **begun})
-        block, writing = 0, ""
+        block, writing, found = 0, "", -1  # prompt tokens in the prefix cache; -1 until that is known
         async for deltas in self._answers:
-            for part in comments(deltas) if deltas else [_event("ping")]:
+            for part in comments(deltas) if deltas or found < 0 else [_event("ping")]:
                 yield part
             for delta in deltas:
+                if found < 0:  # the first delta tells: an event before it would have another ``input_tokens``
+                    found = delta.cached if delta.finish is None else cached(delta.finish.stats)
+                    begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+                    usage = _usage(self._prompt, found, 0)
+                    yield _event("message_start", message={**self._head, **begun, "usage": usage})
                 for kind, text in (("thinking", delta.thought), ("text", delta.text)):
                     if text and writing != kind:
                         if writing:
@@ -241,7 +240,8 @@ class _Writer:
                     block += 1
                 if delta.finish is not None:
                     ended = _ended(delta.finish, self._stops)
-                    yield _event("message_delta", delta=ended, usage=_usage(delta.finish.stats))
+                    used = _usage(self._prompt, found, delta.finish.stats.tokens)
+                    yield _event("message_delta", delta=ended, usage=used)
         yield _event("message_stop")
 
     async def whole(self) -> dict[str, Any]:
@@ -254,7 +254,8 @@ class _Writer:
             for part in one.parts or [""]
         ]
         stats = one.finish.stats
-        ended = {**_ended(one.finish, self._stops), "usage": _usage(stats), "timings": timings(stats)}
+        used = _usage(self._prompt, cached(stats), stats.tokens)
+        ended = {**_ended(one.finish, self._stops), "usage": used, "timings": timings(stats)}
         return {**self._head, "content": content, **ended}
 
 
@@ -286,11 +287,14 @@ def _ended(finish: Finish, stops: Sequence[str]) -> dict[str, Any]:
     return {"stop_reason": _REASONS[finish.reason], "stop_sequence": None}
 
 
-def _usage(stats: GenerationStats) -> dict[str, int]:
-    """Tokens that were cached are counted apart here."""
+def _usage(prompt: int, found: int, output: int) -> dict[str, int]:
+    """Anthropic's ``usage``: ``input_tokens`` leaves out the prompt tokens that were found in the prefix cache.
+
+    A stream has it twice, in ``message_start`` and, cumulative, in ``message_delta``.
+    """
     return {
-        "input_tokens": stats.prompt_tokens - cached(stats),
+        "input_tokens": prompt - found,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": cached(stats),
-        "output_tokens": stats.tokens,
+        "cache_read_input_tokens": found,
+        "output_tokens": output,
     }

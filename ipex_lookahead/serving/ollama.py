@@ -16,13 +16,13 @@ from starlette.responses import JSONResponse
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish, TextRequest
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.calls.base import Call
+from ipex_lookahead.serving.calls.base import Call, as_json
 from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, server_of
+from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
-from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, drafting, params_of, sampled, stops
+from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, Sampler, drafting, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import line
 from ipex_lookahead.serving.structured import Form, schema_form
@@ -35,29 +35,19 @@ _NEVER = "0001-01-01T00:00:00Z"
 """When a model that stays loaded is unloaded, as Ollama says it."""
 
 
-class Options(Body):
+class Options(Sampler):
     """``options``. Others are passed over, and named in the header, as Ollama does."""
 
     handed_back: ClassVar[bool] = True
+    place: ClassVar[str] = "options."
     num_predict: int | None = honoured("most tokens; 0 and below: as many as the context holds")
-    temperature: float | None = sampled("temperature")
-    top_k: int | None = sampled("top_k")
-    top_p: float | None = sampled("top_p")
-    min_p: float | None = sampled("min_p")
-    seed: int | None = sampled("seed", "as elsewhere")
     stop: str | list[str] | None = honoured("up to 16 texts")
-    repeat_penalty: float | None = sampled("repetition_penalty", "Hugging Face's, over the whole text")
-    presence_penalty: float | None = sampled("presence_penalty")
-    frequency_penalty: float | None = sampled("frequency_penalty")
-    mirostat: Any = refused_unless("use `top_p` or `min_p`", 0)
-    typical_p: Any = refused_unless("use `top_p` or `min_p`", 1)
     num_ctx: Any = no_effect("the context is the server's")
 
-    def params(self, served: Served, prompt: int, limits: Limits) -> SamplingParams:
-        """How the answer to a prompt of so many tokens is made."""
+    def made(self, served: Served, prompt: int, limits: Limits, ends: tuple[int, ...]) -> SamplingParams:
+        """Return how the answer to a prompt of ``prompt`` tokens is made; ``ends`` as for ``params``."""
         asked = self.num_predict if self.num_predict is None or self.num_predict > 0 else -1
-        stop = stops(self.stop, limits, "options.stop")
-        return params_of(self, new_tokens(served, prompt, asked), stop, repetition_penalty=self.repeat_penalty)
+        return self.params(served, prompt, asked, stops(self.stop, limits, "options.stop"), ends)
 
 
 class OllamaMessage(Body):
@@ -134,7 +124,9 @@ class OllamaGenerate(OllamaRequest):
     prompt: str | None = honoured("the text; none loads the model")
     system: str | None = honoured("the system prompt")
     raw: bool | None = honoured("true: the model goes on with the text as it is, without a chat template")
-    suffix: Any = refused_unless("models are asked to go on, not to fill in", "")
+    suffix: str | None = honoured(
+        "the text behind what is to be filled in, where the model has fill-in-the-middle tokens, else 400"
+    )
     images: Any = refused_unless("the model takes text", [])
     template: Any = refused_unless("the chat template is the model's", "")
     context: Any = refused_unless("use `/api/chat` with the whole conversation", [])
@@ -166,7 +158,7 @@ def _message(message: OllamaMessage, at: int) -> Message:
         function = call.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise refused(f"messages.{at}.tool_calls.{i}", 'it must be {"function": {"name", "arguments"}}')
-        called = {"name": function["name"], "arguments": json.dumps(function.get("arguments") or {})}
+        called = {"name": function["name"], "arguments": as_json(function.get("arguments") or {})}
         calls.append({"id": call.get("id"), "type": "function", "function": called})
     return {**found, "tool_calls": calls} if calls else found
 
@@ -186,30 +178,56 @@ async def chat(request: Request, body: OllamaChat) -> Response:
         return _loaded(body, {"message": {"role": "assistant", "content": ""}})
     conversation = body.to_conversation(server.limits)
     prepared = await server.prepared(request, lambda: prepare(served, conversation))
-    return await _answered(request, body, prepared, chat=True)
+    constrained = conversation.form is not None or conversation.may_call
+    return await _answered(request, body, prepared, chat=True, constrained=constrained)
 
 
 @router.post("/api/generate")
 async def generate(request: Request, body: OllamaGenerate) -> Response:
     """Answer a text, or go on with it."""
     server, served = _checked(request, body, body.model)
-    if not body.prompt:
+    if not body.prompt and not body.suffix:
         return _loaded(body, {"response": ""})
+    if body.suffix and not body.raw:
+        return await _filled_in(request, body, server, served)
     if not body.raw:
         conversation = body.to_conversation(server.limits)
         prepared = await server.prepared(request, lambda: prepare(served, conversation))
-        return await _answered(request, body, prepared, chat=False)
-    text, form = body.prompt, body.form(server.limits)
+        return await _answered(request, body, prepared, chat=False, constrained=conversation.form is not None)
+    if body.suffix:
+        raise refused("suffix", "with raw the prompt is the whole text; leave one of them out")
+    text, form = body.prompt or "", body.form(server.limits)
     ids = await server.prepare(lambda: served.encode(text, special=True))
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
-    return await _answered(request, body, TextRequest(ids, grammar=grammar), chat=False)
+    return await _answered(request, body, TextRequest(ids, grammar=grammar), chat=False, constrained=form is not None)
 
 
-async def _answered(request: Request, body: OllamaRequest, prepared: TextRequest, *, chat: bool) -> Response:
-    server = server_of(request)
+async def _filled_in(request: Request, body: OllamaGenerate, server: Server, served: Served) -> Response:
+    """Answer with what is missing between the prompt and the suffix."""
+    if body.system:
+        raise refused("suffix", "a text that is filled in has no system prompt; leave one of them out")
+    before, behind, form = body.prompt or "", body.suffix or "", body.form(server.limits)
+    ids, ends = await server.prepare(lambda: served.filled_in("suffix", before, behind))
+    grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
+    prepared = TextRequest(ids, grammar=grammar)
+    return await _answered(request, body, prepared, chat=False, constrained=form is not None, ends=ends)
+
+
+async def _answered(
+    request: Request,
+    body: OllamaRequest,
+    prepared: TextRequest,
+    *,
+    chat: bool,
+    constrained: bool,
+    ends: tuple[int, ...] = (),
+) -> Response:
+    server, sampler = server_of(request), body.options or Options()
     served = server.served
-    params = (body.options or Options()).params(served, len(prepared.prompt), server.limits)
-    options = {**drafting(body.lookahead), **memory_of(request, body.cache_salt)}
+    sampler.check_end(constrained=constrained)
+    params = sampler.made(served, len(prepared.prompt), server.limits, ends)
+    options = {**drafting(body.lookahead), **sampler.processors(served, server.limits)}
+    options |= memory_of(request, body.cache_salt)
     answers = server.start([replace(prepared, params=params, **options)])
     writer = _Writer(body.model, answers, chat=chat)
     return await answer(request, server, answers, writer, stream=body.stream is not False, kind="application/x-ndjson")
@@ -300,6 +318,7 @@ async def show(request: Request, body: Named) -> dict[str, Any]:
     server, served = _checked(request, body, body.model or body.name)
     architecture = _architecture(served)
     capabilities = ["completion", *(["tools"] if ways_of(served.template).known else [])]
+    capabilities += ["insert"] if served.fill_in is not None else []
     sampling = "\n".join(f"{name} {value}" for name, value in served.sampling.items() if value is not None)
     return {
         "modelfile": "",

@@ -28,6 +28,7 @@ class _Kept:
     items: tuple[bytes, ...]
     own: tuple[str, ...]
     size: int
+    response: bytes
 
 
 class Remembered:
@@ -44,15 +45,25 @@ class Remembered:
         self._places: dict[tuple[str, str, str], tuple[str, int]] = {}  # item -> response, place from the end
         self._sizes: dict[str, int] = {}
 
-    def keep(self, key: str, salt: str, number: str, before: Sequence[Item], output: Sequence[Item]) -> None:
-        """Keep a response: the items that it was made of, and its own."""
+    def keep(
+        self,
+        key: str,
+        salt: str,
+        number: str,
+        before: Sequence[Item],
+        output: Sequence[Item],
+        response: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Keep a response: the items that it was made of, its own, and its other fields."""
         items = tuple(map(_packed, [*before, *output]))
         own = tuple(str(item["id"]) for item in output)
+        fields = _packed(response or {})
         names = 4 * sum(map(len, (key, salt, number, *own)))
-        size = sum(map(len, items)) + names + _RESPONSE_BYTES + _ITEM_BYTES * len(items) + _OWN_BYTES * len(own)
+        size = sum(map(len, items)) + len(fields) + names
+        size += _RESPONSE_BYTES + _ITEM_BYTES * len(items) + _OWN_BYTES * len(own)
         if size > self._key_bytes:
             return
-        self._kept.setdefault(key, OrderedDict())[salt, number] = _Kept(items, own, size)
+        self._kept.setdefault(key, OrderedDict())[salt, number] = _Kept(items, own, size, fields)
         self._places.update({(key, salt, one): (number, at - len(own)) for at, one in enumerate(own)})
         self._sizes[key] = self._sizes.get(key, 0) + size
         while self._sizes[key] > self._key_bytes:
@@ -76,8 +87,27 @@ class Remembered:
         found: Item = json.loads(self._kept[key][salt, response].items[at])
         return found
 
+    def response(self, key: str, salt: str, number: str) -> tuple[dict[str, Any], Sequence[Item]] | None:
+        """A response with its output, and the items that it was made of; None as ``conversation``."""
+        items = self.conversation(key, salt, number)
+        if items is None:
+            return None
+        kept = self._kept[key][salt, number]
+        at = len(items) - len(kept.own)
+        return {**json.loads(kept.response), "output": list(items[at:])}, items[:at]
+
+    def forget(self, key: str, salt: str, number: str) -> bool:
+        """Drop a response and its items; False where it is not known to this key and salt."""
+        kept = self._kept.get(key, OrderedDict()).pop((salt, number), None)
+        if kept is not None:
+            self._release(key, salt, kept)
+        return kept is not None
+
     def _drop(self, key: str) -> None:
         (salt, _), kept = self._kept[key].popitem(last=False)
+        self._release(key, salt, kept)
+
+    def _release(self, key: str, salt: str, kept: _Kept) -> None:
         self._sizes[key] -= kept.size
         for one in kept.own:
             self._places.pop((key, salt, one), None)

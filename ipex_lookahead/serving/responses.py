@@ -27,19 +27,19 @@ from ipex_lookahead.serving.conversation import (
 )
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
-from ipex_lookahead.serving.handling import answer, checked, memory_of, new_tokens, now
+from ipex_lookahead.serving.handling import answer, checked, memory_of, now
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.reader import Part
 from ipex_lookahead.serving.remembered import Item, Remembered
-from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, VERBOSITY, Most, drafting, params_of, sampled
+from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, VERBOSITY, Most, Sampler, drafting
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.usage import cached, timings
 
-Keep = Callable[[str, list[dict[str, Any]]], None]
-"""Remembers a response, by its id and output."""
+Keep = Callable[[Mapping[str, Any]], None]
+"""Remembers a response."""
 router = APIRouter(route_class=JsonRoute)
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
@@ -63,7 +63,7 @@ class Reasoning(Body):
     mode: Any = no_effect("there is one")
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Sampler):
     """A request for a response."""
 
     model: str | None = honoured("one of `/v1/models`; 404 for another name")
@@ -75,9 +75,6 @@ class ResponsesRequest(Body):
         f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
     )
     stream: bool | None = honoured("server-sent events")
-    temperature: float | None = sampled("temperature")
-    top_p: float | None = sampled("top_p")
-    seed: int | None = sampled("seed")
     tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
         "required and a named function are forced by grammar; `allowed_tools` says which may be called"
@@ -208,18 +205,20 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     owner = memory_of(request, body.cache_salt)
     items = body.items(server.remembered, owner)
     conversation = body.to_conversation(server.limits, items)
-    options = {**drafting(body.lookahead), **owner}
+    body.check_end(constrained=conversation.form is not None or conversation.may_call)
+    options = {**drafting(body.lookahead), **body.processors(served, server.limits), **owner}
     if body.truncation == "auto":
         prepared = await server.prepared(request, lambda: fitted(served, conversation, body.max_output_tokens))
     else:
         prepared = await server.prepared(request, lambda: prepare(served, conversation))
-    most = new_tokens(served, len(prepared.prompt), body.max_output_tokens)
-    params = served.model.resolved(params_of(body, most))
+    params = served.model.resolved(body.params(served, len(prepared.prompt), body.max_output_tokens))
     answers = server.start([replace(prepared, params=params, **options)])
 
-    def keep(number: str, output: list[dict[str, Any]]) -> None:
+    def keep(response: Mapping[str, Any]) -> None:
         if body.store is not False:
-            server.remembered.keep(number=number, before=items, output=output, **owner)
+            fields = {name: value for name, value in response.items() if name != "output"}
+            key, salt, number = owner["key"], owner["salt"], str(response["id"])
+            server.remembered.keep(key, salt, number, items, response["output"], fields)
 
     writer = _Writer(server, body, params, answers, keep)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
@@ -267,9 +266,8 @@ class _Writer:
         return self._ended([_item(part) for part in one.parts or [""]], one.finish)
 
     def _ended(self, output: list[dict[str, Any]], finish: Finish) -> dict[str, Any]:
-        self._keep(self._id, output)
         cut, stats = finish.reason == "length", finish.stats
-        return {
+        ended = {
             **self._head,
             "status": "incomplete" if cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
@@ -283,6 +281,8 @@ class _Writer:
             },
             "timings": timings(stats),
         }
+        self._keep(ended)
+        return ended
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""

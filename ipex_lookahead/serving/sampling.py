@@ -1,11 +1,11 @@
-"""The fields that all generating requests of OpenAI's share, and what they mean to the service."""
+"""The fields that generating requests share, and what they mean to the service."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,10 @@ from ipex_lookahead.config import MAX_DRAFT, bounds_of
 from ipex_lookahead.decoding.sampling import Ids, Logits
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
+from ipex_lookahead.serving.fields import Body, honoured, ignored, no_effect, refused_unless
+from ipex_lookahead.serving.handling import new_tokens
 from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.structured import Form, Structured
 from ipex_lookahead.serving.usage import LARGEST
 
@@ -36,7 +38,9 @@ SAID = {
     " one, or drawn where a temperature is given; -1 draws one too; returned in `timings.seed`, up to 2^53 - 1",
     "presence_penalty": "as OpenAI defines it",
     "frequency_penalty": "as OpenAI defines it",
-    "repetition_penalty": "Hugging Face's; the model's own, else 1",
+    "repetition_penalty": "Hugging Face's, over prompt and answer; the model's own, else 1",
+    "min_tokens": "vLLM's: before this number of tokens no end token comes, `stop_token_ids` included, and `stop` is"
+    " not looked for; not with a grammar or tools",
 }
 """What the fields say of themselves, by their names in ``SamplingParams``."""
 
@@ -44,7 +48,8 @@ SAID = {
 def sampled(name: str, said: str = "") -> Any:
     """A field with the bounds of ``SamplingParams``; -1 is vLLM's: all of `top_k`, and a seed that is drawn."""
     bounds = bounds_of(SamplingParams, name)
-    limits = {"gt" if bounds.above else "ge": -1 if bounds.kind is int else bounds.low}
+    drawn = name in ("seed", "top_k")
+    limits = {"gt" if bounds.above else "ge": -1 if drawn else bounds.low}
     if bounds.high is not None:
         limits["le"] = bounds.high
     return honoured(said or SAID[name], **limits)
@@ -67,23 +72,122 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = no_effect("nothing is padded")
 
 
-class Sampled(Structured):
+class Sampler(Body):
+    """How tokens are chosen: the same fields in all APIs. What only other servers have is named in the header."""
+
+    place: ClassVar[str] = ""
+    """Where a request has these fields, as errors name them."""
+
+    temperature: float | None = sampled("temperature")
+    top_p: float | None = sampled("top_p")
+    top_k: int | None = sampled("top_k")
+    min_p: float | None = sampled("min_p")
+    seed: int | None = sampled("seed")
+    presence_penalty: float | None = sampled("presence_penalty")
+    frequency_penalty: float | None = sampled("frequency_penalty")
+    repetition_penalty: float | None = sampled("repetition_penalty")
+    repeat_penalty: float | None = sampled("repetition_penalty", "`repetition_penalty` by llama.cpp's name")
+    logit_bias: dict[str, float | bool] | list[Any] | None = honoured(
+        "token ids to what is added to their logits, -100 to 100; or llama.cpp's list of pairs, in which false forbids"
+    )
+    ignore_eos: bool | None = honoured("vLLM's: tokens that end an answer do not end it; not with a grammar or tools")
+    min_tokens: int | None = sampled("min_tokens")
+    stop_token_ids: list[int] | None = honoured(
+        "vLLM's: further tokens that end an answer, up to 1,024; they are not part of its text", max_length=1024
+    )
+    typical_p: Any = ignored("use `top_p` or `min_p`", 1)
+    tfs_z: Any = ignored("use `top_p` or `min_p`", 1)
+    top_n_sigma: Any = ignored("use `min_p`", -1, 0)
+    mirostat: Any = ignored("use `top_p` or `min_p`", 0)
+    mirostat_tau: Any = ignored("there is no mirostat")
+    mirostat_eta: Any = ignored("there is no mirostat")
+    dynatemp_range: Any = ignored("the temperature is the same for all tokens", 0)
+    dynatemp_exponent: Any = ignored("the temperature is the same for all tokens")
+    xtc_probability: Any = ignored("no likely tokens are left out", 0)
+    xtc_threshold: Any = ignored("no likely tokens are left out")
+    dry_multiplier: Any = ignored("use `repetition_penalty`", 0)
+    dry_base: Any = ignored("there is no DRY penalty")
+    dry_allowed_length: Any = ignored("there is no DRY penalty")
+    dry_penalty_last_n: Any = ignored("there is no DRY penalty")
+    dry_sequence_breakers: Any = ignored("there is no DRY penalty")
+    repeat_last_n: Any = ignored("the penalty is over the whole text", -1)
+    penalize_nl: Any = ignored("line ends are tokens like others", True)
+    penalize_newline: Any = ignored("line ends are tokens like others", True)
+    samplers: Any = ignored("the order is Hugging Face's: penalties, temperature, `top_k`, `top_p`, `min_p`")
+    sampler_seq: Any = ignored("the order is Hugging Face's")
+    min_keep: Any = ignored("one token is always kept", 0, 1)
+    bad_words: Any = ignored("use `logit_bias`", [])
+    allowed_token_ids: Any = ignored("use `logit_bias`, or a grammar")
+    length_penalty: Any = ignored("there is no beam search", 1)
+    use_beam_search: Any = ignored("there is no beam search", False)
+    early_stopping: Any = ignored("there is no beam search", False)
+
+    def params(
+        self,
+        served: Served,
+        prompt: int,
+        asked: int | None,
+        stop: tuple[str, ...] = (),
+        ends: tuple[int, ...] = (),
+    ) -> SamplingParams:
+        """Return how the answer is made.
+
+        Args:
+            served: the model.
+            prompt: number of tokens of the prompt.
+            asked: most tokens of the answer, see :func:`new_tokens`.
+            stop: texts to stop at.
+            ends: further tokens that end the answer, unless nothing of the model's is to.
+
+        Raises:
+            ApiError: fields that contradict each other, or an id outside the vocabulary.
+        """
+        most = new_tokens(served, prompt, asked)
+        given = {name: getattr(self, name) for name in SAID}
+        if self.seed == -1:
+            given["seed"] = secrets.randbelow(LARGEST + 1)
+        if self.top_k == -1:
+            given["top_k"] = 0
+        if self.repeat_penalty is not None:
+            if self.repetition_penalty not in (None, self.repeat_penalty):
+                said = f"it is {self.repeat_penalty:g} and repetition_penalty {self.repetition_penalty:g}; give one"
+                raise refused(f"{self.place}repeat_penalty", said)
+            given["repetition_penalty"] = self.repeat_penalty
+        given["min_tokens"] = least = self.min_tokens or 0
+        if least and least > (room := max(0, min(most, served.max_context - prompt))):
+            said = f"it is {least}, and the answer has room for {room} tokens; lower it, or raise the maximum"
+            raise refused(f"{self.place}min_tokens", said)
+        ids = tuple(self.stop_token_ids or ())
+        wrong = next((i for i in ids if not 0 <= i < served.vocab_size), None)
+        if wrong is not None:
+            said = f"{wrong} is no token id; ids are 0 to {served.vocab_size - 1}"
+            raise refused(f"{self.place}stop_token_ids", said)
+        if not self.ignore_eos:
+            ids = tuple(dict.fromkeys((*ids, *ends)))
+        return SamplingParams(most, stop=stop, ignore_eos=bool(self.ignore_eos), stop_token_ids=ids, **given)
+
+    def processors(self, served: Served, limits: Limits) -> dict[str, Any]:
+        """Return ``logit_bias`` as the service takes it; empty where the request has none. Raises ApiError."""
+        if not self.logit_bias:
+            return {}
+        return {"processors": [LogitBias.of(self.logit_bias, served.vocab_size, limits, f"{self.place}logit_bias")]}
+
+    def check_end(self, *, constrained: bool) -> None:
+        """Raise ApiError where an answer must not end by itself and has a grammar, whose end is the model's."""
+        for name, value in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens)):
+            if value and constrained:
+                said = "an answer in a grammar, or with tools, ends with it; leave one of them out"
+                raise refused(f"{self.place}{name}", said)
+
+
+class Sampled(Sampler, Structured):
     """What `/v1/chat/completions` and `/v1/completions` have in common."""
 
     model: str | None = honoured("one of `/v1/models`; 404 for another name; left out, the model that is served")
     stream: bool | None = honoured("server-sent events")
     stream_options: StreamOptions | None = honoured("`include_usage`")
     n: int | None = honoured("so many answers; answer i is drawn with the seed and the number i", ge=1)
-    temperature: float | None = sampled("temperature")
-    top_p: float | None = sampled("top_p", "as OpenAI; the model's own, else 1")
-    top_k: int | None = sampled("top_k")
-    min_p: float | None = sampled("min_p")
-    seed: int | None = sampled("seed")
     stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
-    presence_penalty: float | None = sampled("presence_penalty")
-    frequency_penalty: float | None = sampled("frequency_penalty")
-    repetition_penalty: float | None = sampled("repetition_penalty")
-    logit_bias: dict[str, float] | None = honoured("token ids to what is added to their logits, -100 to 100")
     user: Any = no_effect("users are not recorded")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     return_draft_trace: bool | None = honoured("adds `draft_trace`: the new text in pieces, each with what drafted it")
@@ -94,20 +198,9 @@ class Sampled(Structured):
     request_id: Any = no_effect("vLLM's: answers have ids of their own")
     cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     keep_alive: Any = no_effect("Ollama's: the model stays loaded")
-    ignore_eos: bool | None = honoured("vLLM's: tokens that end an answer do not end it; not with a grammar or tools")
-    min_tokens: Any = refused_unless("there is no least length", 0)
-    stop_token_ids: Any = refused_unless("use `stop`", [])
     include_stop_str_in_output: Any = refused_unless("an answer ends before its stop text", False)
     skip_special_tokens: Any = refused_unless("special tokens are not shown", True)
-    typical_p: Any = refused_unless("use `top_p` or `min_p`", 1)
-    mirostat: Any = refused_unless("use `top_p` or `min_p`", 0)
-    length_penalty: Any = refused_unless("there is no beam search", 1)
-    use_beam_search: Any = refused_unless("there is no beam search", False)
     prompt_logprobs: Any = refused_unless("`/v1/completions` with `echo` and `logprobs` tells them")
-
-    def params(self, limits: Limits, max_new_tokens: int) -> SamplingParams:
-        """How the answer is made. Raises ApiError for a list that is too long."""
-        return params_of(self, max_new_tokens, stops(self.stop, limits), ignore_eos=bool(self.ignore_eos))
 
     def answers(self, limits: Limits) -> int:
         """``n``, within the limit."""
@@ -116,29 +209,15 @@ class Sampled(Structured):
             raise refused("n", f"{count} answers are too many; at most {limits.answers} are made of one request")
         return count
 
-    def options(self, vocab_size: int, limits: Limits) -> dict[str, Any]:
+    def options(self, served: Served, limits: Limits) -> dict[str, Any]:
         """``lookahead`` and ``logit_bias`` as the service takes them; empty where the request says nothing."""
-        found = drafting(self.lookahead)
-        if self.logit_bias:
-            found["processors"] = [LogitBias.of(self.logit_bias, vocab_size, limits)]
-        return found
+        return {**drafting(self.lookahead), **self.processors(served, limits)}
 
     def form_of_text(self, limits: Limits) -> Form | None:
         """As ``form``, for an answer without a conversation."""
         form = self.form(limits)
-        if form is not None and self.ignore_eos:
-            raise refused("ignore_eos", "an answer in a grammar ends with it; leave one of them out")
+        self.check_end(constrained=form is not None)
         return form
-
-
-def params_of(body: Body, max_new_tokens: int, stop: tuple[str, ...] = (), **more: Any) -> SamplingParams:
-    """How an answer is made, by those fields of ``SamplingParams`` that a request declares under their own names."""
-    given = {name: getattr(body, name) for name in SAID if name in type(body).model_fields} | more
-    if given.get("seed") == -1:
-        given["seed"] = secrets.randbelow(LARGEST + 1)
-    if given.get("top_k") == -1:
-        given["top_k"] = 0
-    return SamplingParams(max_new_tokens, stop=stop, **given)
 
 
 def drafting(lookahead: int | str | None) -> dict[str, Any]:
@@ -159,6 +238,10 @@ def stops(given: str | list[str] | None, limits: Limits, param: str = "stop") ->
     return texts
 
 
+_NEVER = -1e9
+"""The bias of a forbidden token: finite, so that a grammar which allows no other token still has one."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogitBias:
     """A processor that adds to the logits of some tokens, whatever stands before them.
@@ -172,18 +255,40 @@ class LogitBias:
     values: npt.NDArray[np.float32]
 
     @classmethod
-    def of(cls, given: Mapping[str, float], vocab_size: int, limits: Limits) -> LogitBias:
-        """Of the field ``logit_bias``. Raises ApiError for anything but ids below ``vocab_size`` and -100 to 100."""
+    def of(
+        cls, given: Mapping[str, Any] | list[Any], vocab_size: int, limits: Limits, param: str = "logit_bias"
+    ) -> LogitBias:
+        """Of the field ``logit_bias``. Raises ApiError for anything but ids below ``vocab_size`` and -100 to 100.
+
+        A list holds llama.cpp's pairs, of which the last of an id counts; false stands for ``_NEVER``.
+        """
         if len(given) > limits.biases:
-            raise refused("logit_bias", f"{len(given)} entries are too many; at most {limits.biases} are taken")
-        for token, value in given.items():
-            if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocab_size):
-                raise refused("logit_bias", f"{token[:40]!r} is no token id; ids are 0 to {vocab_size - 1}")
-            if not -100 <= value <= 100:
-                raise refused("logit_bias", f"{value:g} for token {token}; it must be -100 to 100")
-        return cls(np.array([int(token) for token in given], np.int64), np.array(list(given.values()), np.float32))
+            raise refused(param, f"{len(given)} entries are too many; at most {limits.biases} are taken")
+        found: dict[int, float] = {}
+        for entry in given.items() if isinstance(given, Mapping) else given:
+            token, value = _pair(entry, param)
+            if not 0 <= token < vocab_size:
+                raise refused(param, f"{token} is no token id; ids are 0 to {vocab_size - 1}")
+            if value is False:
+                value = _NEVER
+            elif not -100 <= value <= 100:
+                raise refused(param, f"{value:g} for token {token}; it must be -100 to 100")
+            found[token] = value
+        return cls(np.array(list(found), np.int64), np.array(list(found.values()), np.float32))
 
     def __call__(self, ids: Ids, logits: Logits) -> Logits:
         """See :data:`ipex_lookahead.decoding.sampling.Processor`."""
         logits[self.ids] += self.values
         return logits
+
+
+def _pair(entry: Any, param: str) -> tuple[int, float | bool]:
+    """A token's id and its bias. Raises ApiError for anything else."""
+    token, value = entry if isinstance(entry, list | tuple) and len(entry) == 2 else (None, None)
+    if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
+        token = int(token)
+    if type(token) is not int:
+        raise refused(param, f"{str(entry if token is None else token)[:40]!r} is no token id; give a number")
+    if value is not False and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise refused(param, f"the bias of token {token} is {str(value)[:40]!r}; it must be -100 to 100, or false")
+    return token, value

@@ -32,6 +32,7 @@ from ipex_lookahead.serving.metrics import Metrics
 from ipex_lookahead.serving.remembered import Remembered
 from ipex_lookahead.serving.sse import ClientGoneError, unless_gone
 from ipex_lookahead.serving.vocabulary import token_bytes
+from ipex_lookahead.tokenization.fill_in import FillIn, fill_in_of
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -131,6 +132,24 @@ class Served:
         """The chat template, or all of them where there are several; "" for none."""
         own = self.tokenizer.chat_template
         return "\n".join(own.values()) if isinstance(own, dict) else own or ""
+
+    @cached_property
+    def fill_in(self) -> FillIn | None:
+        """The tokens for fill-in-the-middle; None for a vocabulary without."""
+        return fill_in_of(self.tokenizer)
+
+    def filled_in(
+        self, param: str, before: str | Sequence[int], behind: str, files: Sequence[tuple[str, str]] = ()
+    ) -> tuple[list[int], tuple[int, ...]]:
+        """Return a prompt for what is missing between two texts, and the tokens that end the answer.
+
+        Raises ApiError, which names ``param``, where the vocabulary has no tokens for that.
+        """
+        if self.fill_in is None:
+            said = "this model has no fill-in-the-middle tokens; leave it out, or serve a model that has them"
+            raise ApiError(400, f"{param}: {said}", param=param, code="unsupported_value")
+        self.check_length([before if isinstance(before, str) else "", behind, *files])
+        return self.fill_in.prompt(self.tokenizer, before, behind, files), tuple(sorted(self.fill_in.ends))
 
     def warm(self) -> None:
         """Make what takes its time and is needed sooner or later, before anybody waits for it."""
@@ -314,7 +333,11 @@ class Server:
         """Begin answers. Whoever calls closes them."""
         served, limits = self.served, self.limits
         for request in requests:
-            request.params = replace(request.params, stop=(*request.params.stop, *served.model.own_stops))
+            params = request.params
+            # An end token of the model's is no stop of the request's, unless it says that it ends nothing by itself.
+            own = (i for i in params.stop_token_ids if params.ignore_eos or i not in served.eos_ids)
+            stop = (*params.stop, *served.model.own_stops)
+            request.params = replace(params, stop=stop, stop_token_ids=tuple(own))
             for name, value in self.settings.drafting.items():
                 if getattr(request, name) is None:
                     setattr(request, name, value)

@@ -50,9 +50,11 @@ class AnswerText:
         stops: texts at which the answer ends; they are not part of it.
         markers: special tokens that are shown as text all the same, by id: a tool call may begin with one.
         silent_too: other special tokens are pieces as well, without text.
+        stop_ids: tokens at which the answer ends; their text is not part of it.
+        min_tokens: number of leading tokens at which it does not end.
 
     Attributes:
-        stopped: the text that it has ended at.
+        stopped: the text, or the token of ``stop_ids``, that it has ended at.
         length: characters of the answer so far, the held back ones included.
     """
 
@@ -63,8 +65,10 @@ class AnswerText:
         markers: Mapping[int, str] | None = None,
         *,
         silent_too: bool = False,
+        stop_ids: Sequence[int] = (),
+        min_tokens: int = 0,
     ) -> None:
-        self.stopped: str | None = None
+        self.stopped: str | int | None = None
         self.length = 0
         self._detokenizer = Detokenizer(tokenizer)
         self._left_out = frozenset() if silent_too else tokenizer.silent_ids
@@ -72,6 +76,10 @@ class AnswerText:
         self._found: tuple[int, str] | None = None  # characters of what is held up to its end, and which it is
         self._characters = 0  # of what is held
         self._markers = markers or {}
+        self._stop_ids = frozenset(stop_ids)
+        self._end_id: int | None = None
+        self._silent_too = silent_too
+        self._free = min_tokens
         self._held: deque[TextDelta] = deque()
 
     def put(
@@ -82,6 +90,10 @@ class AnswerText:
     ) -> Shown:
         """Take the next tokens; what follows a text to stop at is dropped."""
         for at, token in enumerate(tokens):
+            self._free -= 1
+            if token in self._stop_ids:
+                self._end_at(token, sources[at], logprobs[at] if logprobs is not None else None)
+                break
             marker = self._markers.get(token)
             text = self._detokenizer.put(token) if marker is None else self._detokenizer.end() + marker
             if token in self._left_out and marker is None:
@@ -92,13 +104,25 @@ class AnswerText:
     def end(self) -> Shown:
         """What is left at the end."""
         self._hold(TextDelta(self._detokenizer.end(), None, None, None, self.length))
-        return self._certain(last=True)
+        shown = self._certain(last=True)
+        if self.stopped is None:
+            self.stopped = self._end_id
+        return shown
+
+    def _end_at(self, token: int, source: str | None, logprob: TokenLogprob | None) -> None:
+        """End at a token of ``stop_ids``, which has no text."""
+        self._end_id = token
+        self._hold(
+            TextDelta(self._detokenizer.end(), token if self._silent_too else None, source, logprob, self.length)
+        )
 
     def _hold(self, piece: TextDelta) -> None:
         if self.stopped is None:
             self.length += len(piece.text)
             self._held.append(piece)
-            if self._found is None and (found := self._matcher.put(piece.text)) is not None:
+            if self._free >= 0:
+                self._matcher.pass_over(piece.text)
+            elif self._found is None and (found := self._matcher.put(piece.text)) is not None:
                 self._found = self._characters + found[0], found[1]
             self._characters += len(piece.text)
 
@@ -106,8 +130,9 @@ class AnswerText:
         if self.stopped is not None:
             return Shown()
         if self._found is not None:
-            end, self.stopped = self._found
-            at = end - len(self.stopped)
+            end, stop = self._found
+            self.stopped = stop
+            at = end - len(stop)
             self.length -= self._characters - at
             shown = self._take(at, last=False)
             self._held.clear()

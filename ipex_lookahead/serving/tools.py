@@ -6,7 +6,6 @@ the system message and in the messages' text, in Hermes' way.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +84,7 @@ def _style_of(template: str) -> Style | None:
 
 def described(functions: Sequence[Function], style: Style) -> Woven:
     """The system text about tools for a model whose template does not list them."""
-    lines = "\n".join(json.dumps({"type": "function", "function": dict(one)}) for one in functions)
+    lines = "\n".join(as_json({"type": "function", "function": dict(one)}) for one in functions)
     return Woven(
         [
             f"You may call these functions. Their signatures:\n<tools>\n{lines}\n</tools>\nTo call one, answer with\n",

@@ -54,6 +54,15 @@ _ROLES = {
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
 }
+_FILL_IN = {
+    "pre": ("fim_pre_token_id", "prefix_token_id"),
+    "suf": ("fim_suf_token_id", "suffix_token_id"),
+    "mid": ("fim_mid_token_id", "middle_token_id"),
+    "pad": ("fim_pad_token_id",),
+    "rep": ("fim_rep_token_id",),
+    "sep": ("fim_sep_token_id",),
+}
+"""llama.cpp's names of tokens for fill-in-the-middle to the keys that have their ids."""
 
 
 def text_from_gguf(metadata: Mapping[str, Any], file: str | PathLike[str]) -> TextTokenizer:
@@ -102,7 +111,18 @@ class _Reader:
         bad = next((t for t in self.types if not NORMAL <= t <= BYTE), None)
         if bad is not None:
             raise self.fail("token_type", f"holds {bad}; types are {NORMAL} to {BYTE}")
-        return builders[kind]()
+        made = builders[kind]()
+        made.fill_in_ids = self.fill_in_ids()
+        return made
+
+    def fill_in_ids(self) -> dict[str, int]:
+        """The tokens for fill-in-the-middle that the file names, by today's keys or by the first ones."""
+        found: dict[str, int] = {}
+        for name, keys in _FILL_IN.items():
+            ids = [i for key in keys if (i := self.special_id(key)) is not None]
+            if ids:
+                found[name] = ids[0]
+        return found
 
     def byte_pair(self) -> TextTokenizer:
         """``gpt2``: tokens spelled in the byte alphabet, and merges in order of rank."""

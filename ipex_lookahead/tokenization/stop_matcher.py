@@ -48,6 +48,12 @@ class StopMatcher:
         self.begun = max(self._matched)
         return None
 
+    def pass_over(self, text: str) -> None:
+        """Take the next piece; a text that ends in it is not found, one that only begins in it may be."""
+        for character in text:
+            self.put(character)
+        self.begun = max(self._matched, default=0)
+
 
 def _failures(text: str) -> list[int]:
     """For each beginning of a text, of 1, 2, ... characters, its longest end that is a beginning too."""

@@ -52,10 +52,12 @@ class TextTokenizer(ABC):
 
     Attributes:
         chat_template: Jinja source, or several by name, or None.
+        fill_in_ids: tokens for fill-in-the-middle by llama.cpp's names, as a GGUF file has them; see :mod:`.fill_in`.
         special_tokens_in_content: whether control tokens that messages spell are taken for such; see :mod:`.content`.
     """
 
     special_tokens_in_content = False
+    fill_in_ids: Mapping[str, int] = {}  # replaced, never changed
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)

@@ -65,7 +65,6 @@ WRONG = [
     ("model", {"model": 4}),
     ("modalities", {"modalities": ["audio"]}),
     ("web_search_options", {"web_search_options": {}}),
-    ("mirostat", {"mirostat": 2}),
     ("stream_options.usage", {"stream_options": {"usage": True}}),
     ("response_format.schema", {"response_format": {"type": "json_object", "schema": {}}}),
     ("tools.0.strict", {"tools": [{"type": "function", "strict": True, "function": {"name": "a"}}]}),

@@ -62,7 +62,6 @@ def test_without_a_number_of_tokens_it_goes_on_to_the_contexts_end(client, model
         ("n_probs", {"n_probs": 5}),
         ("n", {"n": 2}),
         ("ignore_eos", {"ignore_eos": True, "json_schema": {}}),
-        ("mirostat", {"mirostat": 2}),
     ],
 )
 def test_what_cannot_be_done_is_named(client, param, fields):

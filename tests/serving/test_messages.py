@@ -59,6 +59,19 @@ def test_streamed_the_same(client):
     assert kinds.index("content_block_start") < kinds.index("content_block_delta") < kinds.index("content_block_stop")
 
 
+def test_a_streams_usage_is_that_of_a_whole_answer(client):
+    """Tokens that were found in the prefix cache are no input tokens, in each of the three places."""
+    messages = [{"role": "user", "content": "b" * 150}]
+    counted = client.post("/v1/messages/count_tokens", json={"messages": messages}).json()["input_tokens"]
+    for salt, found in (("one", 0), ("one", 128)):
+        events = streamed(client, messages=messages, cache_salt=salt)
+        (ended,) = [e for e in events if e["type"] == "message_delta"]
+        begun = events[0]["message"]["usage"]
+        assert (begun["input_tokens"], begun["cache_read_input_tokens"]) == (counted - found, found)
+        assert ended["usage"] == {**begun, "output_tokens": 16}
+    assert generation(client, messages=messages, cache_salt="one")["usage"] == ended["usage"]
+
+
 def test_the_system_text_and_blocks(client):
     blocks = [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}]
     assert generation(client, messages=blocks)["content"] == generation(client)["content"]

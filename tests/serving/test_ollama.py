@@ -165,7 +165,6 @@ def test_what_is_told_of_the_model(client, server):
         ("chat", 400, {"messages": [{"role": "assistant", "tool_calls": [{"function": 4}]}]}),
         ("chat", 400, {"format": "xml"}),
         ("chat", 400, {"options": {"temperature": "hot"}}),
-        ("chat", 400, {"options": {"mirostat": 2}}),
         ("chat", 400, {"tools": [{"type": "function", "function": {"name": "a b"}}]}),
         ("generate", 400, {"images": ["aGk="]}),
         ("generate", 400, {"suffix": "end"}),

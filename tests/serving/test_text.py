@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.generation.service import TokenLogprob
+from ipex_lookahead.generation.stop_texts import StopTexts
 from ipex_lookahead.serving.text import AnswerText
 from tests.support.chat_tokenizer import chat_tokenizer
 
@@ -65,6 +67,32 @@ def test_a_beginning_of_a_stop_text_is_held_back_and_comes_after_all():
     answer = AnswerText(TOKENIZER, ["abc"])  # type: ignore[arg-type]
     ids = TOKENIZER.encode("xab!")
     assert [answer.put([i], [None]).text for i in ids] == ["x", "", "", "ab!"]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.text("ab", max_size=12), st.integers(0, 14), st.sampled_from(["a", "ab", "aa", "bab"]), st.booleans())
+def test_a_text_to_stop_at_counts_from_the_least_length_on(text, least, stop, at_once):
+    """Its last character must come behind the first ``least`` tokens; it may begin in them."""
+    answer, ids = AnswerText(TOKENIZER, [stop], min_tokens=least), TOKENIZER.encode(text)  # type: ignore[arg-type]
+    pieces = [ids] if at_once else [[i] for i in ids]
+    said = "".join(answer.put(new, [None] * len(new)).text for new in pieces) + answer.end().text
+    ends = [end for end in range(least + 1, len(text) + 1) if text[:end].endswith(stop)]
+    assert said == (text[: ends[0] - len(stop)] if ends else text)
+    ours = StopTexts(TOKENIZER, [stop], 3 + least)
+    begun = TOKENIZER.encode("xyz")
+    found = [ours(np.array(begun + ids[:end])) for end in range(1, len(ids) + 1)]
+    assert found.index(True) + 1 == ends[0] if ends else not any(found)
+
+
+def test_a_token_that_ends_an_answer_is_not_shown():
+    a, e_acute = TOKENIZER.encode("a"), TOKENIZER.encode("é")
+    for silent_too in (False, True):
+        answer = AnswerText(TOKENIZER, ["ab"], stop_ids=e_acute[1:], silent_too=silent_too)  # type: ignore[arg-type]
+        shown = answer.put([*a, *e_acute], [None] * 3)
+        last = answer.end()
+        assert (shown.text + last.text, answer.stopped) == ("a\ufffd", e_acute[1])
+        tokens = [piece.token for piece in [*shown.pieces, *last.pieces] if piece.token is not None]
+        assert tokens == [*a, *e_acute[: 1 + silent_too]]
 
 
 def test_markers_are_shown_and_other_special_tokens_are_not():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipex_lookahead.generation.events import Event, TokenLogprob
 from ipex_lookahead.serving.calls.bare_keys import BareKeys
 from ipex_lookahead.serving.calls.elements import Coder, Keyed
 from ipex_lookahead.serving.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
@@ -308,3 +309,88 @@ def test_calls_of_llama_and_mistral_are_found_where_the_model_may_call(
         said = message["content"]
         arguments = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
     assert (said, arguments) == (text, calls)
+
+
+OPENAI = [{"type": "function", "function": {"name": "w", "parameters": {"type": "object"}}}]
+HI = [{"role": "user", "content": "Hi"}]
+WITHOUT_CALLS = {
+    "/v1/chat/completions": ({"messages": HI, "tools": OPENAI, "tool_choice": "none"}, "prompt_tokens"),
+    "/v1/responses": ({"input": "Hi", "tools": [{"type": "function", **OPENAI[0]["function"]}], "tool_choice": "none"},
+                      "input_tokens"),
+    "/v1/messages": ({"messages": HI, "max_tokens": 4, "tool_choice": {"type": "none"},
+                      "tools": [{"name": "w", "input_schema": {"type": "object"}}]}, "input_tokens"),
+}  # fmt: skip
+CALL = '<tool_call>\n{"name": "w", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("path", WITHOUT_CALLS)
+def test_where_no_call_may_be_made_the_prompt_is_the_same_and_calls_are_text(client, live, path):
+    given, counted = WITHOUT_CALLS[path]
+    limit = {"max_output_tokens" if path.endswith("responses") else "max_tokens": 2, "temperature": 0}
+    free = {name: value for name, value in given.items() if name != "tool_choice"}
+    used = [client.post(path, json={**one, **limit, "cache_salt": path}).json()["usage"] for one in (given, free)]
+    whole = [one[counted] + one.get("cache_read_input_tokens", 0) for one in used]
+    assert whole[0] == whole[1]
+    plain = client.post(path, json={**free, **limit, "tools": None}).json()["usage"][counted]
+    assert whole[0] > plain
+    running, found = live(), []
+    thread = threading.Thread(target=lambda: found.append(httpx.post(running.url + path, json=given, timeout=60)))
+    thread.start()
+    ticket = running.service.next()
+    assert not ticket.request.processors
+    ticket.say(*running.server.served.encode(CALL))
+    ticket.finish()
+    thread.join(60)
+    answer = found[0].json()
+    (part,) = answer.get("choices") or answer.get("output") or [answer]
+    said = part["message"]["content"] if "message" in part else part["content"][0]["text"]
+    assert said == CALL
+    assert "tool_use" not in found[0].text
+    assert '"tool_calls"' not in found[0].text
+    assert '"function_call"' not in found[0].text
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": True}, {"return_draft_trace": True}], ids=str)
+def test_no_chunk_has_empty_content_while_a_call_is_made(live, more):
+    running, found = live(), []
+    given = {"messages": HI, "tools": OPENAI, "stream": True, **more}
+    thread = threading.Thread(
+        target=lambda: found.append(httpx.post(running.url + "/v1/chat/completions", json=given, timeout=60).text)
+    )
+    thread.start()
+    ticket = running.service.next()
+    tokens = running.server.served.encode(f"I look. {CALL}")
+    for token in tokens:
+        logprobs = [TokenLogprob(token, -0.5, ())] if "logprobs" in more else None
+        ticket.tell(Event("tokens", tokens=[token], origins=[None], logprobs=logprobs))
+    ticket.finish()
+    thread.join(60)
+    chunks = [json.loads(line[6:]) for line in found[0].split("\n") if line.startswith("data: {")]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+    assert all(choice["delta"].get("content") != "" for choice in choices[1:])
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "I look. "
+    assert [call["function"].get("name") for choice in choices for call in choice["delta"].get("tool_calls", ())] == [
+        "w",
+        None,
+    ]
+    told = [one for choice in choices for one in (choice["logprobs"] or {"content": []})["content"]]
+    traced = [one for chunk in chunks for one in chunk.get("draft_trace", ())]
+    assert len(told) == (len(tokens) if "logprobs" in more else 0)
+    assert bool(traced) == ("return_draft_trace" in more)
+
+
+def test_the_products_own_prompt_has_the_characters_that_were_given(client):
+    """For a template that lists no tools: descriptions, earlier calls and their results, in every API."""
+    said = "获取天气 — météo 😀"
+    schema = {"type": "object", "properties": {said: {"type": "string", "description": said}}}
+    tools = [{"type": "function", "function": {"name": "f", "description": said, "parameters": schema}}]
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({said: said})}}
+    messages = [
+        *HI,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": said},
+    ]
+    prompt = client.post("/apply-template", json={"messages": messages, "tools": tools}).json()["prompt"]
+    assert prompt.count(said) == 6
+    assert "\\u" not in prompt
