@@ -37,7 +37,6 @@ LEVELS = {
     "transformers": 13,
     "bench": 14,
     "serving": 14,
-    "training": 14,
     "cli": 15,
     "__main__": 16,
 }

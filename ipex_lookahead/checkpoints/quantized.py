@@ -10,7 +10,6 @@ from ipex_lookahead.checkpoints.bitsandbytes import bitsandbytes
 from ipex_lookahead.checkpoints.compressed_tensors import compressed_tensors
 from ipex_lookahead.checkpoints.fp8 import fp8
 from ipex_lookahead.checkpoints.gptq import gptq
-from ipex_lookahead.checkpoints.hqq import hqq
 from ipex_lookahead.checkpoints.quantized_layers import Reader, Scheme
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.safe_json import JsonObject
@@ -22,10 +21,10 @@ SCHEMES: dict[str, Reader] = {
     "compressed-tensors": compressed_tensors,
     "bitsandbytes": bitsandbytes,
     "fp8": fp8,
-    "hqq": hqq,
 }
 """``quant_method`` -> what reads such a folder. A scheme is one file here and one line."""
 _HINTS = {
+    "hqq": "support for HQQ folders was removed in 0.3; quantize the original float checkpoint: " + FLOAT_ORIGINAL,
     "torchao": "torchao lays weights out for its kernels, in ways that its releases change and only its code defines: "
     + FLOAT_ORIGINAL,
 }

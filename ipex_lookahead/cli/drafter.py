@@ -8,7 +8,6 @@ from ipex_lookahead.cli.commands import LazyGroup
 
 COMMANDS = {
     "cut": "choose the tokens that a head drafts, by texts",
-    "train": "make a head for a model, of the model's own answers, on the CPU",
 }
 """Subcommand -> its line in ``--help``."""
 

@@ -18,7 +18,6 @@ from ipex_lookahead.formats import FLOATS, dequantize
 from tests.support import quantized_float_folders as floats
 from tests.support import quantized_folders as folders
 from tests.support.family_table import variants
-from tests.support.hqq_folders import HQQ_KINDS, hqq
 from tests.support.quantized_float_folders import FLOAT_KINDS
 from tests.support.quantized_folders import KINDS, ORDERED, Kind, write_quantized, write_tensors
 from tests.support.tiny_families import build
@@ -31,11 +30,11 @@ def each(kinds: list[Kind]) -> pytest.MarkDecorator:
 
 
 def test_every_kind_has_a_name_of_its_own() -> None:
-    names = [kind.name for kind in (*KINDS, *ORDERED, *FLOAT_KINDS, *HQQ_KINDS)]
+    names = [kind.name for kind in (*KINDS, *ORDERED, *FLOAT_KINDS)]
     assert len({*names}) == len(names)
 
 
-@each([*KINDS, *ORDERED, *FLOAT_KINDS, *HQQ_KINDS])
+@each([*KINDS, *ORDERED, *FLOAT_KINDS])
 def test_values_are_those_that_the_scheme_defines(tmp_path: Path, kind: Kind) -> None:
     """To the last bit of float32, and every tensor that the model has."""
     values = write_quantized(tmp_path, kind)
@@ -54,7 +53,7 @@ def test_values_are_those_that_the_scheme_defines(tmp_path: Path, kind: Kind) ->
 FUSED = [
     KINDS[0], KINDS[1], folders.awq(32), folders.bnb4("nf4"), folders.gptq(2, 32, False),
     folders.awq(32, layout="gemv"), floats.fp8(24, 64), floats.compressed_fp8("channel"), floats.nvfp4(),
-    floats.mxfp4(), hqq(4, 32),
+    floats.mxfp4(),
 ]  # fmt: skip
 
 
@@ -130,7 +129,7 @@ IN_GROUP = "config_groups__group_0__"
         (GPTQ, {"quant_method": "aqlm"}, "quant_method is aqlm|quant_method 'aqlm'"),
         (GPTQ, {"quant_method": ...}, "quant_method"),
         (GPTQ, {"quant_method": "torchao"}, "quant_method is torchao|quant_method 'torchao'"),
-        (hqq(4, 64), {"new_switch": 7}, "new_switch is 7; this key of hqq is not known"),
+        (GPTQ, {"quant_method": "hqq"}, "quant_method is hqq|quant_method 'hqq'"),
         (GPTQ, {"bits": 5}, "bits is 5; what is read is 2 or 3 or 4 or 8"),
         (GPTQ, {"bits": 4.0}, "bits is 4.0"),
         (GPTQ, {"bits": True}, "bits is True|bits is true"),
@@ -280,7 +279,6 @@ def dropped(part: str) -> Callable[[dict[str, Any]], Any]:
 
 
 THREE, POWERS = folders.gptq(3, 32, True), floats.fp8(dtype="exponents")
-HQQ = hqq(4, 64)
 GEMV, FAST = (folders.awq(32, layout=layout) for layout in ("gemv", "gemv_fast"))
 ORDER, INT8 = folders.gptq(4, 32, True, ordered="shared"), folders.compressed(8, "channel", -1, True, packed=False)
 
@@ -308,15 +306,6 @@ ORDER, INT8 = folders.gptq(4, 32, True, ordered="shared"), folders.compressed(8,
         (PACKED, put("weight_scale", (2, 1), float("nan")), "weight_scale", "value 9 is NaN"),
         (INT8, replaced("weight_scale", lambda t: t[:-1]), "weight_scale", r"\[127, 1\]"),
         (INT8, replaced("weight", lambda t: t.short()), "weight", "is I16"),
-        (HQQ, put("nbits", (), 5), "nbits", "is 5; bits are 1, 2, 3, 4, 8"),
-        (HQQ, put("group_size", (), 0), "group_size", "is 0, which does not divide"),
-        (HQQ, put("axis", (), 2), "axis", "is 2; it must be 0 or 1"),
-        (HQQ, put("view_as_float", (), 1), "view_as_float", "is not 0"),
-        (HQQ, put("shape", 0, 64), "shape", r"is \[64, 128\]"),
-        (HQQ, replaced("W_q", lambda t: t[:-1]), "W_q", r"is U8 \[127, 64\]; .* U8 \[128, 64\]"),
-        (HQQ, replaced("zero", lambda t: t.bfloat16()), "zero", "is BF16"),
-        (HQQ, put("scale", (3, 0), 60000.0), "scale", "makes value .* infinite in fp16"),
-        (HQQ, dropped("axis"), "W_q", "without axis"),
         (THREE, replaced("qweight", lambda t: t[:-1]), "qweight", r"is I32 \[11, 128\]; .* I32 \[12, 128\]"),
         (THREE, put("qzeros", (0, 0), 0), "qzeros", "zero point 0 is 1, but sym is true: all are 4"),
         (GEMV, replaced("scales", lambda t: t[:, :-1]), "scales", r"F16 \[128, 31\]; .*\[128, 32\]"),

@@ -1,7 +1,7 @@
 """The words that other programs' own packers make of some codes, against those that the tests' folders have.
 
-Recorded with AutoAWQ 0.2.9 (WQLinear_GEMV, WQLinear_GEMVFast), GPTQModel 7.7.0 (its packer of three bits) and HQQ 0.2.8
-(BitPack), as the first half of the SHA-256 of each tensor's bytes.
+Recorded with AutoAWQ 0.2.9 (WQLinear_GEMV, WQLinear_GEMVFast) and GPTQModel 7.7.0 (its packer of three bits), as the
+first half of the SHA-256 of each tensor's bytes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from tests.support.hqq_folders import packed_rows
 from tests.support.quantized_folders import Groups, awq_gemv, awq_gemv_fast, words
 
 
@@ -48,16 +46,3 @@ def test_autoawq(pack: Any, recorded: str) -> None:
 
 def test_gptqmodels_three_bits() -> None:
     assert digest(words(codes(3, 64, 8).T, 3).T) == "200c09ba6d7e4fb07c62de9ccf51feca"
-
-
-@pytest.mark.parametrize(
-    ("bits", "recorded"),
-    [
-        (1, "84ca11e2a9f6fb84f5b10839507e4af6"),
-        (2, "850e801eef6aac0b70636eaa5a380871"),
-        (3, "e12426c637dc70cf4a2a3aaeca9de150"),
-        (4, "1ca3eea602fc98130890091d37626919"),
-    ],
-)
-def test_hqq(bits: int, recorded: str) -> None:
-    assert digest(packed_rows(torch.from_numpy(codes(bits, 240, 8)), bits).numpy()) == recorded

@@ -51,7 +51,6 @@ SERVED = {"serve", "bench serve"}
 """What a test of its own runs, with a server."""
 NEEDS_IT = {
     "imatrix": ("imatrix", "-m", "{model}", "--text", "{text}", "--to", "{new}/i.gguf"),
-    "drafter train": ("drafter", "train", "{model}", "--text", "{text}", "--output", "{new}/head"),
     "compare-engines": ("compare-engines", "-m", "{model}"),
     "bench decode": ("bench", "decode", "-m", "{model}"),
     "bench exact": ("bench", "exact", "-m", "{model}"),

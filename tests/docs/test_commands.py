@@ -27,7 +27,7 @@ PARSED = {
     "compare-engines": "it loads PyTorch's models; tests/cli/test_compare_engines.py",
     "convert-ipex-llm": "it takes a folder that ipex-llm saved; tests/ipex_llm",
     "imatrix": "it loads PyTorch's models; tests/cli/test_imatrix.py",
-    "drafter": "it trains for minutes; tests/cli/test_drafter_train.py",
+    "drafter": "it counts tokens; tests/cli/test_drafter_cut.py",
     "serve": "it serves until it is told to end; tests/serving/test_serve.py",
     "bench": "they measure for minutes; tests/cli/test_bench.py and tests/bench",
 }

@@ -14,7 +14,6 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.formats import FLOATS
-from tests.support.hqq_folders import hqq
 from tests.support.native import chain, ids_of, load, one_by_one, run
 from tests.support.quantized_float_folders import compressed_fp8, fp8, mxfp4, nvfp4
 from tests.support.quantized_folders import (
@@ -36,7 +35,6 @@ KINDS = [
     bnb4("nf4", nested=True), bnb4("fp4"), bnb8(), *ORDERED, gptq(2, 32, True), gptq(2, 64, False), gptq(3, 32, True),
     gptq(3, -1, False), awq(32, layout="gemv"), awq(32, "asym_int4", layout="gemv_fast"),
     fp8(), fp8(16, 32, dtype="exponents"), compressed_fp8("channel"), nvfp4(), mxfp4(),
-    hqq(4, 64), hqq(4, 32, whole=True, format="zero_int4"),
 ]  # fmt: skip
 EACH = pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 

@@ -21,7 +21,6 @@ from tests.gates import cases
 from tests.gates.test_family_files import config, in_bounds, tensors
 from tests.gates.test_model_files import fast_folder
 from tests.support import json_attacks, safetensors_attacks
-from tests.support.hqq_folders import hqq
 from tests.support.quantized_float_folders import compressed_fp8, fp8, mxfp4, nvfp4
 from tests.support.quantized_folders import BF16, Kind, awq, bnb4, bnb8, compressed, gptq, write_quantized
 
@@ -38,8 +37,7 @@ KINDS = [
     gptq(2, 32, False), gptq(3, 32, True), gptq(3, 32, False, ordered="shared"), awq(32, layout="gemv"),
     awq(64, layout="gemv_fast"), fp8(32, 64), fp8(-1, -1, static=True, name="weight_scale"),
     fp8(16, 32, dtype="exponents"), fp8(16, 16), compressed_fp8("channel"),
-    compressed_fp8("block", rows=32, columns=64), nvfp4(), mxfp4(), hqq(4, 32), hqq(3, 32, axis=0),
-    hqq(4, 32, whole=True),
+    compressed_fp8("block", rows=32, columns=64), nvfp4(), mxfp4(),
 ]  # fmt: skip
 CASES = cases(30, 1_200)
 Files = dict[str, bytes]

@@ -19,9 +19,7 @@ from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.formats import dequantize
 from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.text_model import TextModel
-from ipex_lookahead.training.acceptance import Acceptance, walked
-from ipex_lookahead.training.eagle3 import Eagle3, chains, same
-from ipex_lookahead.training.save import load_head
+from tests.support.eagle3_torch import Acceptance, Eagle3, chains, load_head, same, walked
 
 WRONG = ("ids one low", "ids one high", "final norm", "fed back normed", "one position off", "no prompt")
 """Readings that lose acceptance: hidden states of the layers before or behind, those of the final norm laid over all,

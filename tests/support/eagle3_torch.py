@@ -1,14 +1,17 @@
-"""An EAGLE-3 head of one layer in torch, in float32: what is trained, and what readers of heads are compared with.
+"""An EAGLE-3 head of one layer in torch, in float32: the reference that the readers of heads are compared with.
 
 Source: Li et al., EAGLE-3, 2025 (arXiv 2503.01840), with the names and the config of SpecForge's folders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
@@ -141,13 +144,9 @@ class Eagle3(nn.Module):
         shape: its sizes.
         embedding: float32 [vocab, hidden], the target's; not a part of the state.
         ids: int64 [draft_vocab], the token that each output stands for, ascending.
-        rows: float32 [draft_vocab, hidden], the target's lm_head of these tokens, which is not trained; None: zeros,
-            a state is going to be loaded.
     """
 
-    def __init__(
-        self, shape: Eagle3Shape, embedding: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, shape: Eagle3Shape, embedding: torch.Tensor, ids: torch.Tensor) -> None:
         super().__init__()
         self.shape = shape
         self.embedding: torch.Tensor
@@ -162,9 +161,6 @@ class Eagle3(nn.Module):
         said = torch.zeros(shape.vocab, dtype=torch.bool)
         said[ids] = True
         self.register_buffer("t2d", said)
-        with torch.no_grad():
-            self.lm_head.weight.copy_(torch.zeros(()) if rows is None else rows)
-        self.lm_head.requires_grad_(False)
 
     @property
     def ids(self) -> torch.Tensor:
@@ -231,3 +227,72 @@ def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     one, other = x.chunk(2, -1)
     cos, sin = turns.cos().to(x.dtype), turns.sin().to(x.dtype)
     return torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Chains of a head along texts, each begun where the last one's accepted tokens and the target's own end.
+
+    Attributes:
+        drafted: number of chains that had a token at each depth.
+        accepted: number of chains in which that token and those before it were the target's.
+    """
+
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    @property
+    def rate(self) -> float:
+        """Accepted share of the drafted tokens, 0 to 1."""
+        return sum(self.accepted) / max(1, sum(self.drafted))
+
+    @property
+    def by_depth(self) -> tuple[float, ...]:
+        """Share of the chains that were accepted to each depth, 0 to 1."""
+        return tuple(yes / max(1, of) for yes, of in zip(self.accepted, self.drafted, strict=True))
+
+
+def walked(texts: Iterable[tuple[torch.Tensor, torch.Tensor, int]], depth: int) -> Acceptance:
+    """Walk along texts as decoding does.
+
+    Args:
+        texts: for each text its tokens, int64 [n]; the drafts, int64 [n - 1, depth], as :func:`chains` returns them;
+            and the number of prompt tokens.
+        depth: tokens of a chain.
+    """
+    drafted, accepted = [0] * depth, [0] * depth
+    for tokens, drafts, prompt in texts:
+        row = prompt - 1
+        while row + 1 + depth < len(tokens):
+            said = tokens[row + 2 : row + 2 + depth]
+            right = (drafts[row, : len(said)] == said).long().cumprod(0)
+            taken = int(right.sum())
+            for at in range(depth):
+                drafted[at] += 1
+                accepted[at] += at < taken
+            row += 1 + taken
+    return Acceptance(tuple(drafted), tuple(accepted))
+
+
+def load_head(folder: Path, embedding: torch.Tensor) -> Eagle3:
+    """Load the head of a SpecForge folder in float32, with the target's embedding [vocab, hidden]."""
+    config = json.loads((folder / "config.json").read_text())
+    ids = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    shape = Eagle3Shape(
+        hidden=config["hidden_size"],
+        target_hidden=config["target_hidden_size"],
+        layers=(ids[0] + 1, ids[1] + 1, ids[2] + 1),
+        intermediate=config["intermediate_size"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        eps=config["rms_norm_eps"],
+        rope_theta=config["rope_theta"],
+        max_context=config["max_position_embeddings"],
+        vocab=config["vocab_size"],
+        draft_vocab=config["draft_vocab_size"],
+    )
+    tensors = load_file(folder / "model.safetensors")
+    head = Eagle3(shape, embedding, tensors["d2t"] + torch.arange(shape.draft_vocab))
+    head.load_state_dict({name: one.float() if one.is_floating_point() else one for name, one in tensors.items()})
+    return head.eval()

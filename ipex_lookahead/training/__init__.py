@@ -1,1 +1,0 @@
-"""Making heads for drafting, on the CPU, of a model's own answers. Needs torch, which only these files import."""
