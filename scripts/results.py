@@ -52,7 +52,9 @@ class Peers(NamedTuple):
 @click.command()
 @click.option("--measure", "names", multiple=True, help="Measure this table; several may be named.")
 @click.option("--prompts", help="The folder that scripts/fetch_prompts.py wrote.")
-@click.option("--python", "pythons", multiple=True, metavar="NAME=PATH", help="For compare, as bench compare has it.")
+@click.option(
+    "--python", "pythons", multiple=True, metavar="NAME=PATH", help="As of benchmarks.compare."
+)
 @click.option("--llama-bench", help="llama.cpp's program, for llama-cpp and families: each shape in turn with ours.")
 @click.option("--here", is_flag=True, help="Measure this machine and print README's table of it.")
 def main(
@@ -97,9 +99,9 @@ def table(name: str) -> list[str]:
     return TABLES[name](json.loads(file.read_text(encoding="utf-8")))
 
 
-def run(*arguments: str) -> dict[str, Any]:
+def run(*arguments: str, module: str = "ipex_lookahead.cli.main") -> dict[str, Any]:
     """The report of a command that measures; what it says to people is shown."""
-    command = [sys.executable, "-m", "ipex_lookahead.cli.main", *arguments, "--json"]
+    command = [sys.executable, "-m", module, *arguments, "--json"]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
     report: dict[str, Any] = json.loads(said.splitlines()[-1])
     return report
@@ -126,7 +128,7 @@ def measure_engines(peers: Peers) -> dict[str, Any]:
 
 
 def measure_compare(peers: Peers) -> dict[str, Any]:
-    report = run("bench", "compare", *(word for python in peers.pythons for word in ("--python", python)))
+    report = run(*(word for python in peers.pythons for word in ("--python", python)), module="benchmarks.compare")
     for row in report["rows"]:
         del row["answers"]
     return without_paths(report)

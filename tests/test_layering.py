@@ -51,7 +51,7 @@ SAME_LEVEL = {
 
 ONLY_IN = {
     "ipex_lookahead._native": ("engines/native/", "formats/", "decoding/sampling.py", "drafting/partial_matching.py"),
-    "ipex_llm": ("engines/ipex_llm/", "bench/peers/"),
+    "ipex_llm": ("engines/ipex_llm/",),
     "pyopencl": ("engines/opencl/",),
     "click": ("cli/",),
     "fastapi": ("serving/",),

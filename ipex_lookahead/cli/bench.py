@@ -13,7 +13,6 @@ COMMANDS = {
     "kernels": "linear layers by format, instruction set and rows",
     "replay": "proposers and budgets on recorded answers, without a model",
     "run": "a plan of models, formats and lengths, with a report",
-    "compare": "the same weights and prompts here and in other programs",
     "serve": "a server under load, and whether company changes an answer",
     "quality": "perplexity, KL divergence and speed of formats, beside float32",
 }

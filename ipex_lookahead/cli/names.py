@@ -35,14 +35,6 @@ STRATEGIES = {
 }
 """Strategy -> where its drafts come from."""
 
-PEERS = {
-    "llama-cpp-python": "GGUF files",
-    "openvino-genai": "GGUF files and OpenVINO folders",
-    "transformers": "Hugging Face folders and GGUF files, in bfloat16",
-    "ipex-llm": "Hugging Face folders, in its own low-bit formats",
-}
-"""Program that ``bench compare`` runs beside ours -> what it reads."""
-
 NEEDS_DRAFT_MODEL = "draft_model"
 NEEDS_A_COPY = "self_speculation"
 NEEDS_A_HEAD = "head"

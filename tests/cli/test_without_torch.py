@@ -56,7 +56,6 @@ NEEDS_IT = {
     "bench exact": ("bench", "exact", "-m", "{model}"),
     "bench replay --record": ("bench", "replay", "-m", "{model}", "--record", "{new}/answers.jsonl"),
     "bench run": ("bench", "run", "configs/bench/laptop.yaml", "--output", "{new}/results"),
-    "bench compare": ("bench", "compare", "-m", "{model}"),
 }
 REFUSES = {
     "rm": (("rm", "nothing-of-that-name"), "nothing-of-that-name is not kept on this machine"),

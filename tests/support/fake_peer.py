@@ -1,4 +1,4 @@
-"""A program for ``bench compare`` that answers as it is told, by the model's name: fast, and nearly always right."""
+"""A scripted program for ``benchmarks.compare``; the name of its model says how it answers."""
 
 from __future__ import annotations
 

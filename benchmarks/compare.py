@@ -1,18 +1,25 @@
-"""``ipex-lookahead bench compare``: the same weights and prompts here and in other programs."""
+"""Compare speed and equality of outputs with llama-cpp-python, OpenVINO GenAI, transformers and ipex-llm.
+
+python -m benchmarks.compare --plot compare.svg
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from benchmarks.peers import OURS, PEERS, READS
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import command_needs_torch, low_bit_option, model_option, threads_option
 from ipex_lookahead.cli.measuring import Prompts, Report
-from ipex_lookahead.cli.names import PEERS
+from ipex_lookahead.cli.names import option_of
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import status
+from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.cli.tables import print_facts, print_rows
 from ipex_lookahead.cli.types import Words
 from ipex_lookahead.system.terminal import counted
@@ -22,7 +29,7 @@ from ipex_lookahead.system.terminal import counted
 class Peers:
     """What runs beside ours, and how much."""
 
-    peers: tuple[str, ...] = option("Beside these alone; beside all if not given.", (), "--peer", type=Words(**PEERS))
+    peers: tuple[str, ...] = option("Beside these alone; beside all if not given.", (), "--peer", type=Words(**READS))
     pythons: tuple[str, ...] = option(
         "The interpreter that has a peer, such as ipex-llm=/opt/ipex/bin/python; this one if not given.",
         (),
@@ -41,8 +48,8 @@ class Peers:
 
 
 @command(
-    "ipex-lookahead bench compare --plot compare.svg",
-    "ipex-lookahead bench compare --python ipex-llm=/opt/ipex-llm/bin/python",
+    "python -m benchmarks.compare --plot compare.svg",
+    "python -m benchmarks.compare --python ipex-llm=/opt/ipex-llm/bin/python",
 )
 def compare(
     prompts: Prompts,
@@ -58,13 +65,12 @@ def compare(
     prompt in turn. Each one's own lookahead stands beside its plain decoding. What is not installed is named.
     """
     command_needs_torch()
-    from ipex_lookahead.bench import peers as known
-    from ipex_lookahead.bench.compare import compare as run
-    from ipex_lookahead.bench.compare import named, report
-    from ipex_lookahead.bench.plots.compare import plot_compare
+    from benchmarks.comparison import compare as measure
+    from benchmarks.comparison import named, report
+    from benchmarks.plot import plot_compare
 
-    if unknown := [name for name in what.peers if name not in known.PEERS or name == known.OURS]:
-        others = ", ".join(name for name in known.PEERS if name != known.OURS)
+    if unknown := [name for name in what.peers if name not in PEERS or name == OURS]:
+        others = ", ".join(name for name in PEERS if name != OURS)
         raise click.BadParameter(f"{unknown[0]!r} is none of {others}", param_hint="--peer")
     to.check()
     interpreters, own_models = named(what.pythons, "--python"), named(what.models, "--peer-model")
@@ -78,8 +84,8 @@ def compare(
     path = str(resolve_model(model).absolute())
     request = {"model": path, "threads": threads, "lookahead": what.lookahead, "low_bit": low_bit}
     with status() as say:
-        found = run(
-            what.peers or [name for name in known.PEERS if name != known.OURS],
+        found = measure(
+            what.peers or [name for name in PEERS if name != OURS],
             request,
             texts,
             pythons=interpreters,
@@ -96,7 +102,7 @@ def compare(
     for name, why in found.absent.items():
         click.echo(f"{name} does not run here: {why}", err=True)
     to.write(summary, plot_compare)
-    ours = [row for row in entries if row["peer"] == known.OURS]
+    ours = [row for row in entries if row["peer"] == OURS]
     if changed := [row["mode"] for row in ours if len(set(row["identical_to_plain"].split("/"))) > 1]:
         click.echo(f"error: with {changed[0]} our tokens differ from those without", err=True)
     if changed or any(name in found.absent for name in (*what.peers, *interpreters)):
@@ -124,3 +130,12 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
     )
     said = {f"{row['peer']} {row['version']}": f"{row['weights']}; {row['lookup']}" for row in rows}
     print_facts(said.items(), to_stderr=to_stderr)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit status: 0 done, 1 an error, 2 wrong usage."""
+    return run_command(compare, arguments, name="benchmarks.compare", debug=False, spell=option_of)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""``bench compare`` with programs that are made up: who runs, what is counted, and how those that fail are named."""
+"""``benchmarks.comparison`` with scripted programs: who runs, what is counted, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.bench import compare as module
-from ipex_lookahead.bench.compare import Comparison, Peer, PeerError, compare, named, report
-from ipex_lookahead.bench.peers import OURS, PEERS
-from ipex_lookahead.cli.names import PEERS as SHOWN
+from benchmarks import comparison as module
+from benchmarks.comparison import Comparison, Peer, PeerError, compare, named, report
+from benchmarks.peers import OURS, PEERS, READS
 from ipex_lookahead.errors import InputError
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_peer.py"
@@ -98,6 +97,6 @@ def test_a_foreign_interpreter_is_not_given_our_packages(monkeypatch: pytest.Mon
 
 
 def test_names_are_the_same_everywhere() -> None:
-    assert list(PEERS) == [OURS, *SHOWN]
+    assert list(PEERS) == [OURS, *READS]
     for file in PEERS.values():
         assert (module.FOLDER / f"{file}.py").is_file()

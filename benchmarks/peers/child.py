@@ -1,4 +1,4 @@
-"""One peer of ``bench compare`` in a process of its own: a line of JSON in, a line of JSON out.
+"""One program of ``benchmarks.compare`` in its own process: a line of JSON in, a line of JSON out.
 
     python child.py FILE.py
 

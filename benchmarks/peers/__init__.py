@@ -1,4 +1,4 @@
-"""Other programs that ``bench compare`` runs beside ours, one a file, each in a process of its own (``child.py``).
+"""The programs that ``benchmarks.compare`` runs, one per file, each in its own process (``child.py``).
 
 A file has ``DISTRIBUTION``, the package whose version is reported, and ``load(request)``, which gives an object with
 ``weights`` (what it runs, in words), ``lookup`` (what drafts there, in words) and ``answer``; see ``child.Loaded``.
@@ -16,4 +16,11 @@ PEERS = {
     "transformers": "huggingface",
     "ipex-llm": "ipex_llm",
 }
-"""Name -> file; the first is what the others stand beside."""
+"""Name -> file; the first is the one that the others are compared with."""
+READS = {
+    "llama-cpp-python": "GGUF files",
+    "openvino-genai": "GGUF files and OpenVINO folders",
+    "transformers": "Hugging Face folders and GGUF files, in bfloat16",
+    "ipex-llm": "Hugging Face folders, in its own low-bit formats",
+}
+"""Name of another program -> the checkpoints that it reads."""

@@ -1,4 +1,4 @@
-"""``bench compare`` as a picture: each program's plain and own drafted speed, with how many outputs stay equal."""
+"""``benchmarks.compare`` as a picture: each program's plain and own drafted speed, with how many outputs stay equal."""
 
 from __future__ import annotations
 

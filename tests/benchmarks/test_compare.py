@@ -1,4 +1,4 @@
-"""``bench compare`` as a command, with our own process on a tiny model: what is printed, and what is not installed."""
+"""``benchmarks.compare`` as a command, with our own process on a tiny model: output, and missing programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ipex_lookahead.cli.main import run
+from benchmarks.compare import run
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_ours_runs_and_what_is_missing_is_named(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "ab ab ab"}\n', encoding="utf-8")
-    arguments = ["bench", "compare", "--model", model, "--prompts", str(prompts), "-n", "8", "--threads", "1", "--json"]
+    arguments = ["--model", model, "--prompts", str(prompts), "-n", "8", "--threads", "1", "--json"]
     assert run([*arguments, "--peer", "llama-cpp-python"]) == 1, "a program that was asked for does not run"
     out, err = capsys.readouterr()
     report = json.loads(out.splitlines()[-1])
@@ -45,5 +45,5 @@ def test_ours_runs_and_what_is_missing_is_named(model: str, tmp_path: Path, caps
     ],
 )
 def test_what_cannot_work_is_refused_first(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "compare", "--model", "./absent", *arguments]) in (1, 2)
+    assert run(["--model", "./absent", *arguments]) in (1, 2)
     assert says in capsys.readouterr().err

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ipex_lookahead.bench.peers import OURS, PEERS
+from benchmarks.peers import OURS, PEERS
 from ipex_lookahead.errors import InputError, LookaheadError
 
 FOLDER = Path(__file__).with_name("peers")
@@ -71,7 +71,7 @@ class Peer:
         if python is not None:
             environment = {key: value for key, value in environment.items() if key not in FOREIGN_ENVIRONMENT}
         if name == OURS:  # also from a folder of sources
-            root = str(Path(__file__).resolve().parents[2])
+            root = str(Path(__file__).resolve().parents[1])
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - until close()
         self._buffer = b""
