@@ -24,7 +24,6 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
-from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.own import OwnProposer
@@ -60,8 +59,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     It holds no torch parameters: the weights are the engine's, and ``parameters()`` and ``state_dict()`` are copies. It
     runs where its engine runs, and ``to`` says so. What it inherits from torch and transformers and cannot
     do raises InputError with what to use instead. The engine's caches belong to a generation: one that was abandoned
-    half-way leaves nothing behind, and several threads may generate at a time, whose forwards are run as one where
-    they meet.
+    half-way leaves nothing behind, and several threads may generate at a time: their forwards take turns.
 
     Args:
         config: the model's transformers config.
@@ -123,7 +121,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         """From the next generation on it runs there, with costs of its own, and a copy of its own to draft with."""
         self.engine = engine
         self.costs = EngineCosts(engine, cost_folder(), tell_people)
-        self._forwards = SharedForwards(engine)
+        self._turn = threading.Lock()
         self._self_draft: Engine | None = None
 
     # ---- generation ------------------------------------------------------------------------------------------------
@@ -164,7 +162,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         (docs/lookahead.md). What it returns is checked: anything but a Draft of this vocabulary is an InputError.
         ``keep_drafts`` leaves what was verified in ``stats.drafts``.
         """
-        options = RunOptions(costs=self.costs, stores=self._stores, forwards=self._forwards)
+        options = RunOptions(costs=self.costs, stores=self._stores, turn=self._turn)
         if flag("keep_drafts", keep_drafts):
             options.stats.drafts = []
         if proposer is not None:

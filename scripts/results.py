@@ -52,9 +52,7 @@ class Peers(NamedTuple):
 @click.command()
 @click.option("--measure", "names", multiple=True, help="Measure this table; several may be named.")
 @click.option("--prompts", help="The folder that scripts/fetch_prompts.py wrote.")
-@click.option(
-    "--python", "pythons", multiple=True, metavar="NAME=PATH", help="As of benchmarks.compare."
-)
+@click.option("--python", "pythons", multiple=True, metavar="NAME=PATH", help="As of benchmarks.compare.")
 @click.option("--llama-bench", help="llama.cpp's program, for llama-cpp and families: each shape in turn with ours.")
 @click.option("--here", is_flag=True, help="Measure this machine and print README's table of it.")
 def main(

@@ -10,7 +10,6 @@ and those that need scratch rows cannot be replayed. A head is replayed by how o
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -210,7 +209,7 @@ class _Watched:
         self.propose_seconds += perf_counter() - began
         if draft.scratch:
             raise InputError(f"{type(self._inner).__name__} needs scratch rows, of which a recording knows nothing")
-        return dataclasses.replace(draft, optional=None)  # of these a recording knows nothing either
+        return draft
 
     def observe(self, outcome: Outcome) -> None:
         """Timed."""

@@ -8,10 +8,12 @@ one core of a Xeon with AMX; before groups could come and go 3.1, 13 and 26).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
-from ipex_lookahead.engines.base import Batch, Engine, StepOutput
+from ipex_lookahead.engines.base import Engine
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 
 
@@ -21,7 +23,7 @@ def decode(
     *,
     cancelled: Callable[[], bool] | None = None,
     prefill_rows: int = PREFILL_ROWS,
-    forward: Callable[[Batch], StepOutput] | None = None,
+    turn: AbstractContextManager[Any] | None = None,
 ) -> Iterator[None]:
     """Run a group to its end, with control given to the caller after each step; closing the iterator abandons it.
 
@@ -32,12 +34,12 @@ def decode(
         group: the sequences that are decoded together.
         cancelled: called after each step and each chunk of the prompts; True ends all sequences.
         prefill_rows: most prompt rows in a forward.
-        forward: runs a batch in place of ``engine.forward``.
+        turn: held during each forward (:class:`~ipex_lookahead.decoding.scheduler.Scheduler`).
     """
     if not group.sequences:
         group.close()
         return
-    scheduler = Scheduler(engine, prefill_rows=prefill_rows, forward=forward)
+    scheduler = Scheduler(engine, prefill_rows=prefill_rows, turn=turn)
     scheduler.submit(group)
     try:
         while not group.ended:

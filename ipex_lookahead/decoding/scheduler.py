@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, abc
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
+from typing import Any
 
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, alike, pages_of
 from ipex_lookahead.decoding.rule_price import RulePrice
@@ -45,7 +47,8 @@ class Scheduler:
             caches are made and changed here. None: caches are the sequences' own.
         time: what a forward takes (:class:`~ipex_lookahead.decoding.cost.CostCurve`), for ``DELAY``.
         prefill_rows: most prompt rows in a forward.
-        forward: runs a batch in place of ``engine.forward``.
+        turn: held during each forward, so that threads that generate on one engine take turns; None: there are no
+            other threads.
 
     Attributes:
         steps: forwards so far.
@@ -61,10 +64,10 @@ class Scheduler:
         memory: PrefixCache | None = None,
         time: Time | None = None,
         prefill_rows: int = PREFILL_ROWS,
-        forward: Callable[[Batch], StepOutput] | None = None,
+        turn: AbstractContextManager[Any] | None = None,
     ) -> None:
         self._engine = engine
-        self._forward = engine.forward if forward is None else forward
+        self._turn = nullcontext() if turn is None else turn
         self.steps = self.preemptions = 0
         self._slots = slots
         self._shares = Shares(slots, per_owner)
@@ -158,14 +161,20 @@ class Scheduler:
         chunks = self._prefill_chunks() if self._reading else _NONE
         if running_batch.live or chunks:
             batch = running_batch.batch(drafted, chunks)
-            began = perf_counter()
             try:
-                output = self._forward(batch)
+                output, seconds = self._forward(batch)
             except Exception as error:
                 self._one_by_one(chunks, error, drafted=drafted)
             else:
-                self._took(running_batch, chunks, output, proposing, perf_counter() - began)
+                self._took(running_batch, chunks, output, proposing, seconds)
         return self._take_events() if self._events else ()
+
+    def _forward(self, batch: Batch) -> tuple[StepOutput, float]:
+        """Run a batch; its output, and the seconds that the engine took, without the wait for other threads."""
+        with self._turn:
+            began = perf_counter()
+            output = self._engine.forward(batch)
+            return output, perf_counter() - began
 
     # ---- a step's answers --------------------------------------------------------------------------------------------
 
@@ -184,7 +193,7 @@ class Scheduler:
         if not chunks:
             self._rules.took(forward)
         argmax = output.argmax.tolist()
-        first, alone = 0, len(running_batch.draft_batches) == 1 and not chunks and not output.shared
+        first, alone = 0, len(running_batch.draft_batches) == 1 and not chunks
         for part in running_batch.draft_batches:
             drafts, at, before = part.drafts, 0, first
             for group in part.groups:
@@ -238,13 +247,12 @@ class Scheduler:
             own = [chunk for chunk in chunks if chunk.group is group]
             running_batch = RunningBatch([] if own else [group], self._engine)
             batch = running_batch.batch(False, own)
-            began = perf_counter()
             try:
-                output = self._forward(batch)
+                output, seconds = self._forward(batch)
             except Exception as its:
                 self._fail(group, its)
             else:
-                self._took(running_batch, own, output, 0.0, perf_counter() - began)
+                self._took(running_batch, own, output, 0.0, seconds)
 
     def _take_events(self) -> abc.Sequence[StepEvent]:
         found = self._events.copy()

@@ -1,6 +1,6 @@
 """Sequences that are one caller's: what a forward's answers make of them. Verify, keep, observe, report.
 
-A request is a group of one. Several sequences of one call have one group, in lockstep or not, since its statistics, its
+A request is a group of one. Several sequences of one call have one group, since its statistics, its
 error and its end are theirs together, and none decodes before all their prompts are read.
 """
 
@@ -10,7 +10,6 @@ from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from time import perf_counter, process_time
 from typing import Any, Literal, Protocol
 
@@ -21,7 +20,7 @@ from ipex_lookahead.decoding.rule_price import FOLLOW
 from ipex_lookahead.decoding.sampling import Logits
 from ipex_lookahead.decoding.sequence import NO_DRAFT, NOT_FINITE, Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.decoding.verify import verify, verify_in_step
+from ipex_lookahead.decoding.verify import verify
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.base import ARGMAX, StepOutput
 from ipex_lookahead.errors import EngineError
@@ -32,7 +31,7 @@ MOST_STATES = 4096
 
 
 class BatchCallbacks(Protocol):
-    """Rules that see all sequences of a group at one position; these then advance in lockstep.
+    """Rules that see all sequences of a group at one position. Such a group decodes without drafts.
 
     Both methods are called once for each emitted position, in order, with the sequences that go on, by ``index``.
 
@@ -107,8 +106,7 @@ class SequenceGroup:
         stats: filled; right also for a group that was abandoned.
         controller: decides how much is drafted; or what is called with the group when its prompts are read, again after
             it was preempted: gives the sequences in ``live`` their proposers, and returns the controller.
-        callbacks: the caller's, which see all sequences at one position: a step emits as many tokens of each as of the
-            one whose draft is right for the shortest way.
+        callbacks: the caller's, which see all sequences at one position; the sequences then have no proposers.
         on_prefill: called after each chunk of the prompts with their tokens done, and their number.
         emits_events: make events of its steps.
         key: whose memory of prompts is used.
@@ -158,7 +156,7 @@ class SequenceGroup:
         self._make_controller = controller
         self._callbacks = callbacks
         self._on_prefill = on_prefill
-        self._first: dict[Sequence, tuple[int, Any]] = {}  # in lockstep: what follows the prompts read so far
+        self._first: dict[Sequence, tuple[int, Any]] = {}  # under callbacks: what follows the prompts read so far
         self._started = self._first_token_at = perf_counter()
         self._cpu_at_first_token = process_time()
 
@@ -220,7 +218,7 @@ class SequenceGroup:
             self._on_prefill(self._done, self.total)
         if self._first and not self.readers:
             found = [self._first.pop(sequence) for sequence in self.live]
-            self._emit_in_step([token for token, _ in found], [row for _, row in found] if self.logits else ())
+            self._emit_together([token for token, _ in found], [row for _, row in found] if self.logits else ())
         if stats.tokens and not stats.first_token_seconds:
             stats.first_token_seconds = perf_counter() - self._started
             self._first_token_at = self._started + stats.first_token_seconds
@@ -305,15 +303,19 @@ class SequenceGroup:
         """
         stats, emits_events, controller = self.stats, self.emits_events, self.controller
         assert controller is not None
-        walks = None if self._callbacks is None else self._walk_in_step(drafts, argmax, output, first)
+        chosen = None
+        if self._callbacks is not None:  # such groups have no drafts: one row for each sequence
+            rows = range(first, first + len(self.live))
+            logits = [] if output.logits is None or not self.logits else [output.logits[row] for row in rows]
+            chosen = self._emit_together([argmax[row] for row in rows], logits)
         accepted_rows = drafted = 0
         before = stats.sampler_seconds
         for number, sequence in enumerate(self.live):
             draft = NO_DRAFT if drafts is None else drafts[number]
-            if walks is None:
+            if chosen is None:
                 accepted, emitted = verify(draft, partial(sequence.emit, argmax, output, stats, first))
             else:
-                accepted, emitted = walks[number]
+                accepted, emitted = [], [chosen[number]]
             end = first + 1 + len(draft.tokens)
             # Of a draft that it ends in, the last token's row is left: what follows it is not wanted.
             sequence.cache.keep([0, *[row + 1 for row in accepted]][: len(emitted)] if accepted else _ROOT_ONLY)
@@ -378,24 +380,8 @@ class SequenceGroup:
         origins = [*[sources[row] for row in accepted], None][: len(emitted)]
         return StepEvent(self.id, "tokens", sequence=sequence.index, tokens=emitted, origins=origins)
 
-    def _walk_in_step(
-        self, drafts: abc.Sequence[Draft] | None, argmax: list[int], output: StepOutput, first: int
-    ) -> list[tuple[list[int], list[int]]]:
-        """Verify all drafts, the same positions of all of them at once."""
-        if drafts is None:
-            drafts = [NO_DRAFT] * len(self.live)
-        firsts = list(accumulate((1 + len(draft.tokens) for draft in drafts[:-1]), initial=first))
-        logits: Any = output.logits
-
-        def emit(rows: abc.Sequence[int]) -> tuple[abc.Sequence[int], bool]:
-            places = [at + row for at, row in zip(firsts, rows, strict=True)]
-            found = [logits[place] for place in places] if self.logits else ()
-            return self._emit_in_step([argmax[place] for place in places], found)
-
-        return verify_in_step(drafts, emit)
-
-    def _emit_in_step(self, argmax: abc.Sequence[int], logits: abc.Sequence[Logits]) -> tuple[abc.Sequence[int], bool]:
-        """One position of all sequences that go on: choose, commit, and say whether any of them ends there."""
+    def _emit_together(self, argmax: abc.Sequence[int], logits: abc.Sequence[Logits]) -> abc.Sequence[int]:
+        """Choose and commit the next token of all live sequences, under rules that see them all at once."""
         live, callbacks, stats = self.live, self._callbacks, self.stats
         assert callbacks is not None
         numbers = [s.index for s in live]
@@ -416,7 +402,7 @@ class SequenceGroup:
         for sequence, ended in zip(live, callbacks.accept(numbers, tokens), strict=True):
             if ended:
                 sequence.finish = "stop"
-        return tokens, any(s.finish is not None for s in live)
+        return tokens
 
 
 def _show(sequence: Sequence, argmax: list[int], output: StepOutput, rows: range) -> None:

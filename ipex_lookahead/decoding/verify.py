@@ -7,16 +7,13 @@ as long as a choice depends on its prefix and position only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ipex_lookahead.drafting.draft import Draft
 
 Emit = Callable[[int], tuple[int, bool]]
 """Row of the forward (0 = the last committed token, i + 1 = draft token i) -> the token that follows it, and whether
 the sequence ends with that token."""
-
-EmitInStep = Callable[[Sequence[int]], tuple[Sequence[int], bool]]
-"""A row of each sequence of a batch -> the tokens that follow them, and whether any sequence ends there."""
 
 
 def verify(draft: Draft, emit: Emit) -> tuple[list[int], list[int]]:
@@ -50,39 +47,3 @@ def verify(draft: Draft, emit: Emit) -> tuple[list[int], list[int]]:
         if ended:
             return accepted, emitted
         at = child
-
-
-def verify_in_step(drafts: Sequence[Draft], emit: EmitInStep) -> list[tuple[list[int], list[int]]]:
-    """Walk several draft trees, one position of all of them after the other.
-
-    The walk ends at the first position where the draft of any sequence is wrong, or where any sequence ends; what is
-    left of the other drafts is not looked at, and may be drafted again. So ``emit`` is called once for each emitted
-    position, with all sequences, and never for a rejected row.
-
-    Returns:
-        For each draft ``accepted`` and ``emitted`` as :func:`verify` has them; always one more emitted than accepted.
-
-    Example: the drafts ``3 4`` and ``5 6``, where 3 4 8 and 5 9 would follow: both sequences emit two tokens, 3 4 and
-    5 9, and the 4, whose own row is thrown away, is the last token of the next step.
-    """
-    at = [-1] * len(drafts)
-    walks: list[tuple[list[int], list[int]]] = [([], []) for _ in drafts]
-    while True:
-        tokens, ended = emit([row + 1 for row in at])
-        for (_, emitted), token in zip(walks, tokens, strict=True):
-            emitted.append(token)
-        if ended:
-            return walks
-        at = [_child(draft, row, token) for draft, row, token in zip(drafts, at, tokens, strict=True)]
-        if min(at) < 0:
-            return walks
-        for (accepted, _), row in zip(walks, at, strict=True):
-            accepted.append(row)
-
-
-def _child(draft: Draft, at: int, token: int) -> int:
-    """The first child of a row that is the token, or -1."""
-    for row in range(at + 1, len(draft.tokens) - draft.scratch):
-        if draft.tokens[row] == token and draft.parents[row] == at:
-            return row
-    return -1

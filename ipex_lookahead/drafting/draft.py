@@ -8,36 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.engines.base import Hidden
-
-
-class ScratchRows(Protocol):
-    """Rows that only bring drafts for later steps, offered with a draft.
-
-    Attributes:
-        source: name of what comes of them, in ``Draft.sources`` of later drafts.
-    """
-
-    source: str
-
-    @property
-    def rows(self) -> int:
-        """How many there are now."""
-        ...
-
-    @property
-    def most_rows(self) -> int:
-        """How many there will be at most."""
-        ...
-
-    def append_to(self, tokens: list[int], parents: list[int]) -> None:
-        """Put them behind a draft's."""
-        ...
 
 
 @dataclass(slots=True)
@@ -52,9 +27,6 @@ class Draft:
             proposer that estimates puts the tokens best first, so that the controller may take the first few.
         sources: for each token the name of what put it forward, for statistics; empty where one name does for all.
         match: how many of the last committed tokens it rests on having met before; 0 where that is not known.
-        optional: scratch rows that may be evaluated beside its first tokens (``widened``), or None. Whoever offers them
-            gives ``probs`` and ``sources``, too; they are good until the draft's outcome is observed.
-        room: rows that it may have with them: the budget that it was proposed for.
 
     Example: after ``... 7``, ``Draft(tokens=[3, 4, 9], parents=[-1, 0, -1])`` says that 3 4 or 9 may follow.
     """
@@ -65,8 +37,6 @@ class Draft:
     probs: Sequence[float] = ()
     sources: Sequence[str] = ()
     match: int = 0
-    optional: ScratchRows | None = None
-    room: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -87,21 +57,7 @@ class Draft:
             self.probs[:count],
             self.sources[:count],
             self.match,
-            self.optional,
-            self.room,
         )
-
-    def widened(self, count: int) -> Draft:
-        """The first ``count`` tokens with the optional rows behind them; without, where there is no room for both."""
-        optional = self.optional
-        rows = 0 if optional is None else optional.rows
-        if optional is None or count + rows > self.room:
-            return self.first(count)
-        tokens, parents = list(self.tokens[:count]), list(self.parents[:count])
-        optional.append_to(tokens, parents)
-        probs = [*self.probs[:count], *[0.0] * rows]
-        sources = [*self.sources[:count], *[optional.source] * rows]
-        return Draft(tokens, parents, rows, probs, sources, self.match, optional, self.room)
 
     def best_chain(self) -> Draft:
         """Of all paths the one that promises the most accepted tokens, and no scratch rows: for engines without trees.
@@ -110,7 +66,7 @@ class Draft:
         worth one, and among equals the path whose last token comes first wins.
         """
         count = len(self.tokens) - self.scratch
-        if not self.scratch and self.optional is None and list(self.parents) == list(range(-1, count - 1)):
+        if not self.scratch and list(self.parents) == list(range(-1, count - 1)):
             return self
         worth = [0.0] * count
         reached = [1.0] * count

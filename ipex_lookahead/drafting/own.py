@@ -87,7 +87,7 @@ class OwnProposer:
             raise self._wrong("returned sources that are no texts")
         if not 0 <= scratch <= count:
             raise self._wrong(f"returned {count} tokens of which {scratch} are scratch rows")
-        return Draft(tokens, parents, scratch, probs, sources, draft.match, draft.optional, draft.room)
+        return Draft(tokens, parents, scratch, probs, sources, draft.match)
 
     def observe(self, outcome: Outcome) -> None:
         """What verification made of it."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.drafting.draft import Draft, Outcome, ScratchRows
+from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.base import Hidden, OutputRequest
 from ipex_lookahead.errors import EngineError, InputError
 
@@ -63,7 +63,6 @@ class PartialMatching:
 
     def __init__(self, *, depth: int, width: int, store: Any = None) -> None:
         self.wants = OutputRequest(top=width)
-        self._optional: ScratchRows | None = None
         try:
             self._predictor = native_core().Predictor(depth, width, store)
         except (ValueError, TypeError) as error:
@@ -85,7 +84,7 @@ class PartialMatching:
             tokens, parents, probs, sources = self._predictor.propose(budget)
         except (ValueError, TypeError) as error:
             raise InputError(str(error)) from None
-        return Draft(tokens, parents, 0, probs, list(map(SOURCES.__getitem__, sources)), 0, self._optional, budget)
+        return Draft(tokens, parents, 0, probs, list(map(SOURCES.__getitem__, sources)))
 
     def observe(self, outcome: Outcome) -> None:
         """Index the newly committed tokens, and keep the likeliest ids after every row of the step."""

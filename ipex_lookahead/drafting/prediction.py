@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +110,7 @@ class Filtered:
     def propose(self, budget: int) -> Draft:
         """What is left of the inner proposer's draft, without its scratch rows."""
         draft = self._inner.propose(budget)
-        draft = replace(draft.first(len(draft.tokens) - draft.scratch), optional=None)
+        draft = draft.first(len(draft.tokens) - draft.scratch)
         return self._admitted(self._committed(), draft) if draft.tokens else draft
 
     def observe(self, outcome: Outcome) -> None:

@@ -29,12 +29,7 @@ class Window:
         columns: W.
         ngram: N, tokens of an n-gram.
         text: at least one token, to pick from; it may grow meanwhile.
-
-    Attributes:
-        source: name of what comes of it, in ``Draft.sources``.
     """
-
-    source = "jacobi"
 
     def __init__(self, columns: int, ngram: int, text: Sequence[int]) -> None:
         self.columns = columns
@@ -47,11 +42,6 @@ class Window:
     def rows(self) -> int:
         """Rows that it takes in a step."""
         return sum(map(len, self.levels))
-
-    @property
-    def most_rows(self) -> int:
-        """Rows when all levels are filled."""
-        return (self._ngram - 1) * self.columns - 1
 
     def append_to(self, tokens: list[int], parents: list[int]) -> None:
         """Its rows, level by level; a parent is the row before in the chain, or above in the column."""

@@ -162,7 +162,6 @@ class StepOutput:
         top: int32 [wanted, top], most likely first, the lowest id first among equals (-1 where the vocabulary has no
             more); None unless wanted.
         experts: how many experts of a mixture the forward read, the distinct ones of each layer; 0 in other models.
-        shared: whether others' rows were in the same forward, so that its time says nothing of these.
         hidden: hidden states of ``hidden_rows``; None unless wanted.
         timings: where the forward's time went, in its order; None unless wanted.
     """
@@ -171,7 +170,6 @@ class StepOutput:
     logits: npt.NDArray[np.float32] | None
     top: npt.NDArray[np.int32] | None = None
     experts: int = 0
-    shared: bool = False
     hidden: Hidden | None = None
     timings: Sequence[PhaseTime] | None = None
 

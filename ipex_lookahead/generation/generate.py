@@ -83,8 +83,8 @@ def generate_stepwise(
     What the caller supplies (``logits_processor``, ``stopping_criteria``, ``prefix_allowed_tokens_fn``, ``streamer``)
     sees what transformers shows it: int64 [batch, n], rows in the caller's order with their padding, rows that have
     ended padded on the right, and float32 [batch, vocab_size]; once for each emitted position, in order, whatever was
-    drafted. The sequences of such a batch advance together, in each step as far as all their drafts are right;
-    Hugging Face's own processors and criteria that work row by row do not hold them together. What the *settings* ask
+    drafted. Such a batch of several sequences decodes without drafts, unless the objects are Hugging Face's own that
+    work row by row. What the *settings* ask
     for sees each sequence without its padding, so that a row of a batch is what it is alone; but ``max_length`` and
     ``min_length`` count columns, padding included, as transformers does.
 

@@ -59,18 +59,17 @@ def resolve_lookahead(
     return config if config.num_draft_tokens else None
 
 
-def make_controller(config: LookaheadConfig | None, costs: EngineCosts | None, *, in_step: bool = False) -> Controller:
+def make_controller(config: LookaheadConfig | None, costs: EngineCosts | None) -> Controller:
     """What decides how much is drafted.
 
     Args:
         config: None drafts nothing.
         costs: what forwards cost on the engine; None learns it from this controller's steps alone.
-        in_step: whether the sequences advance in lockstep.
     """
     if config is None or not config.adaptive:
         return FixedBudget(0 if config is None else config.num_draft_tokens)
     curve = CostCurve() if costs is None else costs.curve()
-    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy, in_step=in_step)
+    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy)
 
 
 def strategy_config(strategy: str | None, lookahead: int | str = "auto", **fields: Any) -> LookaheadConfig:

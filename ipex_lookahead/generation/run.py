@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable, Generator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import signature
@@ -22,7 +22,6 @@ from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, memory_for
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import BatchCallbacks, SequenceGroup
-from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import (
     HEADS,
@@ -65,10 +64,10 @@ class RunOptions:
         draft_engine: the second model, for the strategies ``draft_model`` and ``self_speculation``.
         draft_memory: keeps a draft model's keys and values for later generations; None: only for this one's sequences.
         make: makes the proposer of a sequence.
-        callbacks: the caller's, for all sequences at once, in lockstep.
+        callbacks: the caller's, for all sequences at once; such a batch decodes without drafts.
         cancelled: called between two chunks of the prompts and after each step; True ends all sequences ("cancelled").
         on_prefill: called after each chunk of the prompts with the prompt tokens done, and their number in all.
-        forwards: those of the model, shared with other threads' generations; None runs them alone.
+        turn: the model's lock, held during each forward: threads that generate take turns.
         prefill_rows: most prompt rows in a forward.
     """
 
@@ -82,7 +81,7 @@ class RunOptions:
     callbacks: BatchCallbacks | None = None
     cancelled: Callable[[], bool] | None = None
     on_prefill: Callable[[int, int], None] | None = None
-    forwards: SharedForwards | None = None
+    turn: AbstractContextManager[Any] | None = None
     prefill_rows: int = PREFILL_ROWS
 
 
@@ -130,7 +129,8 @@ def run_stepwise(
     Yields:
         The sequences, after each forward, and returns them. Closing the generator abandons what goes on.
     """
-    config, costs, stats = options.config, options.costs, options.stats
+    costs, stats = options.costs, options.stats
+    config = options.config if options.callbacks is None else None
     if costs is not None and any(sequence.limit - len(sequence.prompt) > 1 for sequence in sequences):
         costs.ready(config)
     stats.sequences = len(sequences)
@@ -150,7 +150,7 @@ def run_stepwise(
     seconds: list[DraftModel] = []
 
     own = options.make is not make_proposer
-    check_head(config, engine)
+    check_head(options.config, engine)
     head = None if own else head_of(config, engine, costs)
 
     def proposer_of(sequence: Sequence) -> Proposer | None:
@@ -173,19 +173,14 @@ def run_stepwise(
                 sequence.proposer = second
             elif sequence.proposer is None:
                 sequence.proposer = proposer_of(sequence)
-        return make_controller(config, costs, in_step=options.callbacks is not None)
+        return make_controller(config, costs)
 
     group = SequenceGroup(sequences, stats, begin, callbacks=options.callbacks, on_prefill=options.on_prefill)
     try:
-        with nullcontext() if options.forwards is None else options.forwards.taking_part() as place:
-            for _ in decode(
-                engine,
-                group,
-                cancelled=options.cancelled,
-                prefill_rows=options.prefill_rows,
-                forward=None if place is None else place.forward,
-            ):
-                yield sequences
+        for _ in decode(
+            engine, group, cancelled=options.cancelled, prefill_rows=options.prefill_rows, turn=options.turn
+        ):
+            yield sequences
     finally:
         for second in seconds:
             second.end()

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import abc, deque
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -22,7 +23,6 @@ from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRep
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, crop_to_shared, memory_for
 from ipex_lookahead.decoding.sampling import Ids, Processor, Sampler, WarperParams
 from ipex_lookahead.decoding.sequence import Sequence
-from ipex_lookahead.decoding.shared import SharedForwards
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, make_proposer
 from ipex_lookahead.drafting.store import Stores
@@ -62,7 +62,6 @@ class TextModel:
         stats: of the last answer, also of one that was interrupted.
         recommended_by: who recommends its sampling, for people; "" where nobody does.
         costs: what a forward of n rows costs on this engine.
-        forwards: those of the generations of all threads, which are run together where they meet.
         stores: the memories of earlier answers.
         draft_engine: the draft model's, or None.
     """
@@ -79,7 +78,7 @@ class TextModel:
         )
         self._eos = frozenset(token_ids("eos_token_id", self._defaults.get("eos_token_id"), self.engine.vocab_size))
         self.costs = EngineCosts(self.engine, cost_folder(), note)
-        self.forwards = SharedForwards(self.engine)
+        self._turn = threading.Lock()
         self.stores = Stores(self.engine.vocab_size, tokenizer.get_vocab)
         self.draft_engine: Engine | None = None
         self._draft_memory: PrefixCache | None = None
@@ -199,7 +198,7 @@ class TextModel:
         sequence.cache, sequence.checkpoints = self._reused(sequence.prompt) if keep else self.engine.new_cache(), keep
         if options.on_prefill is not None:
             options.on_prefill(sequence.cache.length, len(ids))
-        options.costs, options.stores, options.forwards = self.costs, self.stores, self.forwards
+        options.costs, options.stores, options.turn = self.costs, self.stores, self._turn
         options.draft_memory = self._draft_memory if keep else None
         yield from run_stepwise(self.engine, [sequence], options)
         if keep:

@@ -18,7 +18,7 @@ from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft
 from tests.support.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
-from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer, WidenedAuto
+from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import ScriptedEngine, markov
 
 module = importlib.import_module("ipex_lookahead.generation.lookahead")
@@ -68,7 +68,6 @@ def makers(texts: list[list[int]], vocab_size: int) -> dict[str, Make]:
             name: lambda config, name=name: make_proposer(LookaheadConfig(name, config.num_draft_tokens))
             for name in PROPOSERS
         },
-        "auto, widened": lambda _: WidenedAuto(),
         "random": in_turn(lambda _: RandomProposer(vocab_size)),
         "oracle": in_turn(OracleProposer),
         "trees": in_turn(lambda text: TreeProposer(vocab_size, text)),
@@ -112,8 +111,6 @@ def test_every_proposer_leaves_tokens_and_logits_alone(
         assert_same(out, plain)
         if name == "oracle":
             assert out.stats.acceptance_rate == 1.0
-        if name == "auto, widened":
-            assert budget < 64 or out.stats.drafted_by_source["jacobi"] > 0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -153,10 +150,10 @@ class RandomBudgets(FixedBudget):
         return int(self._rng.integers(0, 33))
 
     def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
-        """All of a draft, a part of it, or a part of it with its optional rows."""
+        """All of a draft, or a part of it."""
         part = [int(self._rng.integers(0, len(d) + 1)) for d in drafts]
-        ways = [(d, d.first(n), d.widened(n)) for d, n in zip(drafts, part, strict=True)]
-        return Selection([found[int(self._rng.integers(0, 3))] for found in ways])
+        ways = [(d, d.first(n)) for d, n in zip(drafts, part, strict=True)]
+        return Selection([found[int(self._rng.integers(0, 2))] for found in ways])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,7 +24,7 @@ from ipex_lookahead.drafting.prediction import Prediction
 from ipex_lookahead.engines.base import ARGMAX
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError
 from tests.support.hashed_engine import HashedEngine
-from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer, WidenedAuto
+from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.sequence_groups import Answer, Submission, alone, group_of
 
 VOCAB = 11
@@ -37,7 +37,6 @@ MAKERS: dict[str, Make] = {
         name: lambda submission, plain, name=name: make_proposer(LookaheadConfig(name, 16))  # type: ignore[misc]
         for name in PROPOSERS
     },
-    "auto, widened": lambda submission, plain: WidenedAuto(),
     "random": lambda submission, plain: RandomProposer(VOCAB),
     "oracle": lambda submission, plain: OracleProposer([*submission.prompt, *plain.tokens]),
     "trees": lambda submission, plain: TreeProposer(VOCAB, [*submission.prompt, *plain.tokens]),

@@ -29,7 +29,8 @@ class Office:
     def __init__(self, *, pages: int | None = 2000, **options: Any) -> None:
         self.engine = HashedEngine(VOCAB)
         self.memory = None if pages is None else PrefixCache(pages)
-        self.scheduler = Scheduler(self.engine, memory=self.memory, forward=self.forward, **options)
+        self._run, self.engine.forward = self.engine.forward, self.forward  # type: ignore[method-assign]
+        self.scheduler = Scheduler(self.engine, memory=self.memory, **options)
         self.rows: Counter[str] = Counter()
         self.asked: list[tuple[Submission, SequenceGroup, Answer]] = []
 
@@ -42,8 +43,9 @@ class Office:
     def forward(self, batch: Batch) -> StepOutput:
         owners = {id(group.sequences[0].cache): group.owner for _, group, _ in self.asked if not group.ended}
         for cache, rows in zip(batch.caches, batch.counts, strict=True):
-            self.rows[owners[id(cache)]] += rows
-        return self.engine.forward(batch)
+            if id(cache) in owners:  # not that of a submission that is answered alone, to compare with
+                self.rows[owners[id(cache)]] += rows
+        return self._run(batch)
 
     def held(self) -> Counter[str]:
         """Slots, by owner."""

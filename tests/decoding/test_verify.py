@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_lookahead.decoding.verify import verify, verify_in_step
+from ipex_lookahead.decoding.verify import verify
 from ipex_lookahead.drafting.draft import Draft
 
 
@@ -101,25 +99,3 @@ def test_emits_what_plain_decoding_emits(draft: Draft, seed: int, stop_after: in
         last = accepted[-1] if accepted else -1
         usable = range(len(draft) - draft.scratch)
         assert not any(draft.parents[i] == last and draft.tokens[i] == emitted[-1] for i in usable)
-
-
-def test_several_drafts_are_walked_a_position_of_all_after_the_other() -> None:
-    """As far as every draft is right: no position is emitted for one sequence and not for another."""
-    drafts = [Draft([3, 9, 4, 5], [-1, -1, 0, 2]), Draft.chain([5, 6, 7]), Draft.chain([1, 2, 8])]
-    texts = [[3, 4, 5, 6], [5, 6, 0, 0], [1, 2, 8, 0]]
-    rows: list[list[int]] = []
-
-    def emit(at: Any) -> Any:
-        rows.append(list(at))
-        return [text[len(rows) - 1] for text in texts], False
-
-    assert verify_in_step(drafts, emit) == [([0, 2], [3, 4, 5]), ([0, 1], [5, 6, 0]), ([0, 1], [1, 2, 8])]
-    assert rows == [[0, 0, 0], [1, 1, 1], [3, 2, 2]]
-    rows.clear()
-    ends = iter([False, True])
-    stopped = verify_in_step(drafts, lambda at: (emit(at)[0], next(ends)))
-    assert stopped == [([0], [3, 4]), ([0], [5, 6]), ([0], [1, 2])]
-    rows.clear()
-    assert verify_in_step([Draft(), drafts[1]], lambda at: ([7, 5], False)) == [([], [7]), ([], [5])]
-    scratch = Draft([3, 4], [-1, 0], scratch=1)
-    assert verify_in_step([scratch], lambda at: ([3] if at == [0] else [4], False)) == [([0], [3, 4])]

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ipex_lookahead.drafting.draft import Draft
-from ipex_lookahead.drafting.window import Window
 
 
 @st.composite
@@ -64,21 +63,3 @@ def test_the_likelier_short_path_beats_the_longer_one():
 def test_scratch_rows_are_dropped():
     assert Draft([1, 2, 3], [-1, 0, 1], 1).best_chain().tokens == [1, 2]
     assert Draft([1, 2], [-1, 0], 2).best_chain().tokens == []
-
-
-@given(trees(), st.integers(0, 14), st.integers(0, 40))
-def test_optional_rows_come_behind_the_first_tokens_where_there_is_room(draft, count, room):
-    window = Window(4, 3, [7, 8, 9])
-    draft = Draft(draft.tokens, draft.parents, 0, [0.5] * len(draft), ["own"] * len(draft), 0, window, room)
-    count = min(count, len(draft))
-    wide, first = draft.widened(count), draft.first(count)
-    assert first.scratch == 0
-    if count + window.rows > room:
-        assert wide == first
-        return
-    assert (wide.scratch, len(wide)) == (window.rows, count + window.rows) == (3, count + 3)
-    assert [*wide.tokens][:count] == [*first.tokens]
-    assert [*wide.parents] == [*first.parents, -1, count, count + 1], "a chain after the last committed token"
-    assert wide.sources == ["own"] * count + ["jacobi"] * 3
-    assert wide.probs == [0.5] * count + [0.0] * 3
-    assert draft.best_chain().optional is None, "an engine without trees takes no such rows"

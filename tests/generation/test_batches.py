@@ -99,11 +99,10 @@ def test_processors_and_criteria_see_what_transformers_shows_them(ours: Any, the
     assert len(expected[0].seen) > 3
 
 
-def test_drafts_are_accepted_in_lockstep(ours: Any) -> None:
+def test_a_batch_under_the_callers_rules_decodes_without_drafts(ours: Any) -> None:
     recorder = Recorder()
     generated(ours, "draft_model", stopping_criteria=[recorder])
-    assert ours.stats.accepted > 5
-    assert ours.stats.steps < 11
+    assert (ours.stats.drafted, ours.stats.steps) == (0, 11)
     assert len(recorder.seen) == 12
 
 
@@ -200,9 +199,7 @@ def test_one_row_with_padding_is_shown_its_padding(ours: Any, theirs: Any) -> No
 
 
 @pytest.mark.parametrize("lookahead", [0, "draft_model"])
-def test_hugging_faces_own_objects_do_what_they_do_there_without_lockstep(
-    ours: Any, theirs: Any, lookahead: Any
-) -> None:
+def test_hugging_faces_own_objects_do_what_they_do_there(ours: Any, theirs: Any, lookahead: Any) -> None:
     """They see the padding, as there: a penalty for the padding token, a length that counts it."""
     eos = generated(theirs)[1][2]
     processors = [
@@ -240,7 +237,7 @@ def test_scores_that_criteria_see(ours: Any, theirs: Any, lookahead: Any) -> Non
 
 
 @pytest.mark.parametrize("mode", [{}, {"do_sample": True, "seed": 5, "top_k": 0}])
-def test_lookahead_changes_no_logit_of_a_batch_in_lockstep(ours: Any, mode: dict[str, Any]) -> None:
+def test_lookahead_changes_no_logit_of_a_batch_under_the_callers_rules(ours: Any, mode: dict[str, Any]) -> None:
     options = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": 20}
     if not ours.engine.row_invariant:
         options |= {"output_scores": False, "output_logits": False, "max_new_tokens": 10}
@@ -250,17 +247,6 @@ def test_lookahead_changes_no_logit_of_a_batch_in_lockstep(ours: Any, mode: dict
         assert torch.equal(out.sequences, plain.sequences)
         for one, other in ((out.logits, plain.logits), (out.scores, plain.scores)):
             assert all(torch.equal(a, b) for a, b in zip(one or (), other or (), strict=True))
-
-
-def test_an_adaptive_budget_leaves_a_batch_in_lockstep_alone(ours: Any) -> None:
-    for lookahead in (3, "auto"):
-        found = [
-            ours.generate(
-                IDS, attention_mask=MASK, max_new_tokens=40, logits_processor=[Recorder()], lookahead=ahead
-            ).tolist()
-            for ahead in (0, lookahead)
-        ]
-        assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("answer", [torch.zeros(2, dtype=torch.bool), torch.zeros((3, 2), dtype=torch.bool)])

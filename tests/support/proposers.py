@@ -1,4 +1,4 @@
-"""Proposers for tests: always wrong, always right, random trees, and a window at every step."""
+"""Proposers for tests: always wrong, always right, and random trees."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ipex_lookahead.drafting.auto import COLUMNS, NGRAM, Auto
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.base import ARGMAX
-
-ROWS = (NGRAM - 1) * COLUMNS - 1
-"""Of ``auto``'s window when it is filled."""
 
 
 class RandomProposer:
@@ -88,11 +84,3 @@ class TreeProposer:
         assert len(outcome.scratch_argmax) == outcome.draft.scratch
         self.outcomes.append(outcome)
         self._length += len(outcome.emitted)
-
-
-class WidenedAuto(Auto):
-    """``auto`` with its window wherever the budget has room for it, whatever it costs."""
-
-    def propose(self, budget: int) -> Draft:
-        draft = super().propose(budget)
-        return draft.widened(max(1, budget - ROWS))

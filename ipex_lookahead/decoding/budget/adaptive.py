@@ -9,7 +9,7 @@ from ipex_lookahead.decoding.budget.acceptance import Acceptance, Expected
 from ipex_lookahead.decoding.budget.base import Selection
 from ipex_lookahead.decoding.budget.draft_cost import EXPENSIVE, NEVER_IDLE, PROBE, DraftCost
 from ipex_lookahead.decoding.budget.gain import Gain
-from ipex_lookahead.decoding.budget.objective import WORTH, WORTH_BEHIND, best_count, best_first, lockstep_parts
+from ipex_lookahead.decoding.budget.objective import WORTH, WORTH_BEHIND, best_count, best_first
 from ipex_lookahead.decoding.budget.row_cost import RowCost
 from ipex_lookahead.decoding.cost import CostCurve
 from ipex_lookahead.drafting.draft import Draft, Outcome
@@ -31,21 +31,16 @@ class AdaptiveBudget:
         curve: the engine's cost curve.
         most: most rows a sequence may draft in a step.
         source: name of drafts that carry no sources of their own.
-        in_step: whether the sequences advance in lockstep, as far in a step as all their drafts are right; then a
-            depth is worth its rows only where it is likely for all of them at once.
     """
 
-    def __init__(self, curve: CostCurve, most: int, source: str = "", *, in_step: bool = False) -> None:
+    def __init__(self, curve: CostCurve, most: int, source: str = "") -> None:
         self._most = most
-        self._in_step = in_step
         self._acceptance = Acceptance(source)
         self._rows = RowCost(curve)
         self._cost = DraftCost(most)
         self._gain = Gain()
         self._may_idle = source not in NEVER_IDLE
         self._idle = 0  # steps from now on that are left alone
-        self._window_rows = 0  # of a window that is filled, once one was offered
-        self._widening = False
         self._expected: dict[int, Expected] = {}
         # Of this step: tokens emitted, sequences, tokens proposed, whether any were requested, and scratch rows taken.
         self._emitted = self._taking_part = self._proposed = 0
@@ -76,7 +71,7 @@ class AdaptiveBudget:
         alone = self._rows.time(1)
         each = cost.token_seconds
         if each <= EXPENSIVE * alone:
-            return self._most if self._widening else cost.tokens
+            return cost.tokens
         times = self._rows.times(1 + self._most)
         seconds = [times[n] + n * each for n in range(1 + self._most)]
         count, _ = best_count(1.0, self._acceptance.chances(self._most), seconds, WORTH / alone, seconds[-1])
@@ -94,7 +89,7 @@ class AdaptiveBudget:
         least = (WORTH_BEHIND if room < 0.0 else WORTH) * live / alone
         expected = [self._acceptance.expect(draft) for draft in drafts]
         counts, rate = self._counts(drafts, expected, live, least, longest)
-        taken = max(counts) if drafts[0].probs else None
+        taken = max(counts) if any(draft.probs for draft in drafts) else None
         found = Selection(drafts, expected, taken, sum([len(draft.tokens) for draft in drafts]))
         if any(draft.scratch for draft in drafts):
             whole = rows.time(live + found.proposed)
@@ -102,10 +97,7 @@ class AdaptiveBudget:
             if (self._gain.scratch.value * len(drafts) + beside) / whole > rate and whole <= longest:
                 found.whole = True
                 return found
-        wide = room >= 0.0 and not beside and self._widens(drafts, sum(counts), rate, longest)
-        found.drafts = [
-            draft.widened(count) if wide else draft.first(count) for draft, count in zip(drafts, counts, strict=True)
-        ]
+        found.drafts = [draft.first(count) for draft, count in zip(drafts, counts, strict=True)]
         return found
 
     def _counts(
@@ -121,31 +113,10 @@ class AdaptiveBudget:
         if len(drafts) == 1:
             count, rate = best_count(live, expected[0].survival, times[live - 1 :], least, longest)
             return [count], rate
-        if self._in_step:
-            added, totals = lockstep_parts(expected, drafts)
-            seconds = [times[rows - 1] for rows in (live, *totals)]
-            count, rate = best_count(live, added, seconds, least, longest)
-            return [min(count, len(draft.tokens)) for draft in drafts], rate
         order = best_first(expected)
         best, rate = best_count(live, [survival for survival, _ in order], times[live - 1 :], least, longest)
         places = [place for _, place in order[:best]]
         return [places.count(place) for place in range(len(drafts))], rate
-
-    def _widens(self, drafts: Sequence[Draft], taken: int, rate: float, longest: float) -> bool:
-        """Whether the tokens that windows bring are worth their rows, ``taken`` tokens being drafted at ``rate``."""
-        each = max([draft.optional.most_rows for draft in drafts if draft.optional is not None], default=0)
-        if not each or not self._may_widen(each):
-            return False
-        live, rows = len(drafts), self._rows
-        now, wide = rows.time(live + taken), rows.time(live + taken + live * each)
-        tokens = rate * now if taken else live
-        return wide <= longest and (tokens + live * self._gain.window.value) / wide >= WORTH * tokens / now
-
-    def _may_widen(self, rows: int) -> bool:
-        """Whether a window's rows are cheap enough to look closer: at least by themselves, beside one row."""
-        if not 0 < rows < self._most:
-            return False
-        return self._rows.time(rows + 1) <= (1.0 + self._gain.window.value) * self._rows.time(1)
 
     def note(self, sequences: Sequence[int], selection: Selection) -> None:
         """Remember what is expected, until it is seen whether it was right."""
@@ -153,9 +124,6 @@ class AdaptiveBudget:
             waiting = self._expected.get(number)
             if waiting is None or not waiting.open or draft.tokens:
                 self._expected[number] = expected
-            if draft.optional is not None and draft.optional.most_rows > self._window_rows:
-                self._window_rows = draft.optional.most_rows
-                self._widening = self._may_widen(self._window_rows)
         if selection.taken is not None:
             self._cost.selected(selection.taken)
         self._proposed, self._whole = selection.proposed, selection.whole
@@ -163,10 +131,6 @@ class AdaptiveBudget:
     def observe(self, sequence: int, outcome: Outcome) -> None:
         """Learn which of the proposed tokens were right, verified or not."""
         emitted = outcome.emitted
-        draft = outcome.draft
-        if self._widening and draft.optional is not None and draft.sources:
-            source = draft.optional.source
-            self._gain.window.add(sum([draft.sources[row] == source for row in outcome.accepted]))
         self._emitted += len(emitted)
         self._taking_part += 1
         seen = self._expected.get(sequence)
@@ -200,7 +164,6 @@ class AdaptiveBudget:
         self._whole = False
         # What a draft in a mixture has lost is known before the next one: else several would be in one allowance.
         prices.learn(rows, length, seconds, experts, at_once=prices.of_experts and rows > live)
-        self._widening = self._may_widen(self._window_rows)
         if cost.pause:
             self._leave_alone()
 

@@ -15,7 +15,7 @@ class Selection:
     """What is verified of a step's drafts, and why.
 
     Attributes:
-        drafts: for each sequence its draft, or the first part of it: ``Draft.first(n)`` or ``Draft.widened(n)``.
+        drafts: for each sequence its draft, or the first part of it: ``Draft.first(n)``.
         expected: for each sequence what was expected of all of its draft.
         taken: tokens of the draft of which most were taken; None where drafts do not put the likeliest first.
         proposed: tokens of all drafts as they were proposed.

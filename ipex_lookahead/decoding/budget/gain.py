@@ -5,9 +5,6 @@ from __future__ import annotations
 SCRATCH_PRIOR, SCRATCH_FOLLOW = 1.6, 0.05
 """Tokens a step with all scratch rows before any was seen (Lookahead Decoding, arXiv 2402.02057), and the weight of a
 new one."""
-WINDOW_PRIOR, WINDOW_FOLLOW = 0.07, 0.02
-"""Tokens a step that optional scratch rows (``drafting.auto``'s window) are thought to bring, and the weight of a new
-count."""
 ALLOWED_LOSS, FOLLOW = 0.005, 0.01
 """Drafting may lose this share of the time, and the weight of a new step: so a step may lose half a forward."""
 
@@ -34,13 +31,11 @@ class Gain:
     Attributes:
         net: of all drafting less its cost, in forwards without drafts.
         scratch: tokens of a sequence in a step with whole drafts, scratch rows included, less what drafting them cost.
-        window: tokens that came of optional scratch rows.
     """
 
     def __init__(self) -> None:
         self.net = MovingAverage(0.0, FOLLOW)
         self.scratch = MovingAverage(SCRATCH_PRIOR, SCRATCH_FOLLOW)
-        self.window = MovingAverage(WINDOW_PRIOR, WINDOW_FOLLOW)
 
     @property
     def room(self) -> float:

@@ -16,10 +16,8 @@ Reference: the objective is that of SmartSpec (Liu et al., arXiv 2406.14066) and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from ipex_lookahead.decoding.budget.acceptance import Expected
-from ipex_lookahead.drafting.draft import Draft
 
 WORTH = 1.02
 """A draft must promise at least this much more speed than none: estimates err."""
@@ -51,32 +49,6 @@ def best_count(
         if rate > least:
             best, least = n, rate
     return best, least
-
-
-def lockstep_parts(expected: Sequence[Expected], drafts: Sequence[Draft]) -> tuple[list[float], list[int]]:
-    """For the first n tokens of each draft, n = 1, 2, ...: what the nth add to E[tokens | D], and the rows of all.
-
-    Sequences in lockstep advance as far as all their drafts are right, so a depth counts by the product of its chances.
-    """
-    live = len(drafts)
-    reached: list[list[float]] = [[] for _ in drafts]  # by depth, the chance that one of the tokens taken is right
-    depths: list[list[int]] = [[] for _ in drafts]
-    rows, before = live, 0.0
-    added, totals = [], []
-    for n in range(max(len(seen.survival) for seen in expected)):
-        for seen, draft, chances, deep in zip(expected, drafts, reached, depths, strict=True):
-            if n >= len(seen.survival):
-                continue
-            rows += 1
-            deep.append(0 if draft.parents[n] < 0 else deep[draft.parents[n]] + 1)
-            if deep[n] == len(chances):
-                chances.append(0.0)
-            chances[deep[n]] += seen.survival[n]
-        together = live * sum(prod(min(1.0, chance) for chance in depth) for depth in zip(*reached, strict=False))
-        added.append(together - before)
-        totals.append(rows)
-        before = together
-    return added, totals
 
 
 def best_first(expected: Sequence[Expected]) -> list[tuple[float, int]]:

@@ -252,68 +252,10 @@ def test_scratch_rows_are_all_or_nothing() -> None:
     assert play.rows[-1] < 6, "steps with scratch rows that bring nothing are given up"
 
 
-class FourRows:
-    """A window that is full."""
-
-    source = "jacobi"
-    rows = most_rows = 4
-
-    def append_to(self, tokens: list[int], parents: list[int]) -> None:
-        tokens += range(4)
-        parents += [-1] * 4
-
-
-def windowed(draft: Draft, room: int = 9) -> Draft:
-    return replace(draft, sources=["suffix"] * len(draft), optional=FourRows(), room=room)
-
-
-def windowed_steps(calibration: Calibration, right: int, steps: int, most: int = 9) -> list[int]:
-    """Scratch rows of each step; ``right`` of the window's tokens is accepted in every step."""
-    controller = AdaptiveBudget(CostCurve(calibration), most)
-    scratch = []
-    for _ in range(steps):
-        budget = controller.budget(0)
-        source = "jacobi" if right else "suffix"
-        draft = Draft(range(3), range(-1, 2), 0, [0.9] * 3, [source] * 3, 0, FourRows(), budget).first(budget)
-        (chosen,) = chosen_of(controller, [draft])
-        assert len(chosen) <= budget
-        scratch.append(chosen.scratch)
-        accepted = list(range(min(right, len(chosen) - chosen.scratch)))
-        controller.observe(0, Outcome(chosen, accepted, [*accepted, -9]))
-        controller.timed(1 + len(chosen), 100, CostCurve(calibration)(1 + len(chosen), 100), 0.0)
-    return scratch
-
-
-def test_a_window_is_added_where_its_rows_cost_nothing() -> None:
-    flat = Calibration((1, 16), (1.0, 1.001))
-    assert windowed_steps(flat, 1, 200) == [4] * 200
-    assert windowed_steps(TILES, 1, 200) == [0] * 200
-    assert windowed_steps(STEEP, 1, 50) == [0] * 50
-    assert windowed_steps(flat, 1, 50, most=4) == [0] * 50, "the budget has no room for it"
-
-
-def test_a_window_that_brings_nothing_is_given_up() -> None:
-    nearly_flat = Calibration((1, 16), (1.0, 1.02))
-    scratch = windowed_steps(nearly_flat, 0, 200)
-    assert sum(scratch[:10]) > 0, "it was tried"
-    assert sum(scratch[-50:]) == 0
-
-
-def test_windows_of_a_batch_are_each_drafts_own() -> None:
-    flat = Calibration((1, 32), (1.0, 1.001))
-    controller = AdaptiveBudget(CostCurve(flat), 9)
-    drafts = [windowed(chain(2, 0.9)), Draft(), chain(2, 0.9), windowed(chain(2, 0.9), room=5)]
-    chosen = chosen_of(controller, drafts)
-    assert [draft.scratch for draft in chosen] == [4, 0, 0, 0], "one has none, and one has no room"
-    for number, draft in enumerate(chosen):
-        controller.observe(number, Outcome(draft, [], [-9]))
-
-
 @pytest.mark.parametrize("calibration", [TILES, STEEP, Calibration((1, 32), (1.0, 1.001))])
-@pytest.mark.parametrize("in_step", [False, True])
-def test_asking_what_to_take_changes_nothing(calibration: Calibration, in_step: bool) -> None:
+def test_asking_what_to_take_changes_nothing(calibration: Calibration) -> None:
     """Of two controllers with one past, one that was asked a hundred things goes on as the other does."""
-    plain = AdaptiveBudget(CostCurve(calibration), 9, in_step=in_step)
+    plain = AdaptiveBudget(CostCurve(calibration), 9)
     rng = np.random.default_rng(4)
 
     def drafts() -> list[Draft]:
@@ -322,8 +264,7 @@ def test_asking_what_to_take_changes_nothing(calibration: Calibration, in_step: 
             size = int(rng.integers(0, 10))
             parents = [int(rng.integers(-1, row)) for row in range(size)]
             tree = Draft(rng.integers(0, 9, size).tolist(), parents, probs=rng.random(size).tolist())
-            scratch = replace(tree, scratch=int(rng.integers(0, size + 1)))
-            found.append(windowed(tree) if rng.random() < 0.5 else scratch)
+            found.append(replace(tree, scratch=int(rng.integers(0, size + 1))))
         return found
 
     for _ in range(60):
@@ -360,40 +301,6 @@ def test_odd_clocks_do_no_harm(seconds: float) -> None:
         assert len(draft) <= budget
         controller.observe(0, Outcome(draft, [], [-1]))
         controller.timed(1 + len(draft), 10, seconds, seconds)
-
-
-def in_lockstep(right: float, *, in_step: bool) -> tuple[float, int]:
-    """Four sequences that advance as far as all of their drafts are right: (speed beside none, tokens drafted)."""
-    controller, true = AdaptiveBudget(CostCurve(TILES), 3, in_step=in_step), CostCurve(TILES)
-    rng = np.random.default_rng(5)
-    emitted = seconds = 0.0
-    drafted = 0
-    for _ in range(600):
-        for number in range(4):
-            controller.budget(number)
-        drafts = [Draft.chain([1, 2, 3])] * 4
-        chosen = chosen_of(controller, drafts)
-        lengths = [int((rng.random(3) < right).cumprod().sum()) for _ in range(4)]
-        common = min(min(n, len(draft)) for n, draft in zip(lengths, chosen, strict=True))
-        for number, (n, draft) in enumerate(zip(lengths, chosen, strict=True)):
-            tokens = [1, 2, 3, 4][: common + 1] if n > common else [*[1, 2, 3][:common], -9]
-            controller.observe(number, Outcome(draft, list(range(common)), tokens))
-        rows = 4 + sum(map(len, chosen))
-        controller.timed(rows, 50, true(rows, 50), 0.0)
-        drafted += rows - 4
-        emitted += common + 1
-        seconds += true(rows, 50)
-    return emitted * true(4, 50) / seconds, drafted
-
-
-def test_in_lockstep_a_draft_must_be_likely_for_all_sequences_at_once() -> None:
-    """At 0.7 each draft looks worth its rows, and that all four are right, 0.24, is not."""
-    ratio, drafted = in_lockstep(0.7, in_step=True)
-    assert ratio >= 0.98
-    assert drafted < 600
-    assert in_lockstep(0.7, in_step=False)[1] > 2 * drafted
-    ratio, _ = in_lockstep(0.99, in_step=True)
-    assert ratio > 1.2
 
 
 # ---- mixtures of experts ---------------------------------------------------------------------------------------------
@@ -467,3 +374,10 @@ def test_on_a_mixture_it_drafts_more_where_rows_share_their_experts() -> None:
     assert mixture.play(2.4, 0.9, None) > 2.5
     assert mixture.play(2.4, 0.9, None) > 1.3 * mixture.play(8, 0.9, None)
     assert mixture.play(8, 0.9, None) > 1.3
+
+
+def test_a_first_sequence_without_a_draft_hides_no_other() -> None:
+    """The request size follows the drafts that carry estimates, wherever in the batch they are."""
+    controller = AdaptiveBudget(CostCurve(TILES), 8)
+    assert controller.select([Draft(), chain(4, 0.9)]).taken == controller.select([chain(4, 0.9), Draft()]).taken
+    assert controller.select([Draft(), chain(4, 0.9)]).taken is not None

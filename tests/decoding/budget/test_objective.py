@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from ipex_lookahead.decoding.budget.acceptance import Acceptance
-from ipex_lookahead.decoding.budget.objective import best_count, best_first, lockstep_parts
+from ipex_lookahead.decoding.budget.objective import best_count, best_first
 from ipex_lookahead.drafting.draft import Draft
 
 
@@ -35,11 +35,3 @@ def test_the_tokens_of_a_batch_come_likeliest_first_and_parents_before_children(
     order = best_first([Acceptance().expect(draft) for draft in drafts])
     assert [place for _, place in order] == [0, 1, 0]
     assert [survival for survival, _ in order] == pytest.approx([0.5, 0.48, 0.45])
-
-
-def test_in_lockstep_a_depth_counts_by_the_product_of_its_chances() -> None:
-    drafts = [Draft([3, 4], [-1, 0], probs=[0.5, 0.8]), Draft([5, 6], [-1, -1], probs=[0.6, 0.3])]
-    added, totals = lockstep_parts([Acceptance().expect(draft) for draft in drafts], drafts)
-    assert totals == [4, 6]
-    # Two sequences: at depth 0 a half times 0.6, then a half times 0.9; the second draft has no depth 1.
-    assert added == pytest.approx([2 * 0.5 * 0.6, 2 * 0.5 * 0.3])
