@@ -57,7 +57,7 @@ ONLY_IN = {
     "fastapi": ("serving/",),
     "starlette": ("serving/",),
     "uvicorn": ("serving/",),
-    "llguidance": ("serving/grammar.py",),
+    "llguidance": ("serving/grammar.py", "tokenization/worker.py"),
     "prometheus_client": ("serving/",),
     "markdown_it": ("serving/markdown.py",),
     "pygments": ("serving/markdown.py",),
