@@ -154,6 +154,7 @@ int64_t Cache::state_bytes() {
   int64_t bytes = 0;
   for (size_t i = 0; i < shape_.states.size(); ++i)
     if (std::holds_alternative<RecurrentShape>(shape_.states[i])) bytes += states_[i]->bytes();
+  if (head_ != nullptr) bytes += head_->feature_bytes();
   return bytes;
 }
 

@@ -79,7 +79,7 @@ class Cache {
   void catch_up();
   Cache fork();
   int64_t bytes();        // of memory, what forks share included
-  int64_t state_bytes();  // of them those of states that do not grow with the positions
+  int64_t state_bytes();  // of them those that do not grow with the positions: recurrent states, and features for a head
 
  private:
   CacheShape shape_;

@@ -99,7 +99,7 @@ std::unique_ptr<State> HeadState::fork(int64_t, bool) const {
 }
 
 int64_t HeadState::bytes() const {
-  return keys_.bytes() + int64_t((waiting_.capacity() + step_features_.capacity()) * sizeof(float) + read_.capacity() * sizeof(int32_t));
+  return keys_.bytes() + feature_bytes() + int64_t(read_.capacity() * sizeof(int32_t));
 }
 
 void HeadState::catch_up() {

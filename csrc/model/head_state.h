@@ -52,6 +52,8 @@ class HeadState : public State {
   void fill_blank(int64_t length) override;
   std::unique_ptr<State> fork(int64_t length, bool stepped) const override;
   int64_t bytes() const override;
+  // Bytes of the features that the head has yet to read, and of the last step's: up to 64 rows between steps.
+  int64_t feature_bytes() const { return int64_t((waiting_.capacity() + step_features_.capacity()) * sizeof(float)); }
 
  private:
   HeadState(std::shared_ptr<Decoder> head, Cache keys);

@@ -9,7 +9,7 @@ first, least recently used first.
 
 A sequence may have states beside its pages, which go back to few of its lengths. What such a cache can give is asked of
 it, and kept are as many lengths of a text as there is reason for: each is a fork, which shares its pages and counts its
-states.
+states, and the features that a head has yet to read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class _Kept:
     """A sequence that is kept: its cache, its tokens, and its pages' numbers.
 
     ``hashes``: of no page, of its first whole page, of its first two, ...; so the last is that of all whole ones.
-    ``states``: what its states take of the budget. ``least``: it has been seen not to go back to a length below.
+    ``states``: what its states and features take of the budget. ``least``: it has been seen not to go back to a length
+    below.
     """
 
     __slots__ = ("cache", "hashes", "least", "pages", "states", "tokens")
@@ -78,8 +79,8 @@ class PrefixCache:
 
     Args:
         budget: in any unit.
-        page: what a page takes of it.
-        state: what a sequence's states take; 0 = caches have none. If they have, the budget is in bytes.
+        page: what a page takes of it. 1 = the budget is in pages, else it is in bytes.
+        state: what a sequence's states take, in bytes; 0 = caches have none.
         keeps: False keeps nothing, and only counts: for engines whose rows are not invariant, where a sequence that was
             read in other pieces may have other bits.
 
@@ -95,6 +96,7 @@ class PrefixCache:
         self.budget = budget
         self._page = page
         self._state = state
+        self._in_bytes = page != 1 or state > 0
         if self.pages < 1:
             there = f"{max(self.pages, 0)} pages of {PAGE} positions"
             states = f" beside {RUNNING_STATES * state} bytes for its states" if state else ""
@@ -123,7 +125,7 @@ class PrefixCache:
 
     @property
     def states(self) -> int:
-        """What the states of kept sequences take of it."""
+        """What the states of kept sequences, and features that a head has yet to read, take of it."""
         return self._states
 
     @property
@@ -274,9 +276,9 @@ class PrefixCache:
         if fork is None:
             return
         own = list(pages[: pages_of(count)])
-        states = fork.state_bytes if self._state and isinstance(fork, Checkpointed) else 0
+        states = fork.state_bytes if self._in_bytes and isinstance(fork, Checkpointed) else 0
         copied = goes_on and count % PAGE > 0
-        if self._state:
+        if states or self._state:
             ends = 0 if goes_on else RUNNING_STATES * self._state  # it gives them back in a moment
             cost = states + copied * self._page - ends
             self._make_room(cost)

@@ -74,12 +74,29 @@ class DraftBatch:
             drafts.append(draft)
         if not rows:
             return 0
-        selection = controller.select(drafts, beside)
-        controller.note(self.numbers, selection)
+        try:
+            selection = controller.select(drafts, beside)
+            controller.note(self.numbers, selection)
+        except Exception as error:
+            self._fail_of(drafts, error, fail)
+            return 0
         self.drafts = selection.drafts
         if len(drafts) == 1:
             return len(self.drafts[0].tokens)
         return sum([len(draft.tokens) for draft in self.drafts])
+
+    def _fail_of(
+        self, drafts: Sequence[Draft], error: Exception, fail: Callable[[SequenceGroup, Exception], None]
+    ) -> None:
+        """Fail the groups that have a draft which the controller does not take; all, where it takes each by itself."""
+        found: dict[SequenceGroup, Exception] = {}
+        for sequence, draft in zip(self.live, drafts, strict=True):
+            try:
+                self.controller.select([draft])
+            except Exception as its:
+                found[next(group for group in self.groups if sequence in group.live)] = its
+        for group, its in (found or dict.fromkeys(self.groups, error)).items():
+            fail(group, its)
 
 
 class RunningBatch:

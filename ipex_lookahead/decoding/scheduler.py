@@ -6,6 +6,7 @@ their neighbours, so who shares a forward with whom shows in the times only.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, abc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +22,8 @@ from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensabl
 from ipex_lookahead.engines.base import Batch, Engine, StepOutput, state_bytes
 from ipex_lookahead.engines.prefill import PREFILL_ROWS, TAIL
 from ipex_lookahead.errors import ContextLengthError, EngineError
+
+log = logging.getLogger("ipex_lookahead")
 
 DELAY = 4.0
 """Pieces of prompts may make a step of sequences that decode take so many times as long as it would take alone."""
@@ -126,17 +129,26 @@ class Scheduler:
         self._waiting.append(group)
         return group.id
 
-    def cancel(self, group: int) -> None:
-        """End a group now, unless it has ended; of one that emits events the next step returns that."""
+    def cancel(self, group: int, error: Exception | None = None) -> None:
+        """End a group now, unless it has ended; the next step returns the event of a group that emits events.
+
+        Args:
+            group: its number.
+            error: the reason, where the group has failed.
+        """
         found = self._groups.get(group)
-        if found is not None:
+        if found is None:
+            return
+        if error is not None:
+            self._fail(found, error)
+        else:
             found.cancel()
             self._leave(found)
 
     def step(self) -> abc.Sequence[StepEvent]:
         """One forward: each sequence that decodes emits at least one token, and the next chunks of prompts are read.
 
-        What one group's rules, proposer or rows raise ends that group alone.
+        An exception that belongs to one group, from its admission to its end, ends that group alone.
 
         Returns:
             What happened to the groups that emit events, each one's events in order.
@@ -160,8 +172,8 @@ class Scheduler:
                 return self._take_events()
         chunks = self._prefill_chunks() if self._reading else _NONE
         if running_batch.live or chunks:
-            batch = running_batch.batch(drafted, chunks)
             try:
+                batch = running_batch.batch(drafted, chunks)
                 output, seconds = self._forward(batch)
             except Exception as error:
                 self._one_by_one(chunks, error, drafted=drafted)
@@ -245,9 +257,9 @@ class Scheduler:
             return
         for group in groups:
             own = [chunk for chunk in chunks if chunk.group is group]
-            running_batch = RunningBatch([] if own else [group], self._engine)
-            batch = running_batch.batch(False, own)
             try:
+                running_batch = RunningBatch([] if own else [group], self._engine)
+                batch = running_batch.batch(False, own)
                 output, seconds = self._forward(batch)
             except Exception as its:
                 self._fail(group, its)
@@ -271,24 +283,28 @@ class Scheduler:
             group = self._shares.next_of((one for one in self._waiting if one not in passed), self._running)
             if group is None or (full and self._ahead_of(group) is None):
                 return
-            if self._memory is not None:
-                needs = self._needs(self._memory, group)
-                if needs < 0:
-                    passed.add(group)
-                    continue
-                while full or (needs > 0 and self.running and not self._memory.admits(needs, self.running)):
-                    ahead = self._ahead_of(group)
-                    if ahead is None:
-                        return  # nobody overtakes: it would wait for ever
-                    self._preempt(self._memory, ahead)
-                    full = False
-                self._prepare(self._memory, group)
+            try:
+                if self._memory is not None:
+                    needs = self._needs(self._memory, group)
+                    if needs < 0:
+                        passed.add(group)
+                        continue
+                    while full or (needs > 0 and self.running and not self._memory.admits(needs, self.running)):
+                        ahead = self._ahead_of(group)
+                        if ahead is None:
+                            return  # nobody overtakes: it would wait for ever
+                        self._preempt(self._memory, ahead)
+                        full = False
+                    self._prepare(self._memory, group)
+                else:
+                    for sequence in group.sequences:
+                        sequence.cache = self._engine.new_cache() if sequence.cache is None else sequence.cache
+                group.start()
+            except Exception as error:
+                self._fail(group, error)
             else:
-                for sequence in group.sequences:
-                    sequence.cache = self._engine.new_cache() if sequence.cache is None else sequence.cache
-            self._waiting.remove(group)
-            group.start()
-            self._reading.append(group)
+                self._waiting.remove(group)
+                self._reading.append(group)
 
     def _ahead_of(self, group: SequenceGroup) -> SequenceGroup | None:
         """Who makes way for one that waits; nobody where caches are not ours to take."""
@@ -333,13 +349,18 @@ class Scheduler:
     def _fail(self, group: SequenceGroup, error: Exception) -> None:
         group.error = error
         self._leave(group)
+        if self._memory is not None:
+            _drop_cache(group.sequences[0])
 
     def _leave(self, group: SequenceGroup) -> None:
         """A group is over."""
         if self._memory is not None:
             sequence = group.sequences[0]
             if group.error is None and group not in self._waiting:
-                self._keep(self._memory, sequence, group.key)
+                try:
+                    self._keep(self._memory, sequence, group.key)
+                except Exception:  # the answer is complete without it
+                    log.warning("a text that has ended is not kept for later prompts", exc_info=True)
             self._release(sequence)
         self._remove(group)
         self._shares.leave(group)
@@ -368,17 +389,23 @@ class Scheduler:
 
     def _preempt_one(self, memory: PrefixCache) -> None:
         """There is no room for all that run."""
-        if self.running == 1:
-            raise EngineError("the only sequence does not fit in the memory that was checked to have room for it")
-        self._preempt(memory, dispensable(self._running))
+        if self.running > 1:
+            self._preempt(memory, dispensable(self._running))
+            return
+        error = EngineError("the only sequence does not fit in the memory that was checked to have room for it")
+        self._fail(self._running[0], error)
 
     def _preempt(self, memory: PrefixCache, group: SequenceGroup) -> None:
         """It waits again, and is computed again later as far as its pages are gone by then."""
         sequence = group.sequences[0]
         group.furthest = max(group.furthest, sequence.cache.length)
-        self._keep(memory, sequence, group.key)
+        try:
+            self._keep(memory, sequence, group.key)
+        except Exception as error:
+            self._fail(group, error)
+            return
         self._release(sequence)
-        sequence.cache = self._engine.new_cache()
+        _drop_cache(sequence)
         self._remove(group)
         group.pause()
         self._waiting.append(group)
@@ -419,7 +446,7 @@ class Scheduler:
                         if rows > 0:
                             chunks.append(PrefillChunk(group, sequence, rows, rows == sequence.left))
                             share, own, room = share - rows, own - rows, room - rows
-            if self._decoding or chunks or self._memory is None:
+            if self._decoding or chunks or self._memory is None or not self._reading:
                 break
             self._preempt_one(self._memory)
         return chunks
@@ -449,6 +476,11 @@ class Scheduler:
             else:
                 most = middle - 1
         return least
+
+
+def _drop_cache(sequence: Sequence) -> None:
+    """Release the memory of a sequence that does not run; its next admission gives it another cache."""
+    sequence.cache = None  # type: ignore[assignment]
 
 
 def _number(group: SequenceGroup) -> int:

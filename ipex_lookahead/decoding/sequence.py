@@ -53,7 +53,7 @@ class Sequence:
         stop: called after each token, with the sequence so far; True ends it there.
         cache: an engine's, of its own, with the prompt's first tokens, but not all of them; the scheduler makes one
             where there is none. Of several sequences with one prompt and empty caches the first reads it, and the
-            others get forks.
+            others get forks. None also while a preempted sequence waits, and after a failure in a shared memory.
         scores, raw: lists that get the processed, and the raw logits of each position; None keeps none.
         on_prompt_logits: called with the prompt's own logits as it is read: how many tokens are before them, and
             float32 [rows, vocab_size]. The same rows may come twice, where the sequence is preempted meanwhile.

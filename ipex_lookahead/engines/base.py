@@ -51,11 +51,14 @@ class Cache(Protocol):
 
 @runtime_checkable
 class Checkpointed(Protocol):
-    """A cache that may hold states of recurrent layers, which do not grow with the positions and cannot be cropped."""
+    """A cache that may hold memory that does not grow with the positions: recurrent states, and features for a head.
+
+    Recurrent states cannot be cropped. Features are hidden states of up to 64 rows that a head has yet to read.
+    """
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of them now, those that forks share included, and of what the last rows left; 0 = there are none."""
+        """Bytes of both now, states shared with forks included, and of what the last rows left; 0 = there are none."""
         ...
 
     def checkpoint(self) -> None:

@@ -45,6 +45,7 @@ class _RequestGroup(SequenceGroup):
         request, sequence, config, draft_engine, on_event: as given.
         of_prompt: log probabilities of the prompt's tokens, until they are handed out.
         second: the proposer that has a second model.
+        failure: what passing its events on has raised: the request ends with it.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class _RequestGroup(SequenceGroup):
         self.on_event = on_event
         self.of_prompt: PromptLogprobs | None = None
         self.second: DraftModel | None = None
+        self.failure: Exception | None = None
         if request.prompt_logprobs is not None:
             self.of_prompt = PromptLogprobs(sequence.prompt.tolist(), request.prompt_logprobs)
             sequence.on_prompt_logits = self.of_prompt.put
@@ -105,7 +107,8 @@ class Service:
         running, waiting: requests.
         steps, tokens: forwards and emitted tokens so far.
         kv_bytes, cached_pages: keys, values and states held, and pages of 64 positions kept for later requests.
-        state_bytes: of them the states of recurrent layers that are kept for later requests.
+        state_bytes: of them the states of recurrent layers, and the features that a head has yet to read, that are kept
+            for later requests.
         cached_tokens: prompt tokens so far that were found, not read.
         preemptions: how often a request gave its memory to an older one, or its slot to another key's.
     """
@@ -279,13 +282,21 @@ class Service:
             new, self._new = self._new, []
             leaving, self._leaving = self._leaving, []
         for group in new:
-            self._start(scheduler, group)
+            try:
+                self._start(scheduler, group)
+            except Exception as error:
+                self._end(group, Event("error", error=_as_ours(error)))
         for number in leaving:
             found = self._requests.get(number)
             if found is not None:
                 scheduler.cancel(found.id)
         for event in scheduler.step():
-            self._pass_on(scheduler, event)
+            try:
+                self._pass_on(scheduler, event)
+            except Exception as error:
+                if (failed := self._submitted.get(event.id)) is not None:
+                    failed.failure = error
+                scheduler.cancel(event.id, error)
         memory = self._memory
         self.running, self.waiting = scheduler.running, scheduler.waiting
         self.steps, self.preemptions = scheduler.steps, scheduler.preemptions
@@ -339,8 +350,9 @@ class Service:
         found = self._controllers.get(config)
         if found is None:
             if len(self._controllers) >= MAX_DRAFT:  # of callers with ever new configurations
-                self._controllers.clear()
-            self._controllers[config] = found = make_controller(config, self.model.costs)
+                del self._controllers[next(iter(self._controllers))]  # the least recently used one
+            found = make_controller(config, self.model.costs)
+        self._controllers[config] = self._controllers.pop(config, found)
         return found
 
     def _pass_on(self, scheduler: Scheduler, event: StepEvent) -> None:
@@ -349,6 +361,8 @@ class Service:
         if group is None:
             return
         if event.kind in ("prefill", "tokens"):
+            if group.failure is not None:
+                return
             self._places.begin(group.number)
         if event.kind == "prefill":
             passed_on = Event("prefill", event.done, event.total, group.stats.cached_tokens)
@@ -365,11 +379,16 @@ class Service:
                 ]
         else:
             del self._submitted[event.id]
-            if event.kind == "error":
-                self._end(group, Event("error", error=_as_ours(group.error)))
+            error = group.failure or group.error
+            if error is not None:
+                self._end(group, Event("error", error=_as_ours(error)))
                 return
-            if group.store is not None and self.model.stores.open_or_none(group.store) is not None:
-                self.model.stores.add(group.store, [group.sequence.new])
+            if group.store is not None:
+                try:
+                    if self.model.stores.open_or_none(group.store) is not None:
+                        self.model.stores.add(group.store, [group.sequence.new])
+                except Exception:  # the answer is complete without it
+                    log.warning("request %d: its answer is not remembered", group.number, exc_info=True)
             self._end(group, Event("finish", reason=group.stats.finish_reasons[0], stats=group.stats))
             return
         if not self._notify(group, passed_on):
@@ -377,7 +396,10 @@ class Service:
 
     def _end(self, group: _RequestGroup, event: Event) -> None:
         if group.second is not None:
-            group.second.end()
+            try:
+                group.second.end()
+            except Exception:  # the request has ended without it
+                log.warning("request %d: its draft model's text is not kept", group.number, exc_info=True)
         # It may refer to the sequence: as a circle both would hold keys and values until Python looks.
         group.sequence.proposer = None
         with self._changed:

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
+from ipex_lookahead.decoding.prefix_cache import PAGE, RUNNING_STATES, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import Scheduler
-from ipex_lookahead.engines.base import Batch, Cache
+from ipex_lookahead.engines.base import Batch, Cache, position_bytes, state_bytes
+from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
 from tests.support.hashed_engine import HashedCache, HashedEngine
 from tests.support.sequence_groups import Answer, Submission, alone, group_of
@@ -272,3 +273,34 @@ def test_on_the_native_engine_where_windows_forget(tmp_path: Path, kv_cache: str
     assert memory.hits == found, "of 1,500 positions the first 200 are forgotten"
     run_all(engine, memory, [wanted[0]])
     assert memory.hits == found + 199, "and were read again"
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_features_that_a_head_has_yet_to_read_count(kind: str, tmp_path: Path) -> None:
+    """A kept text holds up to 64 rows of them, each longer than a row of keys; and gives them back."""
+    pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+    from tests.support.heads import opened, write
+
+    engine = opened(write(kind, tmp_path))
+    cache, text = engine.new_cache(), np.arange(40, dtype=np.int32) % 90
+    engine.head.follow(cache)
+    for _ in prefill(engine, [(cache, text)]):
+        pass
+    features = 40 * engine.head.width * 4
+    page, state = PAGE * position_bytes(engine), state_bytes(engine)
+    memory = PrefixCache(8 * page + 8 * state + 2 * features, page=page, state=state)
+    pages: list[int] = []
+    assert memory.extend(pages, 40)
+    running = memory.used
+    memory.keep(text, cache, pages)
+    assert memory.states >= features + state
+    assert memory.used == running + memory.states
+    memory.release(pages)
+    memory.clear()
+    assert memory.used == memory.states == 0
+    small = PrefixCache(page + RUNNING_STATES * state + features // 2, page=page, state=state)
+    pages = []
+    assert small.extend(pages, 40)
+    small.keep(text, cache, pages)
+    small.release(pages)
+    assert small.kept == 0 or small.used <= small.budget

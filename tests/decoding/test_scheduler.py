@@ -222,6 +222,176 @@ def test_what_never_fits_is_refused() -> None:
     assert answer == alone(engine, Submission((1,), 2 * PAGE - 1))
 
 
+class FailingMemory(PrefixCache):
+    """``failing``: the method that raises for the key "bad"."""
+
+    failing = ""
+
+    def _check(self, method: str, key: str) -> None:
+        if self.failing == method and key == "bad":
+            raise MemoryError(f"{method}, by design")
+
+    def match(self, tokens: Any, key: str = "") -> int:
+        self._check("match", key)
+        return super().match(tokens, key)
+
+    def take(self, tokens: Any, key: str = "") -> Any:
+        self._check("take", key)
+        return super().take(tokens, key)
+
+    def keep(self, tokens: Any, cache: Any, pages: Any, key: str = "", *, goes_on: bool = False) -> None:
+        self._check("keep" if goes_on else "keep at the end", key)
+        super().keep(tokens, cache, pages, key, goes_on=goes_on)
+
+
+class FailingHead:
+    """A head that cannot follow a cache."""
+
+    def follow(self, cache: Any) -> None:
+        raise MemoryError("follow, by design")
+
+
+class Proposing:
+    """A proposer of one draft, again and again."""
+
+    wants = ARGMAX
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+
+    def begin(self, prompt: Any, hidden: Any = None) -> None: ...
+
+    def observe(self, outcome: Outcome) -> None: ...
+
+    def propose(self, budget: int) -> Draft:
+        return self._draft
+
+
+def _raises(*_: Any) -> Any:
+    raise ZeroDivisionError("by design")
+
+
+def _break(fault: str, group: SequenceGroup, engine: HashedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have one group fail at that point."""
+    sequence = group.sequences[0]
+    if fault == "new_cache":
+        made = engine.new_cache
+        calls = iter([_raises])
+        monkeypatch.setattr(engine, "new_cache", lambda: next(calls, made)())
+    elif fault == "start":
+        sequence.head = FailingHead()
+    elif fault == "begin":
+        group._make_controller = _raises
+    elif fault == "prefill callback":
+        group._on_prefill = _raises
+    elif fault == "processor":
+        sequence.processors = [_raises]
+    elif fault == "prompt logits":
+        sequence.on_prompt_logits = _raises
+
+
+FAULTS = ("new_cache", "start", "begin", "prefill callback", "processor", "prompt logits")
+
+
+@pytest.mark.parametrize("others", ["before", "after"])
+@pytest.mark.parametrize("fault", [*FAULTS, "match", "take", "keep"])
+def test_a_group_that_cannot_begin_ends_alone(fault: str, others: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages and its slot are free again; another one's bytes, and what begins later, are as ever."""
+    engine = HashedEngine(VOCAB)
+    wanted = [Submission(tuple([3, 1, 4, 1, 5] * 30), 20, seed=number) for number in range(2)]
+    plain = [alone(engine, submission) for submission in wanted]
+    for memory in (FailingMemory(20), None) if fault in FAULTS else (FailingMemory(20),):
+        scheduler = Scheduler(engine, memory=memory, slots=2, prefill_rows=64)
+        groups = [group_of(engine, one, n, RandomProposer(VOCAB), emits_events=True) for n, one in enumerate(wanted)]
+        bad, _ = group_of(engine, replace(wanted[0], key="bad"), 2, emits_events=True)
+        if memory is not None:
+            memory.failing = fault
+        if others == "before":
+            scheduler.submit(groups[0][0])
+            scheduler.step()
+        with monkeypatch.context() as context:
+            _break(fault, bad, engine, context)
+            scheduler.submit(bad)
+            if others == "after":
+                scheduler.submit(groups[0][0])
+            kinds: dict[int, str] = {}
+            while bad.id not in kinds:
+                kinds |= {event.id: event.kind for event in scheduler.step() if event.kind in ("finish", "error")}
+        assert kinds[bad.id] == "error"
+        assert isinstance(bad.error, MemoryError | ZeroDivisionError)
+        scheduler.submit(groups[1][0])
+        while scheduler.busy:
+            kinds |= {event.id: event.kind for event in scheduler.step() if event.kind in ("finish", "error")}
+        assert [answer for _, answer in groups] == plain
+        assert [kinds[group.id] for group, _ in groups] == ["finish"] * 2
+        assert scheduler.running == scheduler.waiting == 0
+        assert memory is None or memory.available == memory.pages
+        assert memory is None or bad.sequences[0].cache is None, "its memory is free"
+
+
+def test_a_text_that_cannot_be_kept_costs_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    engine = HashedEngine(VOCAB)
+    memory = FailingMemory(20)
+    memory.failing = "keep at the end"
+    scheduler = Scheduler(engine, memory=memory)
+    wanted = Submission((1, 2, 3), 70, key="bad")
+    group, answer = group_of(engine, wanted, emits_events=True)
+    scheduler.submit(group)
+    kinds = [event.kind for _ in range(80) for event in scheduler.step()]
+    assert kinds[-1] == "finish"
+    assert answer == alone(engine, wanted)
+    assert memory.used == 0
+    assert "not kept" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["keep at the end", "keep"])
+def test_one_that_makes_way_and_cannot_be_kept_ends_alone(method: str) -> None:
+    engine = HashedEngine(VOCAB)
+    memory = FailingMemory(pages_of(200))
+    memory.failing = method
+    scheduler = Scheduler(engine, memory=memory)
+    wanted = [Submission((1, 2, 3), 190), Submission((4, 5), 195, key="bad")]
+    plain = [alone(engine, submission) for submission in wanted]
+    groups = [group_of(engine, submission, number) for number, submission in enumerate(wanted)]
+    for group, _ in groups:
+        scheduler.submit(group)
+    while scheduler.busy:
+        scheduler.step()
+    assert groups[0][1] == plain[0]
+    assert isinstance(groups[1][0].error, MemoryError)
+    count = len(groups[1][1].tokens)
+    assert groups[1][1].tokens == plain[1].tokens[:count]
+    assert memory.available == memory.pages
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [Draft([2**40], [-1]), Draft([1, 2], [-1]), Draft([1, 2], [1, 0]), Draft([1], [-1], [0.5, 0.5])],
+    ids=["no int32", "a parent is missing", "a circle", "one probability too many"],
+)
+@pytest.mark.parametrize("kind", ["one for all", "each its own"])
+def test_a_draft_that_is_none_costs_nobody_else_anything(kind: str, draft: Draft) -> None:
+    engine = HashedEngine(VOCAB)
+    controller = controllers(kind)
+    scheduler = Scheduler(engine, memory=PrefixCache(20))
+    wanted = [Submission((1, 2), 30), Submission((1, 3), 30, seed=4), Submission((2, 3), 30)]
+    proposers: list[Proposer] = [RandomProposer(VOCAB), Proposing(draft), RandomProposer(VOCAB)]
+    groups = [
+        group_of(engine, one, number, proposer, controller())
+        for number, (one, proposer) in enumerate(zip(wanted, proposers, strict=True))
+    ]
+    for group, _ in groups:
+        scheduler.submit(group)
+    while scheduler.busy:
+        scheduler.step()
+    for (group, answer), one in zip(groups, wanted, strict=True):
+        plain = alone(engine, one)
+        if group is groups[1][0] and group.error is not None:
+            assert answer.tokens == plain.tokens[: len(answer.tokens)]
+        else:
+            assert answer == plain
+
+
 class Failing:
     """A proposer that raises at its third draft."""
 

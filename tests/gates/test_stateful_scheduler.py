@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -40,6 +41,7 @@ VOCAB = 11
 MOST = 6
 ENGINES = [HashedEngine(VOCAB, seed=1), HashedEngine(VOCAB, seed=2, kept_behind=90)]
 TEXT = np.random.default_rng(0).integers(1, VOCAB, 300).tolist()
+FAULTS = ("begin", "start", "rule")
 PLAIN: dict[tuple[int, Submission], Answer] = {}
 """What requests are alone, by engine: reckoned once."""
 
@@ -55,6 +57,7 @@ class Live:
     heard: list[int]
     cancelled: bool = False
     over: str = ""
+    fails: bool = False
 
 
 class Requests(RuleBasedStateMachine):
@@ -87,6 +90,7 @@ class Requests(RuleBasedStateMachine):
         kind=st.integers(0, 6),
         together=st.booleans(),
         stop=st.sampled_from([None, None, 0]),
+        fault=st.sampled_from([*[""] * 12, *FAULTS]),
     )
     def submit(
         self,
@@ -99,6 +103,7 @@ class Requests(RuleBasedStateMachine):
         kind: int,
         together: bool,
         stop: int | None,
+        fault: str,
     ) -> None:
         mine = np.random.default_rng(own % 5).integers(1, VOCAB, length).tolist()
         prompt = (*TEXT[:common], *mine)
@@ -116,7 +121,38 @@ class Requests(RuleBasedStateMachine):
         group, answer = group_of(
             self.engine, submission, self.submitted, proposer_of(kind, submission, plain), controller, emits_events=True
         )
-        self.live[self.scheduler.submit(group)] = Live(submission, plain, group, answer, [])
+        if fault == "begin":
+            group._make_controller = _raises
+        elif fault == "start":
+            group.sequences[0].head = FailingHead()
+        elif fault == "rule":
+            group.sequences[0].processors = [_raises, *group.sequences[0].processors]
+        self.live[self.scheduler.submit(group)] = Live(submission, plain, group, answer, [], fails=bool(fault))
+
+    @precondition(lambda self: self.live)
+    @rule(method=st.sampled_from(["new_cache", "match", "take", "keep"]), after=st.integers(0, 3))
+    def one_call_fails(self, method: str, after: int) -> None:
+        """The call after so many in the next step: a group may end with it, and then alone."""
+        owner = self.engine if method == "new_cache" else self.memory
+        if owner is None:
+            return
+        calls, works = itertools.count(), getattr(owner, method)
+
+        def call(*given: Any, **named: Any) -> Any:
+            if next(calls) == after:
+                raise MemoryError("by design")
+            return works(*given, **named)
+
+        setattr(owner, method, call)
+        try:
+            events = self.scheduler.step()
+        finally:
+            delattr(owner, method)
+        broken = [event.id for event in events if event.kind == "error" and not self.live[event.id].fails]
+        assert len(broken) <= 1
+        for number in broken:
+            self.live[number].fails = True
+        self.hear(events)
 
     @rule()
     def step(self) -> None:
@@ -155,10 +191,10 @@ class Requests(RuleBasedStateMachine):
             count = len(one.answer.tokens)
             assert one.answer.tokens == one.plain.tokens[:count]
             assert one.answer.logits == one.plain.logits[:count]
-            assert one.heard == one.answer.tokens
+            assert one.heard == one.answer.tokens[: len(one.heard) if one.fails else None]
             if one.over:
-                assert one.over == "finish", one.group.error
-                assert one.cancelled or count == len(one.plain.tokens)
+                assert one.over == "finish" or one.fails, one.group.error
+                assert one.cancelled or one.over == "error" or count == len(one.plain.tokens)
                 assert one.group.stats.tokens == count
                 del self.live[number]
 
@@ -182,6 +218,15 @@ class Requests(RuleBasedStateMachine):
             assert self.memory.used == self.memory.kept
             self.memory.clear()
             assert self.memory.used == 0
+
+
+class FailingHead:
+    def follow(self, cache: Any) -> None:
+        raise MemoryError("by design")
+
+
+def _raises(*_: Any) -> Any:
+    raise ZeroDivisionError("by design")
 
 
 def proposer_of(kind: int, submission: Submission, plain: Answer) -> Proposer | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.base import OutputRequest
@@ -301,6 +301,66 @@ def test_one_requests_fault_leaves_the_others_alone(model: TextModel, service: S
     assert isinstance(events[-1].error, LookaheadError)
     assert len(tokens_of(events)) == 5
     assert tokens_of(list(other)) == model.generate([1, 2], SamplingParams(200))
+
+
+SERVICE_FAULTS = {
+    "head_of": "ipex_lookahead.generation.service.head_of",
+    "a proposer's constructor": "ipex_lookahead.generation.service.make_proposer",
+    "a store that is damaged": "ipex_lookahead.drafting.store.Stores.get",
+    "a log probability": "ipex_lookahead.generation.service.logprob_of",
+    "a controller": "ipex_lookahead.generation.service.make_controller",
+}
+
+
+@pytest.mark.parametrize("fault", SERVICE_FAULTS)
+def test_what_the_service_does_for_one_request_may_fail(
+    model: TextModel, service: Service, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request gets the error, and its slot is free; another one goes on, and the next is served."""
+    rule = SamplingParams(60, temperature=1.0, seed=3)
+    alone = model.generate([3, 4], rule)
+    fine = service.stream([3, 4], rule)
+    next(fine)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise MemoryError("by design")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SERVICE_FAULTS[fault], fails)
+        bad = list(service.stream([1, 2], SamplingParams(9), lookahead="auto", key="bad", top_logprobs=2))
+    assert bad[-1].kind == "error"
+    assert isinstance(bad[-1].error, LookaheadError)
+    assert tokens_of(list(fine)) == alone
+    assert tokens_of(list(service.stream([3, 4], rule, lookahead="auto"))) == alone
+    assert service.state == "ready"
+    assert service.running == service.waiting == 0
+
+
+def test_an_answer_that_cannot_be_remembered_is_an_answer(
+    model: TextModel, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ipex_lookahead.drafting.store.Stores.add", fails)
+    events = list(service.stream([1, 2], SamplingParams(9), lookahead="auto", key="bad"))
+    assert events[-1].kind == "finish"
+    assert tokens_of(events) == model.generate([1, 2], SamplingParams(9))
+    assert service.state == "ready"
+
+
+def test_the_controllers_of_callers_with_ever_new_configurations_make_way_one_by_one(model: TextModel) -> None:
+    """The one that is used again and again keeps what it has learned."""
+    service = Service(model)
+    try:
+        usual = LookaheadConfig(num_draft_tokens=3)
+        first = service._controller(usual)
+        for ngram in range(1, 300):
+            service._controller(LookaheadConfig("suffix", draft_min_prob=ngram / 300))
+            assert service._controller(usual) is first
+        assert len(service._controllers) <= MAX_DRAFT
+    finally:
+        service.close()
 
 
 def test_who_cannot_be_told_is_served_no_longer(service: Service) -> None:
