@@ -493,13 +493,17 @@ def _left(group: SequenceGroup) -> int:
 
 
 def _cuts(memory: PrefixCache, sequence: Sequence, key: str) -> list[int]:
-    """Where a prompt's state is kept while it is read: where it parts from a kept text, and every so many positions."""
+    """Where a prompt's state is kept while it is read.
+
+    Every ``apart`` positions, where it parts from a kept text, and where the first and the last turn begin: another
+    conversation with the same system prompt, and another last turn, begin there.
+    """
     held, apart = sequence.cache.length, memory.apart
     found = {*range((held // apart + 1) * apart, len(sequence.to_read) - TAIL, apart)}
     parts = memory.parts(sequence.to_read, key)
     if held + PAGE <= parts < len(sequence.to_read) - TAIL:
         found.add(parts)
-    return sorted(found)
+    return sorted(found | sequence.cuts_at_turns(PAGE))
 
 
 def _share(room: int, among: int) -> int:

@@ -66,7 +66,10 @@ class Sequence:
         needs_logits: whether tokens are chosen from logits; else the engine's argmax is all there is to it.
         to_read: what its cache is to hold before it decodes.
         twins: sequences with the same prompt, which get forks of the cache once it is read.
+        turns: where the user's texts begin in the prompt, ascending: its state is kept at the first, which follows the
+            system prompt, and at the last, so that another text from there on begins with it.
         cuts: lengths, ascending, at which its cache is kept while it reads: a chunk ends there.
+        on_cut: called at each of these, the cache being that long.
         checkpoints: whether its cache, which is used again, is to go back to the end of its prompt.
         pages: its pages, as the scheduler's memory numbers them.
         head: the trained head that drafts for it, which its cache follows; None: none does.
@@ -100,7 +103,9 @@ class Sequence:
     needs_logits: bool = False
     to_read: Tokens = field(init=False)
     twins: list[Sequence] = field(default_factory=list)
+    turns: abc.Sequence[int] = ()
     cuts: list[int] = field(default_factory=list)
+    on_cut: Callable[[Cache], None] | None = None
     checkpoints: bool = False
     pages: list[int] = field(default_factory=list)
     head: Follower | None = None
@@ -213,6 +218,14 @@ class Sequence:
     def at_cut(self) -> bool:
         """Whether it has read as far as one of ``cuts``."""
         return self.cache.length in self.cuts
+
+    def cuts_at_turns(self, least: int) -> set[int]:
+        """The first and the last of ``turns``, as far as keeping the state there saves ``least`` rows or more.
+
+        Not the last rows of the text: states go back over these anyway.
+        """
+        ends = (*self.turns[:1], *self.turns[-1:])
+        return {turn for turn in ends if self.cache.length + least <= turn < len(self.to_read) - TAIL}
 
     def cut_at(self, length: int) -> bool:
         """Have a chunk end there too, for others that begin so; False where that is read already."""

@@ -205,6 +205,8 @@ class SequenceGroup:
                     while sum(len(one[layers[0]]) for one in reader.states[1:]) >= MOST_STATES:
                         del reader.states[0]
             sequence.cache.keep(list(range(rows)))
+            if sequence.on_cut is not None and sequence.at_cut:
+                sequence.on_cut(sequence.cache)
             if sequence.fresh:
                 self._count(rows)
         if self.emits_events:

@@ -35,6 +35,8 @@ class GenerationRequest:
         sequence: the answer's number in the noise, for several answers with one seed, 0 to 2**32 - 1.
         top_logprobs: tell the tokens' log probabilities and those of so many others, 0 to 64; None tells none.
         prompt_logprobs: the same of the prompt's tokens, for which all of it is read, whatever is kept of it.
+        turns: positions in the prompt at which the user's texts begin; None finds them by the chat template. Models
+            with recurrent layers keep their state there for later prompts; the answer does not depend on it.
     """
 
     prompt: Sequence[int]
@@ -50,3 +52,4 @@ class GenerationRequest:
     sequence: int = 0
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
+    turns: Sequence[int] | None = None

@@ -125,6 +125,9 @@ class Service:
     ) -> None:
         self._places = Places(slots, queue, running_per_key, queued_per_key)
         model.check_own_settings()
+        self._finds_turns = state_bytes(model.engine) > 0
+        if self._finds_turns:
+            model.turns_of([])  # the first call renders the chat template
         self.model = model
         self.state = "loading"
         self.running = self.waiting = self.steps = self.tokens = self.preemptions = 0
@@ -235,6 +238,8 @@ class Service:
             limit, reason = room, "context"
         sequence = self.model.sequence(prompt, params, limit, reason, request.processors, request.sequence)
         sequence.stop = any_of(sequence.stop, request.stop)
+        if self._finds_turns:
+            sequence.turns = self.model.turns_of(prompt) if request.turns is None else sorted(request.turns)
         return sequence
 
     def _check_ids(self, name: str, ids: abc.Sequence[int]) -> None:

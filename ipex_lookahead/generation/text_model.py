@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections import abc, deque
 from collections.abc import Callable, Generator, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,13 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.cost import EngineCosts
 from ipex_lookahead.decoding.kept_costs import cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
-from ipex_lookahead.decoding.prefix_cache import PrefixCache, crop_to_shared, memory_for
+from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, crop_to_shared, memory_for
 from ipex_lookahead.decoding.sampling import Ids, Processor, Sampler, WarperParams
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, make_proposer
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.base import Cache, Engine
+from ipex_lookahead.engines.base import Cache, Engine, state_bytes
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.engines.low_bit_copy import low_bit_copy
 from ipex_lookahead.errors import InputError
@@ -38,6 +39,7 @@ from ipex_lookahead.generation.sampling_params import SamplingParams
 from ipex_lookahead.generation.second_model import check_vocabulary
 from ipex_lookahead.generation.stop_texts import Stop, StopTexts, TimeLimit, any_of
 from ipex_lookahead.system.extras import need_torch
+from ipex_lookahead.tokenization.prompts import turn_openings, turn_starts
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 SEED_BITS = 53
@@ -84,6 +86,7 @@ class TextModel:
         self._draft_memory: PrefixCache | None = None
         self._copy: Engine | None = None
         self._kept: tuple[Cache, Ids] | None = None  # of the last answer: a conversation's turns begin as it did
+        self._led: tuple[Cache, Ids] | None = None  # up to the end of its system prompt, where layers have states
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -196,6 +199,8 @@ class TextModel:
         self.costs.ready(options.config)
         keep = keep and self.engine.row_invariant
         sequence.cache, sequence.checkpoints = self._reused(sequence.prompt) if keep else self.engine.new_cache(), keep
+        if keep and state_bytes(self.engine):
+            self._cut(sequence)
         if options.on_prefill is not None:
             options.on_prefill(sequence.cache.length, len(ids))
         options.costs, options.stores, options.turn = self.costs, self.stores, self._turn
@@ -210,10 +215,34 @@ class TextModel:
         Nothing is left here, so whatever ends a generation half-way, the next one never starts from its keys.
         """
         kept, self._kept = self._kept, None
-        if kept is None:
-            return self.engine.new_cache()
-        crop_to_shared(*kept, prompt)
-        return kept[0]
+        if kept is not None:
+            crop_to_shared(*kept, prompt)
+        cache = self.engine.new_cache() if kept is None else kept[0]
+        if self._led is not None:
+            led, text = self._led
+            if cache.length < len(text) < len(prompt) and (text == prompt[: len(text)]).all():
+                return led.fork()
+        return cache
+
+    def _cut(self, sequence: Sequence) -> None:
+        """Have the states be kept where the first and the last turn begin, for other turns from there on."""
+        sequence.turns = self.turns_of(sequence.prompt)
+        sequence.cuts = sorted(sequence.cuts_at_turns(PAGE))
+
+        def on_cut(cache: Cache) -> None:
+            if cache.length == sequence.turns[0]:
+                self._led = cache.fork(), sequence.prefix()[: cache.length].copy()
+            sequence.checkpoint()
+
+        sequence.on_cut = on_cut
+
+    def turns_of(self, ids: abc.Sequence[int] | npt.NDArray[np.int32]) -> list[int]:
+        """Where the user's texts begin in a prompt that the chat template has made."""
+        return turn_starts(np.asarray(ids, np.int32), self._turn_openings)
+
+    @cached_property
+    def _turn_openings(self) -> list[list[int]]:
+        return turn_openings(self.tokenizer)
 
     def sequence(
         self,

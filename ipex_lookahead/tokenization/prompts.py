@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ipex_lookahead.errors import InputError
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.tokenization.text import TextTokenizer
 
@@ -72,3 +75,60 @@ def conversation_prompt(
         else:
             ids += encode(llama2_prompt(text, None if number else system))
     return ids
+
+
+def turn_openings(tokenizer: TextTokenizer) -> list[list[int]]:
+    """The tokens that a chat template writes just before the user's text, such as those of ``<|im_start|>user``.
+
+    One sequence is found between turns, and one after a system prompt where that is another. A sequence of one or two
+    tokens that ordinary text may hold is left out.
+
+    Returns:
+        Empty where there is no template, or it shows none.
+    """
+    if not tokenizer.chat_template:
+        return []
+    vocabulary = tokenizer.get_vocab()
+    added = {vocabulary.get(text) for text in tokenizer.added_tokens}
+    found: list[list[int]] = []
+    for roles in (("user", "assistant", "user"), ("system", "user")):
+        texts = [[_PROBES[0]] * len(roles) for _ in range(3)]
+        texts[1][0] = texts[2][-1] = _PROBES[1]
+        said = [[{"role": r, "content": t} for r, t in zip(roles, one, strict=True)] for one in texts]
+        try:
+            ids, other_first, other_last = tokenizer.prompts_of(said)
+        except LookaheadError:  # a template may refuse a system message
+            continue
+        end = _alike(ids, other_last)  # where the last message's text begins
+        if roles[0] == "system":
+            first = len(ids) - _alike(ids[::-1], other_first[::-1])  # where the first message's text ends
+        else:
+            first = end - _alike(ids[:end][::-1], ids[: _alike(ids, other_first)][::-1])
+        opening = ids[first:end]
+        if (len(opening) > 2 or not added.isdisjoint(opening)) and not any(
+            opening[-len(one) :] == one for one in found
+        ):
+            found.append(opening)
+    return found
+
+
+def turn_starts(ids: npt.NDArray[np.int32], openings: Sequence[Sequence[int]]) -> list[int]:
+    """Where the user's texts begin in a prompt, int32 [n], ascending, by its template's :func:`turn_openings`."""
+    found: set[int] = set()
+    for opening in openings:
+        size = len(opening)
+        places = np.flatnonzero(ids[: max(0, len(ids) - size + 1)] == opening[0])
+        for at, token in enumerate(opening[1:], 1):
+            places = places[ids[places + at] == token]
+        found.update((places + size).tolist())
+    return sorted(found)
+
+
+def _alike(some: Sequence[int], others: Sequence[int]) -> int:
+    """The number of tokens that two sequences begin with alike."""
+    pairs = enumerate(zip(some, others, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(some), len(others)))
+
+
+_PROBES = ("one two", "7 8")
+"""Texts that begin and end with different tokens."""

@@ -216,6 +216,12 @@ class TextTokenizer(ABC):
             return True
         return not guard.rewritten(marked) and guard.without_marks(marked) == plain
 
+    def prompts_of(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[list[int]]:
+        """Ids of the prompts that the chat template makes of several conversations. Raises as ``prompt_ids``."""
+        variables = {**self._own(), "add_generation_prompt": True}
+        texts = render_chats(chat_template_of(self, None, for_tools=False), conversations, variables, self._renderer)
+        return [self.encode(text, add_special_tokens=False) for text in texts]
+
     def _rendered(self, template: str, conversation: Sequence[Any], variables: Mapping[str, Any]) -> str:
         return render_chats(template, [conversation], variables, self._renderer)[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -30,12 +32,19 @@ def memory_of(engine: CountedEngine, states: float, pages: int) -> PrefixCache:
     return PrefixCache(int(states * state) + pages * page, page=page, state=state)
 
 
-def run(engine: CountedEngine, memory: PrefixCache | None, *wanted: Submission, together: bool = False) -> list[Answer]:
+def run(
+    engine: CountedEngine,
+    memory: PrefixCache | None,
+    *wanted: Submission,
+    together: bool = False,
+    turns: Sequence[int] = (),
+) -> list[Answer]:
     """One request after the other, or all at once; nothing runs afterwards."""
     answers = []
     scheduler = Scheduler(engine, memory=memory, slots=4)
     for number, submission in enumerate(wanted):
         group, answer = group_of(engine, submission, number)
+        group.sequences[0].turns = turns
         scheduler.submit(group)
         answers.append(answer)
         while not together and scheduler.busy:
@@ -49,12 +58,37 @@ def run(engine: CountedEngine, memory: PrefixCache | None, *wanted: Submission, 
     return answers
 
 
-def rows_of(engine: CountedEngine, memory: PrefixCache, submission: Submission) -> int:
+def rows_of(engine: CountedEngine, memory: PrefixCache, submission: Submission, turns: Sequence[int] = ()) -> int:
     """Rows that a request takes, its answer being what it is alone."""
     plain = alone(engine, submission)
     before = engine.rows
-    assert run(engine, memory, submission) == [plain]
+    assert run(engine, memory, submission, turns=turns) == [plain]
     return engine.rows - before
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_the_second_prompt_begins_where_the_first_ones_turns_do(name: str) -> None:
+    """At its first turn, after what all conversations begin with, and at its last: at most two more states a prompt."""
+    engine = ENGINES[name]
+    memory = memory_of(engine, 60, 100)
+    system = tuple(random_text(350))
+
+    def asked(*texts: int) -> tuple[Submission, list[int]]:
+        prompt, turns = list(system), []
+        for seed in texts:
+            turns.append(len(prompt))
+            prompt += random_text(68, seed)
+        return Submission(tuple(prompt), 4), turns
+
+    for texts, rows in (((1,), 418), ((2,), 68), ((2, 3, 4), 2 * 68), ((2, 3, 5), 68), ((2, 3, 5), 1), ((6, 7), 136)):
+        submission, turns = asked(*texts)
+        kept = len(memory._order)
+        assert rows_of(engine, memory, submission, turns) == rows + 3, texts
+        assert len(memory._order) - kept <= 4
+    small = memory_of(engine, RUNNING_STATES + 1, 12)
+    for texts in ((1,), (2,), (2, 3), (2, 4)):
+        submission, turns = asked(*texts)
+        assert rows_of(engine, small, submission, turns) <= len(submission.prompt) + 3
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -179,6 +213,7 @@ def test_whatever_was_kept_or_given_up_the_bytes_are_those_of_reading_anew(data:
         if proposer == "random":
             made = RandomProposer(96, number)
         group, answer = group_of(engine, submission, number, made, FixedBudget(4))
+        group.sequences[0].turns = sorted(data.draw(st.lists(st.integers(0, len(text) + 3), max_size=3)))
         scheduler.submit(group)
         live.append((submission, group, answer))
         for _ in range(data.draw(st.integers(0, 12))):

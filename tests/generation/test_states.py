@@ -60,6 +60,29 @@ def test_a_conversation_reads_new_tokens_only(engine: CountedEngine, lookahead: 
             prompt = [*prompt, *wanted, 4]
 
 
+def test_another_conversation_begins_with_the_same_system_prompt(
+    engine: CountedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And another last turn with the turns before it: what ``chat`` does after /reset and /undo."""
+    model, fresh = text_model(engine), text_model(engine)
+    begins: list[int] = []
+    monkeypatch.setattr(model, "turns_of", lambda ids: [at for at in begins if at < len(ids)])
+    system = random_text(200)
+    first, second = ([*system, *random_text(80, seed)] for seed in (1, 2))
+    begins[:] = [200]
+    for prompt, cached in ((first, 0), (second, 200), (first, 200)):
+        assert model.generate(prompt, PLAIN, keep=True) == fresh.generate(prompt, PLAIN)
+        assert model.stats.cached_tokens == cached
+    turns = [*first, *fresh.generate(first, PLAIN), *random_text(70, 5)]
+    begins[:] = [200, len(turns)]
+    for seed, cached in ((6, len(first) + 23), (7, len(turns))):
+        prompt = [*turns, *random_text(40, seed)]
+        assert model.generate(prompt, PLAIN, keep=True) == fresh.generate(prompt, PLAIN)
+        assert model.stats.cached_tokens == cached
+    assert model.generate(second, PLAIN, keep=True) == fresh.generate(second, PLAIN)
+    assert model.stats.cached_tokens == 200, "after other turns too"
+
+
 def test_past_key_values_go_on_where_they_were(engine: CountedEngine) -> None:
     prompt = random_text(90)
     first = generate(engine, torch.tensor([prompt]), max_new_tokens=20, **OPTIONS)

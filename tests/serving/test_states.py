@@ -60,6 +60,43 @@ def answer(client: TestClient, messages: list[dict[str, str]], **fields: Any) ->
     return found.json()
 
 
+def openai_answer(client: TestClient, messages: list[dict[str, str]]) -> tuple[Any, int]:
+    found = answer(client, messages)
+    return found["choices"], found["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def anthropic_answer(client: TestClient, messages: list[dict[str, str]]) -> tuple[Any, int]:
+    asked = {"model": "tiny", "max_tokens": 20, "temperature": 0, "messages": messages[1:]}
+    found = client.post("/v1/messages", json={**asked, "system": messages[0]["content"]})
+    assert found.status_code == 200, found.text
+    return found.json()["content"], found.json()["usage"]["cache_read_input_tokens"]
+
+
+SYSTEM = {"role": "system", "content": "You help sailors, and speak of the sea and of its winds. " * 6}
+
+
+@pytest.mark.parametrize("api", ["openai", "anthropic"])
+def test_a_second_conversation_finds_the_system_prompt(folder: Path, api: str) -> None:
+    """And another last turn finds the turns before it, whatever is said there; the answers are those of reading all."""
+    first = [SYSTEM, {"role": "user", "content": "which wind blows from the south? " * 2}]
+    second = [SYSTEM, {"role": "user", "content": "a ship has three masts; name them. " * 2}]
+    turns = [*second, {"role": "assistant", "content": "fore, main, mizzen. " * 6}]
+    third, fourth = (
+        [*turns, {"role": "user", "content": text * 4}] for text in ("and its sails? ", "not quite; again. ")
+    )
+    asked = {"openai": openai_answer, "anthropic": anthropic_answer}[api]
+    with served(folder, "fp16") as client:
+        for messages, begins in ((first, None), (second, [SYSTEM]), (third, second), (fourth, turns)):
+            found, cached = asked(client, messages)
+            with served(folder, "fp16") as fresh:
+                plain, none = asked(fresh, messages)
+            assert found == plain
+            assert none == 0
+            if begins is not None:
+                whole = sum(len(one["content"]) for one in begins)  # a token is a byte
+                assert cached >= whole_pages(whole)
+
+
 @pytest.mark.parametrize(("lookahead", "kv_cache"), [(0, "fp16"), (4, "fp16"), (4, "int8")])
 def test_a_second_turn_finds_the_first(folder: Path, lookahead: int, kv_cache: str) -> None:
     messages = [{"role": "user", "content": "tell me of the sea. " * 12}]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from ipex_lookahead.errors import InputError
-from ipex_lookahead.tokenization.prompts import build_prompt, llama2_prompt
+from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.tokenization.gguf import text_from_gguf
+from ipex_lookahead.tokenization.prompts import build_prompt, llama2_prompt, turn_openings, turn_starts
 from tests.support.full_tokenizers import tokenizer_from_gguf
+from tests.support.tool_templates import TOOL_TEMPLATES
 
 LLAMA2 = {"model_type": "llama", "vocab_size": 32000}
 
@@ -48,3 +51,39 @@ def test_a_template_without_system_messages_says_so(bpe_metadata):
 def test_text_that_is_no_unicode_is_refused(bpe_metadata, text, system):
     with pytest.raises(InputError, match="lone surrogate"):
         build_prompt(tokenizer_from_gguf(bpe_metadata, "x.gguf"), {}, text, system)
+
+
+@pytest.mark.parametrize("template", TOOL_TEMPLATES.values(), ids=list(TOOL_TEMPLATES))
+def test_where_turns_begin_is_found_in_a_prompt(bpe_metadata, template):
+    """Of each of the user's texts behind an answer or a system prompt, by one look at the template."""
+    tokenizer = text_from_gguf({**bpe_metadata, "tokenizer.chat_template": template}, "x.gguf")
+    openings = turn_openings(tokenizer)
+    assert openings
+    texts = ("Be brief.", "the sea?", "It is wide", "and 7 ships")
+    for roles in (
+        ("system", "user", "assistant", "user"),
+        ("user", "assistant", "user"),
+        ("system", "user"),
+        ("user",),
+    ):
+        said = [{"role": role, "content": text} for role, text in zip(roles, texts[-len(roles) :], strict=True)]
+        if roles == ("system", "user"):
+            said = [{"role": "system", "content": texts[0]}, {"role": "user", "content": texts[1]}]
+        try:
+            ids = tokenizer.prompt_ids(said, {"add_generation_prompt": True})
+        except LookaheadError:
+            continue
+        found = turn_starts(np.array(ids, np.int32), openings)
+        rest = [tokenizer.decode(ids[at:]) for at in found]
+        users = [one["content"] for one in said if one["role"] == "user"]
+        assert len(found) <= len(users) + 1
+        if len(roles) > 1:
+            assert rest[-1].lstrip().startswith(users[-1])
+        if roles[0] == "system":
+            assert any(one.lstrip().startswith(users[0]) for one in rest)
+
+
+def test_a_prompt_without_a_template_has_no_turns(spm_metadata):
+    assert turn_openings(text_from_gguf(spm_metadata, "x.gguf")) == []
+    assert turn_starts(np.array([3, 1, 2, 1, 2, 5, 1], np.int32), [[1, 2], [5]]) == [3, 5, 6]
+    assert turn_starts(np.array([], np.int32), [[1, 2]]) == []
