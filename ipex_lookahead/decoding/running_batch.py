@@ -95,8 +95,8 @@ class DraftBatch:
                 self.controller.select([draft])
             except Exception as its:
                 found[next(group for group in self.groups if sequence in group.live)] = its
-        for group, its in (found or dict.fromkeys(self.groups, error)).items():
-            fail(group, its)
+        for group in found or self.groups:
+            fail(group, found.get(group, error))
 
 
 class RunningBatch:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -154,6 +153,36 @@ class AnswerEnd:
         return self._text.stopped is not None or self._reader.ended
 
 
+class Mailbox:
+    """Hands the service's events over to an event loop, those of a step at once: to wake the loop is a system call.
+
+    Args:
+        loop: where they are taken.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._events: deque[tuple[Callable[[int, Event], None], int, Event]] = deque()
+        self._called = False
+
+    def put(self, take: Callable[[int, Event], None], index: int, event: Event) -> None:
+        """Have ``take(index, event)`` called in the loop, after what was put before; from the service's thread."""
+        self._events.append((take, index, event))
+        if not self._called:
+            self._called = True
+            try:
+                self.loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop has ended, and with it the reader
+                self._events.clear()
+                self._called = False
+
+    def _deliver(self) -> None:
+        self._called = False  # before the events are looked at: what comes later calls again
+        while self._events:
+            take, index, event = self._events.popleft()
+            take(index, event)
+
+
 class Answers:
     """Several answers of one HTTP request, in the making. Whoever has them closes them: that cancels what is not done.
 
@@ -163,6 +192,7 @@ class Answers:
         requests: one for each answer.
         ping_seconds: iteration gives an empty list where nothing has come for so long.
         at_once: so many are given to the service at a time; each that ends makes room for the next.
+        mailbox: brings their events into the running loop; None: one of their own.
 
     Iterating gives lists of what is new.
     """
@@ -174,11 +204,13 @@ class Answers:
         requests: Sequence[TextRequest],
         ping_seconds: float,
         at_once: int = 16,
+        mailbox: Mailbox | None = None,
     ) -> None:
         """Submits the first ``at_once`` of them all, or none. Raises ApiError where one is refused."""
         self.requests = requests
         self._ends: list[Finish | None] = [None] * len(requests)
         self._loop = asyncio.get_running_loop()
+        self._mailbox = Mailbox(self._loop) if mailbox is None else mailbox
         self._ping = ping_seconds
         self._at_once = at_once
         self._tokenizer = tokenizer
@@ -212,8 +244,7 @@ class Answers:
             request = replace(request, stop=AnswerEnd(self._tokenizer, request))
 
         def on_event(event: Event) -> None:  # in the service's thread
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and with it whoever would read
-                self._loop.call_soon_threadsafe(self._take, index, event)
+            self._mailbox.put(self._take, index, event)
 
         return self._service.submit(request, on_event)
 

@@ -21,7 +21,7 @@ from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.generation.recommended import SETTINGS
 from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.serving.answers import Answers, TextRequest
+from ipex_lookahead.serving.answers import Answers, Mailbox, TextRequest
 from ipex_lookahead.serving.compiling import Cancelled, Client, NotCompiled
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.grammar import Compiler, Grammars
@@ -222,6 +222,7 @@ class Server:
         self._preparing: asyncio.Semaphore | None = None
         self._compiling: dict[str, asyncio.Semaphore] = {}
         self._compilers = ThreadPoolExecutor(self.limits.all_compiling, "grammar")
+        self._mailbox: Mailbox | None = None
 
     def ready(self, model: TextModel, make_service: Callable[[TextModel], Service]) -> None:
         """The model is there: serve it. ``make_service`` starts its service, after its fingerprint was taken."""
@@ -341,7 +342,12 @@ class Server:
             for name, value in self.settings.drafting.items():
                 if getattr(request, name) is None:
                     setattr(request, name, value)
-        return Answers(served.service, served.tokenizer, requests, limits.ping_seconds, limits.answers_at_once)
+        loop = asyncio.get_running_loop()
+        if self._mailbox is None or self._mailbox.loop is not loop:
+            self._mailbox = Mailbox(loop)
+        return Answers(
+            served.service, served.tokenizer, requests, limits.ping_seconds, limits.answers_at_once, self._mailbox
+        )
 
 
 def _characters(value: Any) -> int:
