@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -160,6 +161,21 @@ class RunningBatch:
             wants = self._wants if self._observed else self._plain
             batch = Batch(self._caches, self._counts, tokens, self._parents, wants)
         return _with_chunks(batch, chunks) if chunks else batch
+
+    def rows_by_owner(self, chunks: Sequence[PrefillChunk]) -> Counter[str]:
+        """Rows of a forward, by owner."""
+        found: Counter[str] = Counter()
+        for part in self.draft_batches:
+            at = 0
+            for group in part.groups:
+                end = at + len(group.live)
+                found[group.owner] += len(group.live)
+                if part.drafts is not None:
+                    found[group.owner] += sum(len(draft.tokens) for draft in part.drafts[at:end])
+                at = end
+        for chunk in chunks:
+            found[chunk.group.owner] += chunk.rows
+        return found
 
     def _drafted(self) -> Batch:
         """Each sequence's last token and its draft."""

@@ -7,7 +7,7 @@ their neighbours, so who shares a forward with whom shows in the times only.
 from __future__ import annotations
 
 import logging
-from collections import Counter, abc
+from collections import abc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
@@ -201,7 +201,7 @@ class Scheduler:
         """Hand a forward's answers out."""
         self.steps += 1
         if self._shares.counts:
-            self._shares.took(_rows_of(running_batch, chunks), self._waiting, self._running)
+            self._shares.took(running_batch.rows_by_owner(chunks), self._waiting, self._running)
         if not chunks:
             self._rules.took(forward)
         argmax = output.argmax.tolist()
@@ -350,7 +350,7 @@ class Scheduler:
         group.error = error
         self._leave(group)
         if self._memory is not None:
-            _drop_cache(group.sequences[0])
+            group.sequences[0].drop_cache()
 
     def _leave(self, group: SequenceGroup) -> None:
         """A group is over."""
@@ -405,7 +405,7 @@ class Scheduler:
             self._fail(group, error)
             return
         self._release(sequence)
-        _drop_cache(sequence)
+        sequence.drop_cache()
         self._remove(group)
         group.pause()
         self._waiting.append(group)
@@ -478,11 +478,6 @@ class Scheduler:
         return least
 
 
-def _drop_cache(sequence: Sequence) -> None:
-    """Release the memory of a sequence that does not run; its next admission gives it another cache."""
-    sequence.cache = None  # type: ignore[assignment]
-
-
 def _number(group: SequenceGroup) -> int:
     return group.id
 
@@ -509,19 +504,3 @@ def _cuts(memory: PrefixCache, sequence: Sequence, key: str) -> list[int]:
 def _share(room: int, among: int) -> int:
     """What the first of so many gets of some rows."""
     return min(room, max(LEAST_CHUNK, room // among))
-
-
-def _rows_of(running_batch: RunningBatch, chunks: abc.Sequence[PrefillChunk]) -> Counter[str]:
-    """Rows of a forward, by owner."""
-    found: Counter[str] = Counter()
-    for part in running_batch.draft_batches:
-        at = 0
-        for group in part.groups:
-            end = at + len(group.live)
-            found[group.owner] += len(group.live)
-            if part.drafts is not None:
-                found[group.owner] += sum(len(draft.tokens) for draft in part.drafts[at:end])
-            at = end
-    for chunk in chunks:
-        found[chunk.group.owner] += chunk.rows
-    return found

@@ -235,6 +235,10 @@ class Sequence:
             self.cuts = sorted([*self.cuts, length])
         return True
 
+    def drop_cache(self) -> None:
+        """Release its memory while it does not run; the scheduler's next admission gives it another cache."""
+        self.cache = None  # type: ignore[assignment]
+
     def checkpoint(self) -> None:
         """Have its cache go back to here, if it can and is to."""
         if self.checkpoints and isinstance(self.cache, Checkpointed):

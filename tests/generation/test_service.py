@@ -306,7 +306,7 @@ def test_one_requests_fault_leaves_the_others_alone(model: TextModel, service: S
 SERVICE_FAULTS = {
     "head_of": "ipex_lookahead.generation.service.head_of",
     "a proposer's constructor": "ipex_lookahead.generation.service.make_proposer",
-    "a store that is damaged": "ipex_lookahead.drafting.store.Stores.get",
+    "a store": "ipex_lookahead.drafting.store.Stores.open_or_none",
     "a log probability": "ipex_lookahead.generation.service.logprob_of",
     "a controller": "ipex_lookahead.generation.service.make_controller",
 }
