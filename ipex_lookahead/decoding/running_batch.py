@@ -11,6 +11,7 @@ import numpy as np
 from ipex_lookahead.decoding.budget import Controller
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.sequence import NO_DRAFT
+from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft
@@ -70,7 +71,7 @@ class DraftBatch:
                             draft = _checked(draft, proposer, budget, engine)
                         rows += count
                     except Exception as error:
-                        fail(next(group for group in self.groups if sequence in group.live), error)
+                        fail(self._group_of(sequence), error)
                         return 0
             drafts.append(draft)
         if not rows:
@@ -86,6 +87,20 @@ class DraftBatch:
             return len(self.drafts[0].tokens)
         return sum([len(draft.tokens) for draft in self.drafts])
 
+    def fit(self, memory: PrefixCache, fail: Callable[[SequenceGroup, Exception], None]) -> None:
+        """Cut the drafts to the memory that is left."""
+        fitted: list[Draft] = []
+        for sequence, draft in zip(self.live, self.drafts or (), strict=True):
+            try:
+                fitted.append(draft.first(memory.extend_to(sequence.pages, sequence.length, len(draft))))
+            except Exception as error:
+                fail(self._group_of(sequence), error)
+                fitted.append(NO_DRAFT)
+        self.drafts = fitted
+
+    def _group_of(self, sequence: TokenSequence) -> SequenceGroup:
+        return next(group for group in self.groups if sequence in group.live)
+
     def _fail_of(
         self, drafts: Sequence[Draft], error: Exception, fail: Callable[[SequenceGroup, Exception], None]
     ) -> None:
@@ -95,7 +110,7 @@ class DraftBatch:
             try:
                 self.controller.select([draft])
             except Exception as its:
-                found[next(group for group in self.groups if sequence in group.live)] = its
+                found[self._group_of(sequence)] = its
         for group in found or self.groups:
             fail(group, found.get(group, error))
 
@@ -144,10 +159,7 @@ class RunningBatch:
                 rows += part.propose(self._engine, len(self.live) - len(part.live) + rows, fail)
                 drafting = drafting or not part.idle
                 if rows and memory is not None and part.drafts is not None:
-                    part.drafts = [
-                        draft.first(memory.extend_to(sequence.pages, sequence.length, len(draft)))
-                        for sequence, draft in zip(part.live, part.drafts, strict=True)
-                    ]
+                    part.fit(memory, fail)
         self._observed = drafting
         self.rows = len(self.live) + rows
         return rows > 0

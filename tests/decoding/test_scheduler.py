@@ -370,11 +370,12 @@ def test_one_that_makes_way_and_cannot_be_kept_ends_alone(method: str) -> None:
     ids=["no int32", "a parent is missing", "a circle", "one probability too many"],
 )
 @pytest.mark.parametrize("kind", ["one for all", "each its own"])
-def test_a_draft_that_is_none_costs_nobody_else_anything(kind: str, draft: Draft) -> None:
+@pytest.mark.parametrize("pages", [3, 20])
+def test_a_draft_that_is_none_costs_nobody_else_anything(pages: int, kind: str, draft: Draft) -> None:
     engine = HashedEngine(VOCAB)
     controller = controllers(kind)
-    scheduler = Scheduler(engine, memory=PrefixCache(20))
-    wanted = [Submission((1, 2), 30), Submission((1, 3), 30, seed=4), Submission((2, 3), 30)]
+    scheduler = Scheduler(engine, memory=PrefixCache(pages))
+    wanted = [Submission((1, 2), 70), Submission((1, 3), 100, seed=4), Submission((2, 3), 80)]
     proposers: list[Proposer] = [RandomProposer(VOCAB), Proposing(draft), RandomProposer(VOCAB)]
     groups = [
         group_of(engine, one, number, proposer, controller())
