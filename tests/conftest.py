@@ -11,19 +11,62 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.gates import commit, large, rotating
+
 ROOT = Path(__file__).resolve().parent.parent
 
-# The same examples at every run, and as long as a busy machine takes for them: what fails, fails for everybody. Other
-# examples: --hypothesis-profile=default --hypothesis-seed=N.
+# The same examples at every run, without a deadline that a busy machine breaks: a failure is one for every developer.
+# Other examples: --hypothesis-profile=default --hypothesis-seed=N.
 settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("same")
+settings.register_profile("quick", settings.get_profile("same"), max_examples=40)
+settings.load_profile("same" if large() else "quick")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """Weights and inputs that torch draws are the same whichever tests ran before, fixtures' too."""
+    """Torch draws the same weights and inputs in every order of tests, and leaves the other cores to other tests."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+        torch.set_num_threads(1)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep a sample of the cases of ``rotating`` tests, and name the group that each test runs with.
+
+    A case that the command line names runs in any case. Groups are for ``--dist loadgroup``: the tests of a model type
+    run in one process, so that its models are built once, and so do the other tests of a file.
+    """
+    named = {argument.partition("::")[2].partition("[")[0] for argument in config.args if "[" in argument}
+    functions: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        group = params.get("model_type")
+        item.add_marker(pytest.mark.xdist_group(group if isinstance(group, str) else item.path.stem))
+        name = item.nodeid.partition("::")[2].partition("[")[0]
+        if item.get_closest_marker("rotating") and name not in named:
+            functions.setdefault((item.path, name), []).append(item)
+    dropped: set[pytest.Item] = set()
+    start = commit() if functions and not large() else ""
+    for each in functions.values():
+        (count,) = each[0].get_closest_marker("rotating").args  # type: ignore[union-attr]
+        dropped.update(each)
+        dropped.difference_update(rotating(each, count, parts_of, lambda item: item.nodeid, start))
+    if dropped:
+        config.hook.pytest_deselected(items=[item for item in items if item in dropped])
+        items[:] = [item for item in items if item not in dropped]
+
+
+def parts_of(item: pytest.Item) -> dict[str, str]:
+    """Return the parameters of a test as texts that are equal in every process: values, or their indices."""
+    spec = item.callspec  # type: ignore[attr-defined]
+
+    def text(name: str, value: object) -> str:
+        whole = value if isinstance(value, tuple) else (value,)
+        plain = all(isinstance(one, str | int | float | None) for one in whole)
+        return repr(value) if plain else str(spec.indices[name])
+
+    return {name: text(name, value) for name, value in spec.params.items()}
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:

@@ -74,6 +74,7 @@ def refused(path: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(14)
 def test_a_missing_tensor_is_named(tmp_path: Path, model_type: str) -> None:
     """Each kind of tensor in turn: norms, biases, sinks, routers, experts."""
     folder = folder_of(tmp_path, model_type, lambda config: None)
@@ -90,6 +91,7 @@ def size(config: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(14)
 def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type: str) -> None:
     for number, change in enumerate(
         (
@@ -116,6 +118,7 @@ def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type
 
 
 @pytest.mark.parametrize("model_type", [one for one in model_types() if one not in NO_ROPE])
+@pytest.mark.rotating(14)
 def test_an_unknown_rope_is_refused_by_name(tmp_path: Path, model_type: str) -> None:
     def change(config: dict[str, Any]) -> None:
         rope = config["rope_parameters"]
@@ -217,6 +220,7 @@ def test_a_list_of_layers_without_rope_of_another_length_is_refused(tmp_path: Pa
 
 @pytest.mark.parametrize("model_type", [one for one in model_types() if one in EXPERTS])
 @pytest.mark.parametrize("count", [0, -1, 2, 9, 2**40])
+@pytest.mark.rotating(14)
 def test_a_count_of_experts_that_the_tensors_do_not_have_is_refused(
     tmp_path: Path, model_type: str, count: int
 ) -> None:
@@ -230,12 +234,14 @@ def test_a_count_of_experts_that_the_tensors_do_not_have_is_refused(
 
 @pytest.mark.parametrize("model_type", [one for one in model_types() if one in EXPERTS])
 @pytest.mark.parametrize("used", [0, -1, 7, 2**40])
+@pytest.mark.rotating(14)
 def test_more_experts_a_token_than_there_are_is_refused(tmp_path: Path, model_type: str, used: int) -> None:
     folder = folder_of(tmp_path, model_type, lambda config: config.update(num_experts_per_tok=used))
     refused(folder, "num_experts_per_tok")
 
 
 @pytest.mark.parametrize("model_type", IN_GGUF)
+@pytest.mark.rotating(14)
 def test_a_gguf_file_that_contradicts_itself_is_refused(tmp_path: Path, model_type: str) -> None:
     model = build(model_type, variants(model_type)[0])
     changes: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], tuple[str, ...]]] = {

@@ -32,6 +32,7 @@ def written(model_type: str, variant: Variant, old_words: bool) -> dict[str, Any
 
 @EACH
 @OLD
+@pytest.mark.rotating(86)
 def test_what_was_checked_is_read_again_as_it_is(
     tmp_path: Path, model_type: str, variant: Variant, old_words: bool
 ) -> None:
@@ -44,6 +45,7 @@ def test_what_was_checked_is_read_again_as_it_is(
 @EACH
 @OLD
 @pytest.mark.parametrize("is_checked", [True, False], ids=["checked", "unchecked"])
+@pytest.mark.rotating(86)
 def test_transformers_understands_it_as_it_was(
     tmp_path: Path, model_type: str, variant: Variant, old_words: bool, is_checked: bool
 ) -> None:

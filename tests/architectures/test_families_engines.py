@@ -35,6 +35,7 @@ FLOATS = 1e-2
 
 
 @EACH
+@pytest.mark.rotating(27)
 def test_float_weights_agree_with_transformers(tmp_path: Path, model_type: str, variant: Variant) -> None:
     model = build(model_type, variant)
     ids = text(model)
@@ -70,6 +71,7 @@ def as_it_is(engine: Any) -> list[bytes]:
 
 
 @ON_TORCH
+@pytest.mark.rotating(18)
 def test_the_torch_engine_agrees_with_transformers(tmp_path: Path, model_type: str, variant: Variant) -> None:
     model = build(model_type, variant)
     ids = text(model)
@@ -81,6 +83,7 @@ def test_the_torch_engine_agrees_with_transformers(tmp_path: Path, model_type: s
 
 @pytest.mark.parametrize("engine", ["native", "torch"])
 @EACH
+@pytest.mark.rotating(27)
 def test_hidden_states_agree_with_transformers(tmp_path: Path, model_type: str, variant: Variant, engine: str) -> None:
     """The last ones spread less evenly than logits: a final norm's weights are of many sizes."""
     if engine == "torch" and keeps_states(model_type, variant):
@@ -119,6 +122,7 @@ WAYS = pairwise(
 
 
 @EACH
+@pytest.mark.rotating(54)
 def test_every_way_of_serving_rows_gives_the_same_bytes(tmp_path: Path, model_type: str, variant: Variant) -> None:
     write_folder(tmp_path, build(model_type, variant))
     chance = np.random.default_rng(5)
@@ -139,6 +143,7 @@ def test_every_way_of_serving_rows_gives_the_same_bytes(tmp_path: Path, model_ty
 
 
 @EACH
+@pytest.mark.rotating(27)
 def test_a_row_of_a_tree_is_that_of_its_path(tmp_path: Path, model_type: str, variant: Variant) -> None:
     """Trees whose branches reach over the edge of a window, in two sequences at once, at several lengths."""
     engine = load(write_folder(tmp_path, build(model_type, variant)), "sym_int4", threads=2)
@@ -164,6 +169,7 @@ def test_a_row_of_a_tree_is_that_of_its_path(tmp_path: Path, model_type: str, va
 
 
 @EACH
+@pytest.mark.rotating(27)
 def test_what_was_cropped_or_dropped_leaves_no_trace(tmp_path: Path, model_type: str, variant: Variant) -> None:
     """Back to before a window's length, after drafts longer than it, and on a fork."""
     engine = load(write_folder(tmp_path, build(model_type, variant)))
@@ -230,6 +236,7 @@ def _same_with_lookahead(engine: Any, row: dict[str, Any], seed: int) -> int:
 
 @pytest.mark.parametrize("low_bit", ["sym_int4", "asym_int4", "sym_int8", "bf16"])
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(27)
 def test_what_is_saved_is_loaded_by_bytes(tmp_path: Path, model_type: str, low_bit: str) -> None:
     for variant in variants(model_type)[: cases(1, 100)]:
         folder = write_folder(tmp_path / variant.name / "folder", build(model_type, variant))
@@ -248,6 +255,7 @@ def test_what_is_saved_is_loaded_by_bytes(tmp_path: Path, model_type: str, low_b
 
 
 @pytest.mark.parametrize("model_type", [one for one in model_types() if not keeps_states(one, variants(one)[0])])
+@pytest.mark.rotating(12)
 def test_the_torch_engines_low_bit_folder_runs_on_the_native_engine(tmp_path: Path, model_type: str) -> None:
     """It saves a family's tensors as transformers has them, which may be several weights in one."""
     variant = variants(model_type)[0]

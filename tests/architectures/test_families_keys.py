@@ -84,6 +84,7 @@ def test_every_key_of_transformers_is_listed(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(14)
 def test_no_key_is_in_two_lists(model_type: str) -> None:
     keys = text_keys(model_type)
     tables = (set(keys.used), set(keys.all_neutral()), set(keys.all_refused()))
@@ -97,6 +98,7 @@ def _own_given(model_type: str) -> set[str]:
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(14)
 def test_reasons_are_given(model_type: str) -> None:
     keys, gguf = text_keys(model_type), family(model_type).GGUF
     for why in (*keys.all_neutral().values(), *(gguf.all_neutral().values() if gguf else ())):
@@ -105,6 +107,7 @@ def test_reasons_are_given(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(14)
 def test_what_is_refused_is_refused_by_name(tmp_path: Path, model_type: str) -> None:
     for key, refusal in text_keys(model_type).all_refused().items():
         with pytest.raises(UnsupportedModelError, match=f"{key} is "):
@@ -114,6 +117,7 @@ def test_what_is_refused_is_refused_by_name(tmp_path: Path, model_type: str) -> 
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(14)
 def test_neutral_keys_change_nothing(tmp_path: Path, model_type: str) -> None:
     plain = read_config(_config_file(tmp_path, model_type, {}))
     neutral = dict.fromkeys(text_keys(model_type).all_neutral(), "anything")
@@ -121,6 +125,7 @@ def test_neutral_keys_change_nothing(tmp_path: Path, model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(14)
 def test_the_defaults_are_those_of_the_config_class(tmp_path: Path, model_type: str) -> None:
     """Of the keys that are used: a missing one means what transformers takes for it."""
     theirs = inspect.signature(type(text_config(model_type))).parameters
@@ -148,6 +153,7 @@ def _config_file(folder: Path, model_type: str, changes: dict[str, Any]) -> Path
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(14)
 def test_values_of_no_type_at_all_are_errors_with_a_place(tmp_path: Path, model_type: str) -> None:
     """Every used key is checked: something that it cannot be is refused with the key's name, never taken."""
     keys = text_keys(model_type)
@@ -245,6 +251,7 @@ attention.layer_norm_epsilon tensor_data_layout
 
 
 @pytest.mark.parametrize("model_type", [one for one in model_types() if family(one).GGUF])
+@pytest.mark.rotating(14)
 def test_every_key_of_llama_cpp_is_in_one_list(model_type: str) -> None:
     gguf = family(model_type).GGUF
     used = GGUF_GIVEN | set(gguf.used.values())

@@ -59,6 +59,7 @@ def of_transformers(folder: Path, model: Any) -> Any:
 
 
 @EACH
+@pytest.mark.rotating(18)
 def test_the_files_head_is_used(tmp_path: Path, model_type: str) -> None:
     model = tied(model_type)
     theirs = of_transformers(with_head(tmp_path, model), model)
@@ -71,6 +72,7 @@ def test_the_files_head_is_used(tmp_path: Path, model_type: str) -> None:
 
 
 @EACH
+@pytest.mark.rotating(18)
 def test_an_equal_one_is_the_embedding(tmp_path: Path, model_type: str) -> None:
     model = tied(model_type)
     checkpoint = open_checkpoint(with_head(tmp_path, model, equal=True))
@@ -103,6 +105,7 @@ def test_the_torch_engine_uses_it_too(tmp_path: Path, model_type: str, low_bit: 
 
 
 @EACH
+@pytest.mark.rotating(18)
 def test_what_is_written_keeps_it(tmp_path: Path, model_type: str) -> None:
     """A low-bit folder, and a float one for other programs."""
     model = tied(model_type)

@@ -45,6 +45,7 @@ def assert_as_transformers(path: Path, model_type: str, variant: Variant) -> Non
 
 @pytest.mark.parametrize(("model_type", "variant"), EVERY, ids=names(EVERY))
 @pytest.mark.parametrize("old_words", [False, True], ids=["", "old"])
+@pytest.mark.rotating(172)
 def test_a_folder_has_the_logits_of_transformers(
     tmp_path: Path, model_type: str, variant: Variant, old_words: bool
 ) -> None:
@@ -53,12 +54,14 @@ def test_a_folder_has_the_logits_of_transformers(
 
 
 @pytest.mark.parametrize(("model_type", "variant"), IN_GGUF, ids=names(IN_GGUF))
+@pytest.mark.rotating(54)
 def test_a_gguf_file_has_the_logits_of_transformers(tmp_path: Path, model_type: str, variant: Variant) -> None:
     file = write_gguf(tmp_path / "m.gguf", build(model_type, variant))
     assert_as_transformers(file, model_type, variant)
 
 
 @pytest.mark.parametrize(("model_type", "variant"), IN_GGUF, ids=names(IN_GGUF))
+@pytest.mark.rotating(54)
 def test_gguf_and_folder_give_the_same_weights_bit_for_bit(tmp_path: Path, model_type: str, variant: Variant) -> None:
     model = build(model_type, variant)
     folder = open_checkpoint(write_folder(tmp_path / "folder", model))
@@ -87,6 +90,7 @@ def test_a_text_part_has_either_of_its_names(tmp_path: Path, model_type: str) ->
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(27)
 def test_halves_are_read_as_they_are(tmp_path: Path, model_type: str, dtype: str) -> None:
     """Norms with 1 added, parts and transposed entries of 2-byte tensors: the values that torch has."""
     import torch

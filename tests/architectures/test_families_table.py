@@ -38,6 +38,7 @@ SILENT = {
 
 
 @EACH
+@pytest.mark.rotating(0)
 def test_every_switch_of_a_variant_shows_in_the_logits(model_type: str, variant: Variant) -> None:
     """Else the tests that compare logits could not tell whether it is honoured."""
     model = build(model_type, variant)
@@ -68,6 +69,7 @@ def shapes(config: Any) -> dict[str, torch.Size]:
 
 
 @EACH
+@pytest.mark.rotating(0)
 def test_a_saved_folder_is_the_model_in_either_spelling(tmp_path: Path, model_type: str, variant: Variant) -> None:
     model = build(model_type, variant)
     ids = text(model)

@@ -74,6 +74,7 @@ def test_every_format_comes_back_bit_for_bit(tmp_path: Path, low_bit: str) -> No
     [(model_type, variant) for model_type in FAMILIES for variant in variants(model_type)[:1] if variant.gguf],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
+@pytest.mark.rotating(14)
 def test_every_familys_places_are_the_files(tmp_path: Path, model_type: str, variant: Any) -> None:
     source = GgufCheckpoint(write_gguf(tmp_path / "m.gguf", build(model_type, variant)))
     target = tmp_path / "out.gguf"
@@ -90,6 +91,7 @@ def test_every_familys_places_are_the_files(tmp_path: Path, model_type: str, var
     [(model_type, variant) for model_type in FAMILIES for variant in variants(model_type) if variant.gguf],
     ids=lambda value: value if isinstance(value, str) else value.name,
 )
+@pytest.mark.rotating(27)
 def test_a_folder_made_of_a_file_becomes_one_again(tmp_path: Path, model_type: str, variant: Any) -> None:
     file = GgufCheckpoint(write_gguf(tmp_path / "m.gguf", build(model_type, variant)))
     ragged = any(tensor.shape[-1] % 32 for tensor in file.spec.tensors() if tensor.is_matrix)

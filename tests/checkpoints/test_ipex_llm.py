@@ -56,6 +56,7 @@ def test_every_format_has_its_sizes() -> None:
 
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.rotating(15)
 def test_values_are_those_of_the_definition(tmp_path: Path, name: str, merged: bool) -> None:
     values = write_ipex_llm(tmp_path / "m", name, merged=merged, **sizes_for(name))
     checkpoint = opened(tmp_path / "m")

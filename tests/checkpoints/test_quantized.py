@@ -35,6 +35,7 @@ def test_every_kind_has_a_name_of_its_own() -> None:
 
 
 @each([*KINDS, *ORDERED, *FLOAT_KINDS])
+@pytest.mark.rotating(40)
 def test_values_are_those_that_the_scheme_defines(tmp_path: Path, kind: Kind) -> None:
     """To the last bit of float32, and every tensor that the model has."""
     values = write_quantized(tmp_path, kind)
@@ -59,6 +60,7 @@ FUSED = [
 
 @pytest.mark.parametrize("kind", FUSED, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("model_type", ["phi3", "qwen2", "qwen3_moe", "gemma3_text"])
+@pytest.mark.rotating(15)
 def test_other_families_with_fused_rows_and_experts(tmp_path: Path, model_type: str, kind: Kind) -> None:
     model = build(model_type, variants(model_type)[0])
     weights = {name: value.float().numpy() for name, value in model.state_dict().items()}

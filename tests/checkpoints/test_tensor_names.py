@@ -44,6 +44,7 @@ def test_the_name_that_a_spec_has(name: str, ours: str | None) -> None:
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(18)
 def test_a_model_saved_without_its_head(tmp_path: Path, model_type: str) -> None:
     """``AutoModel``'s part of each family: the same weights, whose names begin one word later."""
     model = build(model_type, variants(model_type)[0])

@@ -90,6 +90,7 @@ def behind(values: F32) -> F32:
 
 @pytest.mark.parametrize("kind", range(3), ids=GATES)
 @pytest.mark.parametrize("n", SIZES)
+@pytest.mark.rotating(8)
 def test_gate(libraries: dict[str, Any], n: int, kind: int) -> None:
     by, x = normal(n, scale=4), normal(n, seed=1)
     found = {}
@@ -106,6 +107,7 @@ def test_gate(libraries: dict[str, Any], n: int, kind: int) -> None:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kernel", [1, 3, 4, 7])
 @pytest.mark.parametrize("n", SIZES)
+@pytest.mark.rotating(20)
 def test_convolve(libraries: dict[str, Any], n: int, kernel: int, biased: bool, silu: bool) -> None:
     """The taps lie anywhere, the weights' rows further apart than they are long."""
     stride = n + 3

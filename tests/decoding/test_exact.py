@@ -99,6 +99,7 @@ def engine() -> ScriptedEngine:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.rotating(36)
 def test_every_proposer_leaves_tokens_and_logits_alone(
     engine: ScriptedEngine, name: str, mode: str, batch: int
 ) -> None:
@@ -116,6 +117,7 @@ def test_every_proposer_leaves_tokens_and_logits_alone(
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.rotating(36)
 def test_an_adaptive_budget_leaves_tokens_and_logits_alone(
     engine: ScriptedEngine, name: str, mode: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +160,7 @@ class RandomBudgets(FixedBudget):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.rotating(20)
 def test_random_budgets_leave_tokens_and_logits_alone(
     engine: ScriptedEngine, name: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def made(seed: int, length: int = 30) -> tuple[np.ndarray, np.ndarray]:
         (LeastLength(30, (4, 9)), hf.MinLengthLogitsProcessor(30, [4, 9])),
     ],
 )
+@pytest.mark.rotating(20)
 def test_as_hugging_face_has_them(ours, theirs, seed):
     ids, logits = made(seed)
     expected = theirs(torch.from_numpy(ids)[None], torch.from_numpy(logits.copy())[None])[0].numpy()

@@ -69,6 +69,7 @@ def controllers(kind: str) -> Callable[[], Controller]:
 @pytest.mark.parametrize("memory", [None, 7, 60])
 @pytest.mark.parametrize("kind", ["one for all", "each its own"])
 @pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.rotating(22)
 def test_a_crowd_that_comes_and_goes_leaves_everyone_alone(name: str, kind: str, memory: int | None) -> None:
     engine = HashedEngine(VOCAB)
     rng = np.random.default_rng(5)

@@ -46,6 +46,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("low_bit", ["sym_int8", "bf16", "fp16", None])
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.rotating(16)
 def test_the_text_is_that_of_plain_decoding(folder: Path, low_bit: str | None, how: dict[str, Any]) -> None:
     model = load(folder, low_bit, speculative=True)
     plain = model.generate(IDS, lookahead=0, **OPTIONS, **how)

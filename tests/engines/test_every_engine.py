@@ -115,6 +115,7 @@ def test_greedy_text_is_what_its_logits_say(model: Any, text: str) -> None:
 
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize("strategy", PROPOSERS)
+@pytest.mark.rotating(25)
 def test_lookahead_with_every_proposer(model: Any, strategy: str, adaptive: bool) -> None:
     config = LookaheadConfig(strategy=strategy, num_draft_tokens=40, window=4, ngram=4, guesses=4, adaptive=adaptive)
     equal = drafted = 0

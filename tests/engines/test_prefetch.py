@@ -79,6 +79,7 @@ def test_leaving_early_stops_the_thread():
 
 
 @each(some())
+@pytest.mark.rotating(27)
 def test_a_model_read_in_small_runs_is_the_same(tmp_path, monkeypatch, model_type, variant):
     folder = write_folder(tmp_path, build(model_type, variant))
     expected = dict(load(folder).weights())

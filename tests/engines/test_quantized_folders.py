@@ -52,6 +52,7 @@ def transformers_logits(values: dict[str, np.ndarray], ids: np.ndarray) -> np.nd
 
 
 @EACH
+@pytest.mark.rotating(12)
 def test_logits_are_those_of_transformers_with_the_dequantised_weights(tmp_path: Path, kind: Kind) -> None:
     """In float32. Activations in eight bits cost whole-number formats 1.5 %; a wrong layout is off by 100 %."""
     values = write_quantized(tmp_path, kind)
@@ -64,6 +65,7 @@ def test_logits_are_those_of_transformers_with_the_dequantised_weights(tmp_path:
 
 
 @EACH
+@pytest.mark.rotating(12)
 def test_rows_together_are_rows_alone(tmp_path: Path, kind: Kind) -> None:
     write_quantized(tmp_path, kind)
     engine = load(tmp_path, threads=2)
@@ -78,6 +80,7 @@ def test_rows_together_are_rows_alone(tmp_path: Path, kind: Kind) -> None:
 
 
 @EACH
+@pytest.mark.rotating(12)
 def test_lookahead_changes_nothing(tmp_path: Path, kind: Kind) -> None:
     write_quantized(tmp_path, kind)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, threads=1, progress=False)
@@ -90,6 +93,7 @@ def test_lookahead_changes_nothing(tmp_path: Path, kind: Kind) -> None:
 
 
 @EACH
+@pytest.mark.rotating(12)
 def test_a_saved_folder_is_the_same_model(tmp_path: Path, kind: Kind) -> None:
     write_quantized(tmp_path / "theirs", kind)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", threads=1, progress=False)
@@ -102,6 +106,7 @@ def test_a_saved_folder_is_the_same_model(tmp_path: Path, kind: Kind) -> None:
 
 
 @EACH
+@pytest.mark.rotating(12)
 def test_the_torch_engine_computes_the_same(tmp_path: Path, kind: Kind) -> None:
     values = write_quantized(tmp_path, kind)
     model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, engine="torch", threads=1, progress=False)

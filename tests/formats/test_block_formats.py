@@ -172,6 +172,7 @@ def test_what_the_format_holds_comes_back_nearly(name):
 
 @pytest.mark.parametrize("n_in", RAGGED)
 @pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.rotating(44)
 def test_ragged_rows(name, n_in):
     """Sub-blocks that no input reaches are zero bits, and the values are finite and near."""
     low_bit = block_format(name)

@@ -53,6 +53,7 @@ def test_unknown_name_lists_the_known():
 @pytest.mark.parametrize("group_size", [32, 64])
 @pytest.mark.parametrize("n_in", RAGGED)
 @pytest.mark.parametrize("name", INTEGER)
+@pytest.mark.rotating(33)
 def test_exactly_representable_weights_come_back_unchanged(name, n_in, group_size):
     rng = np.random.default_rng(n_in)
     low, high = {"sym_int4": (-8, 7), "asym_int4": (0, 15), "sym_int8": (-127, 127)}[name]
@@ -69,6 +70,7 @@ def test_exactly_representable_weights_come_back_unchanged(name, n_in, group_siz
 @pytest.mark.parametrize("group_size", [32, 64])
 @pytest.mark.parametrize("n_in", RAGGED)
 @pytest.mark.parametrize("name", INTEGER)
+@pytest.mark.rotating(33)
 def test_codes_are_those_of_the_nearest_values(name, n_in, group_size):
     weight = fp32(gaussian(64, n_in, seed=n_in))
     packed = quantize(weight, name, group_size)
@@ -157,6 +159,7 @@ def test_a_scale_beyond_binary16_is_refused(name):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.rotating(60)
 def test_nan_and_infinity_are_refused_by_name(name, kind, bad):
     values = gaussian(5, 50)
     codes = narrow(values, kind)

@@ -122,6 +122,7 @@ def tensors(chance: random.Random, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(18)
 def test_any_folder_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, model_type: str) -> None:
     with fast_folder(tmp_path) as fast:
         folders = folders_of(model_type, fast)
@@ -164,6 +165,7 @@ def test_any_folder_in_mxfp4_is_an_error_of_ours_or_a_model_that_speaks(tmp_path
 
 
 @pytest.mark.parametrize("model_type", GGUF)
+@pytest.mark.rotating(14)
 def test_any_gguf_file_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, model_type: str) -> None:
     found = files_of(model_type, tmp_path / "m.gguf")
     with fast_folder(tmp_path) as fast:

@@ -56,6 +56,7 @@ def run(lookahead: int, engine: ScriptedEngine | None = None, **kwargs: Any) -> 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("length", range(1, 13))
+@pytest.mark.rotating(15)
 def test_max_new_tokens(lookahead: int, length: int) -> None:
     new, stats = run(lookahead, max_new_tokens=length)
     assert new == TEXT[:length]
@@ -76,6 +77,7 @@ def test_without_a_length_twenty_tokens_come(lookahead: int) -> None:
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("eos", TEXT)
+@pytest.mark.rotating(15)
 def test_an_end_token_is_the_last(lookahead: int, eos: int) -> None:
     new, stats = run(lookahead, eos_token_id=eos)
     assert new == TEXT[: TEXT.index(eos) + 1]

@@ -131,6 +131,7 @@ def answer_of_transformers(folder: Path, prompt: list[int] = PROMPT) -> list[int
 
 @pytest.mark.parametrize("settings", GREEDY, ids=lambda s: "+".join(s))
 @pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.rotating(16)
 def test_a_greedy_answer_is_that_of_transformers(engine, settings, folder, saved) -> None:
     prompt = PROMPT
     if "forced_bos_token_id" in settings:  # which transformers asks for behind one token only

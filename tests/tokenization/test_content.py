@@ -83,6 +83,7 @@ def test_the_model_reads_every_letter(made):
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "a < b > c", "|>", "<|", "end|> x <|end", "> quoted"])
+@pytest.mark.rotating(40)
 def test_ids_are_those_of_ever_where_nothing_is_spelled(made, text):
     rendered = made.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)
     if not made._guard(made.chat_template).spells(text):

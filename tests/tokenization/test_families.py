@@ -194,6 +194,7 @@ def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TextTokenizer,
     return ours, AutoTokenizer.from_pretrained(folder)
 
 
+@pytest.mark.rotating(15)
 def test_ids_and_text_are_transformers(pair: tuple[TextTokenizer, Any]) -> None:
     ours, theirs = pair
     for text in TEXTS:
@@ -218,6 +219,7 @@ def test_ids_and_text_are_transformers(pair: tuple[TextTokenizer, Any]) -> None:
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
 
 
+@pytest.mark.rotating(15)
 def test_any_text(pair: tuple[TextTokenizer, Any]) -> None:
     ours, theirs = pair
 
@@ -234,6 +236,7 @@ def test_any_text(pair: tuple[TextTokenizer, Any]) -> None:
     same()
 
 
+@pytest.mark.rotating(15)
 def test_the_stream_is_the_text_of_the_whole(pair: tuple[TextTokenizer, Any]) -> None:
     ours = pair[0]
     for text in TEXTS:
@@ -242,6 +245,7 @@ def test_the_stream_is_the_text_of_the_whole(pair: tuple[TextTokenizer, Any]) ->
         assert "".join([*map(stream.put, ids), stream.end()]) == ours.decode(ids, skip_special_tokens=True), text
 
 
+@pytest.mark.rotating(15)
 def test_as_a_transformers_tokenizer(pair: tuple[TextTokenizer, Any]) -> None:
     ours, theirs = pair
     full = ours.for_transformers()

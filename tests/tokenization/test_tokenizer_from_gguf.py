@@ -138,6 +138,7 @@ def test_a_file_that_names_no_splitting_is_a_warning(bpe_metadata, architecture,
 
 
 @pytest.mark.parametrize("pre", sorted(SPLITTINGS))
+@pytest.mark.rotating(20)
 def test_all_known_pre_tokenizers_build_and_round_trip(bpe_metadata, pre):
     tokenizer = tokenizer_from_gguf({**bpe_metadata, P + "pre": pre}, "x.gguf")
     for text in SENTENCES:

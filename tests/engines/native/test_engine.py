@@ -60,6 +60,7 @@ def test_float_weights_agree_with_transformers(tmp_path: Path, shape: dict[str, 
 
 
 @pytest.mark.parametrize("low_bit", [name for name in FORMATS if name != "fp32"])
+@pytest.mark.rotating(12)
 def test_low_bit_weights_agree_with_transformers_on_the_same_weights(tmp_path: Path, low_bit: str) -> None:
     """int8 activations cost a little; the logits stay within two hundredths of their spread on average."""
     import torch
@@ -138,6 +139,7 @@ def test_a_prompt_gives_the_same_logits_whole_in_chunks_and_token_by_token(
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 @pytest.mark.parametrize("prefix", [0, 5, 60, 250, 256, 300])
+@pytest.mark.rotating(20)
 def test_a_row_of_a_tree_equals_its_path_decoded_alone(
     folder: Path, isa: str, prefix: int, kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def first_row(engine: NativeEngine, token: int = 3) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.rotating(8)
 def test_a_row_of_a_linear_layer_is_nan_and_no_other(name: str) -> None:
     """One value of a row anywhere in a group spoils all outputs; the bytes are the same on every ISA."""
     weight = make_weight(name, 33, 95, seed=2)
@@ -67,6 +68,7 @@ OVERFLOWS += [(6e4, "sym_int4", "fp16", slot) for slot in ("k_proj", "v_proj")] 
 
 
 @pytest.mark.parametrize(("value", "low_bit", "kv_cache", "slot"), OVERFLOWS)
+@pytest.mark.rotating(20)
 def test_an_overflow_in_any_layer_reaches_the_logits(
     tmp_path: Path, isa: str, value: float, low_bit: str | None, kv_cache: str, slot: str
 ) -> None:
@@ -112,6 +114,7 @@ def test_squares_that_overflow_are_no_zeros(tmp_path: Path, isa: str) -> None:
 
 @pytest.mark.parametrize("kind", ["+inf", "-inf", "nan"])
 @pytest.mark.parametrize("place", [0, 15, 40, 63, 64, 79, 95, 96, 98])
+@pytest.mark.rotating(25)
 def test_one_logit_among_finite_ones(tmp_path: Path, isa: str, kind: str, place: int) -> None:
     """The rest of the row says nothing of it: it is neither the likeliest nor, alone, the least likely."""
     sizes = {"tie": False, "hidden": HIDDEN, "vocab": VOCAB, "layers": 1}

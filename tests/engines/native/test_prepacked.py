@@ -16,6 +16,7 @@ from tests.engines.native.test_kernels import SHAPES, WITH_GROUPS, make_weight
 
 @pytest.mark.parametrize(("name", "group"), WITH_GROUPS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.rotating(45)
 def test_there_and_back(name: str, group: int, shape: tuple[int, int]) -> None:
     weight = make_weight(name, *shape, group=group, seed=1)
     tiles = prepacked(weight, threads=2)

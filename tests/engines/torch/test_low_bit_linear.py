@@ -60,6 +60,7 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("low_bit", ALL)
 @pytest.mark.parametrize("name", BACKENDS["cpu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.rotating(40)
 def test_every_backend_multiplies(low_bit, name, dtype):
     weight = weight_of(low_bit, 33, 95, 32 if FORMATS[low_bit].group_sizes == (0,) else 64)
     bias = randn(33, seed=1)

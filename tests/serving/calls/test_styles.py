@@ -99,6 +99,7 @@ def found(style: Style, text: str, functions: Any = FUNCTIONS) -> list[Any]:
     ],
     ids=["least", "whole", "several", "open", "bare"],
 )
+@pytest.mark.rotating(30)
 def test_what_is_written_is_allowed_and_found(style: Style, tokens: bool, calls: list[Any]) -> None:
     text = "".join(style.spelled(calls))
     assert takes(forced(style, tokens), text, tokens)
@@ -228,6 +229,7 @@ def of(schema: Any, **more: Any) -> list[Any]:
         ({"$ref": "#/$defs/n"}, [{"n": {"n": {}}}, {}], [1, "x"]),
     ],
 )
+@pytest.mark.rotating(30)
 def test_values_keep_to_their_schema(style: Style, tokens: bool, schema: Any, good: Any, bad: Any) -> None:
     more = {
         "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "additionalProperties": False}}
@@ -309,6 +311,7 @@ DEFINITIONS = {
 
 @TOKENS
 @pytest.mark.parametrize(("schema", "good", "bad"), SCHEMAS)
+@pytest.mark.rotating(15)
 def test_values_with_bare_keys_keep_to_their_schema(tokens: bool, schema: Any, good: Any, bad: Any) -> None:
     functions = of(schema, **{"$defs": DEFINITIONS})
     grammar = forced(BareKeys(), tokens, functions=functions)
