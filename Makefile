@@ -1,11 +1,13 @@
-# make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, tests
+# make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, quick tests
 # make bench  README's table for this machine                                make clean  remove what was built
+# make test-programs  the tests that start other programs: commands, servers, examples, the core's C++ tests
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
-# make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, beside .venv (0.8 GB, kept in the cache folder)
+# make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, next to .venv (0.8 GB, kept in the cache folder)
 # make test-opencl-offline  its kernels built by Intel's compiler for its GPUs, from Debian unstable (0.3 GB, kept in the cache folder)
 # make test-browser  the server's page in Chromium (apt install chromium), driven by Playwright beside .venv (0.2 GB)
 # make test-clients  the server with openai, anthropic, langchain, llama-index, lm-eval, llm, schemathesis and Ray (1 GB, kept)
-# make gates  the attacks of make test at full length: combinations, mutated files, kills, forks (half an hour)
+# make test-peers  the tests that compare with llama.cpp (llama-cpp-python is built once, kept in the cache folder)
+# make gates  all cases of the tests that make test samples, and its attacks at full length (an hour)
 # make soak  random requests to our own server for 20 minutes (SECONDS=60): no lost or mixed answer, equal shares, a level memory
 # make gates-coverage  how much of each reader of files those attacks run
 # make docs  a site of README and docs in build/site, its links checked
@@ -17,8 +19,10 @@ PYTHON ?= python3
 PY := .venv/bin/python
 # What README's commands need beside the package: pictures and the server.
 USED := --with bench --with serve
+# Tests of a file, or of a model type, run in one process: fixtures and models are made once.
+SHARED_OUT := -n auto --maxprocesses 4 --dist loadgroup
 
-.PHONY: demo test test-ipex-llm test-opencl test-opencl-offline test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean
+.PHONY: demo test test-programs test-peers test-ipex-llm test-opencl test-opencl-offline test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -38,7 +42,16 @@ test:
 	$(call setup,--with test)
 	@$(PY) -m ipex_lookahead.cli.main info default >/dev/null
 	@$(MAKE) --no-print-directory lint types
-	@$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal $(PYTEST)
+	@$(PY) -m pytest $(SHARED_OUT) -m "not programs" $(PYTEST)
+
+test-programs:
+	$(call setup,--with test)
+	@$(PY) -m ipex_lookahead.cli.main info default >/dev/null
+	@$(PY) -m pytest $(SHARED_OUT) -m programs $(PYTEST)
+
+test-peers:
+	$(call setup,--with test)
+	@$(PYTHON) scripts/test_peers.py $(PYTEST)
 
 test-ipex-llm:
 	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' was found" >&2; exit 1; }
@@ -75,8 +88,9 @@ wheel:
 
 gates:
 	$(call setup,--with test)
-	@IPEX_LOOKAHEAD_GATES=large $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal -rP --timeout 3600 \
+	@IPEX_LOOKAHEAD_GATES=large $(PY) -m pytest $(SHARED_OUT) -rP --timeout 3600 \
 	  tests/gates tests/engines/native/test_fork.py $(PYTEST)
+	@IPEX_LOOKAHEAD_GATES=large $(PY) -m pytest $(SHARED_OUT) --ignore tests/gates -m rotating $(PYTEST)
 
 gates-coverage:
 	$(call setup,--with test)

@@ -251,6 +251,7 @@ def signatures(text: str) -> dict[str, str]:
     return found
 
 
+@pytest.mark.programs
 def test_the_stub_of_the_core_is_what_the_core_has(tmp_path):
     made = tmp_path / "stub.pyi"
     command = [sys.executable, "-m", "nanobind.stubgen", "-q", "-m", "ipex_lookahead._native", "-o", str(made)]

@@ -283,12 +283,14 @@ def test_packages_that_do_not_load(setup, ready_venv, monkeypatch):
     assert not Path(setup.STAMPS, "native").exists()
 
 
+@pytest.mark.programs
 def test_unknown_argument_is_an_error():
     done = subprocess.run([sys.executable, str(SCRIPT), "--nonsense"], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("error: unknown argument '--nonsense'\nhint: usage")
 
 
+@pytest.mark.programs
 def test_make_without_python(tmp_path):
     done = subprocess.run(["make", "PYTHON=/no/such/python", "setup"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0

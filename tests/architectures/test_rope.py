@@ -55,6 +55,7 @@ def test_they_are_transformers_within_two_roundings(scaling: str) -> None:
     np.testing.assert_allclose(ours.frequencies, expected, rtol=5e-7)
 
 
+@pytest.mark.programs
 def test_a_processor_without_vector_units_has_the_same() -> None:
     """Where numpy's own powers are others."""
     program = (

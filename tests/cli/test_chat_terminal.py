@@ -10,6 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.programs
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import signal, time

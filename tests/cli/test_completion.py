@@ -130,6 +130,7 @@ def test_the_words_of_each_shell(shell, says):
     assert done.stderr.strip() == "[]", "a key press waits for it"
 
 
+@pytest.mark.programs
 def test_in_bash_itself(tmp_path):
     program = tmp_path / "ipex-lookahead"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m ipex_lookahead.cli.main "$@"\n')

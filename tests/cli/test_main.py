@@ -59,6 +59,7 @@ def raising(error):
     return load
 
 
+@pytest.mark.programs
 def test_python_dash_m_is_the_command():
     """Where pip's folder of programs is not on the PATH."""
     python = [sys.executable, "-m", "ipex_lookahead"]
@@ -147,6 +148,7 @@ def test_did_you_mean(arguments, meant, capsys):
     assert capsys.readouterr().err.endswith(f"hint: did you mean {meant}?\n")
 
 
+@pytest.mark.programs
 def test_help_is_quick_because_nothing_heavy_is_imported():
     code = (
         "import sys; from ipex_lookahead.cli.main import run; run(['--help']); run(['generate', '--help']);"
@@ -250,6 +252,7 @@ def test_interrupt_is_130_and_no_traceback(monkeypatch, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.programs
 def test_a_real_interrupt():
     code = (
         "import signal, time; from ipex_lookahead.cli import loading, main\n"
@@ -267,6 +270,7 @@ def test_a_real_interrupt():
     assert "Traceback" not in err
 
 
+@pytest.mark.programs
 def test_a_reader_that_goes_away_is_no_error():
     command = f"{sys.executable} -m ipex_lookahead.cli.main completion fish | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
@@ -281,6 +285,7 @@ def test_a_reader_that_goes_away_is_no_error():
     ("redirection", "says"),
     [(">&-", "standard output is closed"), ("> /dev/full", "No space left on device"), ("> /dev/null 2>&-", "")],
 )
+@pytest.mark.programs
 def test_output_that_cannot_be_written_is_a_sentence(redirection, says):
     command = f"{sys.executable} -m ipex_lookahead.cli.main --help {redirection}"
     done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
@@ -291,6 +296,7 @@ def test_output_that_cannot_be_written_is_a_sentence(redirection, says):
     assert done.stderr.count("error: ") == bool(says)
 
 
+@pytest.mark.programs
 def test_a_file_that_was_closed_meanwhile():
     """OSError EBADF where the output's descriptor has gone under way."""
     code = (

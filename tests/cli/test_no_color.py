@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.programs
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
 from tests.cli.conftest import ScriptedForTransformers, ScriptedModel

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 NOBODY = """
 import pwd
+
+pytestmark = pytest.mark.programs
 def getpwuid(uid):
     raise KeyError(f"getpwuid(): uid not found: {uid}")
 pwd.getpwuid = getpwuid

@@ -293,6 +293,7 @@ def processor_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.programs
 def test_an_interrupt_in_the_prompt_ends_it_at_once():
     """Also where the core does not come back to Python for a long time."""
     code = (

@@ -79,6 +79,7 @@ def command(hub, tmp_path):
     return call
 
 
+@pytest.mark.programs
 def test_a_folder_is_pulled_listed_run_and_removed(command, hub, tmp_path):
     status, out, err = command("pull", "https://huggingface.co/owner/folder/tree/main")
     assert status == 0, err
@@ -111,6 +112,7 @@ def test_a_folder_is_pulled_listed_run_and_removed(command, hub, tmp_path):
     assert command("rm", "--yes", "owner/folder")[0] == 1
 
 
+@pytest.mark.programs
 def test_one_file_of_several(command, hub, repositories, tmp_path):
     status, out, err = command("pull", "owner/ggufs")
     assert status == 0, err
@@ -128,6 +130,7 @@ def test_one_file_of_several(command, hub, repositories, tmp_path):
     assert not (tmp_path / "hf" / "hub" / "models--owner--ggufs").exists(), "nothing is left to keep"
 
 
+@pytest.mark.programs
 def test_a_short_name_is_pulled_run_and_removed(command, hub, tmp_path):
     short, repo = "smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF"
     words = {f"tokenizer.ggml.{key}": value for key, value in LETTERS.items()}
@@ -150,6 +153,7 @@ def test_a_short_name_is_pulled_run_and_removed(command, hub, tmp_path):
     assert (status, "hint: " in err) == (1, True)
 
 
+@pytest.mark.programs
 def test_what_cannot_be_run_is_said(command):
     status, out, err = command("pull", "owner/falcon")
     assert status == 1
@@ -161,6 +165,7 @@ def test_what_cannot_be_run_is_said(command):
     assert "hint: " in err
 
 
+@pytest.mark.programs
 def test_list_of_nothing(command):
     status, out, err = command("list")
     assert status == 0

@@ -24,12 +24,14 @@ sys.exit(run_command(say, []))
 """
 
 
+@pytest.mark.programs
 def test_letters_that_the_encoding_lacks_are_spelled():
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", ECHO], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "l'\\xe9toile, \\u2603\n", "caf\\xe9\n")
 
 
+@pytest.mark.programs
 def test_letters_that_it_has_are_written():
     environment = {**os.environ, "PYTHONIOENCODING": "utf-8"}
     done = subprocess.run([sys.executable, "-c", ECHO], env=environment, capture_output=True, encoding="utf-8")
@@ -43,6 +45,7 @@ def limited(code: str, mebibytes: int, **more: str) -> subprocess.CompletedProce
     return subprocess.run([sys.executable, "-c", limit + code], env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.programs
 def test_a_lower_limit_on_memory_that_stands_already_is_kept_to():
     """``ulimit -Hv``: a hard limit may not be raised, and the template's process asks for 512 MiB."""
     code = """
@@ -54,6 +57,7 @@ print(render_chats("{{ messages[0].content }}", [said], {})[0])
     assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
 
 
+@pytest.mark.programs
 def test_a_template_that_takes_more_than_that_says_which_limit_it_was():
     code = """
 from ipex_lookahead.tokenization.chat_template import render_chats
@@ -64,6 +68,7 @@ print(render_chats("{{ 'x' * 3000000000 }}", [[]], {})[0])
     assert "it needs too much memory" in done.stderr
 
 
+@pytest.mark.programs
 def test_the_tokenizers_own_process_keeps_to_it_too(tmp_path):
     """It asks for 1 GiB and more. What it is stopped by is the limit that stands."""
     core = Tokenizer(
@@ -118,6 +123,7 @@ sys.exit(run_command(take, []))
     assert hint.startswith("hint: a larger ulimit -v; a smaller model or format, such as ")
 
 
+@pytest.mark.programs
 def test_a_model_that_does_not_fit_the_limit(tmp_path):
     """200 MB of weights under 400 MiB, of which Python and its packages take most."""
     model = write_tiny_llama(tmp_path / "model", vocab=SIZE, hidden=1024, intermediate=4096, layers=3)

@@ -24,6 +24,8 @@ from tests.support.tiny import write_tiny_llama
 ROOT = Path(__file__).resolve().parent.parent.parent
 ABSENT = """
 import sys
+
+pytestmark = pytest.mark.programs
 sys.modules.update(dict.fromkeys(("torch", "transformers"), None))  # as where they are not installed
 """
 ONE = ("--threads", "1")

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = ("-std=c++17", "-O1", "-w", "-pthread", f"-I{ROOT / 'csrc'}")
-pytestmark = pytest.mark.timeout(1200)  # up to half a minute of compiling, on machines that are busy as well
+pytestmark = [pytest.mark.programs, pytest.mark.timeout(1200)]  # half a minute of compiling, more on a busy machine
 
 
 def compiler() -> str:

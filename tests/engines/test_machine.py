@@ -49,6 +49,7 @@ def test_memory_is_the_machines_or_what_the_groups_allow(
     assert machine.machine_memory() == expected
 
 
+@pytest.mark.programs
 def test_the_peak_is_this_processs_own() -> None:
     """Of a process that one with a gigabyte has started: the system's usage of resources shows the gigabyte."""
     child = (

@@ -17,6 +17,8 @@ from ipex_lookahead.hub.recommended import recommended_models
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
+pytestmark = pytest.mark.programs
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 

@@ -40,6 +40,7 @@ def start(target: Path, kind: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.programs
 def test_what_a_killed_maker_left_goes_with_the_next(tmp_path: Path, kind: str) -> None:
     target = tmp_path / "out [1]*"
     killed_maker(target, kind)
@@ -52,6 +53,7 @@ def test_what_a_killed_maker_left_goes_with_the_next(tmp_path: Path, kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.programs
 def test_what_a_living_maker_has_stays(tmp_path: Path, kind: str) -> None:
     maker = start(tmp_path / "out", kind)
     try:
@@ -84,6 +86,7 @@ def test_a_folder_takes_the_place_of_another(tmp_path: Path, monkeypatch: pytest
         assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.programs
 def test_a_maker_killed_between_two_steps_loses_nothing(tmp_path: Path) -> None:
     """Where names cannot be exchanged: the old folder stands aside, and nothing at its place."""
     aside = tmp_path / ".out.old-00000000"

@@ -168,6 +168,7 @@ def test_what_a_killed_fetch_left_is_removed(source, cache):
         assert alive.exists(), "another process may be fetching there"
 
 
+@pytest.mark.programs
 def test_killed_while_pip_runs_leaves_no_file_under_the_final_name(source, cache):
     """Kill the whole fetch at its slowest point, then fetch again."""
     write_wheel(source)

@@ -180,6 +180,7 @@ def test_a_broken_connection_goes_on_by_itself(served, monkeypatch):
     assert (resolve() / "model.safetensors").read_bytes() == WEIGHTS
 
 
+@pytest.mark.programs
 def test_an_interrupted_fetch_goes_on_where_it_stopped(served, tmp_path, capsys):
     """A process is killed in the middle of a file; the next one asks for the rest only."""
     large = CHANCE.randbytes(11 << 20)
@@ -288,6 +289,7 @@ def test_a_missing_shard_makes_a_folder_incomplete(served, tmp_path):
         resolve(local_files_only=True)
 
 
+@pytest.mark.programs
 def test_offline_is_respected_and_named(tmp_path):
     """The real hub library, told to stay offline, with an empty cache; and nothing heavy is imported for it."""
     code = (

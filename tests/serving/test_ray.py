@@ -18,6 +18,8 @@ import pytest
 
 from ipex_lookahead.serving.run import bind, url
 
+pytestmark = pytest.mark.programs
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300
 ABORTED = re.compile(r'request_success_total\{finished_reason="abort",replica="\d+"\} 1\.0')

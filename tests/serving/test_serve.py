@@ -21,6 +21,8 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.keys import Keys
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 
+pytestmark = pytest.mark.programs
+
 PATIENCE = 120.0
 """Seconds; httpx waits five where nothing is said, and a busy machine takes longer."""
 get = partial(httpx.get, timeout=PATIENCE)

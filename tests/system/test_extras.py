@@ -134,6 +134,7 @@ def test_the_machine_and_a_model_are_told_without_them(folder, model):
     assert done.stdout
 
 
+@pytest.mark.programs
 def test_the_server_answers_without_them():
     """Every module of the server, and what it loads a model with."""
     code = BARE.replace("main()", "from ipex_lookahead.serving import run, server; print('loaded')")

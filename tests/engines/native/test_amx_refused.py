@@ -24,6 +24,8 @@ assert prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0, "seccomp"
 from ipex_lookahead.engines.native.core import amx_state, available_isas, chosen_isa
 from ipex_lookahead.engines.native.linear import LinearPool
 from ipex_lookahead.errors import LookaheadError
+
+pytestmark = pytest.mark.programs
 print(amx_state())
 print(available_isas())
 try:

@@ -20,6 +20,7 @@ TIMES = cases(3, 60)
 
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("subject", ["decoder", "linear"])
+@pytest.mark.programs
 def test_a_child_never_hangs(subject: str, threads: int, folder: Path) -> None:
     program = [sys.executable, "-m", "tests.support.forks", subject, str(folder), str(threads), str(TIMES)]
     limit = 60 + 5 * len(STATES) * len(DEEDS) * TIMES  # the parent must not hang either

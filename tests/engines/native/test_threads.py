@@ -30,6 +30,7 @@ print(threads() - before)
 """
 
 
+@pytest.mark.programs
 def test_models_share_their_threads(folder: Path) -> None:
     """Two besides the caller's, as the largest number asked for says, for loading, quantising and steps of all."""
     program = [sys.executable, "-c", COUNT, str(folder)]
