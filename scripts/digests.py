@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -252,12 +252,10 @@ def environment(folder: Path) -> dict[str, str]:
     return {**inherited, **{name: str(folder / at) for name, at in own.items()}, "NO_COLOR": "1"}
 
 
-def command(folder: Path, *words: str, given: str = "") -> Any:
+def command(folder: Path, *words: str) -> Any:
     """Return the exit status of a command and the JSON objects that it prints; other lines are left out."""
     full = [sys.executable, "-m", "ipex_lookahead", *words]
-    done = subprocess.run(
-        full, input=given, capture_output=True, text=True, env=environment(folder), cwd=ROOT, timeout=300
-    )
+    done = subprocess.run(full, capture_output=True, text=True, env=environment(folder), cwd=ROOT, timeout=300)
     objects = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return [done.returncode, masked(objects, folder)]
 
@@ -431,9 +429,7 @@ def served(folder: Path, isas: tuple[str, ...]) -> Results:
 
 # ---- records ---------------------------------------------------------------------------------------------------------
 
-PARTS: tuple[Callable[[Path, tuple[str, ...]], Results], ...] = (
-    families, formats, served, heads, other_engines, saved, commands,
-)  # fmt: skip
+PARTS = (families, formats, served, heads, other_engines, saved, commands)
 
 
 def plain(value: Any) -> bytes:
@@ -461,12 +457,6 @@ def part(number: int, isas: tuple[str, ...], only: str, show: bool) -> dict[str,
     return found
 
 
-def recorded(file: Path) -> dict[str, str]:
-    """Return the digests of a file, by name."""
-    lines = [line.split(" ", 1) for line in file.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
-    return {name: value for value, name in lines}
-
-
 def main() -> int:
     """Record or compare."""
     options = argparse.ArgumentParser(
@@ -487,7 +477,7 @@ def main() -> int:
         waiting = [pool.submit(part, number, isas, given.only, given.show) for number in range(len(PARTS))]
         for one in waiting:
             found |= one.result()
-    lines = [f"{value} {name}\n" for name, value in sorted(found.items(), key=lambda item: item[0])]
+    lines = [f"{value} {name}\n" for name, value in sorted(found.items())]
     if given.show:
         sys.stdout.writelines(lines)
         return 0
@@ -496,7 +486,8 @@ def main() -> int:
         given.write.write_text("".join([head, *lines]), encoding="utf-8")
         print(f"{len(found)} digests written to {given.write}")
         return 0
-    before = {name: value for name, value in recorded(given.check).items() if given.only in name}
+    recorded = (line.split(" ", 1) for line in given.check.read_text(encoding="utf-8").splitlines() if line[0] != "#")
+    before = {name: value for value, name in recorded if given.only in name}
     changes = [f"differs: {name}" for name in sorted(found.keys() & before.keys()) if found[name] != before[name]]
     changes += [f"missing: {name}" for name in sorted(before.keys() - found.keys())]
     changes += [f"new: {name}" for name in sorted(found.keys() - before.keys())]

@@ -1,6 +1,7 @@
 """The tiny GGUF files of every family in llama.cpp itself: that these files are what it means by them.
 
-Runs where ``IPEX_LOOKAHEAD_LLAMA_CPP`` names a Python that can import llama-cpp-python (0.3.36 or newer).
+`make test-peers` runs it: ``IPEX_LOOKAHEAD_LLAMA_CPP`` names a Python that can import llama-cpp-python (0.3.36 or
+newer).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from tests.support.tiny_families import build, config_of, distance, logits, text
 
 PYTHON = "IPEX_LOOKAHEAD_LLAMA_CPP"
 PROGRAM = Path(__file__).parents[1] / "support" / "llama_cpp_logits.py"
-pytestmark = pytest.mark.skipif(PYTHON not in os.environ, reason=f"{PYTHON} names no Python with llama-cpp-python")
+if PYTHON not in os.environ:
+    pytest.skip(f"{PYTHON} names no Python with llama-cpp-python; make test-peers does", allow_module_level=True)
 
 IN_GGUF = [(model_type, variant) for model_type in FAMILIES for variant in variants(model_type) if variant.gguf]
 EACH = pytest.mark.parametrize(

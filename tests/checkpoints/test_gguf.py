@@ -55,6 +55,7 @@ def rows_put_back(name: str, stored: npt.NDArray[Any], tiny: TinyLlama) -> npt.N
 
 
 @pytest.mark.parametrize("quant", [kind.name for kind in (TENSOR_TYPES | DECODED_TYPES).values()])
+@pytest.mark.rotating(13)
 def test_every_value_is_the_gguf_packages(tmp_path: Path, quant: str) -> None:
     import gguf
     from gguf import quants

@@ -179,6 +179,7 @@ def test_without_a_memory_owners_take_turns_and_nobody_loses_its_place() -> None
 @pytest.mark.parametrize("pages", [5, 8, 13, 40])
 @pytest.mark.parametrize("slots", [1, 2, 5])
 @pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.rotating(12)
 def test_who_makes_way_loses_nothing_and_all_come_to_an_end(pages: int, slots: int, keeps: bool) -> None:
     """Also where memory is short: whoever is preempted gets on further the next time, so nobody goes round for ever."""
     office, rng = Office(slots=slots, prefill_rows=40), np.random.default_rng(pages)

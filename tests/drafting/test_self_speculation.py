@@ -64,6 +64,7 @@ def test_the_text_is_that_of_plain_decoding(folder: Path, low_bit: str | None, h
 
 
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.rotating(6)
 def test_the_logits_are_those_of_plain_decoding(folder: Path, how: dict[str, Any]) -> None:
     """The copy writes behind the committed positions of the target's own cache: not a bit of these may change."""
     model = load(folder, speculative=True)

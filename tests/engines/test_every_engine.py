@@ -105,6 +105,7 @@ def test_it_says_what_it_is(model: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.rotating(12)
 def test_greedy_text_is_what_its_logits_say(model: Any, text: str) -> None:
     ids = prompt(text)
     out = model.generate(ids, max_new_tokens=40, **GREEDY)
@@ -206,6 +207,7 @@ class Listener:
 
 
 @pytest.mark.parametrize("lookahead", [None, 4, "auto"])
+@pytest.mark.rotating(9)
 def test_streaming_tells_every_token_once(model: Any, lookahead: Any) -> None:
     listener = Listener()
     out = model.generate(prompt(TEXTS[0]), max_new_tokens=30, streamer=listener, lookahead=lookahead, **GREEDY)
@@ -236,6 +238,7 @@ def test_stops_cut_the_text_where_they_apply(model: Any, lookahead: Any) -> None
 
 
 @pytest.mark.parametrize("strategy", ["prompt_lookup", "auto", "recycling"])
+@pytest.mark.rotating(9)
 def test_sampling_is_repeatable_and_lookahead_keeps_it(model: Any, strategy: str) -> None:
     ids = prompt(TEXTS[3])
     config = LookaheadConfig(strategy=strategy, num_draft_tokens=6, adaptive=False)

@@ -117,6 +117,7 @@ def test_a_search_loses_less_than_the_largest_value_alone(name, kind):
 
 
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in FLOATS])
+@pytest.mark.rotating(9)
 def test_importance_moves_the_error_to_where_it_counts_less(name):
     """Inputs that count a thousand times more lose less than they do among equals, by weighted squared error too."""
     weight = gaussian(64, 512)

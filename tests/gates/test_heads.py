@@ -45,6 +45,7 @@ def random_head_lookahead(chance: random.Random) -> LookaheadConfig:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda row: " ".join(str(value) for value in row.values()))
+@pytest.mark.rotating(13)
 def test_a_head_changes_nothing_that_can_be_seen(paths: Paths, model: dict[str, Any]) -> None:
     """Tokens, logits, scores, callbacks: of one engine without lookahead, and with it."""
     chance = random.Random(f"{seed()} {model}")

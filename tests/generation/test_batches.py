@@ -121,6 +121,7 @@ def test_a_rule_of_each_row(ours: Any, lookahead: Any) -> None:
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.rotating(10)
 def test_a_limit_of_each_row(ours: Any, theirs: Any, lookahead: Any, streaming: bool) -> None:
     """Rows that have ended go on as padding. (transformers pads them only where there is an end token.)"""
 

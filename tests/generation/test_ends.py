@@ -160,6 +160,7 @@ def test_max_time_ends_after_the_token_in_hand(lookahead: int) -> None:
         ("never", "The quick brown fox jumps över."),
     ],
 )
+@pytest.mark.rotating(10)
 def test_stop_strings(lookahead: int, stop: Any, expected: str) -> None:
     tokenizer = byte_tokenizer()
     text = list("The quick brown fox jumps över.".encode())

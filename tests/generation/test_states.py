@@ -40,6 +40,7 @@ def after(engine: CountedEngine, tokens: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("lookahead", [0, 3, "auto", "jacobi"])
 @pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.rotating(12)
 def test_a_conversation_reads_new_tokens_only(engine: CountedEngine, lookahead: Any, thinks: bool) -> None:
     """Where an answer's thinking is left out of later turns, from the end of the prompt on."""
     model, fresh = text_model(engine), text_model(engine)

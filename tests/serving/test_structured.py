@@ -63,6 +63,7 @@ def said(client: Any, path: str, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("fields", "check"), FORMS, ids=[" ".join(fields)[:40] + f" {at}" for at, (fields, _) in enumerate(FORMS)]
 )
+@pytest.mark.rotating(12)
 def test_an_answer_has_the_form_that_was_asked_for(client, path, fields, check):
     for seed in range(3):
         found = [said(client, path, seed=seed, lookahead=lookahead, **fields) for lookahead in (0, 4)]

@@ -190,6 +190,7 @@ LOOKAHEADS: list[Any] = [0, 1, 4, 32, "auto", 8]
 
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("behind", ["\n\n", "", "{no JSON\n"])
+@pytest.mark.rotating(8)
 def test_strict_json_behind_a_thought_every_time(says: Says, opened: bool, behind: str) -> None:
     """Drafts go across the end of the thought, and say there what the schema forbids."""
     thought = 'Let me see: {"b": [1,\nit is 7'

@@ -25,9 +25,9 @@ from ipex_lookahead.tokenization.splitting import SPLITTINGS
 from tests.support import vocabularies
 
 PROGRAM = os.environ.get("IPEX_LOOKAHEAD_LLAMA_TOKENIZE") or shutil.which("llama-tokenize")
-pytestmark = pytest.mark.skipif(
-    not PROGRAM, reason="llama.cpp's llama-tokenize is not on the path, nor named by IPEX_LOOKAHEAD_LLAMA_TOKENIZE"
-)
+if not PROGRAM:
+    missing = "llama.cpp's llama-tokenize is not on the path, nor named by IPEX_LOOKAHEAD_LLAMA_TOKENIZE"
+    pytest.skip(missing, allow_module_level=True)
 
 KINDS = list({splitting: name for name, splitting in reversed(SPLITTINGS.items())}.values())
 """A name of each way of splitting; the others are aliases."""

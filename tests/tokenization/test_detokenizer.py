@@ -28,6 +28,7 @@ def streamed(tokenizer, ids):
 
 
 @pytest.mark.parametrize("text", [*TEXTS, "".join(TEXTS)])
+@pytest.mark.rotating(16)
 def test_the_pieces_are_the_text(tokenizer, text):
     ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
     parts = streamed(tokenizer, ids)

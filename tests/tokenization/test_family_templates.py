@@ -227,6 +227,7 @@ TEMPLATES = {"qwen3": THINKING, "mistral": CHECKED, "gpt_oss": TYPED, "gemma": A
 
 @pytest.mark.parametrize("family", TEMPLATES)
 @pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.rotating(30)
 def test_what_the_families_use(family: str, chat: str) -> None:
     from jinja2.exceptions import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template

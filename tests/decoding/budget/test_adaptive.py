@@ -361,6 +361,7 @@ MIXTURES = [Mixture(2, 8, 0.2), Mixture(8, 128, 0.4), Mixture(4, 32, 0.35)]
 @pytest.mark.parametrize("mixture", MIXTURES, ids=lambda m: f"{m.used} of {m.experts}")
 @pytest.mark.parametrize("share", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("prob", [None, 0.2, 0.9])
+@pytest.mark.rotating(14)
 def test_on_a_mixture_it_is_never_slower(mixture: Mixture, share: float, prob: float | None) -> None:
     """Though a wrong draft costs several forwards, and a text needs more experts than the calibration did, or fewer."""
     among = max(1.2 * mixture.used, share * mixture.experts)

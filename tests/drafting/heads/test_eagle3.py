@@ -121,6 +121,7 @@ def check(target: Target, oracle: Head, head: NativeHead, near: float = 0.02) ->
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.rotating(7)
 def test_it_computes_what_the_formulas_say(tmp_path: Path, target: Target, shape: Shape) -> None:
     oracle = Head(shape, target.model)
     if shape.states[0] > 0:  # no layer's output is the embedding

@@ -77,6 +77,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+@pytest.mark.rotating(5)
 def test_it_computes_what_transformers_does(made: tuple[Pair, Path, Path], kv_cache: str) -> None:
     """Chains of 4, each row from the oracle's tokens and states; before a window is full, at its ends, beyond."""
     pair, target, assistant = made
@@ -151,6 +152,7 @@ def test_sequences_side_by_side_are_each_as_alone(small: tuple[Path, Path]) -> N
 
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
+@pytest.mark.rotating(5)
 def test_the_target_goes_on_as_if_nothing_had_been_drafted(made: tuple[Pair, Path, Path], kv_cache: str) -> None:
     _, target, assistant = made
     engine = engine_of(target, kv_cache=kv_cache)
@@ -429,6 +431,7 @@ def test_it_ends_with_its_context(tmp_path: Path, small: tuple[Path, Path]) -> N
     ids=["greedy", "sampled"],
 )
 @pytest.mark.parametrize(("low_bit", "kv_cache"), [(None, "fp16"), ("sym_int4", "int8")])
+@pytest.mark.rotating(10)
 def test_what_it_drafts_changes_no_token(
     made: tuple[Pair, Path, Path], low_bit: str | None, kv_cache: str, sampling: dict[str, Any]
 ) -> None:

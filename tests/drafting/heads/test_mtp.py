@@ -39,6 +39,7 @@ def text(length: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("family", "variant"), EVERY, ids=str)
+@pytest.mark.rotating(9)
 def test_it_computes_what_transformers_layers_do(tmp_path: Path, family: str, variant: Any) -> None:
     target, block = with_mtp(tmp_path, family, variant)
     engine = load(LoadRequest(tmp_path, threads=1)).engine

@@ -49,6 +49,7 @@ def check_against_numpy(options: dict[str, Any], seed: int, rows: int) -> bool:
 
 
 @pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.rotating(13)
 def test_attention_in_whole_numbers_agrees_with_numpy(name: str) -> None:
     """Queries and weights have 14 bits: next to nothing beside what int8 itself changes in keys and values."""
     spec = make_spec(**NATIVE[name])
@@ -69,6 +70,7 @@ def test_attention_in_whole_numbers_agrees_with_numpy(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.rotating(13)
 def test_families_switches_agree_with_numpy(name: str) -> None:
     compared = [check_against_numpy(NATIVE[name], seed, rows=60) for seed in range(4)]
     assert any(compared)
@@ -151,6 +153,7 @@ def check_trees(engine: NativeEngine, tokens: np.ndarray, chance: random.Random)
 
 
 @pytest.mark.parametrize("name", NATIVE)
+@pytest.mark.rotating(13)
 def test_families_switches_are_exact(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_exact(NATIVE[name], random.Random(name), monkeypatch, rows=90)
 

@@ -61,6 +61,7 @@ def in_pieces(engine: Any, tokens: np.ndarray, sizes: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 @pytest.mark.parametrize("name", NAMED)
+@pytest.mark.rotating(54)
 def test_families_logits_are_the_native_engines(device: Device, name: str, kv_cache: str) -> None:
     native, engine = both(
         make_spec(**NAMED[name]), device, "sym_int4" if "hidden" not in NAMED[name] else "fp16", kv_cache
@@ -82,6 +83,7 @@ def test_any_switches_together(device: Device, chance: random.Random, seed: int,
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.rotating(30)
 def test_every_format(device: Device, name: str) -> None:
     sizes = {"hidden": 256, "intermediate": 512, "head_dim": 64, "layers": 1, "tied": False, "bias": "qkvogud"}
     native, engine = both(make_spec(**sizes), device, name)
@@ -254,6 +256,7 @@ def test_forks_share_pages_and_give_them_back(device: Device) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 2, 8), (3, 1, 24), (5, 5, 16), (4, 2, 80), (2, 1, 96)], ids=str)
 @pytest.mark.parametrize("rows", [1, 16, 20])
+@pytest.mark.rotating(12)
 def test_heads_that_share_a_block_are_merged_once(device: Device, shape: tuple[int, int, int], rows: int) -> None:
     """Heads of sizes that 32 does not divide, over one block of positions and over several."""
     heads, kv_heads, head_dim = shape

@@ -40,6 +40,7 @@ def _formats(tensor: Any) -> str:
 @pytest.mark.parametrize("head_dim", [16, 48, 80, 128, 256])
 @pytest.mark.parametrize("norm", ["none", "head"])
 @pytest.mark.parametrize("low_bit", ["sym_int4", _formats], ids=["together", "apart"])
+@pytest.mark.rotating(20)
 def test_heads_of_any_width_are_finished_once(
     device: Device, kv_cache: str, head_dim: int, norm: str, low_bit: Any
 ) -> None:

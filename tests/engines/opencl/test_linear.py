@@ -35,6 +35,7 @@ def activations(rows: int, n: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize(("name", "group"), WITH_GROUPS)
+@pytest.mark.rotating(110)
 def test_bytes_are_the_scalar_cores(device: Device, name: str, group: int, shape: tuple[int, int]) -> None:
     x = activations(17, shape[1])
     for seed in (2 * shape[1], 2 * shape[1] + 1):  # quantised weights, then any codes and scales
@@ -49,6 +50,7 @@ def test_bytes_are_the_scalar_cores(device: Device, name: str, group: int, shape
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.rotating(20)
 def test_any_number_of_rows_gives_the_same_bytes(device: Device, name: str) -> None:
     weight = make_weight(name, 33, 576, seed=3)
     x = activations(65, 576)
@@ -97,6 +99,7 @@ def same(one: PackedWeight, other: PackedWeight) -> bool:
 
 
 @pytest.mark.parametrize(("name", "group"), WITH_GROUPS)
+@pytest.mark.rotating(26)
 def test_embeddings_are_the_rows_of_the_matrix(device: Device, name: str, group: int) -> None:
     for shape in ((31, 95), (48, 172), (100, 512)):
         for seed in (0, 1):

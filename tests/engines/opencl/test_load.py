@@ -65,6 +65,7 @@ def loaded_or_refused(request: LoadRequest, model_type: str) -> Any:
 
 
 @each(some())
+@pytest.mark.rotating(54)
 def test_every_family(tmp_path: Path, model_type: str, variant: Variant) -> None:
     model = build(model_type, variant)
     folder = write_folder(tmp_path / "folder", model)

@@ -37,6 +37,7 @@ def spelt_out(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 
 @pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.rotating(20)
 def test_bytes_are_the_scalar_cores(spelt_out: Device, name: str) -> None:
     weight = make_weight(name, 40, 352, group=FORMATS[name].group_sizes[0] or 32, seed=1)
     matrix, x = Matrix.upload(spelt_out, [weight], [None]), activations(23, 352)

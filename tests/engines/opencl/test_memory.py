@@ -44,6 +44,7 @@ def of(spec: Any, low_bit: str, kv_cache: str = "fp16", positions: int = 512) ->
 
 
 @pytest.mark.parametrize("low_bit", FORMATS)
+@pytest.mark.rotating(12)
 def test_weights_take_what_was_said(low_bit: str) -> None:
     for options in ({"tied": False, "bias": "qkvogud"}, {"experts": 3, "used": 2}):
         spec = make_spec(hidden=256, intermediate=512, head_dim=64, layers=2, vocab=90, **options)

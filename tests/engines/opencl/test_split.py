@@ -64,6 +64,7 @@ def divided(
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 @pytest.mark.parametrize("name", NAMED)
+@pytest.mark.rotating(24)
 def test_any_division_of_a_families_layers(device: Device, name: str, kv_cache: str) -> None:
     low_bit = "fp16" if "hidden" in NAMED[name] else "sym_int4"
     native, engines = divided(make_spec(**{**NAMED[name], "layers": 3}), device, low_bit, kv_cache)
@@ -96,6 +97,7 @@ def test_walks_over_caches(device: Device, kv_cache: str) -> None:
 
 
 @each(some()[::3])
+@pytest.mark.rotating(18)
 def test_checkpoints_of_families(tmp_path: Path, model_type: str, variant: Variant) -> None:
     """Every third one: the same logits, and the weights as they are in the file."""
     folder = write_folder(tmp_path / "folder", build(model_type, variant))

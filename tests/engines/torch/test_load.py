@@ -155,6 +155,7 @@ def test_the_dtype_follows_what_is_asked_and_what_is_there() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "falcon", "bloom", "gpt_neox", "phi", "gemma2", "mixtral"])
 @pytest.mark.parametrize("low_bit", ["sym_int4", "sym_int8", None])
+@pytest.mark.rotating(10)
 def test_another_family_loads_saves_and_looks_ahead(tmp_path: Path, name: str, low_bit: str | None) -> None:
     engine = "torch" if name in model_types() else "auto"
     model = load(write(tmp_path / "m", name), load_in_low_bit=low_bit, engine=engine)

@@ -65,6 +65,7 @@ def streamed(text: str) -> tuple[list[tuple[str, str]], str, str]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("family", TOOL_TEMPLATES)
+@pytest.mark.rotating(10)
 def test_calls_come_as_calls(live: Any, model: Any, monkeypatch: pytest.MonkeyPatch, family: str, stream: bool) -> None:
     monkeypatch.setattr(model.tokenizer, "chat_template", TOOL_TEMPLATES[family])
     running, found = live(), []
@@ -128,6 +129,7 @@ def test_any_arguments_of_earlier_calls_are_answered_or_refused(
     ids=["required", "named"],
 )
 @pytest.mark.parametrize("family", TOOL_TEMPLATES)
+@pytest.mark.rotating(10)
 def test_forced_calls_are_calls(
     client: Any, server: Any, model: Any, monkeypatch: pytest.MonkeyPatch, family: str, choice: Any, names: set[str]
 ) -> None:
