@@ -21,6 +21,8 @@ PY := .venv/bin/python
 USED := --with bench --with serve
 # Tests of a file, or of a model type, run in one process: fixtures and models are made once.
 SHARED_OUT := -n auto --maxprocesses 4 --dist loadgroup
+# Bytecode is written, also where the environment says otherwise: else each test process compiles 1,000 files again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-programs test-peers test-ipex-llm test-opencl test-opencl-offline test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean
 .DEFAULT_GOAL := demo
