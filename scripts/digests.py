@@ -13,17 +13,18 @@ Digests depend on torch, numpy and the machine's instruction sets: record and ch
 # ruff: noqa: E402
 from __future__ import annotations
 
-import argparse
 import hashlib
 import http.client
 import importlib.util
 import json
+import logging
 import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -32,11 +33,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
 
 # All imports that a move can rename.
+import click
 import numpy as np
 import torch
 
@@ -302,8 +304,10 @@ def commands(folder: Path, isas: tuple[str, ...]) -> Results:
         yield f"command/{name}", command(folder, *words)
     for made in ("quantized", "mixed", "converted"):
         yield f"command/files of {made}", files_of(folder / made)
-    for made in ("matters.gguf", "cut.json"):
-        yield f"command/file {made}", (folder / made).read_bytes().replace(str(folder).encode(), b"FOLDER")
+    yield (
+        "command/files of imatrix and cut",
+        [(folder / made).read_bytes().hex() for made in ("matters.gguf", "cut.json")],
+    )
 
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one two one two"}]
@@ -457,43 +461,39 @@ def part(number: int, isas: tuple[str, ...], only: str, show: bool) -> dict[str,
     return found
 
 
-def main() -> int:
-    """Record or compare."""
-    options = argparse.ArgumentParser(
-        description="Record digests of what the package computes, or compare with a record."
-    )
-    what = options.add_mutually_exclusive_group(required=True)
-    what.add_argument("--write", type=Path, metavar="FILE", help="record")
-    what.add_argument("--check", type=Path, metavar="FILE", help="compare with a record")
-    what.add_argument("--show", action="store_true", help="print each result in full")
-    options.add_argument("--only", default="", metavar="TEXT", help="results whose names contain this text")
-    options.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (2)")
-    given = options.parse_args()
-
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--write", type=Path, metavar="FILE", help="Record.")
+@click.option("--check", type=Path, metavar="FILE", help="Compare with a record.")
+@click.option("--show", is_flag=True, help="Print each result in full.")
+@click.option("--only", default="", metavar="TEXT", help="Results with names that contain this text.")
+@click.option("--jobs", default=2, show_default=True, metavar="N", help="Processes.")
+def main(write: Path | None, check: Path | None, show: bool, only: str, jobs: int) -> None:
+    """Record digests of what the package computes, or compare with a record."""
+    if (write is not None) + (check is not None) + show != 1:
+        raise click.UsageError("give one of --write FILE, --check FILE and --show")
     facts = subprocess.run([sys.executable, "-m", "ipex_lookahead", "info", "--json"], capture_output=True, cwd=ROOT)
     isas = tuple(json.loads(facts.stdout)["engine"]["isa_available"])
     found: dict[str, str] = {}
-    with ProcessPoolExecutor(given.jobs) as pool:
-        waiting = [pool.submit(part, number, isas, given.only, given.show) for number in range(len(PARTS))]
+    with ProcessPoolExecutor(jobs) as pool:
+        waiting = [pool.submit(part, number, isas, only, show) for number in range(len(PARTS))]
         for one in waiting:
             found |= one.result()
     lines = [f"{value} {name}\n" for name, value in sorted(found.items())]
-    if given.show:
-        sys.stdout.writelines(lines)
-        return 0
-    if given.write:
+    if write:
         head = f"# instruction sets: {', '.join(isas)}; torch {torch.__version__}; numpy {np.__version__}\n"
-        given.write.write_text("".join([head, *lines]), encoding="utf-8")
-        print(f"{len(found)} digests written to {given.write}")
-        return 0
-    recorded = (line.split(" ", 1) for line in given.check.read_text(encoding="utf-8").splitlines() if line[0] != "#")
-    before = {name: value for value, name in recorded if given.only in name}
-    changes = [f"differs: {name}" for name in sorted(found.keys() & before.keys()) if found[name] != before[name]]
-    changes += [f"missing: {name}" for name in sorted(before.keys() - found.keys())]
-    changes += [f"new: {name}" for name in sorted(found.keys() - before.keys())]
-    print("\n".join([*changes, f"{len(found)} digests compared, {len(changes)} changed"]))
-    return 1 if changes else 0
+        write.write_text("".join([head, *lines]), encoding="utf-8")
+        print(f"{len(found)} digests written to {write}")
+    elif check:
+        recorded = (line.split(" ", 1) for line in check.read_text(encoding="utf-8").splitlines() if line[0] != "#")
+        before = {name: value for value, name in recorded if only in name}
+        changes = [f"differs: {name}" for name in sorted(found.keys() & before.keys()) if found[name] != before[name]]
+        changes += [f"missing: {name}" for name in sorted(before.keys() - found.keys())]
+        changes += [f"new: {name}" for name in sorted(found.keys() - before.keys())]
+        print("\n".join([*changes, f"{len(found)} digests compared, {len(changes)} changed"]))
+        sys.exit(bool(changes))
+    else:
+        sys.stdout.writelines(lines)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
