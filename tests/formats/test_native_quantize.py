@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats import FLOATS, FORMATS, PackedWeight, get_format, groups, quantize
 from ipex_lookahead.formats.float_base import narrow
+from tests.gates import cases
 
 try:
     native = importlib.import_module("ipex_lookahead._native")
@@ -53,7 +54,8 @@ def weights(draw: st.DrawFn) -> PackedWeight:
         return PackedWeight(kind, shape, narrow(values.astype(np.float32), kind))
 
 
-@settings(max_examples=250, deadline=None)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(60, 250), deadline=None)
 @given(
     weight=weights(),
     name=st.sampled_from(SEARCHED),

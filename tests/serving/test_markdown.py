@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 
 from ipex_lookahead.serving import markdown
 from ipex_lookahead.serving.markdown import CLASSES, LANGUAGES, SCHEMES, TAGS, nodes
+from tests.gates import cases
 
 PAGE = files("ipex_lookahead.serving") / "page"
 TABLE = "|g|h|\n|:-|-:|\n|1|2|\n"
@@ -191,13 +192,15 @@ def test_colours_end_when_their_time_has_passed():
     assert 0 < tags([block]).count("span") < 10
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(60, 300), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
 def test_any_text_is_harmless(text):
     harmless(nodes(text))
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(60, 300), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40).map(lambda some: "".join(some).replace("\r\n", "\n")), st.data())
 def test_blocks_before_the_last_stay_as_they_are(text, data):
     """The page renders only the last block of what streams: the rest of the text, alone, gives what the whole gives."""

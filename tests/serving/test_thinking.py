@@ -29,6 +29,7 @@ from ipex_lookahead.serving.server import Server, Settings
 from ipex_lookahead.serving.thinking import CHANNEL, TAGS, Marks, Mode, Thought, marks_of, mode_of
 from ipex_lookahead.serving.tools import Parser
 from ipex_lookahead.tokenization.folder import text_from_folder
+from tests.gates import cases
 from tests.serving.conftest import LIMITS
 from tests.support.chat_tokenizer import CHAT_TEMPLATE
 from tests.support.scripted_engine import ScriptedEngine
@@ -97,7 +98,8 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=1200, deadline=None, derandomize=True)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(150, 1_200), deadline=None, derandomize=True)
 @given(
     st.sampled_from(Mode), st.lists(PIECES, max_size=10).map("".join), st.lists(st.integers(0, 90), max_size=12),
     st.booleans(), st.sampled_from([TAGS, CHANNEL]),

@@ -19,6 +19,7 @@ from ipex_lookahead.serving.calls.pythonic import Pythonic
 from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.thinking import CHANNEL, Mode, Thought
 from ipex_lookahead.serving.tools import Parser
+from tests.gates import cases
 from tests.serving.calls.bytes_vocabulary import MARKS, matcher_of, spell, takes, walked
 
 STYLES: dict[str, Style] = {
@@ -126,7 +127,8 @@ WORDS = st.sampled_from(["a", "b_c", "d1"])
 TYPED = [("string", str), ("boolean", bool), ("integer", int), ("number", float), ("array", list), ("object", dict)]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(60, 300), deadline=None, derandomize=True)
 @given(st.sampled_from(list(STYLES.values())), st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4))
 def test_any_arguments_come_back(style: Style, arguments: dict[str, Any]) -> None:
     """By a schema that names the type of each; text is kept as it is, but for line ends around it."""
