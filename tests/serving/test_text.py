@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.generation.service import TokenLogprob
 from ipex_lookahead.generation.stop_texts import StopTexts
 from ipex_lookahead.serving.text import AnswerText
+from tests.gates import cases
 from tests.support.chat_tokenizer import chat_tokenizer
 
 
@@ -47,7 +49,8 @@ def fed(ids: list[int], cuts: list[int], stops: list[str]) -> tuple[str, AnswerT
     return text + shown.text, answer, tokens
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(60, 300), deadline=None, derandomize=True)
 @given(TEXTS, st.lists(st.integers(0, 60), max_size=8), st.lists(st.text("abé漢", min_size=1, max_size=4), max_size=3))
 @example("abc", [1, 2], ["abc", "b"])  # was "a" or nothing, by the pieces that it came in
 def test_any_cut_gives_the_same(text, cuts, stops):

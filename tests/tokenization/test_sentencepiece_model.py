@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.tokenization import sentencepiece_model
 from ipex_lookahead.tokenization.sentencepiece_model import Piece, SentencePieceModel, read_model
+from tests.gates import cases
 
 from .conftest import TEXTS, train_sentencepiece
 
@@ -81,7 +82,8 @@ def test_every_truncation_and_five_values_of_every_byte():
     assert refused > len(damaged) // 4
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(60, 300), deadline=None)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data):
     with pytest.raises(LookaheadError):

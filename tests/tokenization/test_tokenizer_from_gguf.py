@@ -17,6 +17,7 @@ from ipex_lookahead.hub import cache_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.sentencepiece_model import read_model
 from ipex_lookahead.tokenization.splitting import SPLITTINGS, implied_splitting
+from tests.gates import cases
 from tests.support import vocabularies
 from tests.support.full_tokenizers import tokenizer_from_folder, tokenizer_from_gguf
 
@@ -219,7 +220,8 @@ def spm_pair(spm_bytes):
     return tokenizer_from_gguf(metadata, "x.gguf"), reference(spm_bytes)
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(60, 200), deadline=None)
 @given(st.text(max_size=40) | st.text("ab ▁\n", max_size=40))
 def test_sentencepiece_ids_equal_the_package_for_any_text(spm_pair, text):
     check_against(*spm_pair, [text])
