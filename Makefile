@@ -24,7 +24,7 @@ SHARED_OUT := -n auto --maxprocesses 4 --dist loadgroup
 # Bytecode is written, also where the environment says otherwise: else each test process compiles 1,000 files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-programs test-peers test-ipex-llm test-opencl test-opencl-offline test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean
+.PHONY: demo test quick test-programs test-peers test-ipex-llm test-opencl test-opencl-offline test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -43,7 +43,10 @@ demo:
 test:
 	$(call setup,--with test)
 	@$(PY) -m ipex_lookahead.cli.main info default >/dev/null
-	@$(MAKE) --no-print-directory lint types
+	@$(MAKE) --no-print-directory -j 2 lint types quick
+
+# After lint, next to types: mypy takes a minute of one core.
+quick:
 	@$(PY) -m pytest $(SHARED_OUT) -m "not programs" $(PYTEST)
 
 test-programs:
