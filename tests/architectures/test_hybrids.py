@@ -36,6 +36,7 @@ LONG = 600
 
 
 @each(TEXTS)
+@pytest.mark.rotating(7)
 def test_a_long_prompt_agrees_with_the_chunked_form(tmp_path: Path, model_type: str, variant: Variant) -> None:
     """Rows go one by one here, by chunks there; whether they are certain to stay shows nowhere."""
     config = config_of(model_type, variant)
@@ -70,6 +71,7 @@ def test_a_long_prompt_agrees_with_the_chunked_form(tmp_path: Path, model_type: 
 
 @pytest.mark.parametrize("isa", available_isas())
 @each([(one, variants(one)[0]) for one in ("lfm2", "nemotron_h", "qwen3_5_text")])
+@pytest.mark.rotating(5)
 def test_a_state_that_overflows_ends_its_sequence_alone(
     tmp_path: Path, model_type: str, variant: Variant, isa: str
 ) -> None:
@@ -139,6 +141,7 @@ def recurrent(model_type: str) -> Variant:
 
 @pytest.mark.usefixtures("nothing_is_read")
 @pytest.mark.parametrize(("model_type", "key"), [(one, key) for one, keys in LIES.items() for key in keys])
+@pytest.mark.rotating(7)
 def test_a_folder_that_lies_about_a_state_is_refused(tmp_path: Path, model_type: str, key: str) -> None:
     write_folder(tmp_path, build(model_type, recurrent(model_type)))
     path = tmp_path / "config.json"
@@ -153,6 +156,7 @@ def test_a_folder_that_lies_about_a_state_is_refused(tmp_path: Path, model_type:
 
 @pytest.mark.usefixtures("nothing_is_read")
 @pytest.mark.parametrize(("model_type", "key"), [(one, key) for one, keys in GGUF_LIES.items() for key in keys])
+@pytest.mark.rotating(6)
 def test_a_gguf_file_that_lies_about_a_state_is_refused(tmp_path: Path, model_type: str, key: str) -> None:
     model = build(model_type, recurrent(model_type))
     for size in SIZES:
@@ -173,6 +177,7 @@ def test_a_gguf_file_that_lies_about_a_state_is_refused(tmp_path: Path, model_ty
 @pytest.mark.parametrize("model_type", ["granitemoehybrid", "nemotron_h", "qwen3_5_text", "qwen3_next"])
 @pytest.mark.parametrize("name", ["inner_size", "time_step_rank"])
 @pytest.mark.parametrize("value", [None, [96], True, "wide"])
+@pytest.mark.rotating(11)
 def test_a_size_of_states_that_is_missing_or_no_number_is_refused(
     tmp_path: Path, model_type: str, name: str, value: Any
 ) -> None:

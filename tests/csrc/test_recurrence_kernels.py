@@ -107,7 +107,7 @@ def test_gate(libraries: dict[str, Any], n: int, kind: int) -> None:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kernel", [1, 3, 4, 7])
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.rotating(20)
+@pytest.mark.rotating(12)
 def test_convolve(libraries: dict[str, Any], n: int, kernel: int, biased: bool, silu: bool) -> None:
     """The taps lie anywhere, the weights' rows further apart than they are long."""
     stride = n + 3
@@ -143,6 +143,7 @@ def steps_and_decays(
 
 @pytest.mark.parametrize(("least", "most"), [(0.0, np.inf), (0.5, 2.0)])
 @pytest.mark.parametrize("n", SIZES)
+@pytest.mark.rotating(8)
 def test_steps_and_decays(libraries: dict[str, Any], n: int, least: float, most: float) -> None:
     x, bias, rate = normal(n, scale=8), normal(n, seed=1), -np.exp(normal(n, seed=2))
     steps, decays = steps_and_decays(libraries, x, bias, rate, least, most)
@@ -180,6 +181,7 @@ def test_exponentials(libraries: dict[str, Any], n: int) -> None:
 
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("keys", [1, 3, 4, 5, 12, 17, 64, 101])
+@pytest.mark.rotating(10)
 def test_recur(libraries: dict[str, Any], keys: int, delta: bool) -> None:
     """Rows one after the other; one whose output nobody wants leaves the same state."""
     rows = 6

@@ -99,7 +99,7 @@ def engine() -> ScriptedEngine:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.rotating(36)
+@pytest.mark.rotating(30)
 def test_every_proposer_leaves_tokens_and_logits_alone(
     engine: ScriptedEngine, name: str, mode: str, batch: int
 ) -> None:
@@ -117,7 +117,7 @@ def test_every_proposer_leaves_tokens_and_logits_alone(
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.rotating(36)
+@pytest.mark.rotating(30)
 def test_an_adaptive_budget_leaves_tokens_and_logits_alone(
     engine: ScriptedEngine, name: str, mode: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +184,7 @@ def test_a_row_of_a_batch_is_what_it_is_alone(engine: ScriptedEngine, mode: str)
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", ["greedy", "sampling"])
+@pytest.mark.rotating(8)
 def test_on_a_real_model(name: str, mode: str) -> None:
     """A random Llama in numpy: attention over trees, caches that keep paths."""
     llama = tiny_numpy_engine(

@@ -133,6 +133,7 @@ def test_what_is_not_of_a_file_is_not_kept(tmp_path: Path, source: Path) -> None
         " " * (kept_records.FILE_BYTES + 1),
     ],
 )
+@pytest.mark.rotating(4)
 def test_what_cannot_have_been_written_is_not_believed(tmp_path: Path, source: Path, content: str) -> None:
     folder = tmp_path / "costs"
     used_up(engine_with(source), folder)

@@ -65,6 +65,7 @@ def greedy(rng: np.random.Generator, owner: str, numbers: Iterator[int]) -> tupl
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 8])
 @pytest.mark.parametrize("wanted", [(4, 8, 16), (16, 4, 9), (9, 16, 4)])
+@pytest.mark.rotating(6)
 def test_three_owners_of_different_greed_have_equal_rows(slots: int, wanted: tuple[int, ...]) -> None:
     office, rng, numbers = Office(slots=slots, prefill_rows=64), np.random.default_rng(0), count()
     halves: list[Counter[str]] = []

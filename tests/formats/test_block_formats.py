@@ -95,6 +95,7 @@ LEAST_DB = {"q2_k": 10.5, "q3_k": 15.5, "q4_k": 22, "q5_k": 28, "q6_k": 34, "sym
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.rotating(11)
 def test_signal_to_noise(name):
     """Floors for Gaussian weights, in dB."""
     weight = gaussian(64, 512)
@@ -161,6 +162,7 @@ def test_importance_that_is_none_is_refused(name, importance, what):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.rotating(11)
 def test_what_the_format_holds_comes_back_nearly(name):
     """Values that are some block's own are found again but for the choice of scales: far closer than other values."""
     low_bit = block_format(name)

@@ -56,7 +56,7 @@ def run(lookahead: int, engine: ScriptedEngine | None = None, **kwargs: Any) -> 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("length", range(1, 13))
-@pytest.mark.rotating(15)
+@pytest.mark.rotating(10)
 def test_max_new_tokens(lookahead: int, length: int) -> None:
     new, stats = run(lookahead, max_new_tokens=length)
     assert new == TEXT[:length]
@@ -77,7 +77,7 @@ def test_without_a_length_twenty_tokens_come(lookahead: int) -> None:
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("eos", TEXT)
-@pytest.mark.rotating(15)
+@pytest.mark.rotating(10)
 def test_an_end_token_is_the_last(lookahead: int, eos: int) -> None:
     new, stats = run(lookahead, eos_token_id=eos)
     assert new == TEXT[: TEXT.index(eos) + 1]
@@ -86,6 +86,7 @@ def test_an_end_token_is_the_last(lookahead: int, eos: int) -> None:
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("several", [[30, 16, 14], {16, 14}, torch.tensor([16, 14]), [14, -1]])
+@pytest.mark.rotating(8)
 def test_several_end_tokens(lookahead: int, several: Any) -> None:
     assert run(lookahead, eos_token_id=several)[0] == TEXT[:4]
 
@@ -115,6 +116,7 @@ class StopAt(StoppingCriteria):
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("answer", [bool, lambda stop: torch.tensor([stop]), lambda stop: torch.tensor(stop)])
+@pytest.mark.rotating(6)
 def test_criteria_are_asked_once_for_each_token_in_order(lookahead: int, answer: Any) -> None:
     criterion = StopAt(10, answer)
     new, stats = run(lookahead, stopping_criteria=StoppingCriteriaList([criterion]))

@@ -101,6 +101,7 @@ def test_what_is_never_right_is_soon_left_out() -> None:
 
 @pytest.mark.parametrize("prob", [None, 0.2, 0.9])
 @pytest.mark.parametrize("right", [0.02, 0.1, 0.2, 0.5, 0.9])
+@pytest.mark.rotating(8)
 def test_it_is_never_slower(prob: float | None, right: float) -> None:
     rng = np.random.default_rng(3)
     play = Play(TILES, 8)

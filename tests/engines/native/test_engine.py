@@ -98,6 +98,7 @@ def test_a_gguf_file_runs_as_the_folder_with_the_same_weights(tmp_path: Path, qu
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 @pytest.mark.parametrize("low_bit", LOW_BITS)
+@pytest.mark.rotating(10)
 def test_every_isa_and_thread_count_gives_the_same_logits(
     folder: Path, low_bit: str | None, kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_every_isa_and_thread_count_gives_the_same_logits(
 @pytest.mark.parametrize(
     ("low_bit", "kv_cache"), [(None, "fp16"), ("sym_int4", "fp16"), ("sym_int4", "int8"), ("bf16", "fp16")]
 )
+@pytest.mark.rotating(10)
 def test_a_prompt_gives_the_same_logits_whole_in_chunks_and_token_by_token(
     folder: Path, isa: str, low_bit: str | None, kv_cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +304,7 @@ def test_only_the_wanted_hidden_states_come_back(folder: Path) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.rotating(8)
 def test_the_top_ids_are_those_of_a_stable_sort(
     folder: Path, isa: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

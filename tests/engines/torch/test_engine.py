@@ -113,6 +113,7 @@ def walk(engine: TorchEngine, plain: Plain, seed: int, *, trees: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["llama", "gpt2", "falcon", "bloom", "mistral", "gemma2"])
+@pytest.mark.rotating(9)
 def test_whatever_is_kept_cropped_and_forked_logits_are_the_models_own(name: str, seed: int) -> None:
     engine = TorchEngine(build(name))
     walk(engine, Plain(engine.model), seed, trees=engine.supports_tree)

@@ -100,7 +100,7 @@ def found(style: Style, text: str, functions: Any = FUNCTIONS) -> list[Any]:
     ],
     ids=["least", "whole", "several", "open", "bare"],
 )
-@pytest.mark.rotating(30)
+@pytest.mark.rotating(20)
 def test_what_is_written_is_allowed_and_found(style: Style, tokens: bool, calls: list[Any]) -> None:
     text = "".join(style.spelled(calls))
     assert takes(forced(style, tokens), text, tokens)
@@ -150,6 +150,7 @@ def test_a_function_without_parameters_takes_none(style: Style, tokens: bool, mo
 
 @EVERY
 @TOKENS
+@pytest.mark.rotating(10)
 def test_what_the_schema_forbids_is_not_written(style: Style, tokens: bool) -> None:
     for name, arguments in (
         ("other", {}),
@@ -169,6 +170,7 @@ def test_what_the_schema_forbids_is_not_written(style: Style, tokens: bool) -> N
 
 @EVERY
 @TOKENS
+@pytest.mark.rotating(10)
 def test_what_is_drawn_at_random_is_a_call_that_validates(style: Style, tokens: bool) -> None:
     parameters = {**WEATHER, "required": list(WEATHER["properties"])}
     functions = [{"name": name, "parameters": parameters} for name in ("f", "g")]
@@ -231,7 +233,7 @@ def of(schema: Any, **more: Any) -> list[Any]:
         ({"$ref": "#/$defs/n"}, [{"n": {"n": {}}}, {}], [1, "x"]),
     ],
 )
-@pytest.mark.rotating(30)
+@pytest.mark.rotating(20)
 def test_values_keep_to_their_schema(style: Style, tokens: bool, schema: Any, good: Any, bad: Any) -> None:
     more = {
         "$defs": {"n": {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "additionalProperties": False}}
