@@ -76,6 +76,7 @@ def _source(kind: type) -> str:
 
 
 @pytest.mark.parametrize("model_type", model_types())
+@pytest.mark.rotating(18)
 def test_every_key_of_transformers_is_listed(model_type: str) -> None:
     """A family that transformers has and this package reads knows every key of it, also those of older spellings."""
     known = keys_of_config(text_config(model_type)) | keys_of_source(model_type)
