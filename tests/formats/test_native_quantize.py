@@ -176,6 +176,7 @@ def test_the_core_refuses_what_is_no_quantisation(change, what):
 
 
 @pytest.mark.parametrize("name", SEARCHED)
+@pytest.mark.rotating(7)
 def test_of_several_rows_that_cannot_be_quantised_the_first_is_named(name):
     values = np.ones((600, 70), np.float32)
     values[500:, 3] = np.nan
