@@ -262,6 +262,7 @@ def test_every_truncation_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SEEDS)
+@pytest.mark.rotating(2)
 def test_five_byte_values_at_every_offset(tmp_path: Path, kind: str) -> None:
     target, opened = SEEDS[kind](tmp_path)
     # The values inside tensors are gone through in full for the other GGUF file; blocks are twice as many bytes.

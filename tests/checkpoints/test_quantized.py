@@ -339,6 +339,7 @@ ORDER, INT8 = folders.gptq(4, 32, True, ordered="shared"), folders.compressed(8,
         (folders.bnb8(), replaced("weight_format", lambda t: t + 1), "weight_format", "is 1"),
     ],
 )
+@pytest.mark.rotating(29)
 def test_tensors_that_contradict_each_other_are_errors_with_their_place(
     tmp_path: Path, kind: Kind, change: Callable[[dict[str, Any]], Any], part: str, says: str
 ) -> None:

@@ -13,12 +13,12 @@ import pytest
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
+pytestmark = pytest.mark.programs
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 NOBODY = """
 import pwd
-
-pytestmark = pytest.mark.programs
 def getpwuid(uid):
     raise KeyError(f"getpwuid(): uid not found: {uid}")
 pwd.getpwuid = getpwuid

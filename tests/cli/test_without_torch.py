@@ -21,11 +21,11 @@ from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.tiny import write_tiny_llama
 
+pytestmark = pytest.mark.programs
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 ABSENT = """
 import sys
-
-pytestmark = pytest.mark.programs
 sys.modules.update(dict.fromkeys(("torch", "transformers"), None))  # as where they are not installed
 """
 ONE = ("--threads", "1")

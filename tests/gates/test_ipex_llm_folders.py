@@ -52,6 +52,7 @@ def tensors(chance: random.Random, files: Files) -> Files:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.rotating(6)
 def test_any_folder_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, name: str) -> None:
     width = SIZES[NAMES[name]][0]
     write_ipex_llm(tmp_path / "theirs", NAMES[name], saved_as=name, hidden=width, intermediate=width, **TINY)

@@ -161,6 +161,7 @@ def test_a_greedy_answer_is_that_of_transformers(engine, settings, folder, saved
 
 
 @pytest.mark.parametrize("settings", SAMPLED, ids=lambda s: "+".join(s))
+@pytest.mark.rotating(4)
 def test_what_is_drawn_from_is_that_of_transformers(settings, saved) -> None:
     made = saved({"do_sample": True, "top_k": 0, **settings})
     options: dict[str, Any] = {"engine": "native", "threads": 1}

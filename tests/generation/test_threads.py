@@ -43,6 +43,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("lookahead", [0, 3, "auto"])
+@pytest.mark.rotating(3)
 def test_threads_do_not_see_each_other(model: Any, lookahead: Any) -> None:
     def one(number: int) -> torch.Tensor:
         return model.generate(

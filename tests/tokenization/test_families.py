@@ -293,6 +293,7 @@ def test_transformers_own_reading_of_gguf_files_has_the_same_patterns() -> None:
 
 
 @pytest.mark.parametrize("pre", ["qwen2", "llama-bpe", "tekken", "gpt-4o", "dbrx", "qwen35", "gpt-2"])
+@pytest.mark.rotating(3)
 def test_transformers_own_reading_of_gguf_files(tmp_path: Path, pre: str) -> None:
     pytest.importorskip("transformers.integrations.gguf.gguf_tokenizer_mapping")
     from transformers import AutoTokenizer

@@ -79,6 +79,7 @@ def folder(path: Path, **parts: Any) -> Path:
         ({"added_tokens": [{"id": 258 + i, "content": f"<{i}>"} for i in range(65537)]}, "65537 tokens"),
     ],
 )  # fmt: skip
+@pytest.mark.rotating(5)
 def test_what_the_library_panics_at_is_refused_by_name(tmp_path: Path, parts: dict[str, Any], named: str) -> None:
     for build in (text_from_folder, tokenizer_from_folder):
         with pytest.raises(ModelFormatError, match=named):

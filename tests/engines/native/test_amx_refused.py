@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.programs
+
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 # seccomp: arch_prctl(ARCH_REQ_XCOMP_PERM) fails with EPERM from here on; every other call is as it was.
@@ -24,8 +26,6 @@ assert prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0, "seccomp"
 from ipex_lookahead.engines.native.core import amx_state, available_isas, chosen_isa
 from ipex_lookahead.engines.native.linear import LinearPool
 from ipex_lookahead.errors import LookaheadError
-
-pytestmark = pytest.mark.programs
 print(amx_state())
 print(available_isas())
 try:

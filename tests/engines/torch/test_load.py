@@ -266,6 +266,7 @@ def build_without_scaling() -> Any:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.rotating(6)
 def test_a_wrapped_model_generates_its_own_text(name: str) -> None:
     model = build(name)
     attention = model.config._attn_implementation
