@@ -45,7 +45,7 @@ from ipex_lookahead.engines.opencl.programs import (
 from ipex_lookahead.low_bits import LOW_BITS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-RECORD, PAGE = DOCS / "results" / "ocloc.json", DOCS / "intel_gpu_kernels.md"
+RECORD, PAGE = DOCS / "results" / "ocloc.json", DOCS / "dev" / "intel_gpu_kernels.md"
 DEVICES = {
     "dg2": "Arc A",
     "bmg": "Arc B",
@@ -265,16 +265,16 @@ def as_text(recorded: dict[str, Any]) -> str:
 
 
 def page(recorded: dict[str, Any]) -> str:
-    """docs/intel_gpu_kernels.md."""
+    """docs/dev/intel_gpu_kernels.md."""
     versions = ", ".join(f"{name} {version}" for name, version in recorded["compiler"].items())
     said = [
         "# Intel GPUs: what the compiler makes of the kernels",
         "",
-        "<!-- made by `scripts/opencl_offline.py` from results/ocloc.json -->",
+        "<!-- made by `scripts/opencl_offline.py` from ../results/ocloc.json -->",
         "",
         "Intel's own compiler for its GPUs runs without one. `make test-opencl-offline` unpacks it from Debian",
         "unstable into the cache folder (258 MB; nothing of the machine changes), builds every program of the [OpenCL",
-        "engine](intel_gpu.md) for every format, number of rows and device below, and fails where a kernel has got",
+        "engine](../intel_gpu.md) for every format, number of rows and device below, and fails where a kernel has got",
         "worse: an error, more registers, more local, spilled or private memory, fewer lanes, a product and a sum that",
         "may be joined, floats of 64 bits. It says nothing about speed. Where Debian cannot be reached, it says so and",
         "is skipped.",

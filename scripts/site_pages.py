@@ -75,6 +75,8 @@ def site_address(path: str, anchor: str) -> str:
     """The address of a file of the repository, ``path`` being seen from its root."""
     if path == "docs/results":
         return "results.md"
+    if path.startswith("docs/dev/"):  # pages for contributors are no part of the site
+        return f"{repository()}/blob/main/{path}{anchor}"
     if path.startswith("docs/"):
         return path.removeprefix("docs/") + anchor
     if path in BESIDE:
@@ -85,6 +87,13 @@ def site_address(path: str, anchor: str) -> str:
             heading = "" if inside == "README.md" else re.sub(r"[^\w-]", "", inside.lower())
             return ("presets.md" if folder == "configs" else "examples.md") + (f"#{heading}" if heading else "")
     refuse(f"a page links to {path}, which is on no page of the site: add it to scripts/site_pages.py")
+
+
+def repository() -> str:
+    """The address of the repository, as pyproject.toml has it."""
+    found = re.search(r'^Repository = "([^"]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 def presets() -> str:

@@ -19,7 +19,7 @@ from tests.support.quantized_folders import SIZES
 from tests.support.tiny import TinyLlama
 
 TINY = TinyLlama(**{**SIZES, "intermediate": 256})
-"""Blocks do not go across rows: there the CPU's dequantisation of bitsandbytes 0.50.2 is wrong (docs/LOG.md)."""
+"""Blocks do not go across rows: there the CPU's dequantisation of bitsandbytes 0.50.2 is wrong (docs/dev/LOG.md)."""
 
 
 def write(folder: Path, tensors: dict[str, torch.Tensor], settings: Any) -> None:

@@ -13,6 +13,7 @@ PAGES = {
     for path in (
         *sorted(ROOT.glob("*.md")),
         *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs" / "dev").glob("*.md")),
         ROOT / "configs" / "README.md",
         ROOT / "examples" / "README.md",
     )

@@ -3,7 +3,7 @@
 // generic/scales.inl, so the bits are those of every other instruction set. No dot product goes beyond a block: a scale
 // lies between.
 
-// Calls of fewer rows are quicker, or as quick, without tiles (measured in whole steps: docs/LOG.md).
+// Calls of fewer rows are quicker, or as quick, without tiles (measured in whole steps: docs/dev/LOG.md).
 constexpr int64_t kFewestOfCall = 24;
 constexpr int kFewestRows = 11, kMostRows = 16;  // of a band
 // What is worked on at a time stays in the first-level cache: so many blocks of so many tiles, unpacked once for so many
