@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.config import LookaheadConfig
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from ipex_lookahead.wrapping import wrap
 
 __version__ = "0.2.0"
-__path__.append(str(Path(__file__).parent / "ipex_llm_names"))
 
 __all__ = [
     "AutoModelForCausalLM",

@@ -31,6 +31,8 @@ LEVELS = {
     "model": 10,
     "auto": 11,
     "optimize": 11,
+    "utils": 11,
+    "vllm": 11,
     "wrapping": 11,
     "lookahead_decoding": 12,
     "": 13,
