@@ -57,7 +57,8 @@ def make_files(program: str, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "f32.gguf"
     if not source.exists():
-        run("quantize", str(resolve_model("default")), "--to", str(source), "--low-bit", "fp32")
+        command = [program, "--allow-requantize", str(resolve_model("default")), str(source), "F32"]
+        subprocess.run(command, check=True, capture_output=True)
     for kind in KINDS:
         if not (made := folder / f"{kind}.gguf").exists():
             begun = made.with_suffix(".part")

@@ -13,14 +13,14 @@ PACKAGE = ROOT / "build" / "coverage"
 LEAST = 90
 GATES = [
     *("model_files", "family_files", "open_files", "text_files", "templates", "torch_numbers"),
-    *("imatrix_files", "ipex_llm_folders", "quantized_folders", "written_files", "yaml_files"),
+    *("imatrix_files", "ipex_llm_folders", "quantized_folders", "yaml_files"),
 ]
 READERS = [
     *(
         f"checkpoints/{name}.py"
         for name in (
             *("__init__", "base", "config_json", "files", "finite", "gguf", "gguf_config", "gguf_decoded"),
-            *("gguf_parts", "gguf_reader", "gguf_save", "imatrix", "licence", "low_bit", "mxfp4_blocks", "placed"),
+            *("gguf_parts", "gguf_reader", "imatrix", "licence", "low_bit", "mxfp4_blocks", "placed"),
             *("awq", "bitsandbytes", "compressed_tensors", "gptq", "quantized", "quantized_layers"),
             *("ipex_llm", "ipex_llm_blocks", "ipex_llm_convert", "torch_pickle"),
             *("safetensors", "safetensors_reader", "sizes"),

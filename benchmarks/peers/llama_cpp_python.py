@@ -18,7 +18,7 @@ class LlamaCpp:
 
         model, threads = request["model"], request["threads"]
         if not model.endswith(".gguf"):
-            raise ValueError("it reads GGUF files; make one: ipex-lookahead quantize MODEL --to FILE.gguf")
+            raise ValueError("llama-cpp-python reads GGUF files: make one with llama.cpp's convert_hf_to_gguf.py")
         settings = {"n_ctx": request["context"], "n_threads": threads, "n_threads_batch": threads, "verbose": False}
         draft = LlamaPromptLookupDecoding(num_pred_tokens=request["lookahead"])
         self._modes = {

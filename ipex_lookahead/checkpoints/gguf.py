@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.keys import GgufKeys
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.gguf_config import gguf_config, gguf_sampling
+from ipex_lookahead.checkpoints.gguf_config import ROPE_TENSORS, gguf_config, gguf_sampling
 from ipex_lookahead.checkpoints.gguf_decoded import kept_in, read_decoded
-from ipex_lookahead.checkpoints.gguf_metadata import ROPE_TENSORS
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.gguf_reader import GgufTensor
 from ipex_lookahead.checkpoints.gguf_repacked import read_repacked
@@ -289,27 +287,6 @@ class GgufCheckpoint:
             raise self._file.error(name, None, "there is no tensor of this name")
         tensor = self._tensors[name]
         return tensor, self._file.tensors[tensor.gguf.name]
-
-    def stored(self) -> Iterator[tuple[GgufTensor, list[Tensor]]]:
-        """Every tensor of the file, in its order, with the weights of the model that are it or parts of it."""
-        parts: dict[str, list[Tensor]] = {}
-        for tensor in self._tensors.values():
-            parts.setdefault(tensor.gguf.name, []).append(tensor)
-        for name, stored in self._file.tensors.items():
-            yield stored, parts.get(name, [])
-
-    @property
-    def metadata_file(self) -> Path:
-        """Where the metadata are: the file, or its first part."""
-        return self.path
-
-    def copied(self, stored: GgufTensor, parts: list[Tensor]) -> npt.NDArray[np.uint8]:
-        """The bytes of a tensor of the file. Raises ModelFormatError where reading it does."""
-        for part in parts:
-            self.read(part.name)
-        data = np.empty(stored.nbytes, np.uint8)
-        stored.file.read_into(stored.offset, data, stored.name)
-        return data
 
     def text_tokenizer(self) -> Any | None:
         """The tokenizer built from the file's metadata, or None where it carries no tokens."""

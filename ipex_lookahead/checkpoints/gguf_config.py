@@ -29,6 +29,8 @@ from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.errors import UnsupportedModelError
 
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that are part of the config."""
 _KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",

@@ -67,10 +67,6 @@ class GgufParts:
         """A single value of the metadata, or ``default``. Raises ModelFormatError if it is an array."""
         return self._first.scalar(key, default)
 
-    def raw_metadata(self) -> tuple[int, int, bytes]:
-        """The first part's; see ``GgufFile``."""
-        return self._first.raw_metadata()
-
     def read_tensor_table(self) -> None:
         """Read and check the tensor tables, also of types whose values are not read. Raises ModelFormatError."""
         for part in self._parts:

@@ -48,7 +48,6 @@ MAX_ARRAY_STRINGS = 2 << 20
 MAX_DIM = 1 << 40
 _VALUES_AT_ONCE = 1 << 20
 
-_METADATA_AT = 4 + 4 + 8 + 8
 _SMALLEST_ENTRY = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8
 
@@ -137,7 +136,6 @@ class GgufFile:
             self._read_header()
             for index in range(self._entry_count):
                 self._read_entry(f"metadata entry {index}")
-            self._metadata_end = self._cursor.at
             self._alignment = self._read_alignment()
         except BaseException:
             self.file.close()
@@ -153,11 +151,6 @@ class GgufFile:
         if isinstance(value, list | np.ndarray):
             raise self.error(key, self.offsets[key], "is an array; it must be a single value")
         return value
-
-    def raw_metadata(self) -> tuple[int, int, bytes]:
-        """The file's version, how many entries its metadata has, and those as they are there."""
-        (version,) = _U32.unpack(self.file.read(len(MAGIC), 4, "version"))
-        return version, self._entry_count, self.file.read(_METADATA_AT, self._metadata_end - _METADATA_AT, "metadata")
 
     def _read_header(self) -> None:
         cursor = self._cursor

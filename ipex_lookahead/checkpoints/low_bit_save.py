@@ -21,7 +21,6 @@ import numpy as np
 
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
-from ipex_lookahead.checkpoints.gguf_metadata import keep_metadata
 from ipex_lookahead.checkpoints.kept_drafter import keep_drafter
 from ipex_lookahead.checkpoints.licence import copy_licence
 from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredStream, checksum, stored_as, streams
@@ -60,8 +59,7 @@ def save(
         weights: every name of ``infos`` once, in any order; one weight is held at a time.
         low_bit: ``low_bit`` (name), ``group_size``, ``mixed_precision``; ``requantized_from`` where that is so.
         tokenizer: has ``save_pretrained(folder)``.
-        source: the checkpoint that the model came from; its licence goes along, and what a GGUF file says beside the
-            weights. None = unknown.
+        source: the checkpoint that the model came from; its licence is copied. None = unknown.
         drafter: files of a head that drafts for the model, which go along as they are. None = there are none.
         progress: see :data:`Progress`.
         overwrite: replace an earlier save. The old one is removed once the new one is in its place.
@@ -84,7 +82,6 @@ def save(
                     tokenizer.save_pretrained(str(temporary))
                 if source is not None:
                     copy_licence(source, temporary)
-                    keep_metadata(source, temporary)
                 if drafter is not None:
                     keep_drafter(drafter, temporary)
                 files = sorted(_files(temporary))

@@ -194,15 +194,6 @@ def as_logarithm(weight: PackedWeight) -> PackedWeight:
     return PackedWeight("fp32", weight.shape, values)
 
 
-def as_in_gguf(values: npt.NDArray[np.float32], place: Place) -> npt.NDArray[np.float32]:
-    """A vector's values as a GGUF file holds them at that place."""
-    if not place.negative_exponential:
-        plain: npt.NDArray[np.float32] = values - np.float32(place.offset)
-        return plain
-    exponentials: npt.NDArray[np.float64] = np.exp(values.astype(np.float64))
-    return (-exponentials).astype(np.float32)
-
-
 def joined(parts: Sequence[PackedWeight]) -> PackedWeight:
     """Rows of one format as one weight."""
     streams: dict[str, Any] = {

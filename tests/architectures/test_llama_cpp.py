@@ -17,15 +17,10 @@ import pytest
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.checkpoints import GgufCheckpoint
 from ipex_lookahead.engines.base import state_bytes
-from ipex_lookahead.engines.gguf_export import export_gguf
-from ipex_lookahead.engines.weights import WeightPlan
 from tests.support.family_table import CONTEXT, FAMILIES, VOCAB, Variant, variants
 from tests.support.gguf_families import PAIRED, architecture, write_gguf
 from tests.support.mxfp4 import rounded
-from tests.support.spec_model import SpecModel
 from tests.support.tiny_families import build, config_of, distance, logits, text, with_weights
 
 PYTHON = "IPEX_LOOKAHEAD_LLAMA_CPP"
@@ -124,21 +119,3 @@ def test_experts_in_mxfp4_have_the_logits_of_transformers(tmp_path: Path, varian
     file = write_gguf(tmp_path / "m.gguf", model, experts="MXFP4", metadata=metadata)
     ids = text(model)
     assert distance(logits_of_llama_cpp(file, ids), logits(model, ids)) < 0.2
-
-
-@EACH
-@pytest.mark.parametrize("low_bit", ["sym_int8", "asym_int4"])
-def test_llama_cpp_runs_the_files_that_are_written(
-    tmp_path: Path, model_type: str, variant: Variant, low_bit: str
-) -> None:
-    """Low bit, near what the file says, for llama.cpp rounds activations to 8 bits; its values in float32, closely."""
-    if not variant.llama_cpp:
-        pytest.skip(f"llama.cpp has it otherwise: {variant.why}")
-    export_gguf(GgufCheckpoint(file_of(tmp_path, model_type, variant)), tmp_path / "low.gguf", WeightPlan(low_bit))
-    low = GgufCheckpoint(tmp_path / "low.gguf")
-    export_gguf(low, tmp_path / "floats.gguf", WeightPlan("fp32"))
-    ids = text(build(model_type, variant))
-    expected = SpecModel(low, spec_for(low.config, CONTEXT)).logits(ids)
-    off = np.abs(logits_of_llama_cpp(tmp_path / "low.gguf", ids) - expected).max(axis=1) / expected.std()
-    assert np.median(off) < 0.3  # of the rows, for in a mixture the rounding sends some to other experts
-    assert distance(logits_of_llama_cpp(tmp_path / "floats.gguf", ids), expected) < CLOSE.get(model_type, 2e-5)

@@ -20,7 +20,6 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.bench.quality import Kept, engine_logits, predicted, reference_logits, score
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.cli.main import run
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.hub import resolve_model
@@ -52,8 +51,8 @@ def test_tiny_files(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "IQ4_XS", "Q5_0"])
 def test_files_of_llama_quantize(kind: str, shared: Path, tmp_path: Path) -> None:
     source, file = tmp_path / "f32.gguf", tmp_path / "m.gguf"
-    assert run(["quantize", str(resolve_model("default")), "--to", str(source), "--low-bit", "fp32"]) == 0
-    subprocess.run([str(PROGRAM), str(source), str(file), kind], check=True, capture_output=True, timeout=600)
+    for arguments in (["--allow-requantize", resolve_model("default"), source, "F32"], [source, file, kind]):
+        subprocess.run([str(PROGRAM), *map(str, arguments)], check=True, capture_output=True, timeout=600)
     source.unlink()
     model = load_text_model(str(file), progress=False)
     text = (shared / "corpus" / "wikitext2_test_raw.txt").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Heads in what is saved: a low-bit folder and a GGUF file keep them, and what is read back drafts the same."""
+"""Heads in what is saved: a low-bit folder keeps them, and what is read back drafts the same."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import pytest
 pytest.importorskip("transformers", minversion="5", reason="the tiny models are transformers 5's")
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.checkpoints import GgufCheckpoint, LowBitCheckpoint
+from ipex_lookahead.checkpoints import LowBitCheckpoint
 from ipex_lookahead.engines.convert import convert
-from ipex_lookahead.engines.gguf_export import export_gguf
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load
 from ipex_lookahead.engines.prefill import chain
-from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError
 from tests.support.assistant_folders import Pair, write_assistant_gguf
 from tests.support.family_table import VOCAB, variants
@@ -165,43 +163,22 @@ def test_floats_beside_a_model_that_lies_there_in_low_bits(
     assert formats(head_of(model, drafter=head, drafter_low_bit=told)) == {expected}
 
 
-def export(source: Path, target: Path, low_bit: str | None = "sym_int4", told: str | None = None) -> None:
-    checkpoint = GgufCheckpoint(source) if source.suffix == ".gguf" else LowBitCheckpoint(source)
-    export_gguf(checkpoint, target, WeightPlan(low_bit).of_spec(checkpoint.spec), threads=1, drafter_low_bit=told)
-    checkpoint.close()
-
-
-@pytest.mark.parametrize("told", [None, "sym_int4"])
-def test_a_gguf_file_keeps_it(made: Path, tmp_path: Path, told: str | None) -> None:
-    export(made / "whole.gguf", tmp_path / "small.gguf", told=told)
-    found = engine_of(tmp_path / "small.gguf")
-    expected = engine_of(made / "whole.gguf", low_bit="sym_int4", drafter_low_bit=told)
-    assert formats(found.head) == {told or "sym_int8"}
-    assert weights(found.head) == weights(expected.head)
-    assert drafts(found) == drafts(expected)
-    export(tmp_path / "small.gguf", tmp_path / "again.gguf", low_bit=None)
-    assert weights(head_of(tmp_path / "again.gguf")) == weights(found.head)
-
-
-def test_through_a_folder_to_gguf_and_back(made: Path, tmp_path: Path) -> None:
-    convert(LoadRequest(made / "whole.gguf", low_bit="sym_int4"), tmp_path / "saved")
-    export(tmp_path / "saved", tmp_path / "back.gguf", low_bit=None)
-    assert weights(head_of(tmp_path / "back.gguf")) == weights(head_of(tmp_path / "saved"))
-
-
-def test_a_head_from_beside_has_no_place_in_the_files_metadata(made: Path, tmp_path: Path) -> None:
-    convert(LoadRequest(made / "apart" / "model.gguf", low_bit="sym_int4"), tmp_path / "saved")
-    assert head_of(tmp_path / "saved") is not None
-    export(tmp_path / "saved", tmp_path / "back.gguf", low_bit=None)
-    assert head_of(tmp_path / "back.gguf") is None
+def test_a_head_that_is_quantized_in_its_file_keeps_its_bits(tmp_path: Path) -> None:
+    target, block = with_mtp(tmp_path / "folder", FAMILY, variants(FAMILY)[0])
+    change = add_to_gguf(block, target.config.num_hidden_layers)
+    file = write_gguf(tmp_path / "m.gguf", target, quant="Q4_0", change=change)
+    found = engine_of(file)
+    assert formats(found.head) == {"sym_int4"}
+    convert(LoadRequest(file), tmp_path / "saved")
+    saved = engine_of(tmp_path / "saved")
+    assert weights(saved.head) == weights(found.head)
+    assert drafts(saved) == drafts(found)
 
 
 def test_a_format_for_no_head_is_refused(made: Path, tmp_path: Path) -> None:
     shutil.copy(made / "apart" / "model.gguf", tmp_path / "model.gguf")
     with pytest.raises(InputError, match="drafter_low_bit='sym_int8' is of a head that drafts"):
         convert(LoadRequest(tmp_path / "model.gguf", drafter_low_bit="sym_int8"), tmp_path / "saved")
-    with pytest.raises(InputError, match="drafter_low_bit='sym_int8' is of a head that drafts"):
-        export(tmp_path / "model.gguf", tmp_path / "small.gguf", told="sym_int8")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.gguf"]
 
 

@@ -11,7 +11,6 @@ import torch
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.gguf_export import export_gguf
 from ipex_lookahead.engines.requantize import requantized
 from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, matrices, quantize_best
 from ipex_lookahead.errors import InputError, LowBitFormatError
@@ -172,18 +171,11 @@ def test_names_that_loading_takes(rules, tmp_path, monkeypatch):
     assert [check_low_bit(name) for name in ("fp8", "gguf_q4k_s", "q4_k")] == ["fp8_e5m2", "gguf_q4k_s", "q4_k"]
 
 
-def test_a_mixture_becomes_a_gguf_file(tmp_path):
-    source = write_tiny_gguf(tmp_path / "f.gguf", quant="F16", hidden=256, intermediate=256, tie=False)
-    checkpoint = open_checkpoint(source)
-    plan = WeightPlan("gguf_q4k_m").of_spec(checkpoint.spec)
-    export_gguf(checkpoint, tmp_path / "o.gguf", plan)
-    written = open_checkpoint(tmp_path / "o.gguf")
-    found = {name: (written.info(name).format,) for name in matrices(checkpoint.spec)}
-    assert found == {name: plan.target(name, shape) for name, shape in matrices(checkpoint.spec).items()}
-    assert found["model.embed_tokens.weight"] == ("q4_k",)
-    rules = tmp_path / "r.yaml"
-    rules.write_text("default: [sym_int4, q4_k]")
-    with pytest.raises(InputError, match="lets matrices choose"):
-        export_gguf(checkpoint, tmp_path / "no.gguf", WeightPlan(str(rules)).of_spec(checkpoint.spec))
-    written.close()
+def test_a_gguf_file_gets_the_formats_of_a_mixture(tmp_path):
+    file = write_tiny_gguf(tmp_path / "f.gguf", quant="F16", hidden=256, intermediate=256, tie=False)
+    checkpoint = open_checkpoint(file)
+    plan, shapes = WeightPlan("gguf_q4k_m").of_spec(checkpoint.spec), matrices(checkpoint.spec)
     checkpoint.close()
+    found = formats(load(file, "gguf_q4k_m"))
+    assert {name: (found[name],) for name in shapes} == {name: plan.target(name, s) for name, s in shapes.items()}
+    assert found["model.embed_tokens.weight"] == "q4_k"
