@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ipex_lookahead.cli.lookahead import use_what_is_named
-from ipex_lookahead.cli.options import with_options
+from ipex_lookahead.cli.options import Option, with_options
 from ipex_lookahead.cli.refusals import refuse
+from ipex_lookahead.cli.settings import CONFIG, use_config
 from ipex_lookahead.cli.types import Refused, nearest
 
 SECTIONS = {
@@ -38,9 +40,9 @@ class Command(click.Command):
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.examples = examples
-        from ipex_lookahead.cli.settings import config_option  # it looks at all commands, once it is used
-
-        self.params.append(config_option())
+        text = "Options from a file; those of the command line and the environment win."
+        kind: Any = {"type": click.Path(dir_okay=False), "metavar": "FILE.yaml", "help": text, "is_eager": True}
+        self.params.append(Option(["--config"], expose_value=False, callback=use_config, **kind))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, then look at the options together."""
@@ -48,6 +50,13 @@ class Command(click.Command):
             left = super().parse_args(ctx, args)
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # click's parser leaves it out, and the hint names the command
+            if (
+                isinstance(error, click.BadParameter)
+                and error.param is not None
+                and ctx.get_parameter_source(error.param.name or "") is ParameterSource.DEFAULT_MAP
+            ):
+                message = f"{error.message} (from {ctx.meta[CONFIG][0]})"
+                raise click.BadParameter(message, error.ctx, error.param, error.param_hint) from None
             raise
         if not ctx.resilient_parsing:  # a shell asks for completions
             use_what_is_named(ctx)

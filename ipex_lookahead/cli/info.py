@@ -14,7 +14,7 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import draft_vocab_option, drafter_option
 from ipex_lookahead.cli.options import json_alone_option, option
-from ipex_lookahead.cli.settings import Settings, merged, settings_of
+from ipex_lookahead.cli.settings import CONFIG, Found
 from ipex_lookahead.cli.tables import print_facts, print_table
 from ipex_lookahead.cli.types import Model
 from ipex_lookahead.errors import EngineError
@@ -44,8 +44,8 @@ def info(
     What steps of MODEL were measured to cost on this machine is among them. Nothing is loaded. With --config: what that
     file sets for which command, and what goes over it in the environment.
     """
-    if (settings := settings_of(click.get_current_context())) is not None:
-        _show_settings(settings, as_json=as_json)
+    if (settings := click.get_current_context().meta.get(CONFIG)) is not None:
+        _show_settings(*settings, as_json=as_json)
         return
     if forget_costs:
         forgotten = forget_step_costs(model)
@@ -61,15 +61,20 @@ def info(
         print_facts(fact_rows(facts))
 
 
-def _show_settings(settings: Settings, *, as_json: bool) -> None:
-    rows = list(merged(settings, click.get_current_context()))
+def _show_settings(file: str, found: Found, *, as_json: bool) -> None:
+    names, rows = ("command", "option", "value", "from"), []
+    for ctx, given in found:
+        for one, value, source in given:
+            values = value if isinstance(value, list) else [value]
+            shown = ", ".join("yes" if v is True else "no" if v is False else str(v) for v in values)
+            if (said := one.resolve_envvar_value(ctx)) is not None:
+                shown, source = said, one.variable(ctx.auto_envvar_prefix or "")
+            rows.append((ctx.command_path.partition(" ")[2], max(one.opts, key=len), shown, source))
     if as_json:
-        names = ("command", "option", "value", "from")
-        click.echo(
-            json.dumps({"config": settings.file, "settings": [dict(zip(names, row, strict=True)) for row in rows]})
-        )
+        settings = [dict(zip(names, row, strict=True)) for row in rows]
+        click.echo(json.dumps({"config": file, "settings": settings}))
     else:
-        print_table(("command", "option", "value", "from"), rows, keys=2)
+        print_table(names, rows, keys=2)
 
 
 def machine_facts() -> dict[str, Any]:

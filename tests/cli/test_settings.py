@@ -61,7 +61,7 @@ def test_lists_and_flags(monkeypatch, tmp_path, capsys):
     ("text", "says", "hint"),
     [
         ("lokahead: 3", "sets 'lokahead', which no command has", "did you mean lookahead?"),
-        ("generat: {lookahead: 3}", "has a section 'generat'", "generate:"),
+        ("generat: {lookahead: 3}", "has a section 'generat'", "did you mean generate?"),
         ("generate: {rows: 3}", "sets 'rows' of generate, which it does not have", ""),
         ("bench step: {rwos: 3}", "sets 'rwos' of bench step", "did you mean rows?"),
         ("[1, 2]", "holds list", ""),
@@ -69,8 +69,8 @@ def test_lists_and_flags(monkeypatch, tmp_path, capsys):
         ("json: 3", "json is 3; it must be true or false", ""),
         ("model: [[a]]", "must be a value or a list", ""),
         ("config: other.yaml", "sets 'config', which no command has", ""),
-        ("lookahead: 1000", "1000", ""),
-        ("temperature: hot", "hot", ""),
+        ("lookahead: 1000", "'--lookahead': '1000' is neither", ""),
+        ("temperature: hot", "settings.yaml)", ""),
     ],
 )
 def test_what_a_file_cannot_say(tmp_path, capsys, text, says, hint):
