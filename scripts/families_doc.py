@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ipex_lookahead.architectures import family, granite, granitemoehybrid, model_types
+from ipex_lookahead.architectures import family, model_types
+from ipex_lookahead.architectures.families import granite, granitemoehybrid
 from ipex_lookahead.architectures.keys import Family
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "families.md"

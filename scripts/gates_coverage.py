@@ -33,7 +33,10 @@ READERS = [
             *("text", "tokenizer_json"),
         )
     ),
-    *(f"architectures/{path.name}" for path in sorted((ROOT / "ipex_lookahead" / "architectures").glob("*.py"))),
+    *(
+        path.relative_to(ROOT / "ipex_lookahead").as_posix()
+        for path in sorted((ROOT / "ipex_lookahead" / "architectures").rglob("*.py"))
+    ),
     "config.py",
     "drafting/store.py",
     "engines/foreign.py",

@@ -1,17 +1,12 @@
-"""Model families, one a file; the file's name is the ``model_type`` of config.json. A new family is a new file.
-
-Models that see are rows of ``vision.py`` where all that they have for this package is another family's text part.
-"""
+"""What models are: their families (``families/``), and the code and the words that families share."""
 
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
-from collections.abc import Mapping
 from os import PathLike
 from typing import Any, cast
 
+from ipex_lookahead.architectures import families
 from ipex_lookahead.architectures.keys import Family, GgufSource
 from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
@@ -21,33 +16,11 @@ __all__ = ["HEADS", "ModelSpec", "family", "gguf_architectures", "gguf_family", 
 HEADS = frozenset({"gemma4_assistant"})
 """Families that draft for others, and answer nothing by themselves."""
 
-_SUPPORT = {
-    "eagle3",
-    "experts",
-    "hparams",
-    "keys",
-    "latent",
-    "mamba",
-    "mtp",
-    "names",
-    "rope",
-    "routing",
-    "spec",
-    "vision",
-    "windows",
-}
-
 
 @functools.cache
 def model_types() -> list[str]:
     """The families this package knows."""
-    files = {module.name for module in pkgutil.iter_modules(__path__)}
-    return sorted({*vision_families(), *(files - _SUPPORT - HEADS)})
-
-
-def vision_families() -> Mapping[str, Family]:
-    """The families of ``vision.py``, which imports this package's other files."""
-    return cast(Mapping[str, Family], importlib.import_module(f"{__name__}.vision").FAMILIES)
+    return sorted(families.names() - HEADS)
 
 
 def family(model_type: object, *, file: str = "") -> Family:
@@ -60,9 +33,9 @@ def family(model_type: object, *, file: str = "") -> Family:
             f"{file}{': ' if file else ''}model type {model_type!r} is not supported; supported are "
             f"{', '.join(model_types())}",
             hint=f"use {arg('engine', 'torch')}, which runs what transformers knows, or add"
-            " ipex_lookahead/architectures/<model_type>.py",
+            " it to ipex_lookahead/architectures/families (see docs/adding_a_model.md)",
         )
-    return vision_families().get(str(model_type)) or cast(Family, importlib.import_module(f"{__name__}.{model_type}"))
+    return families.find(str(model_type))
 
 
 @functools.cache

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.architectures import ModelSpec, eagle3, gemma4_assistant, spec_for
+from ipex_lookahead.architectures import ModelSpec, eagle3, spec_for
+from ipex_lookahead.architectures.families import gemma4_assistant
 from ipex_lookahead.bench.shapes import config_of
 from ipex_lookahead.checkpoints.config_json import checked_config
 from ipex_lookahead.errors import InputError

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec, gemma4_assistant, spec_for
+from ipex_lookahead.architectures import ModelSpec, spec_for
+from ipex_lookahead.architectures.families import gemma4_assistant
 from ipex_lookahead.architectures.spec import Linear, Tensor
 from ipex_lookahead.checkpoints import READERS, Checkpoint, family_of, kind_of
 from ipex_lookahead.checkpoints.config_json import read_json

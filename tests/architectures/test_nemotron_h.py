@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.architectures.nemotron_h import FULL, MAMBA, MLP, MOE
+from ipex_lookahead.architectures.families.nemotron_h import FULL, MAMBA, MLP, MOE
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.cli.model_facts import describe
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError

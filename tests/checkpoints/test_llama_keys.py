@@ -20,8 +20,8 @@ import torch
 import transformers
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.architectures.families.llama import KEYS
 from ipex_lookahead.architectures.keys import GIVEN
-from ipex_lookahead.architectures.llama import KEYS
 from ipex_lookahead.errors import UnsupportedModelError
 from tests.support.family_configs import read_config
 from tests.support.tiny import TinyLlama, write_tiny_llama

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ipex_lookahead.architectures import phi3
+from ipex_lookahead.architectures.families import phi3
 from ipex_lookahead.architectures.hparams import number
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, usual

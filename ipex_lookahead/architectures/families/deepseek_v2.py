@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures import deepseek_v3, latent, routing
+from ipex_lookahead.architectures import latent, routing
+from ipex_lookahead.architectures.families import deepseek_v3
 from ipex_lookahead.architectures.hparams import Source, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, usual

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures import llama
 from ipex_lookahead.architectures.experts import check_experts, need_counts
+from ipex_lookahead.architectures.families import llama
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures import gemma2
+from ipex_lookahead.architectures.families import gemma2
 from ipex_lookahead.architectures.hparams import SIZES, Source, check_even_heads, integer, one_of
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import usual

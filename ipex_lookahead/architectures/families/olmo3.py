@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ipex_lookahead.architectures import olmo2
+from ipex_lookahead.architectures.families import olmo2
 from ipex_lookahead.architectures.hparams import SIZES, Source, shown
 from ipex_lookahead.architectures.keys import LOCAL_THETA, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipex_lookahead.architectures import qwen2, qwen2_vl
+from ipex_lookahead.architectures.families import qwen2, qwen2_vl
 from ipex_lookahead.architectures.keys import ConfigKeys
 
 KEYS = ConfigKeys(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ipex_lookahead.architectures import llama, ministral3, mistral, phi3, qwen2, qwen3
+from ipex_lookahead.architectures.families import llama, ministral3, mistral, phi3, qwen2, qwen3
 from ipex_lookahead.architectures.keys import ConfigKeys, Family
 
 _ANY = {

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures import gemma2
 from ipex_lookahead.architectures.experts import MAX_IN_ALL, count
+from ipex_lookahead.architectures.families import gemma2
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, number, one_of, shown
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, usual

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ipex_lookahead.architectures import qwen3_5_text
+from ipex_lookahead.architectures.families import qwen3_5_text
 from ipex_lookahead.architectures.keys import ConfigKeys
 
 _TEXT = replace(qwen3_5_text.KEYS, family="qwen3_5_text")

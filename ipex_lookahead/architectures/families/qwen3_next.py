@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ipex_lookahead.architectures import qwen3_5_moe_text, qwen3_5_text, qwen3_moe
 from ipex_lookahead.architectures.experts import check_experts, need_counts
+from ipex_lookahead.architectures.families import qwen3_5_moe_text, qwen3_5_text, qwen3_moe
 from ipex_lookahead.architectures.hparams import Source
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names

@@ -6,7 +6,7 @@ hidden size that the heads do not divide are read as this family: transformers' 
 
 from __future__ import annotations
 
-from ipex_lookahead.architectures import llama
+from ipex_lookahead.architectures.families import llama
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import usual
 from ipex_lookahead.architectures.windows import one_kind_of_layer

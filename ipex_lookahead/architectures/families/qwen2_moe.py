@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ipex_lookahead.architectures import qwen3_moe
 from ipex_lookahead.architectures.experts import check_experts, need_counts
+from ipex_lookahead.architectures.families import qwen3_moe
 from ipex_lookahead.architectures.hparams import (
     MAX_CONTEXT,
     SIZES,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures import granite
 from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
+from ipex_lookahead.architectures.families import granite
 from ipex_lookahead.architectures.hparams import (
     SIZES,
     Check,

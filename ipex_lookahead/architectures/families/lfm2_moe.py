@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures import lfm2
 from ipex_lookahead.architectures.experts import check_experts, count, need_counts
+from ipex_lookahead.architectures.families import lfm2
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, number
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ipex_lookahead.architectures import qwen3_5_text
 from ipex_lookahead.architectures.experts import check_experts, count, need_counts
+from ipex_lookahead.architectures.families import qwen3_5_text
 from ipex_lookahead.architectures.hparams import SIZES, Source
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names

@@ -15,7 +15,7 @@ from dataclasses import replace
 from os import PathLike
 from typing import Any
 
-from ipex_lookahead.architectures import gemma4_text
+from ipex_lookahead.architectures.families import gemma4_text
 from ipex_lookahead.architectures.hparams import SIZES, Source, boolean, integer, shown
 from ipex_lookahead.architectures.keys import ConfigKeys
 from ipex_lookahead.architectures.names import Names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures import llama
+from ipex_lookahead.architectures.families import llama
 from ipex_lookahead.architectures.hparams import Source
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import usual

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ipex_lookahead.architectures import qwen2
+from ipex_lookahead.architectures.families import qwen2
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 
 TEXT = replace(

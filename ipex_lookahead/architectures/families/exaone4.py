@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures import olmo2
+from ipex_lookahead.architectures.families import olmo2
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, Source, shown
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, usual

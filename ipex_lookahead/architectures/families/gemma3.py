@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ipex_lookahead.architectures import gemma3_text
+from ipex_lookahead.architectures.families import gemma3_text
 from ipex_lookahead.architectures.keys import ConfigKeys
 
 _CAP = "final_logit_softcapping"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ipex_lookahead.architectures import qwen3
+from ipex_lookahead.architectures.families import qwen3
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 
 _WINDOWS = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipex_lookahead.architectures.families.qwen2 import check_windows
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names, usual
-from ipex_lookahead.architectures.qwen2 import check_windows
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import ModelSpec
 

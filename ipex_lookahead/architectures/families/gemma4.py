@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipex_lookahead.architectures import gemma4_text
+from ipex_lookahead.architectures.families import gemma4_text
 from ipex_lookahead.architectures.keys import ConfigKeys
 
 KEYS = ConfigKeys(inside="text_config", parts={"gemma4_text": gemma4_text.KEYS})
