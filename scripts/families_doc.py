@@ -1,4 +1,4 @@
-"""Write docs/families.md from the files of the model families: what each is, its GGUF name, what it refuses.
+"""Write docs/families.md from the rows and files of the model families: what each is, its GGUF name, what it refuses.
 
 python scripts/families_doc.py
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ipex_lookahead.architectures import family, model_types
-from ipex_lookahead.architectures.families import granite, granitemoehybrid
+from ipex_lookahead.architectures.families import granitemoehybrid
+from ipex_lookahead.architectures.families.dense import FAMILIES
 from ipex_lookahead.architectures.keys import Family
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
@@ -46,7 +47,7 @@ What is promised there: [engines.md](engines.md#what-is-promised-about-the-text)
 
 ## More
 
-How much memory each takes: [which_model.md](which_model.md). A new family is one file:
+How much memory each takes: [which_model.md](which_model.md). A new family is a row or a file:
 [adding_a_model.md](adding_a_model.md).
 
 This file is made by `scripts/families_doc.py` from `ipex_lookahead/architectures`; do not edit it.
@@ -59,7 +60,8 @@ def text() -> str:
     refused = []
     for name in model_types():
         one = family(name)
-        models, _, what = str(one.__doc__).splitlines()[0].replace("``", "`").rstrip(".").partition(": ")
+        about = getattr(one, "about", one.__doc__)
+        models, _, what = str(about).splitlines()[0].replace("``", "`").rstrip(".").partition(": ")
         lines.append(f"| `{name}` | {models} | {what} | {architectures(one)} |")
         for key, refusal in sorted(one.KEYS.refused.items()):
             values = ", ".join(f"`{value}`" for value in refusal.unless)
@@ -70,7 +72,7 @@ def text() -> str:
 def architectures(one: Family) -> str:
     """What its GGUF files call themselves; those of a wrapper are its parts'."""
     if one is granitemoehybrid:  # those without recurrent layers call themselves by another's name
-        return f"`{one.GGUF.architecture}`, `{granite.GGUF.architecture}`"
+        return f"`{one.GGUF.architecture}`, `{FAMILIES['granite'].GGUF.architecture}`"
     if one.GGUF is not None:
         return ", ".join(f"`{name}`" for name in one.GGUF.architectures)
     parts = [family(keys.family or name).GGUF for name, keys in one.KEYS.parts.items()]

@@ -325,14 +325,21 @@ class GgufKeys:
 
 
 class Family(Protocol):
-    """A family's file, as the rest sees it."""
+    """A family's row or file, as the rest sees it."""
 
-    KEYS: ConfigKeys
-    GGUF: GgufKeys | None
+    @property
+    def KEYS(self) -> ConfigKeys:  # noqa: N802 - a constant of a file
+        """The keys of its config.json."""
+        ...
 
-    @staticmethod
-    def spec(config: dict[str, Any]) -> Any:
-        """The ``ModelSpec`` that a checked config describes."""
+    @property
+    def GGUF(self) -> GgufKeys | None:  # noqa: N802
+        """Its GGUF files; None: it has none of its own."""
+        ...
+
+    @property
+    def spec(self) -> Callable[[dict[str, Any]], Any]:
+        """The function that makes the ``ModelSpec`` of a checked config."""
         ...
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.architectures.families.gemma2 import fill_query_scalar
+from ipex_lookahead.architectures.rules import fill_query_scalar
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import checked, opened, spec_of, windows
 

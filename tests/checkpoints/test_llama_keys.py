@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.architectures.families.llama import KEYS
+from ipex_lookahead.architectures.families.dense import FAMILIES
 from ipex_lookahead.architectures.keys import GIVEN
 from ipex_lookahead.errors import UnsupportedModelError
 from tests.support.family_configs import read_config
@@ -28,6 +28,7 @@ from tests.support.tiny import TinyLlama, write_tiny_llama
 
 BASE = TinyLlama().config("float32")
 DEPENDENT = {"sliding_window", "layer_types"}
+KEYS = FAMILIES["llama"].KEYS
 HONOURED = (GIVEN | set(KEYS.used)) - DEPENDENT
 NEUTRAL, REFUSED = KEYS.all_neutral(), KEYS.all_refused()
 LISTED = HONOURED | set(NEUTRAL) | set(REFUSED) | DEPENDENT

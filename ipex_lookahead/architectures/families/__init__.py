@@ -14,7 +14,7 @@ from typing import cast
 
 from ipex_lookahead.architectures.keys import Family
 
-_TABLES = ("vision",)
+_TABLES = ("dense", "vision")
 """Modules that hold a mapping ``FAMILIES`` instead of a family."""
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.architectures.experts import MAX_IN_ALL, count
-from ipex_lookahead.architectures.families import gemma2
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, number, one_of, shown
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import local_rope, rope
+from ipex_lookahead.architectures.rules import GELU, soft_cap
 from ipex_lookahead.architectures.spec import (
     Activation,
     Attention,
@@ -194,10 +194,10 @@ def complete(file: GgufSource, config: dict[str, Any]) -> None:
 KEYS = ConfigKeys(
     used={
         **usual("tie_word_embeddings attention_bias sliding_window layer_types"),
-        "hidden_activation": one_of(gemma2.GELU),
+        "hidden_activation": one_of(GELU),
         LOCAL_THETA: SIZES["rope_theta"],
         "partial_rotary_factor": number(0, 1),
-        "final_logit_softcapping": gemma2.soft_cap,
+        "final_logit_softcapping": soft_cap,
         "attention_k_eq_v": boolean,
         "num_kv_shared_layers": integer(0, MAX_LAYERS),
         "use_double_wide_mlp": boolean,
@@ -224,7 +224,7 @@ KEYS = ConfigKeys(
         "rope_theta": 1e6,
         "rope_scaling": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
         LOCAL_THETA: 10000.0,
-        "hidden_activation": gemma2.GELU,
+        "hidden_activation": GELU,
         "tie_word_embeddings": True,
         "attention_bias": False,
         "sliding_window": 512,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipex_lookahead.architectures.dense import multipliers
 from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
-from ipex_lookahead.architectures.families import granite
+from ipex_lookahead.architectures.families.dense import FAMILIES
 from ipex_lookahead.architectures.hparams import (
     SIZES,
     Check,
@@ -77,9 +78,10 @@ def _check_recurrent(config: dict[str, Any], source: Source) -> None:
         raise source.error("mamba_n_groups", f"is {config['mamba_n_groups']}, which does not divide {heads} heads")
 
 
+_GRANITE = FAMILIES["granite"]
 KEYS = ConfigKeys(
     used={
-        **{key: check for key, check in granite.KEYS.used.items() if key != "mlp_bias"},
+        **{key: check for key, check in _GRANITE.KEYS.used.items() if key != "mlp_bias"},
         "attention_bias": boolean,
         "shared_intermediate_size": SIZES["intermediate_size"],
         "num_local_experts": integer(0, MAX_EXPERTS),
@@ -98,7 +100,7 @@ KEYS = ConfigKeys(
         "time_step_limit": no_limit,
     },
     defaults={
-        **{key: value for key, value in granite.KEYS.defaults.items() if key != "mlp_bias"},
+        **{key: value for key, value in _GRANITE.KEYS.defaults.items() if key != "mlp_bias"},
         "vocab_size": 32000,
         "hidden_size": 4096,
         "intermediate_size": 11008,
@@ -148,7 +150,7 @@ GGUF = GgufKeys(
     "granitehybrid",
     "GraniteMoeHybridForCausalLM",
     used={
-        **granite.GGUF.used,
+        **_GRANITE.GGUF.used,
         "mamba_d_conv": "ssm.conv_kernel",
         "mamba_d_state": "ssm.state_size",
         "mamba_n_groups": "ssm.group_count",
@@ -239,4 +241,4 @@ def spec(config: dict[str, Any]) -> ModelSpec:
             residual_multiplier=config["residual_multiplier"],
         )
 
-    return granite.model(names, block)
+    return names.model(block, **multipliers(config))

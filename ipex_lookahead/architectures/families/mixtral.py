@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipex_lookahead.architectures import rules
 from ipex_lookahead.architectures.experts import check_experts, need_counts
-from ipex_lookahead.architectures.families import llama
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names, usual
 from ipex_lookahead.architectures.rope import rope
@@ -41,7 +41,7 @@ GGUF = GgufKeys(
     used={"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
     constants={"sliding_window": None},
     complete=lambda file, config: need_counts(file, "llama"),
-    claims=lambda file: not llama.is_dense(file),
+    claims=lambda file: not rules.is_dense(file),
 )
 
 

@@ -1,0 +1,27 @@
+"""What the package of families holds: families and tables of families, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+from ipex_lookahead.architectures import HEADS, families, model_types
+from ipex_lookahead.architectures.keys import ConfigKeys
+
+MODULES = [module.name for module in pkgutil.iter_modules(families.__path__)]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_a_family_or_a_table(name: str) -> None:
+    """A helper there would be advertised as a family."""
+    module = importlib.import_module(f"{families.__name__}.{name}")
+    rows = getattr(module, "FAMILIES", {}) if name in ("dense", "vision") else {name: module}
+    assert rows
+    for model_type, row in rows.items():
+        assert model_type in model_types() or model_type in HEADS
+        assert families.find(model_type) is row
+        assert isinstance(row.KEYS, ConfigKeys)
+        assert callable(row.spec)
+        assert str(getattr(row, "about", row.__doc__)).strip()
