@@ -1,4 +1,4 @@
-"""What a row of ``families/dense.py`` says, and the decoder that it describes: a Llama with switches."""
+"""What rows of ``families/dense.py`` and ``mixtures.py`` say, and the decoder that a row describes: Llama with switches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipex_lookahead.architectures.hparams import SIZES, Check
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import SILU, Names, usual
 from ipex_lookahead.architectures.rope import local_rope, rope
-from ipex_lookahead.architectures.spec import Attention, Block, GatedMlp, Linear, ModelSpec, Place, Rope
+from ipex_lookahead.architectures.spec import Attention, Block, FeedForward, GatedMlp, Linear, ModelSpec, Place, Rope
 from ipex_lookahead.architectures.windows import window_of
 
 Config = dict[str, Any]
@@ -48,7 +48,7 @@ def keys(words: str, defaults: Config, own: Mapping[str, Check] | None = None, *
 
 @dataclass(frozen=True)
 class Dense:
-    """A dense family. What its config says by a common key needs no field here.
+    """A family like Llama. What its config says by a common key needs no field here.
 
     Those keys are ``attention_bias`` and ``mlp_bias``, or ``use_bias`` for both; windows by ``layer_types``; the base
     of rope in layers with a window (``LOCAL_THETA``); the soft caps on scores and logits; Granite's multipliers and
@@ -70,7 +70,7 @@ class Dense:
         interleaved: it rotates neighbouring values of a head in both kinds of file.
         has_rope: whether a layer has rope.
         fused_qkv: q, k and v are rows of one matrix.
-        mlp: makes the MLP of a layer.
+        feed_forward: makes the MLP or the mixture of a layer.
         scaled_embedding: embeddings are multiplied by the root of the hidden size.
     """
 
@@ -91,7 +91,7 @@ class Dense:
     interleaved: bool = False
     has_rope: Callable[[Config, int], bool] = lambda config, layer: True
     fused_qkv: bool = False
-    mlp: Callable[[Names, int], GatedMlp] = lambda names, layer: names.gated_mlp(layer)
+    feed_forward: Callable[[Names, int], FeedForward] = lambda names, layer: names.gated_mlp(layer)
     scaled_embedding: bool = False
 
     def spec(self, config: Config) -> ModelSpec:
@@ -107,7 +107,7 @@ class Dense:
             norms: Any = {place: names.norm(layer, *found) for place, found in self.norms.items()}
             return Block(
                 mixer=self._attention(names, layer, turn if self.has_rope(config, layer) else None),
-                feed_forward=self.mlp(names, layer),
+                feed_forward=self.feed_forward(names, layer),
                 residual_multiplier=config.get("residual_multiplier", 1.0),
                 parallel=self.parallel,
                 **norms,

@@ -1,4 +1,4 @@
-"""Model families: rows of the tables ``dense.py`` and ``vision.py``, and a file each for those that need code.
+"""Model families: rows of ``dense.py``, ``mixtures.py`` and ``vision.py``, and a file each for those that need code.
 
 A file is named as the ``model_type`` of config.json. Every module here is a family or a table of families; code that
 families share is in ``architectures/``.
@@ -14,7 +14,7 @@ from typing import cast
 
 from ipex_lookahead.architectures.keys import Family
 
-_TABLES = ("dense", "vision")
+_TABLES = ("dense", "mixtures", "vision")
 """Modules that hold a mapping ``FAMILIES`` instead of a family."""
 
 

@@ -189,7 +189,7 @@ FAMILIES: Mapping[str, Dense] = {
             check=rules.check_phi3,
         ),
         GgufKeys("phi3", "Phi3ForCausalLM", used={"sliding_window": "attention.sliding_window"}),
-        fused_qkv=True, mlp=fused_mlp,
+        fused_qkv=True, feed_forward=fused_mlp,
     ),
     "gemma": Dense(
         "The first Gemma, and CodeGemma: a Llama with Gemma's norms, GELU, and embeddings times the root of their"
@@ -209,7 +209,7 @@ FAMILIES: Mapping[str, Dense] = {
             check=rules.check_gemma,
         ),
         GgufKeys("gemma", "GemmaForCausalLM", constants={"attention_bias": False}),
-        norm_offset=1.0, mlp=rules.gelu_mlp, scaled_embedding=True,
+        norm_offset=1.0, feed_forward=rules.gelu_mlp, scaled_embedding=True,
     ),
     "gemma2": Dense(
         "Gemma 2: norms before and after attention and MLP, soft caps on scores and logits, a window on every second"
@@ -241,7 +241,8 @@ FAMILIES: Mapping[str, Dense] = {
             },
             constants={"attention_bias": False}, complete=rules.complete_gemma2,
         ),
-        norm_offset=1.0, norms=_BEFORE_AND_AFTER, scale=rules.gemma_scale, mlp=rules.gelu_mlp, scaled_embedding=True,
+        norm_offset=1.0, norms=_BEFORE_AND_AFTER, scale=rules.gemma_scale,
+        feed_forward=rules.gelu_mlp, scaled_embedding=True,
     ),
     # All sizes have defaults: the text part of a larger model leaves out what is as transformers has it.
     "gemma3_text": Dense(
@@ -274,7 +275,7 @@ FAMILIES: Mapping[str, Dense] = {
             "gemma3", "Gemma3ForCausalLM", used={**_GGUF_WINDOWS, "final_logit_softcapping": "final_logit_softcapping"},
             constants={"attention_bias": False}, complete=rules.complete_gemma3,
         ),
-        norm_offset=1.0, norms=_BEFORE_AND_AFTER, qk_norm="heads", scale=rules.gemma_scale, mlp=rules.gelu_mlp,
+        norm_offset=1.0, norms=_BEFORE_AND_AFTER, qk_norm="heads", scale=rules.gemma_scale, feed_forward=rules.gelu_mlp,
         scaled_embedding=True,
     ),
     "olmo2": Dense(
@@ -324,7 +325,7 @@ FAMILIES: Mapping[str, Dense] = {
             **PRE, "mixer_after": ("post_self_attn_layernorm", "post_attention_norm"),
             "feed_forward_after": ("post_mlp_layernorm", "post_ffw_norm"),
         },
-        bias=lambda config: "qkv" if config["attention_bias"] else "", interleaved=True, mlp=fused_mlp,
+        bias=lambda config: "qkv" if config["attention_bias"] else "", interleaved=True, feed_forward=fused_mlp,
     ),
     "exaone4": Dense(
         "EXAONE 4 (LG): norms after attention and MLP and over heads of q and k; with windows, rope in those layers"
@@ -404,7 +405,8 @@ FAMILIES: Mapping[str, Dense] = {
             constants={"sliding_window": None, "use_bias": True},
             complete=lambda file, config: config.update(norm_epsilon=config["rms_norm_eps"]),
         ),
-        layer_norm="biased", mlp=lambda names, layer: names.mlp(layer, Activation("gelu_tanh"), ("c_fc", "c_proj")),
+        layer_norm="biased",
+        feed_forward=lambda names, layer: names.mlp(layer, Activation("gelu_tanh"), ("c_fc", "c_proj")),
     ),
     "cohere2": Dense(
         "Command R7B, Command A and Tiny Aya (Cohere): attention and MLP side by side, rope only in layers with a"
@@ -446,7 +448,7 @@ FAMILIES: Mapping[str, Dense] = {
             {"hidden_act": one_of("relu2")}, refused=no_window("Arcee"), check=check_even_heads,
         ),
         GgufKeys("arcee", "ArceeForCausalLM", constants={"mlp_bias": False}, complete=rules.attention_bias),
-        pairs=True, mlp=lambda names, layer: names.mlp(layer, Activation("relu_squared")),
+        pairs=True, feed_forward=lambda names, layer: names.mlp(layer, Activation("relu_squared")),
     ),
     "apertus": Dense(
         "Apertus (the Swiss AI initiative): norms over each head of q and k, and an MLP of xIELU without a gate.",
@@ -467,7 +469,7 @@ FAMILIES: Mapping[str, Dense] = {
             "mixer_norm": ("attention_layernorm", "attn_norm"),
             "feed_forward_norm": ("feedforward_layernorm", "ffn_norm"),
         },
-        qk_norm="heads", mlp=rules.xielu_mlp,
+        qk_norm="heads", feed_forward=rules.xielu_mlp,
     ),
 }
 # fmt: on

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ipex_lookahead.architectures.experts import check_experts, need_counts
-from ipex_lookahead.architectures.families import qwen3_5_moe_text, qwen3_5_text, qwen3_moe
+from ipex_lookahead.architectures.families import mixtures, qwen3_5_moe_text, qwen3_5_text
 from ipex_lookahead.architectures.hparams import Source
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names
@@ -22,7 +22,7 @@ _SPARSE = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": 
 def _check(config: dict[str, Any], source: Source) -> None:
     qwen3_5_text.check_layers(config, source)
     check_experts(config, source, "num_experts", usual=512)
-    qwen3_moe.check_dense(config, source)
+    mixtures.check_dense(config, source)
 
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 KEYS: ConfigKeys = replace(
     qwen3_5_moe_text.KEYS,
-    used={**qwen3_5_moe_text.KEYS.used, **{key: qwen3_moe.KEYS.used[key] for key in _SPARSE}},
+    used={**qwen3_5_moe_text.KEYS.used, **mixtures.SPARSE},
     defaults={
         **qwen3_5_moe_text.KEYS.defaults,
         **_SPARSE,
@@ -84,7 +84,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     """The decoder that a qwen3_next ``config`` describes."""
 
     def feed_forward(names: Names, layer: int) -> FeedForward:
-        if qwen3_moe.is_dense(config, layer):
+        if mixtures.is_dense(config, layer):
             return names.gated_mlp(layer)
         return replace(qwen3_5_moe_text.mixture(names, layer), renormalise=config["norm_topk_prob"])
 

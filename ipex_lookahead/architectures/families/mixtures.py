@@ -1,0 +1,227 @@
+"""Mixtures that are a dense family with experts for the MLP, a row each; see ``dense.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ipex_lookahead.architectures import rules
+from ipex_lookahead.architectures.dense import Config, Dense, keys
+from ipex_lookahead.architectures.experts import check_experts, need_counts
+from ipex_lookahead.architectures.hparams import (
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    SIZES,
+    Source,
+    boolean,
+    check_even_heads,
+    integer,
+    optional,
+    shown,
+)
+from ipex_lookahead.architectures.keys import GgufKeys, GgufSource
+from ipex_lookahead.architectures.names import Names, usual
+from ipex_lookahead.architectures.spec import Experts, FeedForward
+from ipex_lookahead.architectures.windows import fill_layer_types, one_kind_of_layer
+from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.refusal import Refusal
+
+_TRAINING = {
+    "output_router_logits": "what is returned beside the logits",
+    "router_aux_loss_coef": "training only",
+}
+_PARTS = ("gate_proj", "up_proj", "down_proj")
+_GGUF_COUNTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+_GGUF_SIZES = {**_GGUF_COUNTS, "moe_intermediate_size": "expert_feed_forward_length"}
+
+
+def _mixture(names: Names, layer: int, key: str = "num_experts", module: str = "mlp", **more: Any) -> Experts:
+    """Return the experts of a block, all of one size; ``key``: the config's word for their count."""
+    config = names.config
+    return names.experts(
+        layer,
+        module,
+        more.pop("parts", _PARTS),
+        count=config[key],
+        used=config["num_experts_per_tok"],
+        inner=config.get("moe_intermediate_size", config["intermediate_size"]),
+        renormalise=config.get("norm_topk_prob", True),
+        **more,
+    )
+
+
+def _layers(source: Source, key: str, value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < MAX_LAYERS for one in value):
+        raise source.error(key, f"is {shown(value)}; it must be a list of layers' numbers, from 0")
+    return sorted(set(value))
+
+
+SPARSE = {"norm_topk_prob": boolean, "decoder_sparse_step": integer(1, MAX_LAYERS), "mlp_only_layers": _layers}
+"""The keys of Qwen's mixtures that say which layers have an MLP instead, and their checks."""
+_ALL_SPARSE: Config = {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def check_dense(config: Config, source: Source) -> None:
+    """Refuse a layer without experts that there is not."""
+    dense, layers = config["mlp_only_layers"], config["num_hidden_layers"]
+    if dense and dense[-1] >= layers:
+        raise source.error("mlp_only_layers", f"names layer {dense[-1]}; the last of {layers} is {layers - 1}")
+
+
+def is_dense(config: Mapping[str, Any], layer: int) -> bool:
+    """Return whether a layer has an MLP instead of experts."""
+    return layer in config["mlp_only_layers"] or (layer + 1) % config["decoder_sparse_step"] != 0
+
+
+def _check_olmoe(config: Config, source: Source) -> None:
+    check_even_heads(config, source)
+    check_experts(config, source, "num_experts", usual=64)
+
+
+def _check_qwen3(config: Config, source: Source) -> None:
+    check_experts(config, source, "num_experts", usual=128)
+    check_dense(config, source)
+    full = config.pop("max_window_layers", None)
+    if not config["use_sliding_window"]:
+        config["sliding_window"] = None
+    elif full and config["sliding_window"] is not None:
+        raise UnsupportedModelError(
+            f"{source.file}: max_window_layers is {full} and use_sliding_window true; some releases of transformers "
+            "give all layers a window then, others those from that one on. It must be 0, or not there"
+        )
+
+
+def _check_qwen2(config: Config, source: Source) -> None:
+    check_even_heads(config, source)
+    check_experts(config, source, "num_experts", usual=60)
+    check_dense(config, source)
+    config.pop("max_window_layers", None)
+    if not config["use_sliding_window"] or config["sliding_window"] == 0:
+        config["sliding_window"] = None
+    elif config.get("layer_types") is None and config["sliding_window"] is not None:
+        raise UnsupportedModelError(
+            f"{source.file}: use_sliding_window is true, and there are no layer_types; releases of transformers differ"
+            " in which layers of a qwen2_moe have the window then",
+            hint="name the layers in layer_types",
+        )
+    fill_layer_types(config, source, lambda layer: False)
+
+
+def _complete(file: GgufSource, config: Config, architecture: str) -> None:
+    need_counts(file, architecture)
+    if "moe_intermediate_size" not in config:  # the first files have it by this rule alone
+        config["moe_intermediate_size"] = max(1, config["intermediate_size"] // config["num_experts_per_tok"])
+
+
+def _complete_qwen2(file: GgufSource, config: Config) -> None:
+    _complete(file, config, "qwen2moe")
+    config.setdefault("shared_expert_intermediate_size", config["intermediate_size"])
+
+
+def _qwen3(names: Names, layer: int) -> FeedForward:
+    return names.gated_mlp(layer) if is_dense(names.config, layer) else _mixture(names, layer)
+
+
+def _qwen2(names: Names, layer: int) -> FeedForward:
+    if is_dense(names.config, layer):
+        return names.gated_mlp(layer)
+    shared = names.shared_expert(layer, "mlp.shared_expert", names.config["shared_expert_intermediate_size"])
+    gate = names.linear(layer, "mlp.shared_expert_gate", "ffn_gate_inp_shexp", 1, names.hidden)
+    return _mixture(names, layer, shared=shared, shared_gate=gate)
+
+
+# fmt: off
+FAMILIES: Mapping[str, Dense] = {
+    # GGUF files of these call themselves llama, have a count of experts, and know no window.
+    "mixtral": Dense(
+        "Mixtral 8x7B and 8x22B, and merges of their form: a Mistral with a mixture of experts in every layer.",
+        keys(
+            "hidden_act tie_word_embeddings sliding_window num_local_experts num_experts num_experts_per_tok",
+            {
+                "num_key_value_heads": 8, "max_position_embeddings": 4096 * 32, "rms_norm_eps": 1e-5,
+                "rope_theta": 1000000.0, "sliding_window": None, "num_experts_per_tok": 2,
+            },
+            neutral={**_TRAINING, "router_jitter_noise": "training only"}, refused=one_kind_of_layer("Mixtral"),
+            check=lambda config, source: check_experts(config, source, "num_local_experts", usual=8),
+        ),
+        GgufKeys(
+            "llama", "MixtralForCausalLM",
+            used={"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
+            constants={"sliding_window": None}, complete=lambda file, config: need_counts(file, "llama"),
+            claims=lambda file: not rules.is_dense(file),
+        ),
+        pairs=True, feed_forward=lambda names, layer: _mixture(
+            names, layer, "num_local_experts", "block_sparse_moe", parts=("w1", "w3", "w2"),
+        ),
+    ),
+    "olmoe": Dense(
+        "OLMoE: a mixture of many small experts, with norms over the whole of q and of k.",
+        keys(
+            "hidden_act tie_word_embeddings attention_bias num_experts num_local_experts num_experts_per_tok",
+            {
+                "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts_per_tok": 8,
+                "norm_topk_prob": False,
+            },
+            {"norm_topk_prob": boolean}, neutral=_TRAINING, check=_check_olmoe,
+            refused={
+                **one_kind_of_layer("OLMoE"),
+                "clip_qkv": Refusal("clips queries, keys and values", unless=(None,)),
+                "sliding_window": Refusal(
+                    "limits how far attention reaches back, which transformers' OLMoE does with some kernels only",
+                    unless=(None,),
+                ),
+            },
+        ),
+        GgufKeys(
+            "olmoe", "OlmoeForCausalLM", used=_GGUF_COUNTS,
+            constants={"norm_topk_prob": False, "attention_bias": False},
+            complete=lambda file, config: need_counts(file, "olmoe"),
+        ),
+        qk_norm="whole", feed_forward=_mixture,
+    ),
+    "qwen3_moe": Dense(
+        "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder: Qwen3's attention, and a mixture of many small experts.",
+        keys(
+            "hidden_act tie_word_embeddings attention_bias use_sliding_window sliding_window max_window_layers"
+            " num_experts num_local_experts num_experts_per_tok",
+            {
+                "num_key_value_heads": 4, "max_position_embeddings": 32768, "use_sliding_window": False,
+                "sliding_window": 4096, "num_experts_per_tok": 8, "moe_intermediate_size": 768, **_ALL_SPARSE,
+            },
+            {"moe_intermediate_size": SIZES["intermediate_size"], **SPARSE},
+            neutral=_TRAINING, refused=one_kind_of_layer("Qwen3-MoE"), check=_check_qwen3,
+        ),
+        GgufKeys(
+            "qwen3moe", "Qwen3MoeForCausalLM", used=_GGUF_SIZES,
+            constants={**_ALL_SPARSE, "norm_topk_prob": True, "attention_bias": False},
+            complete=lambda file, config: _complete(file, config, "qwen3moe"),
+        ),
+        qk_norm="heads", feed_forward=_qwen3,
+    ),
+    "qwen2_moe": Dense(
+        "Qwen1.5-MoE and Qwen2-57B-A14B: Qwen2's attention, a mixture, and an expert for every row behind a gate.",
+        keys(
+            "hidden_act tie_word_embeddings use_sliding_window sliding_window max_window_layers"
+            " num_experts num_local_experts num_experts_per_tok",
+            {
+                "num_key_value_heads": 16, "max_position_embeddings": 32768, "use_sliding_window": False,
+                "sliding_window": 4096, "num_experts_per_tok": 4, "moe_intermediate_size": 1408, **_ALL_SPARSE,
+                "shared_expert_intermediate_size": 5632, "qkv_bias": True,
+            },
+            {
+                "sliding_window": optional(integer(0, MAX_CONTEXT)),  # transformers writes 0 for none
+                "moe_intermediate_size": SIZES["intermediate_size"], **SPARSE, **usual("layer_types"),
+                "qkv_bias": boolean, "shared_expert_intermediate_size": SIZES["intermediate_size"],
+            },
+            neutral=_TRAINING, check=_check_qwen2,
+        ),
+        GgufKeys(
+            "qwen2moe", "Qwen2MoeForCausalLM",
+            used={**_GGUF_SIZES, "shared_expert_intermediate_size": "expert_shared_feed_forward_length"},
+            constants={**_ALL_SPARSE, "qkv_bias": True}, complete=_complete_qwen2,
+        ),
+        bias=lambda config: "qkv" if config["qkv_bias"] else "", feed_forward=_qwen2,
+    ),
+}
+# fmt: on
+"""``model_type`` -> the family."""
