@@ -1,4 +1,4 @@
-"""What rows of ``families/dense.py`` and ``mixtures.py`` say, and the decoder that a row describes: Llama with switches."""
+"""The row type of ``families/dense.py`` and ``mixtures.py``, and the decoder that a row describes."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def multipliers(config: Config) -> dict[str, Any]:
     }
 
 
-def fused_qkv(names: Names, layer: int) -> dict[str, Linear]:
+def fused_qkv(names: Names, layer: int) -> dict[str, Any]:
     """Return q, k and v of a block that are rows of one matrix (Phi-3)."""
     q, kv = names.heads * names.head_dim, names.kv_heads * names.head_dim
     return {

@@ -35,31 +35,17 @@ def _check(config: dict[str, Any], source: Source) -> None:
 KEYS = ConfigKeys(
     used={**deepseek_v3.KEYS.used, "mlp_layer_types": _kinds},
     defaults={
-        **deepseek_v3.KEYS.defaults,
-        "vocab_size": 154880,
-        "hidden_size": 2048,
-        "intermediate_size": 10240,
-        "num_hidden_layers": 47,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 20,
-        "max_position_embeddings": 202752,
-        "rms_norm_eps": 1e-5,
-        "q_lora_rank": 768,
-        "v_head_dim": 256,
-        "qk_nope_head_dim": 192,
-        "num_experts_per_tok": 4,
-        "moe_intermediate_size": 1536,
-        "routed_scaling_factor": 1.8,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "mlp_layer_types": None,
+        **deepseek_v3.KEYS.defaults, "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240,
+        "num_hidden_layers": 47, "num_attention_heads": 20, "num_key_value_heads": 20,
+        "max_position_embeddings": 202752, "rms_norm_eps": 1e-5, "q_lora_rank": 768, "v_head_dim": 256,
+        "qk_nope_head_dim": 192, "num_experts_per_tok": 4, "moe_intermediate_size": 1536, "routed_scaling_factor": 1.8,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "mlp_layer_types": None,
     },
     nullable=("q_lora_rank", "mlp_layer_types"),
     neutral=deepseek_v3.NEUTRAL,
     refused=deepseek_v3.KEYS.refused,
     check=_check,
-)
+)  # fmt: skip
 GGUF = None
 
 

@@ -74,18 +74,9 @@ KEYS = ConfigKeys(
         "quantization_config": _mxfp4,
     },
     defaults={
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 150000.0,
-        "rope_scaling": _YARN,
-        "tie_word_embeddings": False,
-        "attention_bias": True,
-        "sliding_window": 128,
-        "num_experts_per_tok": 4,
-        "swiglu_alpha": 1.702,
-        "swiglu_limit": 7.0,
+        "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0, "rope_scaling": _YARN, "tie_word_embeddings": False, "attention_bias": True,
+        "sliding_window": 128, "num_experts_per_tok": 4, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
     },
     nullable=("sliding_window",),
     neutral={
@@ -96,7 +87,7 @@ KEYS = ConfigKeys(
         "router_aux_loss_coef": "training only",
     },
     check=_check,
-)
+)  # fmt: skip
 GGUF = GgufKeys(
     "gpt-oss",
     "GptOssForCausalLM",

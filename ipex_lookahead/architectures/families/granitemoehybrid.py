@@ -100,24 +100,11 @@ KEYS = ConfigKeys(
         "time_step_limit": no_limit,
     },
     defaults={
-        **{key: value for key, value in _GRANITE.KEYS.defaults.items() if key != "mlp_bias"},
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "shared_intermediate_size": 1024,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "position_embedding_type": None,
-        "layer_types": None,
-        "mamba_n_heads": 128,
-        "mamba_n_groups": 1,
-        "mamba_d_state": 256,
-        "mamba_d_head": "auto",
-        "mamba_d_conv": 4,
-        "mamba_expand": 2,
-        "mamba_conv_bias": True,
+        **{key: value for key, value in _GRANITE.KEYS.defaults.items() if key != "mlp_bias"}, "vocab_size": 32000,
+        "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "shared_intermediate_size": 1024, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "position_embedding_type": None, "layer_types": None, "mamba_n_heads": 128, "mamba_n_groups": 1,
+        "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": True,
         "mamba_proj_bias": False,
     },
     neutral={
@@ -126,7 +113,7 @@ KEYS = ConfigKeys(
         "router_aux_loss_coef": "training only",
     },
     check=_check,
-)
+)  # fmt: skip
 
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:

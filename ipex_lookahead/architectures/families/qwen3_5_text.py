@@ -77,28 +77,12 @@ KEYS = ConfigKeys(
         "mtp_num_hidden_layers": integer(0, MAX_DRAFTING),
     },
     defaults={
-        "vocab_size": 248320,
-        "hidden_size": 4096,
-        "intermediate_size": 12288,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "hidden_act": "silu",
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "partial_rotary_factor": 0.25,
-        "full_attention_interval": 4,
-        "layer_types": None,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-        "linear_value_heads": "grouped",
+        "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": False,
+        "attention_bias": False, "partial_rotary_factor": 0.25, "full_attention_interval": 4, "layer_types": None,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_heads": "grouped",
         "mtp_num_hidden_layers": 0,
     },
     nullable=("layer_types",),
@@ -108,7 +92,7 @@ KEYS = ConfigKeys(
         "output_router_logits": "what is returned beside the logits",
     },
     check=check_layers,
-)
+)  # fmt: skip
 
 
 def complete(file: GgufSource, config: dict[str, Any]) -> None:
