@@ -142,6 +142,7 @@ FAMILIES: Mapping[str, Dense] = {
                 "rope_theta": 1000000.0, "sliding_window": None, "num_experts_per_tok": 2,
             },
             neutral={**_TRAINING, "router_jitter_noise": "training only"}, refused=one_kind_of_layer("Mixtral"),
+            nullable=(),
             check=lambda config, source: check_experts(config, source, "num_local_experts", usual=8),
         ),
         GgufKeys(
