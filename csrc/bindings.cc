@@ -344,6 +344,24 @@ NB_MODULE(_native, m) {
              for (size_t i = 0; i < text.shape(0); ++i) s.extend(text.data()[i]);
            },
            "text"_a.noconvert())
+      .def("extend_all",
+           [](SuffixTrie& s, IntVector tokens, IntVector lengths) {
+             check_ids(tokens);
+             size_t sum = 0;
+             for (size_t i = 0; i < lengths.shape(0); ++i) {
+               if (lengths.data()[i] < 0) throw std::invalid_argument("a text has a negative length");
+               sum += size_t(lengths.data()[i]);
+             }
+             if (sum != tokens.shape(0)) throw std::invalid_argument("the lengths of the texts do not sum to the tokens");
+             nb::gil_scoped_release release;  // so no other thread may use this trie until the call returns
+             const int32_t* next = tokens.data();
+             for (size_t i = 0; i < lengths.shape(0); ++i) {
+               s.cut();
+               for (const int32_t* end = next + lengths.data()[i]; next < end; ++next) s.extend(*next);
+             }
+           },
+           "tokens"_a.noconvert(), "lengths"_a.noconvert())
+      .def("reserve", &SuffixTrie::reserve, "nodes"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("followers", [](const SuffixTrie& s, IntVector context) {
         check_ids(context);
         int32_t at = 0;

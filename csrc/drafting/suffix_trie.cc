@@ -48,6 +48,10 @@ int32_t& IntegerMap::at(uint64_t key, int32_t value) {
   return slots_[found].value;
 }
 
+void IntegerMap::reserve(size_t keys) {
+  while (slots_.size() < 2 * (keys + 1)) grow();
+}
+
 void IntegerMap::grow() {
   std::vector<Slot> before(2 * slots_.size(), Slot{0, -1});
   before.swap(slots_);
@@ -66,6 +70,11 @@ void SuffixTrie::clear() {
   nodes_.assign(1, Node{-1, 0, 0, 0, -1, -1, -1});
   children_.clear();
   here_ = SuffixContext();
+}
+
+void SuffixTrie::reserve(size_t nodes) {
+  nodes_.reserve(nodes);
+  children_.reserve(nodes);
 }
 
 int32_t SuffixTrie::child(int32_t parent, int32_t token) const { return children_.find(key_of(parent, token)); }

@@ -16,6 +16,7 @@ class IntegerMap {
   void clear();
   int32_t find(uint64_t key) const;         // -1 = absent
   int32_t& at(uint64_t key, int32_t value);  // the value there, `value` if it was absent
+  void reserve(size_t keys);                // no growth until the map has this number of keys
  private:
   struct Slot {
     uint64_t key;
@@ -49,6 +50,7 @@ class SuffixTrie {
 
   void clear();
   void extend(int32_t token);  // one more token of the present text
+  void reserve(size_t nodes);  // no allocation until the trie has this number of nodes
   void cut() { here_ = SuffixContext(); }  // the next token begins another text
 
   int depth() const { return depth_; }

@@ -182,15 +182,21 @@ class DraftModel:
         return output
 
     def _reserve(self, length: int) -> None:
-        if length > len(self._tokens):
-            grown = np.empty(max(length, 2 * len(self._tokens)), np.int64)
-            grown[: len(self._tokens)] = self._tokens
-            self._tokens = grown
+        self._tokens = with_room(self._tokens, length)
 
     def _follow(self, accepted: float) -> None:
         self._match = _MATCH_DECAY * self._match + (1 - _MATCH_DECAY) * accepted
         wanted = self.min_prob + (_STEP if self._match < _MATCH_GOAL else -_STEP)
         self.min_prob = min(1.0, max(0.0, _KEEP * self.min_prob + (1 - _KEEP) * wanted))
+
+
+def with_room(tokens: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
+    """Return the array where it has ``length`` elements, else a copy that has at least that and twice its own."""
+    if length <= len(tokens):
+        return tokens
+    grown = np.empty(max(length, 2 * len(tokens)), np.int64)
+    grown[: len(tokens)] = tokens
+    return grown
 
 
 def most_likely(logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64]) -> tuple[int, float]:

@@ -1,29 +1,23 @@
 """The store: outputs of earlier generations, which later ones look into.
 
 Outputs only: what a prompt holds is indexed by its own generation, and a prompt is nobody else's business. The index is
-made of the texts when a store is opened (a quarter of a second for a full one); only the texts are in the file.
-
-The file, all numbers little-endian:
-
-    16 bytes   ``ipex-lookahead S``
-    4          version, 1
-    4          vocabulary size
-    32         SHA-256 of the vocabulary, or zeros
-    8, 8       number of texts, number of tokens in all
-    4 each     length of each text, oldest first
-    4 each     the tokens
-    32         SHA-256 of all before
+made of the texts when a store is opened (a quarter of a second for a full one); only the texts are in the file
+(:mod:`ipex_lookahead.drafting.store_file`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import struct
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -32,10 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.config import is_memory
+from ipex_lookahead.drafting import store_file
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, native_core
-from ipex_lookahead.errors import InputError, LookaheadError, SaveError, arg
+from ipex_lookahead.drafting.store_file import Appender, Owner, Text, is_store
+from ipex_lookahead.errors import InputError, LookaheadError, SaveError
 from ipex_lookahead.files.paths import given_path
-from ipex_lookahead.files.temporary import temporary_file
+
+__all__ = ["Store", "Stores", "is_store", "vocabulary_digest"]
 
 log = logging.getLogger("ipex_lookahead")
 
@@ -51,14 +48,11 @@ MEMORY_IN_ALL = 8 * MEMORY_CAPACITY
 MOST_MEMORIES = 1024
 """And there are no more of them than that, however small."""
 
-_MOST = 2**24
-"""Tokens of the largest file that is read at all."""
-_MAGIC, _VERSION = b"ipex-lookahead S", 1
-_HEAD = struct.Struct("<16sII32sQQ")
-_DIGEST = 32
-_OTHER = f"name another file with {arg('store')}; it need not exist yet"
-_BROKEN = f"delete the file, or name another with {arg('store')}"
-"""What mends it: only a file that begins as a store does is certainly nobody's but ours."""
+_LONG_TEXT = 1024
+"""Tokens of a text that is not indexed where it is added, which takes 1 to 4 us a token."""
+
+_FIRST_ROOM = 4096
+"""Tokens that an index grows to before one with more room is made: its tables double, up to 50 ms each time."""
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> bytes:
@@ -82,15 +76,22 @@ class Store:
     Attributes:
         suffixes: the native index, for ``Suffix`` and ``Auto``. It grows with ``add``; where old texts go, a new index
             takes its place, and generations under way keep the one that they began with.
+        is_stale: whether ``suffixes`` is to be made anew: it has texts that are gone, lacks some, or is out of room.
     """
 
     def __init__(self, vocab_size: int, digest: bytes = b"", *, capacity: int = CAPACITY) -> None:
         if capacity < 1:
             raise InputError(f"the store's capacity is {capacity}; it must be at least one token")
-        self._vocab_size, self._digest, self._capacity = vocab_size, digest.ljust(_DIGEST, b"\0"), capacity
-        self._texts: deque[npt.NDArray[np.int32]] = deque()
-        self._tokens = 0
-        self.suffixes: Any = native_core().SuffixTrie(LONGEST_CONTEXT)
+        self.owner = Owner(vocab_size, digest.ljust(32, b"\0"))
+        self.capacity = capacity
+        self.is_stale = False
+        self._fill(())
+
+    def _fill(self, texts: Iterable[Text]) -> None:
+        self._texts = deque(texts)
+        self._tokens = sum(map(len, self._texts))
+        self._added = 0  # texts since the store was made
+        self.index([*self._texts], 0)
 
     def __len__(self) -> int:
         """Tokens held."""
@@ -106,25 +107,65 @@ class Store:
         Raises:
             InputError: an id outside the vocabulary.
         """
-        if len(output) == 0:
-            return
-        text = np.array(output[-self._capacity :], np.int64)
-        if text.min() < 0 or text.max() >= self._vocab_size:
-            got = f"{text.min()} to {text.max()}"
-            raise InputError(f"the store takes token ids from 0 to {self._vocab_size - 1}, got {got}")
-        self._append(text.astype(np.int32))
-        if self._tokens > self._capacity:
-            while len(self._texts) > 1 and self._tokens > self._capacity - self._capacity // 4:
-                self._tokens -= len(self._texts.popleft())
-            self.suffixes = native_core().SuffixTrie(LONGEST_CONTEXT)
-            for kept in self._texts:
-                self.suffixes.extend(kept)
-        else:
-            self.suffixes.extend(self._texts[-1])
+        self.note(output)
+        if self.is_stale:
+            self.index(*self.snapshot())
 
-    def _append(self, text: npt.NDArray[np.int32]) -> None:
+    def note(self, output: Sequence[int] | npt.NDArray[np.int32]) -> Text | None:
+        """Remember a text, and index it where that takes a few milliseconds at most; else ``is_stale`` is True then.
+
+        Returns the text as it is kept, or None for an empty one. Raises InputError for an id outside the vocabulary.
+        """
+        if len(output) == 0:
+            return None
+        ids = np.array(output[-self.capacity :], np.int64)
+        if ids.min() < 0 or ids.max() >= self.owner.vocab_size:
+            got = f"{ids.min()} to {ids.max()}"
+            raise InputError(f"the store takes token ids from 0 to {self.owner.vocab_size - 1}, got {got}")
+        text = ids.astype(np.int32)
         self._texts.append(text)
-        self._tokens += len(text)
+        self._added += 1
+        tokens = self._tokens + len(text)
+        self._tokens = store_file.drop_oldest(self._texts, tokens, self.capacity)
+        if self._tokens < tokens or len(text) > _LONG_TEXT or self._indexed + len(text) > self._room:
+            self.is_stale = True
+        if len(text) <= _LONG_TEXT and self._indexed + len(text) <= 2 * self._room:
+            self.suffixes.extend(text)
+            self._indexed += len(text)
+        return text
+
+    def snapshot(self) -> tuple[list[Text], int]:
+        """The texts that an index is made of, and how many texts were added in all."""
+        self._tokens = sum(map(len, self._texts))  # a process can be forked in the middle of note()
+        return [*self._texts], self._added
+
+    def make_index(self, texts: Sequence[Text]) -> tuple[Any, int]:
+        """Make an index of texts, and the number of tokens that it has room for.
+
+        The store is not changed and the interpreter's lock is released most of the time: any thread may call this.
+        """
+        suffixes = native_core().SuffixTrie(LONGEST_CONTEXT)
+        lengths = np.array([len(text) for text in texts], np.int32)
+        tokens = int(lengths.sum())
+        room = min(max(2 * tokens, _FIRST_ROOM), max(self.capacity, tokens))
+        if tokens:
+            suffixes.extend_all(np.concatenate(texts), lengths)
+            suffixes.reserve(len(suffixes) * room // tokens)
+        return suffixes, room
+
+    def use_index(self, made: tuple[Any, int], texts: Sequence[Text], added: int) -> None:
+        """Let an index that was made of ``snapshot()`` take its place, with the short texts that came meanwhile."""
+        self.suffixes, self._room = made
+        self._indexed = sum(map(len, texts))
+        for text in islice(self._texts, max(0, len(self._texts) - (self._added - added)), None):
+            if len(text) <= _LONG_TEXT:
+                self.suffixes.extend(text)
+                self._indexed += len(text)
+
+    def index(self, texts: Sequence[Text], added: int) -> None:
+        """Make the index of a snapshot and use it."""
+        self.is_stale = False
+        self.use_index(self.make_index(texts), texts, added)
 
     # ---- the file --------------------------------------------------------------------------------------------------
 
@@ -138,30 +179,9 @@ class Store:
             InputError: the file cannot be read, is damaged or no store, or belongs to another vocabulary.
         """
         store = cls(vocab_size, digest, capacity=capacity)
-        file = given_path(path)
-        try:
-            if file.exists() and not file.is_file():  # opening a pipe would wait for ever
-                raise InputError(f"the store {file} is no file", hint=f"name a file with {arg('store')}")
-            with file.open("rb") as source:
-                size = os.fstat(source.fileno()).st_size
-                head = _check_head(file, source.read(_HEAD.size), size, vocab_size, store._digest)
-                if head is None:
-                    raise InputError(f"the store {file} is damaged ({size} bytes)", hint=_BROKEN)
-                texts, tokens = head
-                source.seek(0)
-                content = source.read(size)
-        except FileNotFoundError:
-            return store
-        except OSError as error:
-            raise InputError(f"the store {file} cannot be read: {error.strerror or error}") from error
-        if len(content) != size or hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
-            raise InputError(f"the store {file} is damaged: its checksum is wrong", hint=_BROKEN)
-        lengths = np.frombuffer(content, "<u4", texts, _HEAD.size).astype(np.int64)
-        ids = np.frombuffer(content, "<u4", tokens, _HEAD.size + 4 * texts)
-        if lengths.sum() != tokens or (texts and lengths.min() < 1) or (tokens and ids.max() >= vocab_size):
-            raise InputError(f"the store {file} contradicts itself", hint=_BROKEN)
-        for text in np.split(ids, np.cumsum(lengths)[:-1]) if texts else ():
-            store.add(text.astype(np.int32))
+        texts = store_file.read(given_path(path), store.owner)
+        if texts:
+            store._fill(store_file.trimmed(texts, capacity))
         return store
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -170,25 +190,22 @@ class Store:
         Raises:
             SaveError: the file cannot be written; what was there is as it was.
         """
-        file = Path(os.path.realpath(given_path(path)))
-        lengths = np.array([len(text) for text in self._texts], "<u4")
-        head = _HEAD.pack(_MAGIC, _VERSION, self._vocab_size, self._digest, len(self._texts), self._tokens)
-        content = b"".join([head, lengths.tobytes(), *(text.astype("<u4").tobytes() for text in self._texts)])
-        try:
-            with temporary_file(file) as temporary:
-                with temporary.open("wb") as out:
-                    out.write(content + hashlib.sha256(content).digest())
-                    out.flush()
-                    os.fsync(out.fileno())
-                temporary.replace(file)
-        except OSError as error:
-            raise SaveError(f"the store {file} cannot be written: {error.strerror or error}") from error
+        store_file.write(Path(os.path.realpath(given_path(path))), self.owner, self._texts)
+
+
+class _Unwritten:
+    """Texts of a store that are not in its file yet."""
+
+    def __init__(self, store: Store, file: str) -> None:
+        self.texts = deque[Text]()
+        self.appender = Appender(Path(file), store.owner, store.capacity)
 
 
 class Stores:
     """The stores that a model has open, by file: each is read once, and written after every generation that used it.
 
-    Those that ``is_memory`` tells have no file.
+    Those that ``is_memory`` tells have no file. A thread of each object makes indexes and writes files; what it has to
+    do is done before the program ends.
 
     Args:
         vocab_size: the model's.
@@ -200,7 +217,24 @@ class Stores:
         self._open: dict[str, Store] = {}
         self._left_out = set[str]()  # those that could not be opened
         self._warned = set[tuple[str, int | None]]()  # folders that could not be written, with the reason
+        self._unwritten: dict[str, _Unwritten] = {}
+        self._begin()
+        _ALL.add(self)
+
+    def _begin(self) -> None:
+        """Start without a thread, in the parent and in each forked process, which may have copied a lock that is held.
+
+        What is not written yet is the parent's to write.
+        """
         self._lock = threading.RLock()  # generations of several threads may end at a time
+        self._idle = threading.Condition(self._lock)
+        self._thread: ThreadPoolExecutor | None = None
+        self._is_working = False
+        self._due: dict[str, Store] = {}
+        for unwritten in self._unwritten.values():
+            unwritten.texts.clear()
+        for store in self._open.values():
+            store.is_stale = True  # the index may be one that the parent's thread was about to replace
 
     def get(self, path: str) -> Store:
         """The store of that name. Raises what :meth:`Store.open` raises."""
@@ -224,7 +258,7 @@ class Stores:
                 return None
 
     def _get(self, path: str) -> Store:
-        key = path if is_memory(path) else os.path.realpath(given_path(path))
+        key = _key(path)
         if key not in self._open and is_memory(path):
             self._make_room()
             self._open[key] = Store(self._vocab_size, capacity=MEMORY_CAPACITY)
@@ -247,46 +281,107 @@ class Stores:
             self._open = {key: store for key, store in self._open.items() if not is_memory(key)}
 
     def add(self, path: str, outputs: Iterable[Sequence[int] | npt.NDArray[np.int32]]) -> None:
-        """Remember finished generations in a store. A file that cannot be written costs a warning, not the output."""
+        """Remember finished generations in a store. A file that cannot be written costs a warning, not the output.
+
+        Later generations may draft from them at once, or, where a new index is needed, a tenth of a second later.
+        """
         with self._lock:
-            store = self.get(path)
-            for output in outputs:
-                store.add(output)
-            if is_memory(path):
-                return
+            key, store = _key(path), self.get(path)
+            if not is_memory(path) and key not in self._unwritten:
+                self._unwritten[key] = _Unwritten(store, key)
+            unwritten = self._unwritten.get(key)
             try:
-                store.save(path)
-            except SaveError as error:
-                where = (os.path.dirname(path), getattr(error.__cause__, "errno", None))
-                if where not in self._warned:  # a full disk fails every generation alike
-                    self._warned.add(where)
-                    log.warning("%s; what was generated is remembered until the program ends", error)
+                for output in outputs:
+                    text = store.note(output)
+                    if text is not None and unwritten is not None:
+                        unwritten.texts.append(text)
+            finally:
+                if store.is_stale or (unwritten is not None and unwritten.texts):
+                    self._due[key] = store
+            if self._is_working or not self._due:
+                return
+            self._is_working = True
+            with contextlib.suppress(RuntimeError):  # no thread can be started, or the program is ending
+                self._thread = self._thread or ThreadPoolExecutor(1, "lookahead-stores")
+                self._thread.submit(self._work)
+                return
+        self._work()
+
+    def flush(self) -> None:
+        """Wait until every index is made and every file is written, or could not be."""
+        with self._idle:
+            self._idle.wait_for(lambda: not self._is_working)
+
+    def close(self) -> None:
+        """Wait as ``flush`` does, and end the thread; a later ``add`` starts another."""
+        self.flush()
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.shutdown()
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            self._work_off()
+        finally:  # also where the program is interrupted: flush() must return
+            with self._lock:
+                self._is_working = False
+                self._idle.notify_all()
+
+    def _work_off(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due:
+                    self._is_working = False  # under the lock, so that a text that comes now starts the work again
+                    return
+                key = next(iter(self._due))
+                store, unwritten = self._due.pop(key), self._unwritten.get(key)
+            try:
+                if store.is_stale:
+                    self._index(store)
+                if unwritten is not None:
+                    self._write(key, store, unwritten)
+            except Exception as error:  # such as no memory: later stores are not to wait for this one
+                log.warning("the store %s is not up to date: %s", key, error)
+
+    def _index(self, store: Store) -> None:
+        with self._lock:
+            texts, added = store.snapshot()
+            store.is_stale = False
+        made = store.make_index(texts)
+        with self._lock:
+            store.use_index(made, texts, added)
+
+    def _write(self, key: str, store: Store, unwritten: _Unwritten) -> None:
+        with self._lock:
+            texts, (everything, _) = [*unwritten.texts], store.snapshot()
+            unwritten.texts.clear()
+        if not texts:
+            return
+        try:
+            unwritten.appender.append(texts, everything)
+        except (SaveError, InputError) as error:
+            with self._lock:
+                unwritten.texts = store_file.trimmed([*texts, *unwritten.texts], store.capacity)
+            where = (os.path.dirname(key), getattr(error.__cause__, "errno", None))
+            if where not in self._warned:  # a full disk fails every generation alike
+                self._warned.add(where)
+                log.warning("%s; what was generated is remembered until the program ends", error)
 
 
-def is_store(file: Path) -> bool:
-    """Whether a file begins as every store does. Raises OSError where it cannot be read."""
-    with file.open("rb") as source:
-        return source.read(len(_MAGIC)) == _MAGIC
+_ALL = weakref.WeakSet[Stores]()
 
 
-def _check_head(file: Path, head: bytes, size: int, vocab_size: int, digest: bytes) -> tuple[int, int] | None:
-    """Number of texts and of tokens, which together with the file's size prove the head; None where they do not.
+def _forked() -> None:
+    for stores in _ALL:
+        stores._begin()
 
-    Raises InputError for a file that is no store, or a store that belongs to another release or model.
-    """
-    if not head.startswith(_MAGIC):
-        raise InputError(f"{file} is no lookahead store; it is left as it is", hint=_OTHER)
-    if len(head) < _HEAD.size:
-        return None
-    _, version, vocabulary, of, texts, tokens = _HEAD.unpack(head)
-    if version != _VERSION:
-        raise InputError(f"the store {file} has version {version}; this package reads version {_VERSION}", hint=_OTHER)
-    if size != _HEAD.size + 4 * (texts + tokens) + _DIGEST or texts > tokens or tokens > _MOST:
-        return None
-    if vocabulary != vocab_size or of != digest:
-        raise InputError(
-            f"the store {file} belongs to a model with another vocabulary ({vocabulary} tokens, this model's has"
-            f" {vocab_size}); every vocabulary needs a store of its own",
-            hint=_OTHER,
-        )
-    return texts, tokens
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _key(path: str) -> str:
+    return path if is_memory(path) else os.path.realpath(given_path(path))

@@ -188,6 +188,8 @@ def run_stepwise(
             sequence.proposer = None
     if remembering is not None:
         stores.add(remembering, [sequence.new for sequence in sequences])
+        if options.stores is None:
+            stores.close()
     return sequences
 
 

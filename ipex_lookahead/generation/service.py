@@ -213,6 +213,7 @@ class Service:
                 self._leaving += self._requests
                 self._changed.notify_all()
         self._worker.join()
+        self.model.stores.flush()
 
     def _cancel(self, number: int) -> None:
         with self._changed:

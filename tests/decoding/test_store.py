@@ -53,9 +53,14 @@ def test_every_sequence_of_a_batch_is_remembered_without_padding(engine: Scripte
 def test_an_open_store_is_read_once(engine: ScriptedEngine, tmp_path: Path) -> None:
     stores, file = Stores(64, lambda: {"a": 0}), tmp_path / "store"
     run(engine, file, stores)
+    stores.flush()
+    good = file.read_bytes()
     file.write_bytes(b"damaged by another")
     run(engine, file, stores)
+    stores.flush()
     assert len(stores.get(str(file))) == 2 * len(TEXT)
+    assert file.read_bytes() == b"damaged by another"
+    file.write_bytes(good)
     with pytest.raises(InputError, match="another vocabulary"):
         run(engine, file)
 
@@ -75,6 +80,7 @@ def test_what_is_remembered_in_memory_goes_with_the_model(
     stores.forget()
     assert run(engine, memory, stores).accepted == first.accepted
     stores.add("./memory", [TEXT])
+    stores.close()
     assert Store.open("memory", 64).texts() == [TEXT], "a file may have that name, too"
 
 

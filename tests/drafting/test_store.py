@@ -4,7 +4,10 @@ import errno
 import hashlib
 import os
 import struct
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from ipex_lookahead.drafting.store import (
     Stores,
     vocabulary_digest,
 )
+from ipex_lookahead.drafting.store_file import Appender, Owner
 from ipex_lookahead.errors import InputError, LookaheadError, SaveError
 
 DIGEST = vocabulary_digest({"a": 0, "b": 1})
@@ -135,9 +139,159 @@ def test_every_length_but_the_right_one_is_noticed(saved: Path) -> None:
         saved.write_bytes(good[:size])
         with pytest.raises(InputError, match="no lookahead store" if size < 16 else "is damaged"):
             Store.open(saved, 100, DIGEST)
-    saved.write_bytes(good + b"\0")
-    with pytest.raises(InputError, match="is damaged"):
-        Store.open(saved, 100, DIGEST)
+
+
+def appended(file: Path, *texts: list[int], capacity: int = 1000) -> None:
+    arrays = [np.array(text, np.int32) for text in texts]
+    Appender(file, Owner(100, DIGEST), capacity).append(arrays, arrays)
+
+
+def opened(file: Path) -> list[list[int]]:
+    return Store.open(file, 100, DIGEST).texts()
+
+
+def test_a_torn_frame_is_ignored_and_cut_and_damage_elsewhere_is_an_error(saved: Path) -> None:
+    base = saved.read_bytes()
+    appended(saved, [8, 9], [7])
+    middle, first = len(saved.read_bytes()), opened(saved)
+    assert first == [[5, 6, 7], [1, 2, 3, 99], [0], [8, 9], [7]]
+    appended(saved, [4, 4, 4])
+    whole = saved.read_bytes()
+    assert whole.startswith(base), "the file is appended to"
+    for size in range(len(base), len(whole)):
+        for zeros in (0, 50):
+            saved.write_bytes(whole[:size] + bytes(zeros))
+            before = first[:3] if size < middle else first
+            assert opened(saved) == before
+            appended(saved, [3])
+            assert opened(saved) == [*before, [3]]
+    for at in range(len(base), len(whole)):
+        bad = bytearray(whole)
+        bad[at] ^= 0x80
+        saved.write_bytes(bad)
+        if at < middle + 12:  # the head of a frame has a checksum of its own
+            with pytest.raises(InputError, match="is damaged"):
+                opened(saved)
+            with pytest.raises(InputError, match="is damaged"):
+                appended(saved, [3])
+            assert saved.read_bytes() == bad
+        else:
+            assert opened(saved) == first
+
+
+def test_a_file_of_version_1_is_read_and_becomes_one_of_version_2(tmp_path: Path) -> None:
+    old = sealed(head(2, 3) + np.array([1, 2, 7, 8, 9], "<u4").tobytes())
+    file = tmp_path / "x"
+    for wrong in (old + b"\0", old[:-1]):
+        file.write_bytes(wrong)
+        with pytest.raises(InputError, match="is damaged"):
+            opened(file)
+    file.write_bytes(old)
+    assert opened(file) == [[7], [8, 9]]
+    appended(file, [5])
+    assert opened(file) == [[7], [8, 9], [5]]
+    assert file.read_bytes()[16] == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=9), max_size=30), st.integers(1, 40))
+def test_a_file_holds_what_a_store_of_its_capacity_holds(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[list[int]], capacity: int
+) -> None:
+    file, store = tmp_path_factory.mktemp("store") / "x", Store(100, DIGEST, capacity=capacity)
+    for text in texts:
+        store.add(text)
+        appended(file, text, capacity=capacity)
+    if texts:
+        assert Store.open(file, 100, DIGEST, capacity=capacity).texts() == store.texts()
+        assert file.stat().st_size < 700 + 8 * capacity + 4 * len(texts), "it is compacted"
+
+
+def test_several_writers_lose_nothing(saved: Path) -> None:
+    vocabulary = {"a": 0, "b": 1}
+    one, other = Stores(100, lambda: vocabulary), Stores(100, lambda: vocabulary)
+    for number in range(20):
+        for stores in (one, other):
+            stores.add(str(saved), [[number]])
+        if number % 5 == 0:
+            one.flush()
+    one.close()
+    other.close()
+    assert sorted(opened(saved)[3:]) == sorted([[number] for number in range(20)] * 2)
+    saved.unlink()
+    one.add(str(saved), [[42]])
+    one.close()
+    assert opened(saved) == one.get(str(saved)).texts(), "a file that was removed is written anew"
+    saved.write_bytes(b"notes of mine")
+    one.add(str(saved), [[43]])
+    one.close()
+    assert saved.read_bytes() == b"notes of mine"
+
+
+def test_an_index_is_made_in_the_background_and_holds_what_came_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    going, reached, make = threading.Event(), threading.Event(), Store.make_index
+    callers = set()
+
+    def slow(self: Store, texts: Sequence[Any]) -> Any:
+        callers.add(threading.current_thread())
+        made = make(self, texts)
+        reached.set()
+        assert going.wait(60)
+        return made
+
+    stores = Stores(MEMORY_CAPACITY)
+    store = stores.get("memory")
+    monkeypatch.setattr(Store, "make_index", slow)
+    stores.add("memory", [range(3000)])  # too long to be indexed at once
+    assert reached.wait(60)
+    stores.add("memory", [[5, 7000, 7001]])
+    old = store.suffixes
+    assert old.followers(np.array([7000], np.int32)) == [(7001, 1)]
+    going.set()
+    stores.flush()
+    assert threading.current_thread() not in callers
+    assert store.suffixes is not old
+    expected = Store(MEMORY_CAPACITY)
+    for text in store.texts():
+        expected.add(text)
+    for token in (5, 7000, 2999):
+        context = np.array([token], np.int32)
+        assert store.suffixes.followers(context) == expected.suffixes.followers(context)
+    stores.close()
+
+
+def test_a_forked_process_neither_waits_nor_writes_what_its_parent_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, reached, append = threading.Event(), threading.Event(), Appender.append
+
+    def slow(self: Appender, *arguments: Any) -> None:
+        reached.set()
+        assert going.wait(60)
+        append(self, *arguments)
+
+    monkeypatch.setattr(Appender, "append", slow)
+    stores, file = Stores(100, lambda: {"a": 0, "b": 1}), tmp_path / "x"
+    stores.add(str(file), [[1]])
+    assert reached.wait(60)
+    stores.add(str(file), [[2]])
+    with stores._lock:
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                Appender.append = append  # type: ignore[method-assign]
+                stores.flush()
+                file.with_name("y").touch()
+                stores.add("memory", [[3]])
+                stores.close()
+                status = 0
+            finally:
+                os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    going.set()
+    stores.close()
+    assert opened(file) == [[1], [2]]
 
 
 @pytest.mark.parametrize("content", ["", "Notes:\n- milk\n", "ipex-lookahead is a program\n" * 9])
@@ -155,9 +309,9 @@ def test_nobody_is_told_to_delete_a_good_store(saved: Path) -> None:
         Store.open(saved, 64, DIGEST)
     assert "delete" not in caught.value.hint
     newer = bytearray(saved.read_bytes())
-    newer[16] = 2
+    newer[16] = 3
     saved.write_bytes(newer)
-    with pytest.raises(InputError, match="has version 2") as caught:
+    with pytest.raises(InputError, match="has version 3") as caught:
         Store.open(saved, 100, DIGEST)
     assert "delete" not in caught.value.hint
 
@@ -190,7 +344,7 @@ def head(texts: int, tokens: int, *, version: int = 1, vocab: int = 100) -> byte
         (sealed(head(2, 2) + np.array([0, 2, 1, 1], "<u4").tobytes()), "contradicts itself"),
         (sealed(head(0, 1) + np.array([1], "<u4").tobytes()), "contradicts itself"),
         (sealed(head(2**62, 2**62)), "damaged"),  # would be the right size modulo 2**64
-        (sealed(head(0, 0, version=2)), "version 2; this package reads version 1"),
+        (sealed(head(0, 0, version=3)), "version 3; this package reads versions 1 to 2"),
         (sealed(head(0, 0, vocab=101)), r"another vocabulary \(101 tokens, this model's has 100\)"),
     ],
 )
@@ -292,8 +446,13 @@ def test_a_full_disk_is_told_once(
     for name in ("one", "two", "one"):
         for _ in range(3):
             stores.add(str(saved.with_name(name)), [[1, 2]])
+            stores.flush()
     assert len(caplog.records) == 1
     assert len(stores.get(str(saved.with_name("one")))) == 12, "and it is remembered"
+    monkeypatch.undo()
+    stores.add(str(saved.with_name("one")), [[3]])
+    stores.close()
+    assert opened(saved.with_name("one")) == [[1, 2]] * 6 + [[3]], "and written as soon as there is room"
 
 
 def test_a_link_stays_a_link(saved: Path) -> None:

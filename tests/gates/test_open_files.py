@@ -80,6 +80,7 @@ def test_no_path_of_a_store_is_a_hang_or_loses_an_answer(
     stores = Stores(96, lambda: {"a": 0, "é": 1})
     if before is None:
         stores.add(str(file), [[1, 2, 3]])
+        stores.flush()
         assert Stores(96, lambda: {"a": 0, "é": 1}).get(str(file)).texts() == [[1, 2, 3]]
         with pytest.raises(InputError, match="another vocabulary"):
             Stores(96, lambda: {"a": 1, "é": 0}).get(str(file))
@@ -88,6 +89,7 @@ def test_no_path_of_a_store_is_a_hang_or_loses_an_answer(
         gone = stores.get(str(tmp_path / "removed" / "x"))
         (tmp_path / "removed").write_bytes(b"")
         stores.add(str(tmp_path / "removed" / "x"), [[7, 8]])
+        stores.flush()
         assert gone.texts() == [[7, 8]]
         assert "until the program ends" in caplog.text
     else:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.draft_model import DraftChoice
+from ipex_lookahead.drafting.draft_model import DraftChoice, with_room
 from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.base import ARGMAX, Cache, Hidden
 
@@ -93,7 +93,8 @@ class HeadChain:
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Start a sequence, whose cache the head follows; the prompt's tokens may all be drafted."""
-        self._text = [*prompt]
+        self._text = np.array(prompt, np.int64)  # may have room behind the text, for drafted tokens
+        self._length = len(prompt)
         self._chain: tuple[Sequence[int], Sequence[int], Sequence[float]] = ((), (), ())
         self._head.see(self._cache(), np.array(prompt, np.int32))
 
@@ -110,10 +111,10 @@ class HeadChain:
         if self._choose is not None:
             found, probs = self._chosen(cache, copied, budget, least)
         else:
-            draw = None if self._draws is None else self._draws(len(self._text) + len(copied))
+            draw = None if self._draws is None else self._draws(self._length + len(copied))
             found, probs = self._head.draft(
                 cache,
-                self._text[-1],
+                self._last(),
                 budget,
                 copied=copied,
                 rates=self.record.rates,
@@ -131,21 +132,33 @@ class HeadChain:
         self._chain = ((), (), ())
         if [*copied] == [*emitted[: len(copied)]]:
             self.record.observe(drafted, probs, emitted[len(copied) :])
-        self._text += emitted
+        self._write(self._length, emitted)
+        self._length += len(emitted)
+
+    def _last(self) -> int:
+        return int(self._text[self._length - 1])
+
+    def _write(self, at: int, tokens: Sequence[int]) -> None:
+        self._text = with_room(self._text, at + len(tokens))
+        self._text[at : at + len(tokens)] = tokens
 
     def _chosen(self, cache: Cache, copied: Sequence[int], budget: int, least: float) -> tuple[list[int], list[float]]:
         assert self._choose is not None
         found: list[int] = []
         probs: list[float] = []
         chance = 1.0
-        logits = self._head.next_logits(cache, self._text[-1], first=True)
+        logits = self._head.next_logits(cache, self._last(), first=True)
+        self._write(self._length, copied)
+        end = self._length + len(copied)
         for token in copied:
             if logits is not None:
                 logits = self._head.next_logits(cache, token, first=False)
         while logits is not None:
-            chosen = self._choose(logits, np.array([*self._text, *copied, *found], np.int64))
+            chosen = self._choose(logits, self._text[:end])
             if chosen is None:
                 break
+            self._write(end, chosen[:1])
+            end += 1
             found.append(chosen[0])
             probs.append(chosen[1])
             chance *= self.record.rate(chosen[1])

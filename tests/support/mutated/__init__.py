@@ -72,6 +72,7 @@ def _load(made: Case, folder: Path) -> None:
         store = stores.get(str(folder / "store"))
         assert len(store) == sum(map(len, store.texts()))
         stores.add(str(folder / "store"), [[1, 2, 3]])
+        stores.close()
         assert Store.open(folder / "store", ROWS).texts() == store.texts()
         small = Store.open(folder / "store", ROWS, capacity=16)
         small.add([5] * 10)
