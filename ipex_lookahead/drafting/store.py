@@ -129,7 +129,7 @@ class Store:
         self._tokens = store_file.drop_oldest(self._texts, tokens, self.capacity)
         if self._tokens < tokens or len(text) > _LONG_TEXT or self._indexed + len(text) > self._room:
             self.is_stale = True
-        if len(text) <= _LONG_TEXT and self._indexed + len(text) <= 2 * self._room:
+        if len(text) <= _LONG_TEXT and self._indexed + len(text) <= _with_spare(self._room):
             self.suffixes.extend(text)
             self._indexed += len(text)
         return text
@@ -150,7 +150,7 @@ class Store:
         room = min(max(2 * tokens, _FIRST_ROOM), max(self.capacity, tokens))
         if tokens:
             suffixes.extend_all(np.concatenate(texts), lengths)
-            suffixes.reserve(len(suffixes) * room // tokens)
+            suffixes.reserve(len(suffixes) * _with_spare(room) // tokens)
         return suffixes, room
 
     def use_index(self, made: tuple[Any, int], texts: Sequence[Text], added: int) -> None:
@@ -381,6 +381,11 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+def _with_spare(room: int) -> int:
+    """Tokens that an index of this room takes without growing while the next one is made."""
+    return room + room // 8
 
 
 def _key(path: str) -> str:

@@ -113,6 +113,46 @@ def test_stores_that_are_killed(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["outputs.store"]
 
 
+ANSWERS = """
+import sys
+from ipex_lookahead.drafting.store import Stores
+stores, first, last = Stores(100_000), int(sys.argv[2]), int(sys.argv[3])
+stores.get(sys.argv[1])
+print("ready", flush=True)
+for number in range(first, last):
+    stores.add(sys.argv[1], [[number] * 50])
+"""
+
+
+def test_answers_are_a_prefix_after_a_kill_and_all_there_after_an_exit(tmp_path: Path) -> None:
+    """Frames are appended until the file is compacted, and programs that exit normally lose none."""
+    pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
+    from ipex_lookahead.drafting.store import CAPACITY, Store
+
+    chance, file, started = random.Random(seed()), tmp_path / "outputs.store", 0
+    for _ in range(cases(5, 60)):
+        seconds, last = chance.uniform(0.0, 0.3), started + 90_000
+        killed_program(ANSWERS, str(file), str(started), str(last), until=lambda after=seconds: time.sleep(after))
+        numbers = [text[0] for text in Store.open(file, 100_000).texts()]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) if numbers else True
+        started = numbers[-1] + 1 if numbers else 0
+        if started > 80_000:
+            file.unlink()
+            started = 0
+    file.unlink(missing_ok=True)
+    programs = [
+        subprocess.Popen([sys.executable, "-c", ANSWERS, str(file), str(at), str(at + 300)], stdout=subprocess.DEVNULL)
+        for at in (0, 1000, 2000)
+    ]
+    assert [program.wait() for program in programs] == [0, 0, 0]
+    numbers = [text[0] for text in Store.open(file, 100_000).texts()]
+    assert sorted(numbers) == [at + number for at in (0, 1000, 2000) for number in range(300)]
+    for at in (0, 1000, 2000):
+        assert [number for number in numbers if at <= number < at + 300] == list(range(at, at + 300))
+    assert CAPACITY > 900 * 50
+    assert [p.name for p in tmp_path.iterdir()] == ["outputs.store"]
+
+
 FETCH = """
 import sys
 from ipex_lookahead import hub
@@ -227,3 +267,14 @@ def test_a_disk_that_fills(tmp_path: Path) -> None:
             store.save(disk / "a.store")
         assert Store.open(disk / "a.store", 100_000).texts() == [[1, 2, 3]]
         assert sorted(p.name for p in disk.iterdir()) == ["a.store", "more", "out"]
+        from ipex_lookahead.drafting.store import Stores
+
+        stores = Stores(100_000)
+        for number in range(3):
+            stores.add(str(disk / "a.store"), [[number + 5] * 2000])
+            stores.flush()
+        assert Store.open(disk / "a.store", 100_000).texts() == [[1, 2, 3]]
+        (disk / "more").unlink()
+        stores.add(str(disk / "a.store"), [[9]])
+        stores.close()
+        assert [text[0] for text in Store.open(disk / "a.store", 100_000).texts()] == [1, 5, 6, 7, 9]
