@@ -15,6 +15,7 @@ from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.grammar import Grammar, Grammars, inlined
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.reader import Reader
+from ipex_lookahead.serving.references import local
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.structured import Form, bounded
 from ipex_lookahead.serving.thinking import TAIL, Marks, Mode, marks_of, mode_of, rule
@@ -310,7 +311,7 @@ def _at_will(
         except InputError:
             if function.get("strict"):
                 raise
-            return {**function, "parameters": {"type": "object"}}
+            return {**function, "parameters": {"type": "object"}, "local": None}
         return function
 
     try:
@@ -366,6 +367,8 @@ def functions_of(
                 "tools", f"their schemas have over {limits.schemas_bytes:,} bytes, which is as much as is taken"
             )
         kept = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}
+        if (pointing := local(parameters)) is not parameters:
+            kept["local"] = pointing
         if tool.get("strict") is True:
             kept["strict"] = True
         if any(one["name"] == name for one in found):

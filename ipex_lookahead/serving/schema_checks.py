@@ -5,27 +5,26 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeGuard
-from urllib.parse import unquote
 
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.references import NAMED, SAID, target
 
 MAX_EXACT = 2**53
 """The largest number up to which llguidance, which computes in double precision, keeps every whole number."""
 _MAX_FACTOR = 2**32 - 1
 """The largest ``multipleOf``, in units of its last digit, that llguidance computes with."""
+_MAX_DIGITS = 15
+"""Digits of a bound that is no whole number, up to which llguidance does not round it."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _LISTS = ("enum", "anyOf", "oneOf", "allOf", "prefixItems", "required", "type")
 _MERGING = ("allOf", "anyOf", "oneOf", "$ref")
 """Keys by which two ``multipleOf`` may come to be one."""
-SAID = frozenset({"title", "description", "$comment", "examples", "default"})
-"""Keys of a schema whose texts no answer is compared with."""
-NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
-"""Keys behind which names stand, not keys."""
 _REPETITION = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
 _IN_REGEX = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 _IN_GRAMMAR = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|\\.|#[^\n]*', re.DOTALL)
@@ -78,13 +77,22 @@ def check_repetitions(text: str, limits: Limits, param: str, *, grammar: bool = 
 
 
 def check_numbers(schema: Any) -> None:
-    """Raise InputError for a number of a schema that the grammar would change: beyond 2**53, or not computed with."""
+    """Raise InputError for a number of a schema that the grammar would not keep to.
+
+    Such are numbers beyond 2**53, bounds of many digits, factors that are not computed with, and the least number of
+    properties where a text may have the same one twice.
+    """
     factors: set[Fraction] = set()
     merging = False
     for node in _schemas(schema):
         merging = merging or any(key in node for key in _MERGING)
         for key in (*_BOUNDS, *_COUNTS):
             _check_number(key, node.get(key))
+        for key in _BOUNDS:
+            bound = node.get(key)
+            if isinstance(bound, float) and len(Decimal(repr(bound)).normalize().as_tuple().digits) > _MAX_DIGITS:
+                raise _inexact(key, bound, f"a number of at most {_MAX_DIGITS} digits", hint="round it")
+        _check_least_properties(node)
         for key in ("const", "enum"):
             for value in _leaves(node.get(key)):
                 _check_number(key, value)
@@ -117,8 +125,17 @@ def _check_number(key: str, value: Any) -> None:
         raise _inexact(key, value, f"from -{MAX_EXACT} to {MAX_EXACT} (2**53), the numbers that can be kept exactly")
 
 
-def _inexact(key: str, value: Any, allowed: str) -> InputError:
-    hint = "give such numbers as strings" if key in ("const", "enum") else "leave it out, or choose a smaller one"
+def _check_least_properties(node: Mapping[str, Any]) -> None:
+    least, required = node.get("minProperties"), node.get("required")
+    if node.get("additionalProperties") is False and "patternProperties" not in node:
+        return  # each name comes once
+    most = 1 + (len(required) if isinstance(required, list) else 0)
+    if _is_number(least) and least > most:
+        raise _inexact("minProperties", least, f"at most {most}, one more than are required, as others may come twice")
+
+
+def _inexact(key: str, value: Any, allowed: str, hint: str = "leave it out, or choose a smaller one") -> InputError:
+    hint = "give such numbers as strings" if key in ("const", "enum") else hint
     return InputError(f"the grammar cannot be compiled: {key} has {value!r:.60}; it must be {allowed}", hint=hint)
 
 
@@ -168,7 +185,7 @@ def _depth(schema: Any) -> tuple[int, int]:
         chains[id(part)] = 0
         inner = [(value, 0) for value in (part.values() if isinstance(part, dict) else part)]
         if isinstance(part, dict) and isinstance(part.get("$ref"), str):
-            inner.append((_target(schema, part["$ref"]), 1))
+            inner.append((target(schema, part["$ref"]), 1))
         path.append((part, inner, 0))
 
     if isinstance(schema, dict | list):
@@ -188,19 +205,3 @@ def _depth(schema: Any) -> tuple[int, int]:
             chains[id(part)] = longest
             path.pop()
     return deepest, max(chains.values(), default=0)
-
-
-def _target(schema: Any, reference: str) -> Any:
-    """The part of a schema that a local reference names; None for others."""
-    if not reference.startswith("#"):
-        return None
-    found = schema
-    for step in reference[1:].split("/")[1:]:
-        key = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(key)
-        elif isinstance(found, list) and key.isdigit() and len(key) < 10:
-            found = found[int(key)] if int(key) < len(found) else None
-        else:
-            return None
-    return found

@@ -11,7 +11,8 @@ from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
 from ipex_lookahead.serving.grammar import pattern
 from ipex_lookahead.serving.limits import Limits
-from ipex_lookahead.serving.schema_checks import NAMED, SAID, check_repetitions, check_structure
+from ipex_lookahead.serving.references import NAMED, SAID
+from ipex_lookahead.serving.schema_checks import check_repetitions, check_structure
 
 GRAMMAR = "a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot leave it"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -91,11 +92,15 @@ def test_a_number_that_would_be_changed_is_refused_wherever_it_is(key, wraps, nu
     schema = {key: number}
     for wrap in wraps:
         schema = wrap(schema)
-    if abs(number) <= MAX_EXACT:
-        check_numbers(schema)
-    else:
+    digits = len(Decimal(repr(number)).normalize().as_tuple().digits) if isinstance(number, float) else 0
+    if abs(number) > MAX_EXACT:
         with pytest.raises(InputError, match=f"{key} has .*kept exactly"):
             check_numbers(schema)
+    elif digits > 15 and key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+        with pytest.raises(InputError, match=f"{key} has .* at most 15 digits"):
+            check_numbers(schema)
+    elif key != "minProperties":
+        check_numbers(schema)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +118,17 @@ def test_a_number_that_would_be_changed_is_refused_wherever_it_is(key, wraps, nu
 def test_numbers_that_the_library_computes_wrongly_are_refused(schema):
     with pytest.raises(InputError, match="cannot be compiled: "):
         check_numbers(schema)
+
+
+@pytest.mark.parametrize("more", [{"minProperties": 1}, {"required": ["a"]}, {"additionalProperties": False}], ids=str)
+def test_names_that_come_once_are_counted(more):
+    check_numbers({"minProperties": 2, **more})
+
+
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": False, "patternProperties": {"a": {}}}], ids=str)
+def test_names_that_may_come_twice_are_not_counted(more):
+    with pytest.raises(InputError, match="minProperties has 2; it must be at most 1"):
+        check_numbers({"minProperties": 2, **more})
 
 
 @given(st.one_of(st.integers(-MAX_EXACT, MAX_EXACT), st.sampled_from([MAX_EXACT, -MAX_EXACT, MAX_EXACT - 1])))

@@ -13,9 +13,13 @@ from typing import Any
 
 from ipex_lookahead.files.safe_json import LONE_SURROGATE, depth_exceeds
 from ipex_lookahead.serving.limits import MAX_DEPTH
+from ipex_lookahead.serving.references import moved
 
 Function = Mapping[str, Any]
-"""``{"name": ..., "description": ..., "parameters": schema}``; the name is always there."""
+"""``{"name": ..., "description": ..., "parameters": schema}``; the name is always there.
+
+``local``, where it is there, is the schema with references of ``$id`` and anchors written as pointers.
+"""
 Spell = Callable[[str], str]
 """A mark as a grammar spells it: a text in quotes, or the id of a special token."""
 Named = tuple[str, Any]
@@ -127,7 +131,7 @@ def one_of(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
     for at, function in enumerate(functions):
         parameters: Any = parameters_of(function)
         if '"$ref"' in json.dumps(parameters):
-            definitions[f"f{at}"] = _moved(parameters, f"#/$defs/f{at}")
+            definitions[f"f{at}"] = moved(parameters, f"#/$defs/f{at}")
             parameters = {"$ref": f"#/$defs/f{at}"}
         call = {
             "type": "object",
@@ -140,25 +144,12 @@ def one_of(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
     return {**found, "$defs": definitions} if definitions else found
 
 
-def _moved(schema: Any, path: str) -> Any:
-    """A schema whose references within itself are right where it stands at ``path`` of another."""
-    if isinstance(schema, list):
-        return [_moved(one, path) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        key: path + value[1:] if key == "$ref" and isinstance(value, str) and value.startswith("#") else
-        value if key in ("const", "enum", "default", "examples") else _moved(value, path)
-        for key, value in schema.items()
-    }  # fmt: skip
-
-
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def parameters_of(function: Function) -> Mapping[str, Any]:
     """The schema of a function's arguments; one that has none is called with no arguments."""
-    return function.get("parameters") or _NO_PARAMETERS
+    return function.get("local") or function.get("parameters") or _NO_PARAMETERS
 
 
 def _finite(number: str) -> float:

@@ -24,8 +24,9 @@ from ipex_lookahead.serving.calls.base import (
 from ipex_lookahead.serving.calls.json_calls import SPACE, all_named, first_of, list_of
 from ipex_lookahead.serving.calls.scanner import MOST_DEEP, Scanner
 from ipex_lookahead.serving.calls.typed import resolved, schema_of, types_of
-from ipex_lookahead.serving.calls.values import checked, with_definitions
+from ipex_lookahead.serving.calls.values import checked
 from ipex_lookahead.serving.grammar import inlined
+from ipex_lookahead.serving.references import with_root
 from ipex_lookahead.tokenization.content import Own
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(?=\s*\()")
@@ -139,7 +140,7 @@ def _value(rule: str, schema: Any, root: Mapping[str, Any]) -> str:
     other += ["SINGLE"] if "string" in types and not set(given) - {"type", "title", "description", "default"} else []
     texts = [given["const"]] if "const" in given else given.get("enum", ())
     other += [json.dumps(f"'{one}'") for one in texts if isinstance(one, str) and not set(one) & set("'\\\n")]
-    json_rule = f"{rule}j: %json {inlined(with_definitions(given, root))}\n"
+    json_rule = f"{rule}j: %json {inlined(with_root(given, root))}\n"
     return f"{rule}: {' | '.join([f'{rule}j', *other])}\n{json_rule}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ipex_lookahead.serving.calls.base import json_of
+from ipex_lookahead.serving.references import target
 
 _WORDS = {"True": True, "False": False, "None": None}
 """What templates make of these values in Python's spelling."""
@@ -35,12 +36,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
     for _ in range(MOST_REFERENCES):
         if not isinstance(found, Mapping) or not isinstance(found.get("$ref"), str):
             return found
-        path: str = found["$ref"]
-        inner: Any = root
-        if not path.startswith("#"):
-            return found
-        for key in path[1:].strip("/").split("/") if path != "#" else ():
-            inner = inner.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(inner, Mapping) else None
+        inner = target(root, found["$ref"])
         if not isinstance(inner, Mapping):
             return found
         found = {**inner, **{key: value for key, value in found.items() if key != "$ref"}}

@@ -12,6 +12,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.calls.base import ANY_TEXT, as_json, without
 from ipex_lookahead.serving.calls.typed import resolved, types_of
 from ipex_lookahead.serving.grammar import inlined, pattern
+from ipex_lookahead.serving.references import with_root
 
 ABOUT = frozenset({"title", "description", "$comment", "examples", "default", "deprecated", "format", "readOnly"})
 """Keys that forbid nothing; ``format`` is a note as well, as JSON schema has it unless told otherwise."""
@@ -150,7 +151,7 @@ def _rule(name: str, schema: Mapping[str, Any], root: Mapping[str, Any], end: En
     words = [json.dumps(word) for kind in sorted(types) for word in _WORDS.get(kind, ())]
     return (
         f"{name}: ({' | '.join([f'{name}_json', *words])}) {end.written}\n"
-        f"{name}_json: %json {inlined(with_definitions(schema, root))}\n"
+        f"{name}_json: %json {inlined(with_root(schema, root))}\n"
     )
 
 
@@ -211,10 +212,3 @@ def _counted(name: str, least: int, most: int | None, end: End) -> str:
     if not end.token:
         return f"{name}: {name}e\n{lazy}"
     return f"{name}: {up} {end.spelled} | {name}e\n{up}: {' | '.join(texts)}\n{lazy}"
-
-
-def with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a schema by itself, with what its ``$ref`` point to."""
-    if '"$ref"' not in json.dumps(schema):
-        return dict(schema)
-    return {**{key: root[key] for key in ("$defs", "definitions") if key in root}, **schema}

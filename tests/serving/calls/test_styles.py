@@ -231,6 +231,9 @@ def of(schema: Any, **more: Any) -> list[Any]:
         ({}, ["x", 1, [1]], []),
         (True, ["x", {"b": 1}], []),
         ({"$ref": "#/$defs/n"}, [{"n": {"n": {}}}, {}], [1, "x"]),
+        ({"type": "array", "items": {"$ref": "#/$defs/n"}}, [[{"n": {}}], []], [1, [1]]),
+        ({"type": "array", "items": {"$ref": "#"}}, [[{"a": [{"a": []}]}]], [1, [1]]),
+        ({"$ref": "#/$defs/%6e"}, [{"n": {"n": {}}}, {}], [1, "x"]),
     ],
 )
 @pytest.mark.rotating(20)
