@@ -319,6 +319,8 @@ class _Writer:
 
 
 _SOME = "/(?s:.)+/"
+_NO_CHARACTER = r"^\s\S"
+"""A class of nothing. The library takes one of all ranges, negated, for U+D7FF."""
 
 
 def _literal(node: Node) -> str:
@@ -332,9 +334,8 @@ def _is_single(ranges: Sequence[tuple[int, int]]) -> bool:
 
 
 def _chars(ranges: Sequence[tuple[int, int]]) -> str:
-    """Return a class as a pattern; one that holds nothing is the opposite of one that holds everything."""
+    """Return a class as a pattern; of one that holds nothing, a pattern that matches nothing."""
     if _is_single(ranges):
         return json.dumps(chr(ranges[0][0]))
-    negated, parts = ("", ranges) if ranges else ("^", ANY)
-    inner = "".join(rf"\u{{{first:X}}}-\u{{{last:X}}}" for first, last in parts)
-    return f"/[{negated}{inner}]/"
+    inner = "".join(rf"\u{{{first:X}}}-\u{{{last:X}}}" for first, last in ranges)
+    return f"/[{inner or _NO_CHARACTER}]/"

@@ -21,7 +21,7 @@ from ipex_lookahead.generation.request import DraftFilter
 from ipex_lookahead.serving.compiling import PARSER, Client, GrammarProcess, NotCompiled, RefusedError
 from ipex_lookahead.serving.gbnf import is_lark, lark_of
 from ipex_lookahead.serving.reasons import placed, reason, without_place
-from ipex_lookahead.serving.schema_checks import check_numbers
+from ipex_lookahead.serving.schema_checks import check_numbers, schemas_of
 from ipex_lookahead.serving.vocabulary import TextVocabulary, control_ids
 from ipex_lookahead.tokenization.text import TextTokenizer
 
@@ -90,6 +90,9 @@ class Grammars:
         """
         if given and not is_lark(form):
             form, given = self._compiler.lark_of(form), False
+        elif given:
+            for schema in schemas_of(form):
+                check_numbers(schema)
         # Thousands of empty lines take the library long.
         lines = [(at, line) for at, line in enumerate(form.split("\n"), 1) if line.strip()]
         both = [{"lark_grammar": grammar}, {"name": "form", "lark_grammar": "\n".join(line for _, line in lines)}]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeGuard
@@ -26,7 +28,9 @@ _LISTS = ("enum", "anyOf", "oneOf", "allOf", "prefixItems", "required", "type")
 _MERGING = ("allOf", "anyOf", "oneOf", "$ref")
 """Keys by which two ``multipleOf`` may come to be one."""
 _REPETITION = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
-_IN_REGEX = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_IN_REGEX = re.compile(r"\\[xuU]\{[^}]*\}|\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
+_JSON = re.compile(r"%json\s*")
+_DECODER = json.JSONDecoder()
 _IN_GRAMMAR = re.compile(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]|\\.|#[^\n]*', re.DOTALL)
 """What holds braces that repeat nothing: escaped characters, classes, quoted texts, comments."""
 
@@ -63,6 +67,13 @@ def check_structure(schema: Any, limits: Limits, param: str) -> None:
         raise refused(
             param, f"a chain of {chain:,} $ref leads from one schema to the next; at most {limits.schema_chain} may"
         )
+
+
+def schemas_of(lark: str) -> Iterator[Any]:
+    """The schemas behind ``%json`` in a grammar in Lark. What is no JSON is left to the library that reads it."""
+    for found in _JSON.finditer(lark):
+        with suppress(ValueError):
+            yield _DECODER.raw_decode(lark, found.end())[0]
 
 
 def check_repetitions(text: str, limits: Limits, param: str, *, grammar: bool = False) -> None:

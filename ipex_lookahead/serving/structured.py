@@ -9,10 +9,11 @@ from typing import Any
 from ipex_lookahead.serving.body import parsed
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
+from ipex_lookahead.serving.gbnf import is_lark
 from ipex_lookahead.serving.grammar import pattern
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.references import NAMED, SAID
-from ipex_lookahead.serving.schema_checks import check_repetitions, check_structure
+from ipex_lookahead.serving.schema_checks import check_repetitions, check_structure, schemas_of
 
 GRAMMAR = "a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot leave it"
 
@@ -69,7 +70,7 @@ class Structured(Body):
         nested = self.structured_outputs or StructuredOutputs()
         given = {
             "structured_outputs.json": nested.json_, "structured_outputs.regex": nested.regex,
-            "structured_outputs.choice": nested.choice, "structured_outputs.grammar": nested.grammar,
+            "structured_outputs.choice": nested.choice, "structured_outputs.grammar": nested.grammar or None,
             "structured_outputs.json_object": nested.json_object or None,
             "guided_json": self.guided_json, "guided_regex": self.guided_regex, "guided_choice": self.guided_choice,
             "guided_grammar": self.guided_grammar or None, "json_schema": self.json_schema,
@@ -93,10 +94,16 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
                 raise refused(name, "it is no JSON; give a JSON schema") from None
         return schema_form(value, limits, name)
     if kind == "grammar":
+        value = value.removeprefix("\ufeff")
         most = 4 * limits.schema_text
         if len(value) > most:
             raise refused(name, f"the grammar has {len(value):,} characters; at most {most:,} are taken")
         check_repetitions(value, limits, name, grammar=True)
+        try:
+            for schema in schemas_of(value) if is_lark(value) else ():
+                check_structure(schema, limits, name)
+        except RecursionError:
+            raise refused(name, "a schema in it is nested too deeply") from None
         return Form(name, grammar=value)
     if kind == "choice" and len(value) > limits.alternatives:
         raise refused(name, f"there are {len(value):,} texts; at most {limits.alternatives:,} are allowed")

@@ -91,6 +91,7 @@ def takes(grammar: str, *texts: str) -> list[bool]:
         ('root ::= "a"\n  | "b"\n  | "c"', ["a", "b", "c"], []),
         ('root ::= ("a"\n "b" # comment\n | )  "c"', ["abc", "c"], ["ab"]),
         ('root ::= | "a"', ["", "a"], []),
+        ('root ::= "a" | [z-a]', ["a"], ["\ud7ff", ""]),
         ('root ::= (((("a"))))+', ["aa"], [""]),
         ('# nothing\r\nroot ::= "a"\r\n\r\n# more\r\nx ::= "unused"\r\n', ["a"], []),
         ('root ::= "a"\nroot ::= "b"', ["b"], ["a"]),

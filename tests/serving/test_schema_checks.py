@@ -61,6 +61,7 @@ def test_what_is_over_a_limit_is_named(schema, limits, said):
         ("[{70000}]", False),
         ('root ::= "{70000}" [{70000}] # {70000}', True),
         ("a{60000}", False),
+        (r"[a-b]\x{100000}\u{100000}", False),
     ],
 )
 def test_braces_that_repeat_nothing_are_passed_over(text, grammar):

@@ -48,6 +48,7 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
     ({"structured_outputs": {"choice": CHOICES}}, is_choice),
     ({"grammar": SUM}, is_sum),
     ({"guided_grammar": SUM}, is_sum),
+    ({"grammar": f"\ufeff{SUM}", "structured_outputs": {"grammar": ""}}, is_sum),
     ({"structured_outputs": {"grammar": 'start: /[0-9]{4}/ "/" /[0-9]{2}/'}}, is_date),
 ]
 
@@ -101,6 +102,9 @@ def test_a_form_beside_tools_is_what_is_said_where_none_is_called(client):
         ("guided_json", {"guided_json": 4}),
         ("json_schema", {"json_schema": False}),
         ("grammar", {"grammar": "x" * 300_000}),
+        ("grammar", {"grammar": 'start: %json {"const": 9007199254740993}'}),
+        ("guided_grammar", {"guided_grammar": "start: %json" + '{"items": ' * 101 + "{}" + "}" * 101}),
+        ("guided_grammar", {"guided_grammar": "start: %json" + '{"items": ' * 1500 + "{}"}),
         ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "{}"}}),
         ("structured_outputs.jsn", {"structured_outputs": {"jsn": {}}}),
     ],
