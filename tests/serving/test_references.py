@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_lookahead.serving.calls.base import one_of
+from ipex_lookahead.serving.calls.base import arguments_of, one_of
 from ipex_lookahead.serving.references import local, target, with_root
 
 SEVEN = {"const": 7}
@@ -72,3 +72,15 @@ def test_a_part_has_the_whole_that_it_refers_to():
 def test_a_pointer_finds_its_target(reference, found):
     schema = {"a": [2, 3]}
     assert target(schema, reference) == (schema if found is True else found)
+
+
+@pytest.mark.parametrize("parameters", [
+    {}, {"type": ["object", "null"]}, {"anyOf": [{"type": "string"}, {"type": "object"}]},
+    {"$ref": "#/$defs/x", "$defs": {"x": {}}},
+], ids=str)  # fmt: skip
+def test_arguments_are_objects_whatever_the_schema_allows(parameters):
+    function = {"name": "f", "parameters": parameters}
+    call = jsonschema.Draft202012Validator(one_of([function], "arguments"))
+    alone = jsonschema.Draft202012Validator(arguments_of(function))
+    for value, good in (({}, True), ("x", False), (None, False)):
+        assert call.is_valid({"name": "f", "arguments": value}) == alone.is_valid(value) == good

@@ -125,14 +125,26 @@ def in_text(body: str, texts: re.Pattern[str] = _TEXT) -> bool:
     return begin is not None and any(not any(one.groups()) for one in texts.finditer(body, begin.start()))
 
 
+def arguments_of(function: Function) -> dict[str, Any]:
+    """The JSON schema of a function's arguments by itself."""
+    parameters = parameters_of(function)
+    if parameters.get("type") == "object":
+        return dict(parameters)
+    path = "#/$defs/root"
+    return {"allOf": [{"type": "object"}, {"$ref": path}], "$defs": {"root": moved(parameters, path)}}
+
+
 def one_of(functions: Sequence[Function], arguments: str) -> dict[str, Any]:
     """The JSON schema of a call of any of the functions; ``$defs`` has what their schemas' own references point to."""
     calls, definitions = [], {}
     for at, function in enumerate(functions):
         parameters: Any = parameters_of(function)
+        is_object = parameters.get("type") == "object"
         if '"$ref"' in json.dumps(parameters):
             definitions[f"f{at}"] = moved(parameters, f"#/$defs/f{at}")
             parameters = {"$ref": f"#/$defs/f{at}"}
+        if not is_object:  # an answer with other arguments would be no call
+            parameters = {"allOf": [{"type": "object"}, parameters]}
         call = {
             "type": "object",
             "properties": {"name": {"const": function["name"]}, arguments: parameters},

@@ -15,11 +15,11 @@ from ipex_lookahead.serving.calls.base import (
     Spell,
     Style,
     anywhere,
+    arguments_of,
     as_json,
     in_text,
     json_of,
     one_of,
-    parameters_of,
 )
 from ipex_lookahead.serving.grammar import inlined
 from ipex_lookahead.tokenization.content import Own
@@ -220,7 +220,7 @@ class Sectioned(Style):
             name = json.dumps(function["name"])
             fence = f'"function" {middle} {name} "\\n```json\\n" a{at} "\\n```"'
             rules.append(f"f{at}: {fence if self._fenced else f'{name} {middle} a{at}'}")
-            rules.append(f"a{at}: %json {inlined(parameters_of(function))}")
+            rules.append(f"a{at}: %json {inlined(arguments_of(function))}")
         return "\n".join(rules) + "\n"
 
     def spelled(self, calls: Sequence[Named]) -> list[str]:
