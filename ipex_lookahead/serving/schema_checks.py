@@ -103,6 +103,7 @@ def check_numbers(schema: Any) -> None:
             bound = node.get(key)
             if isinstance(bound, float) and len(Decimal(repr(bound)).normalize().as_tuple().digits) > _MAX_DIGITS:
                 raise _inexact(key, bound, f"a number of at most {_MAX_DIGITS} digits", hint="round it")
+        _check_open_bounds(node)
         _check_least_properties(node)
         for key in ("const", "enum"):
             for value in _leaves(node.get(key)):
@@ -134,6 +135,21 @@ def _product(factors: set[Fraction]) -> int:
 def _check_number(key: str, value: Any) -> None:
     if _is_number(value) and not -MAX_EXACT <= value <= MAX_EXACT:
         raise _inexact(key, value, f"from -{MAX_EXACT} to {MAX_EXACT} (2**53), the numbers that can be kept exactly")
+
+
+def _check_open_bounds(node: Mapping[str, Any]) -> None:
+    """llguidance takes an open bound that is whole, such as 0 of (0, 0.5), where the other is less than 1 away."""
+    if node.get("type") == "integer":
+        return
+    for key, others, sign in (("exclusiveMinimum", _BOUNDS[1::2], 1), ("exclusiveMaximum", _BOUNDS[0::2], -1)):
+        bound = node.get(key)
+        if not _is_number(bound) or bound != int(bound) or sign * bound < 0:
+            continue
+        if any(_is_number(other := node.get(name)) and sign * (other - bound) < 1 for name in others):
+            closed = key.replace("exclusiveM", "m")
+            raise _inexact(
+                key, bound, "no whole number where the other bound is less than 1 away", f"give a {closed} instead"
+            )
 
 
 def _check_least_properties(node: Mapping[str, Any]) -> None:

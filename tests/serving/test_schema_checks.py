@@ -121,6 +121,21 @@ def test_numbers_that_the_library_computes_wrongly_are_refused(schema):
         check_numbers(schema)
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "taken"),
+    [(0, 0.5, False), (0, 1, True), (0.5, 0.75, True), (-0.5, 0, False), (-1, -0.5, True), (7.0, 7.25, False)],
+)
+def test_open_bounds_that_the_library_takes_for_closed_are_refused(low, high, taken):
+    open_ = {"exclusiveMinimum": low, "exclusiveMaximum": high}
+    check_numbers({"type": "number", "minimum": low, "maximum": high})
+    check_numbers({"type": "integer", **open_})
+    if taken:
+        check_numbers({"type": "number", **open_})
+    else:
+        with pytest.raises(InputError, match="exclusiveM[a-z]+ has .* less than 1 away"):
+            check_numbers({"type": "number", **open_})
+
+
 @pytest.mark.parametrize("more", [{"minProperties": 1}, {"required": ["a"]}, {"additionalProperties": False}], ids=str)
 def test_names_that_come_once_are_counted(more):
     check_numbers({"minProperties": 2, **more})
