@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.architectures import family, model_types, spec_for, vision_families
+from ipex_lookahead.architectures import family, model_types, spec_for
+from ipex_lookahead.architectures.families import vision
 from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.gates import cases
@@ -175,7 +176,7 @@ def refusal(file: Path, model_type: str, rope: Any, place: str = "rope_scaling")
     return None
 
 
-OWN_FAMILIES = [one for one in model_types() if one not in vision_families()]
+OWN_FAMILIES = [one for one in model_types() if one not in vision.FAMILIES]
 
 
 @pytest.mark.parametrize("model_type", OWN_FAMILIES)
