@@ -35,5 +35,5 @@ class SamplingParams:
     frequency_penalty: float | None = bounded(None, float, -2, 2)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    min_tokens: int = bounded(0, int, 0)
+    min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] = ()

@@ -51,7 +51,7 @@ class TextRequest(GenerationRequest):
             self.markers,
             silent_too=self.silent_too,
             stop_ids=params.stop_token_ids,
-            min_tokens=params.min_tokens,
+            min_tokens=params.min_tokens or 0,
         )
 
 

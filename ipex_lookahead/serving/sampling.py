@@ -91,7 +91,7 @@ class Sampler(Body):
         "token ids to what is added to their logits, -100 to 100; or llama.cpp's list of pairs, in which false forbids"
     )
     ignore_eos: bool | None = honoured("vLLM's: tokens that end an answer do not end it; not with a grammar or tools")
-    min_tokens: int | None = sampled("min_tokens")
+    min_tokens: int | None = honoured(SAID["min_tokens"], ge=0)
     stop_token_ids: list[int] | None = honoured(
         "vLLM's: further tokens that end an answer, up to 1,024; they are not part of its text", max_length=1024
     )

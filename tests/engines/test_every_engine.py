@@ -22,8 +22,7 @@ from ipex_lookahead import (
     LookaheadConfig,
     LowBitFormatError,
 )
-from ipex_lookahead.decoding.calibration import Calibration, calibrate
-from ipex_lookahead.decoding.cost import CostCurve
+from ipex_lookahead.decoding.calibration import calibrate
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.native.core import core_missing
@@ -136,30 +135,6 @@ def test_lookahead_with_every_proposer(model: Any, strategy: str, adaptive: bool
         print(f"{model.engine.name}, {strategy}: {equal} of {len(TEXTS)} texts equal")
         assert equal == len(TEXTS) or not exact(model)
         assert drafted > 0 or adaptive
-
-
-class FreeRows(CostCurve):
-    """Rows that cost nothing, and a clock that nobody believes."""
-
-    def __init__(self) -> None:
-        super().__init__(Calibration((1, 64), (1.0, 1.0)))
-
-    def timed(self, rows: int, length: int, seconds: float, experts: int = 0) -> None: ...
-
-
-def test_where_rows_are_free_auto_adds_a_window(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model.costs, "curve", FreeRows)
-    equal = from_window = 0
-    for text in TEXTS:
-        ids = prompt(text)
-        for options in (GREEDY, SAMPLED):
-            plain = model.generate(ids, max_new_tokens=80, **options)
-            out = model.generate(ids, max_new_tokens=80, lookahead="auto", **options)
-            equal += torch.equal(out, plain)
-            from_window += model.stats.drafted_by_source["jacobi"]
-    print(f"{model.engine.name}: {equal} of {2 * len(TEXTS)} texts equal")
-    assert equal == 2 * len(TEXTS) or not exact(model)
-    assert (from_window > 0) == model.engine.supports_tree
 
 
 def test_lookahead_with_a_draft_model(model: Any, tmp_path: Path) -> None:
