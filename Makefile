@@ -1,6 +1,6 @@
-# make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, quick tests
+# make demo   text from a real model, twice, with and without lookahead     make test   set-up, lint, types, tests
 # make bench  README's table for this machine                                make clean  remove what was built
-# make test-programs  the tests that start other programs: commands, servers, examples, the core's C++ tests
+# make test-programs  of these the tests that start other programs: commands, servers, examples, the core's C++ tests
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
 # make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, next to .venv (0.8 GB, kept in the cache folder)
 # make test-opencl-offline  its kernels built by Intel's compiler for its GPUs, from Debian unstable (0.3 GB, kept in the cache folder)
@@ -44,6 +44,7 @@ test:
 	$(call setup,--with test)
 	@$(PY) -m ipex_lookahead.cli.main info default >/dev/null
 	@$(MAKE) --no-print-directory -j 2 lint types quick
+	@$(if $(PYTEST),true,$(MAKE) --no-print-directory test-programs)
 
 # After lint, next to types: mypy takes a minute of one core.
 quick:

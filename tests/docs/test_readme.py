@@ -15,7 +15,7 @@ from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
 README = PAGES["README.md"]
-TARGETS = ("test", "test-programs", "test-ipex-llm", "test-opencl", "test-browser")
+TARGETS = ("test", "test-ipex-llm", "test-opencl", "test-browser")
 """Make targets that a submission runs."""
 
 
