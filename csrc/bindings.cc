@@ -361,7 +361,12 @@ NB_MODULE(_native, m) {
              }
            },
            "tokens"_a.noconvert(), "lengths"_a.noconvert())
-      .def("reserve", &SuffixTrie::reserve, "nodes"_a, nb::call_guard<nb::gil_scoped_release>())
+      .def("reserve",
+           [](SuffixTrie& s, size_t nodes) {
+             if (nodes > size_t(1) << 26) throw std::invalid_argument("room for more than 67,108,864 nodes");
+             s.reserve(nodes);
+           },
+           "nodes"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("followers", [](const SuffixTrie& s, IntVector context) {
         check_ids(context);
         int32_t at = 0;

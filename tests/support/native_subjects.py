@@ -280,6 +280,8 @@ GOOD: dict[str, Arguments] = {
     "SuffixTrie.__init__": lambda: {"depth": 4},
     "SuffixTrie.__len__": dict,
     "SuffixTrie.extend": lambda: {"text": ints(1, 2, 3)},
+    "SuffixTrie.extend_all": lambda: {"tokens": ints(1, 2, 3), "lengths": ints(1, 2)},
+    "SuffixTrie.reserve": lambda: {"nodes": 100},
     "SuffixTrie.followers": lambda: {"context": ints(1, 2)},
     "Predictor.__init__": lambda: {"depth": 4, "width": 4, "store": trie()},
     "Predictor.begin": lambda: {"prompt": ints(1, 2, 3)},
