@@ -227,6 +227,7 @@ def test_strict_json_behind_a_thought_every_time(says: Says, opened: bool, behin
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_end_of_a_thought_inside_an_accepted_draft(says: Says, opened: bool, stream: bool) -> None:
     """Drafts go across the end of the thought into what is said: each has its own, as without drafts."""
+    sources: set[str | None] = set()
     for more in range(4):  # so that steps end in other places
         thought = "Let me see" + "." * more
         said = f"{'' if opened else says.marks.opening}\n{thought}\n{says.marks.end}\n\nIt is seven, as I said."
@@ -242,7 +243,8 @@ def test_the_end_of_a_thought_inside_an_accepted_draft(says: Says, opened: bool,
         found = _traced(client.post("/v1/chat/completions", json=body), stream)
         assert found[:2] == plain[:2]
         assert [sign for sign, _ in found[2]] == [sign for sign, _ in plain[2]]
-        assert {source for _, source in found[2]} == {None, "prediction"}
+        sources |= {source for _, source in found[2]}
+    assert sources == {None, "prediction"}, "on a busy machine the controller may leave some answers without drafts"
 
 
 @pytest.mark.parametrize("marks", EVERY_MARKS.values(), ids=EVERY_MARKS)
