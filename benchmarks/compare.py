@@ -29,7 +29,9 @@ from ipex_lookahead.system.terminal import counted
 class Peers:
     """What runs beside ours, and how much."""
 
-    peers: tuple[str, ...] = option("Beside these alone; beside all if not given.", (), "--peer", type=Words(**READS))
+    peers: tuple[str, ...] = option(
+        "Programs to compare with. Default: all of them.", (), "--peer", type=Words(**READS)
+    )
     pythons: tuple[str, ...] = option(
         "The interpreter that has a peer, such as ipex-llm=/opt/ipex/bin/python; this one if not given.",
         (),
