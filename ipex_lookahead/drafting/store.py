@@ -63,6 +63,10 @@ def vocabulary_digest(vocabulary: Mapping[str, int]) -> bytes:
     return digest.digest()
 
 
+_MAX_RESERVED = 1 << 26
+"""Nodes of an index that room is made for at once, the most that the core takes; a larger index grows by itself."""
+
+
 class Store:
     """Texts, oldest first, at most ``capacity`` tokens of them, and the counted suffixes of all.
 
@@ -150,7 +154,7 @@ class Store:
         room = min(max(2 * tokens, _FIRST_ROOM), max(self.capacity, tokens))
         if tokens:
             suffixes.extend_all(np.concatenate(texts), lengths)
-            suffixes.reserve(len(suffixes) * _with_spare(room) // tokens)
+            suffixes.reserve(min(len(suffixes) * _with_spare(room) // tokens, _MAX_RESERVED))
         return suffixes, room
 
     def use_index(self, made: tuple[Any, int], texts: Sequence[Text], added: int) -> None:
