@@ -24,14 +24,14 @@ from ipex_lookahead.errors import (
     ServiceError,
     UnsupportedModelError,
 )
-from ipex_lookahead.ipex_llm_names.absent import refuse_name
-from ipex_lookahead.lookahead_decoding import LookaheadDecoding
+from ipex_lookahead.hf.ipex_llm_names.absent import refuse_name
+from ipex_lookahead.hf.lookahead_decoding import LookaheadDecoding
 from ipex_lookahead.system.extras import need_torch
 
 if TYPE_CHECKING:
-    from ipex_lookahead.auto import AutoModelForCausalLM
-    from ipex_lookahead.optimize import optimize_model
-    from ipex_lookahead.wrapping import wrap
+    from ipex_lookahead.hf.auto import AutoModelForCausalLM
+    from ipex_lookahead.hf.optimize import optimize_model
+    from ipex_lookahead.hf.wrapping import wrap
 
 __version__ = "0.2.0"
 
@@ -61,7 +61,7 @@ __all__ = [
 ]
 
 
-_NEED_TORCH = {"AutoModelForCausalLM": "auto", "optimize_model": "optimize", "wrap": "wrapping"}
+_NEED_TORCH = {"AutoModelForCausalLM": "hf.auto", "optimize_model": "hf.optimize", "wrap": "hf.wrapping"}
 
 
 def __getattr__(name: str) -> Any:

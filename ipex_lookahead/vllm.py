@@ -1,5 +1,5 @@
 """No ``ipex_llm.vllm`` here: importing it says what to use."""
 
-from ipex_lookahead.ipex_llm_names.absent import refuse_module
+from ipex_lookahead.hf.ipex_llm_names.absent import refuse_module
 
 refuse_module("ipex_lookahead.vllm")

@@ -29,15 +29,15 @@ CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
         "ipex_lookahead.AutoModelForCausalLM": ("from_pretrained", "from_gguf", "load_low_bit"),
         "ipex_lookahead.wrap": (),
         "ipex_lookahead.optimize_model": (),
-        "ipex_lookahead.optimize.load_low_bit": (),
-        "ipex_lookahead.optimize.low_memory_init": (),
+        "ipex_lookahead.hf.optimize.load_low_bit": (),
+        "ipex_lookahead.hf.optimize.low_memory_init": (),
     },
     "The model": {
-        "ipex_lookahead.model.LookaheadModelForCausalLM": (
+        "ipex_lookahead.hf.model.LookaheadModelForCausalLM": (
             "generate", "stream", "forward", "save_low_bit", "use_draft_model", "forget",
         ),
-        "ipex_lookahead.generation.generate.generate": (),
-        "ipex_lookahead.generation.lookahead.second_model_lookahead": (),
+        "ipex_lookahead.hf.generation.generate.generate": (),
+        "ipex_lookahead.runtime.lookahead.second_model_lookahead": (),
         "ipex_lookahead.decoding.stats.GenerationStats": (),
     },
     "Lookahead": {

@@ -31,8 +31,9 @@ NEEDED = 8 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
 TESTS = [  # the other rooms compare with a newer transformers
     "tests/ipex_llm", "tests/system/test_compat.py", "tests/engines/ipex_llm", "tests/engines/test_every_engine.py",
-    "tests/engines/native/test_cache.py", "tests/engines/native/test_kernels.py", "tests/decoding", "tests/generation",
-    "tests/drafting", "tests/formats", "tests/modeling", "tests/test_model.py", "tests/test_auto.py",
+    "tests/engines/native/test_cache.py", "tests/engines/native/test_kernels.py", "tests/controller",
+    "tests/decoding", "tests/runtime", "tests/hf/generation", "tests/drafting", "tests/formats", "tests/hf/modeling",
+    "tests/hf/test_model.py", "tests/hf/test_auto.py",
 ]  # fmt: skip
 
 

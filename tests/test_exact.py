@@ -18,7 +18,7 @@ import torch
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.errors import DownloadError
 from ipex_lookahead.tokenization.prompts import build_prompt

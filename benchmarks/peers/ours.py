@@ -17,8 +17,8 @@ class Ours:
     lookup = "prompt_lookup; auto: all sources, every prompt with an empty memory"
 
     def __init__(self, request: dict[str, Any]) -> None:
-        from ipex_lookahead.auto import load_model_and_tokenizer
-        from ipex_lookahead.generation.lookahead import resolve_lookahead
+        from ipex_lookahead.hf.auto import load_model_and_tokenizer
+        from ipex_lookahead.runtime.lookahead import resolve_lookahead
 
         placing = {"low_bit": request["low_bit"], "threads": request["threads"]}
         self._model, self._tokenizer = load_model_and_tokenizer(request["model"], progress=False, **placing)

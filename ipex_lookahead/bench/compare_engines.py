@@ -16,7 +16,7 @@ from ipex_lookahead.bench.decode import Generation, generator, with_own_memory
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.generation.lookahead import resolve_lookahead
+from ipex_lookahead.runtime.lookahead import resolve_lookahead
 
 Generate = Callable[[Sequence[int]], Generation]
 """``generate(prompt_ids)``: one greedy answer."""

@@ -112,7 +112,7 @@ def modes_of(lookaheads: Iterable[Setting]) -> list[Mode]:
 
 
 def _remembers(setting: Setting) -> bool:
-    from ipex_lookahead.generation.lookahead import resolve_lookahead
+    from ipex_lookahead.runtime.lookahead import resolve_lookahead
 
     config = resolve_lookahead(setting)
     return config is not None and config.remembering is not None and is_memory(config.remembering)
@@ -120,7 +120,7 @@ def _remembers(setting: Setting) -> bool:
 
 def without_memory(setting: Setting) -> LookaheadConfig:
     """The setting, remembering nothing beyond an answer."""
-    from ipex_lookahead.generation.lookahead import resolve_lookahead
+    from ipex_lookahead.runtime.lookahead import resolve_lookahead
 
     config = resolve_lookahead(setting)
     assert config is not None
@@ -129,7 +129,7 @@ def without_memory(setting: Setting) -> LookaheadConfig:
 
 def with_own_memory(setting: Setting, number: int) -> Setting:
     """The setting, remembering under a name of its own where it remembers in memory: no mode sees another's answers."""
-    from ipex_lookahead.generation.lookahead import resolve_lookahead
+    from ipex_lookahead.runtime.lookahead import resolve_lookahead
 
     config = resolve_lookahead(setting)
     if config is None or not _remembers(setting):
@@ -231,7 +231,7 @@ def certainty(ratios: Sequence[float], tokens: int) -> dict[str, Any]:
 
 def meaning(setting: Setting) -> dict[str, Any]:
     """The setting as a report names it; ``strategy`` is None where lookahead is off."""
-    from ipex_lookahead.generation.lookahead import resolve_lookahead
+    from ipex_lookahead.runtime.lookahead import resolve_lookahead
 
     config = resolve_lookahead(setting)
     if config is None:

@@ -285,7 +285,8 @@ def run_engine(
 
 def _loaded(source: str, options: dict[str, Any]) -> Any:
     """The model as ``generate`` and ``serve`` have it, without torch, on the native engine; else as Python has it."""
-    from ipex_lookahead.auto import AutoModelForCausalLM, load_text_model
+    from ipex_lookahead.hf.auto import AutoModelForCausalLM
+    from ipex_lookahead.runtime.loading import load_text_model
 
     if options["engine"] != "native":
         return AutoModelForCausalLM.from_pretrained(source, progress=False, **options)
@@ -297,8 +298,8 @@ def answers_of(
     model: Any, prompts: Sequence[list[int]], max_new_tokens: int, lookahead: Any
 ) -> tuple[list[list[int]], dict[str, float]]:
     """Greedy answers to prompts: their tokens, and the speed in tokens a second and a step."""
-    from ipex_lookahead.generation.sampling_params import SamplingParams
-    from ipex_lookahead.generation.text_model import TextModel
+    from ipex_lookahead.runtime.sampling_params import SamplingParams
+    from ipex_lookahead.runtime.text_model import TextModel
 
     tokens: list[list[int]] = []
     seconds, emitted, steps = 0.0, 0, 0

@@ -130,8 +130,8 @@ def _run(
     """The same prompts on the CPU and on the device; what is found goes into the report as it is found."""
     import torch
 
-    from ipex_lookahead.auto import AutoModelForCausalLM
     from ipex_lookahead.engines.opencl.device import device_of
+    from ipex_lookahead.hf.auto import AutoModelForCausalLM
 
     say("answers on the CPU")
     model = AutoModelForCausalLM.from_pretrained(source, progress=False, engine="native", threads=threads, **settings)
@@ -232,7 +232,7 @@ def profile(engine: Any, device: Device, rows: int, context: int) -> dict[str, A
     """
     import numpy as np
 
-    from ipex_lookahead.engines.base import OutputRequest
+    from ipex_lookahead.engines.api import OutputRequest
     from ipex_lookahead.engines.opencl.profiling import profiled
     from ipex_lookahead.engines.prefill import chain
 
@@ -253,7 +253,7 @@ def prompt_speed(engine: Any) -> float:
     """Tokens a second of a prompt of ``PROMPT`` tokens, of which only the last one's output is computed."""
     import numpy as np
 
-    from ipex_lookahead.engines.base import OutputRequest
+    from ipex_lookahead.engines.api import OutputRequest
     from ipex_lookahead.engines.prefill import chain
 
     tokens, best = np.arange(PROMPT, dtype=np.int32) % engine.vocab_size, float("inf")

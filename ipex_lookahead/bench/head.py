@@ -24,7 +24,7 @@ from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.architectures.spec import named_tensors
 from ipex_lookahead.bench.drafters import drafter_of
 from ipex_lookahead.config import DRAFT_VOCAB
-from ipex_lookahead.engines.base import OutputRequest
+from ipex_lookahead.engines.api import OutputRequest
 from ipex_lookahead.engines.machine import machine_memory
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead

@@ -24,8 +24,8 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import PROPOSERS, SECOND_MODEL
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_yaml import load_yaml
-from ipex_lookahead.generation.lookahead import resolve_lookahead, strategy_config
 from ipex_lookahead.low_bits import NAMES, is_rules_file
+from ipex_lookahead.runtime.lookahead import resolve_lookahead, strategy_config
 
 MOST_VALUES = 256
 """In one key's list."""

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Engine, OutputRequest
+from ipex_lookahead.engines.api import Engine, OutputRequest
 from ipex_lookahead.engines.prefill import chain, prefill
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import dequantize

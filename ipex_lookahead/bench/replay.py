@@ -21,9 +21,9 @@ import numpy as np
 
 from ipex_lookahead.bench.replay_head import SimulatedHead
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.budget import AdaptiveBudget, FixedBudget
-from ipex_lookahead.decoding.calibration import Calibration, from_json, to_json
-from ipex_lookahead.decoding.cost import CostCurve
+from ipex_lookahead.controller import AdaptiveBudget, FixedBudget
+from ipex_lookahead.controller.calibration import Calibration, from_json, to_json
+from ipex_lookahead.controller.cost import CostCurve
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
@@ -31,7 +31,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.heads.choosing import Choosing, takes_next
-from ipex_lookahead.engines.base import Batch, Engine, OutputRequest, StepOutput
+from ipex_lookahead.engines.api import Batch, Engine, OutputRequest, StepOutput
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_json import parse, read_file

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.decoding.calibration import Calibration
+from ipex_lookahead.controller.calibration import Calibration
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.heads.price import Price
 from ipex_lookahead.drafting.heads.record import Record
-from ipex_lookahead.engines.base import ARGMAX, Hidden
+from ipex_lookahead.engines.api import ARGMAX, Hidden
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_json import parse, read_file
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.bench.shapes import shape_of
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import chain

@@ -168,7 +168,7 @@ def decode(
 
 def _setting(mode: Lookahead, *, adaptive: bool) -> Any:
     """What ``generate(lookahead=...)`` gets in a mode."""
-    from ipex_lookahead.generation.lookahead import resolve_lookahead
+    from ipex_lookahead.runtime.lookahead import resolve_lookahead
 
     setting = mode.arguments()["lookahead"]
     return setting if adaptive else resolve_lookahead(setting, adaptive=False)

@@ -88,7 +88,7 @@ def quality(
     compared_with = Candidate(model, check_low_bit(what.reference))
 
     def load(candidate: Candidate) -> Any:
-        from ipex_lookahead.auto import load_text_model
+        from ipex_lookahead.runtime.loading import load_text_model
 
         settings: dict[str, Any] = {"low_bit": candidate.low_bit, "kv_cache": candidate.kv_cache, "threads": threads}
         # The table says which weights are rounded twice; warnings about the model itself are shown once.

@@ -64,8 +64,8 @@ def compare_engines(
     first = what.limit or (None if what.prompts else 3)
     texts = list(what.given) or [p.text for p in read_prompts(what.prompts or [PACKAGED_PROMPTS], first)]
 
-    from ipex_lookahead.auto import AutoModelForCausalLM
     from ipex_lookahead.cli.model_facts import low_bit_in
+    from ipex_lookahead.hf.auto import AutoModelForCausalLM
     from ipex_lookahead.hub import resolve_model
     from ipex_lookahead.tokenization.prompts import build_prompt
 

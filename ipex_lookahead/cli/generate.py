@@ -23,7 +23,7 @@ from ipex_lookahead.errors import LookaheadError
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.stream import Answer
-    from ipex_lookahead.generation.text_model import TextModel
+    from ipex_lookahead.runtime.text_model import TextModel
 
 
 @dataclass

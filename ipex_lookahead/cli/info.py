@@ -79,7 +79,7 @@ def _show_settings(file: str, found: Found, *, as_json: bool) -> None:
 
 def machine_facts() -> dict[str, Any]:
     """Machine, instruction sets, threads, memory in bytes, versions, cache folder, what steps were measured to cost."""
-    from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs
+    from ipex_lookahead.controller.kept_costs import cost_folder, known_costs
     from ipex_lookahead.engines.identity import processor
     from ipex_lookahead.engines.machine import machine_memory
     from ipex_lookahead.hub import cache_folder_if_any
@@ -138,8 +138,8 @@ def model_facts(
     """What a model is, from its headers, and what its steps were measured to cost; no weight is read."""
     from ipex_lookahead.checkpoints import kind_of
     from ipex_lookahead.cli.model_facts import describe, licence_of
-    from ipex_lookahead.decoding.kept_costs import cost_folder, known_costs
-    from ipex_lookahead.decoding.kept_records import known_counts
+    from ipex_lookahead.controller.kept_costs import cost_folder, known_costs
+    from ipex_lookahead.controller.kept_records import known_counts
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
     path = resolve_model(name, progress=progress)
@@ -172,7 +172,7 @@ def _sequence_bytes(config: dict[str, Any] | None) -> dict[str, int]:
 
 def forget_step_costs(model: str | None) -> int:
     """Delete the measured costs of a model's steps, or of all; returns how many were deleted."""
-    from ipex_lookahead.decoding.kept_costs import cost_folder, forget_costs
+    from ipex_lookahead.controller.kept_costs import cost_folder, forget_costs
 
     config = None
     if model is not None:

@@ -18,7 +18,7 @@ from ipex_lookahead.system.extras import need_torch
 from ipex_lookahead.system.terminal import tell_people
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.text_model import TextModel
+    from ipex_lookahead.runtime.text_model import TextModel
 
 DEVICES = Words(cpu="processors", xpu="Intel GPUs", cuda="GPUs of PyTorch's CUDA and ROCm builds")
 PLACES = Words(**{**DEVICES.words, "opencl": "the first GPU, opencl:1 the second device of all"})
@@ -102,13 +102,13 @@ def load_text(
 ) -> TextModel:
     """The model for a command that answers text: on the native engine neither torch nor transformers is imported.
 
-    ``settings`` are those of :func:`ipex_lookahead.auto.load_text_model`; ``draft_model`` loads a second model, which
-    drafts for the first wherever it generates; ``drafter`` and ``draft_vocab`` are the first's alone;
+    ``settings`` are those of :func:`ipex_lookahead.runtime.loading.load_text_model`; ``draft_model`` loads a second
+    model, which drafts for the first wherever it generates; ``drafter`` and ``draft_vocab`` are the first's alone;
     ``special_tokens_in_content`` is the tokenizer's attribute.
 
     Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary.
     """
-    from ipex_lookahead.auto import load_text_model
+    from ipex_lookahead.runtime.loading import load_text_model
 
     note = tell_people if progress else None
     head: dict[str, Any] = {"drafter": drafter, "draft_vocab": draft_vocab}
@@ -131,14 +131,14 @@ def load(
 ) -> tuple[Any, Any]:
     """The model as transformers' users have it, for the commands that measure it, and its tokenizer.
 
-    ``settings`` are those of :func:`ipex_lookahead.auto.load_model_and_tokenizer`. With ``draft_model`` that model
+    ``settings`` are those of :func:`ipex_lookahead.hf.auto.load_model_and_tokenizer`. With ``draft_model`` that model
     drafts for it wherever it generates; ``drafter`` and ``draft_vocab`` are the first's alone.
 
     Raises InputError where the checkpoint carries no tokenizer, or the draft model has another vocabulary, and
     MissingPackageError without torch and transformers.
     """
     command_needs_torch()
-    from ipex_lookahead.auto import load_model_and_tokenizer
+    from ipex_lookahead.hf.auto import load_model_and_tokenizer
 
     model, tokenizer = load_model_and_tokenizer(name, drafter=drafter, draft_vocab=draft_vocab, **settings)
     if tokenizer is None:

@@ -81,7 +81,7 @@ class ServedLookahead:
         given = {name: value for name, value in self._fields().items() if value is not None}
         if self.strategy is None and not given:
             return {"lookahead": self.lookahead, **adaptive}
-        from ipex_lookahead.generation.lookahead import strategy_config
+        from ipex_lookahead.runtime.lookahead import strategy_config
 
         strategy = NEEDS_DRAFT_MODEL if "draft_min_prob" in given and self.strategy is None else self.strategy
         return {"lookahead": strategy_config(strategy, self.lookahead, **given), **adaptive}

@@ -98,7 +98,7 @@ def _save(path: Path, out: Path, how: Saved) -> str:
         with byte_bar("saving") as progress:
             return convert(LoadRequest(path, **how.settings()), out, overwrite=how.overwrite, progress=progress)
 
-    from ipex_lookahead.auto import load_model_and_tokenizer
+    from ipex_lookahead.hf.auto import load_model_and_tokenizer
 
     loaded, _ = load_model_and_tokenizer(str(path), **how.settings(), progress=True)
     with byte_bar("saving") as progress:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.text_model import TextModel
+    from ipex_lookahead.runtime.text_model import TextModel
 
 
 @dataclass

@@ -163,7 +163,7 @@ def serve(
         tell(f"anybody who reaches {access.host} may use this server; --api-key-file asks for a key")
 
     def load() -> None:
-        from ipex_lookahead.generation.service import Service
+        from ipex_lookahead.runtime.service import Service
 
         loaded = loading.load_text(progress=not behaviour.quiet, max_context=limit.max_context)
         server.ready(loaded, lambda one: Service(one, **vars(capacity)))

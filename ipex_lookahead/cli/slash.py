@@ -17,8 +17,8 @@ from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.files.temporary import temporary_file
-from ipex_lookahead.generation.recommended import SEED
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.recommended import SEED
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import click
 
 from ipex_lookahead.cli.thoughts import Parts
 from ipex_lookahead.cli.wrapping import Paint, WordWrap
+from ipex_lookahead.conversation.thinking import Thought
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.system.terminal import is_terminal, may_draw
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 

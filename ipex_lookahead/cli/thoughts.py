@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ipex_lookahead.serving.thinking import TAIL, Splitter, Thought, marks_of, mode_of
+from ipex_lookahead.conversation.thinking import TAIL, Splitter, Thought, marks_of, mode_of
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.api import Engine
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Cache, Checkpointed, Engine, position_bytes, state_bytes
+from ipex_lookahead.engines.api import Cache, Checkpointed, Engine, position_bytes, state_bytes
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 from ipex_lookahead.errors import InputError
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ipex_lookahead.decoding.budget import Controller
+from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.sequence import NO_DRAFT
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft
-from ipex_lookahead.engines.base import Batch, Engine, OutputRequest
+from ipex_lookahead.engines.api import Batch, Engine, OutputRequest
 from ipex_lookahead.engines.prefill import settled_rows
 from ipex_lookahead.errors import InputError
 

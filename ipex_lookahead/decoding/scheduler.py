@@ -19,7 +19,7 @@ from ipex_lookahead.decoding.running_batch import RunningBatch
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup, StepEvent
 from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensable
-from ipex_lookahead.engines.base import Batch, Engine, StepOutput, state_bytes
+from ipex_lookahead.engines.api import Batch, Engine, StepOutput, state_bytes
 from ipex_lookahead.engines.prefill import PREFILL_ROWS, TAIL
 from ipex_lookahead.errors import ContextLengthError, EngineError
 
@@ -48,7 +48,7 @@ class Scheduler:
         per_owner: most of them of one owner; None = all.
         memory: bounds keys and values, and keeps those of prompts for later ones; then a group has one sequence, and
             caches are made and changed here. None: caches are the sequences' own.
-        time: what a forward takes (:class:`~ipex_lookahead.decoding.cost.CostCurve`), for ``DELAY``.
+        time: what a forward takes (:class:`~ipex_lookahead.controller.cost.CostCurve`), for ``DELAY``.
         prefill_rows: most prompt rows in a forward.
         turn: held during each forward, so that threads that generate on one engine take turns; None: there are no
             other threads.

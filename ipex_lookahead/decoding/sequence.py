@@ -15,7 +15,7 @@ from ipex_lookahead.decoding.sampling import Ids, Logits, Processor, Sampler, gr
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Cache, Checkpointed, Hidden, StepOutput
+from ipex_lookahead.engines.api import Cache, Checkpointed, Hidden, StepOutput
 from ipex_lookahead.engines.prefill import TAIL
 from ipex_lookahead.errors import EngineError
 
@@ -41,7 +41,7 @@ class Sequence:
     Attributes:
         prompt: int32 [n], n >= 1, ids below the vocabulary's size.
         limit: length, prompt included, at which it ends; more than n (n for a prompt that is only read), at most the
-            engine's ``max_context``. See :func:`~ipex_lookahead.generation.run.length_limit`.
+            engine's ``max_context``. See :func:`~ipex_lookahead.runtime.run.length_limit`.
         limit_reason: the finish reason then: "length" or "context".
         eos_ids: a token of these ends the sequence.
         sampler: draws the tokens, by its own seed, sequence number and parameters; None takes the most likely.

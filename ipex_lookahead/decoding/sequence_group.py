@@ -15,14 +15,14 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ipex_lookahead.decoding.budget import Controller
+from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.rule_price import FOLLOW
 from ipex_lookahead.decoding.sampling import Logits
 from ipex_lookahead.decoding.sequence import NO_DRAFT, NOT_FINITE, Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.decoding.verify import verify
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX, StepOutput
+from ipex_lookahead.engines.api import ARGMAX, StepOutput
 from ipex_lookahead.errors import EngineError
 
 _ROOT_ONLY = [0]

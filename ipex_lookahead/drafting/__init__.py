@@ -15,7 +15,7 @@ from ipex_lookahead.drafting.prompt_lookup import PromptLookup
 from ipex_lookahead.drafting.recycling import Recycling
 from ipex_lookahead.drafting.self_speculation import SelfSpeculation
 from ipex_lookahead.drafting.suffix import Suffix
-from ipex_lookahead.engines.base import Cache, Engine, OutputRequest
+from ipex_lookahead.engines.api import Cache, Engine, OutputRequest
 from ipex_lookahead.errors import InputError, arg
 
 PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Hidden, OutputRequest
+from ipex_lookahead.engines.api import Hidden, OutputRequest
 
 
 class Proposer(Protocol):

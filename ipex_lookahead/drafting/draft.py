@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Hidden
+from ipex_lookahead.engines.api import Hidden
 
 
 @dataclass(slots=True)

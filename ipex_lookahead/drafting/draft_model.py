@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX, Cache, Engine, Hidden, OutputRequest, StepOutput
+from ipex_lookahead.engines.api import ARGMAX, Cache, Engine, Hidden, OutputRequest, StepOutput
 from ipex_lookahead.engines.prefill import prefill
 
 DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]

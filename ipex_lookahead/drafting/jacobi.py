@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.window import NGramPool, Window
-from ipex_lookahead.engines.base import ARGMAX, Hidden
+from ipex_lookahead.engines.api import ARGMAX, Hidden
 
 
 class Jacobi:

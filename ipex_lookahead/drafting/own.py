@@ -7,7 +7,7 @@ from operator import index
 from typing import Any
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX, MOST_TOP, Hidden, OutputRequest
+from ipex_lookahead.engines.api import ARGMAX, MOST_TOP, Hidden, OutputRequest
 from ipex_lookahead.errors import InputError
 
 _DRAFT = (

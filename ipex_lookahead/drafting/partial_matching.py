@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import Hidden, OutputRequest
+from ipex_lookahead.engines.api import Hidden, OutputRequest
 from ipex_lookahead.errors import EngineError, InputError
 
 SOURCES = ("recycling", "store", "suffix")

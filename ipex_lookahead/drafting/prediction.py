@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX, Hidden, OutputRequest
+from ipex_lookahead.engines.api import ARGMAX, Hidden, OutputRequest
 
 SOURCE = "prediction"
 """Name of what comes of it, in ``Draft.sources``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX, Hidden
+from ipex_lookahead.engines.api import ARGMAX, Hidden
 
 _TOKEN_BITS = 32
 

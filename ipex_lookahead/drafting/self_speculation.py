@@ -12,7 +12,7 @@ from typing import Any
 
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel
-from ipex_lookahead.engines.base import Cache, Engine, StepOutput
+from ipex_lookahead.engines.api import Cache, Engine, StepOutput
 
 
 class SelfSpeculation(DraftModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipex_lookahead.engines.base import Batch, Cache, Engine, StepOutput
+from ipex_lookahead.engines.api import Batch, Cache, Engine, StepOutput
 from ipex_lookahead.engines.native.engine import NativeEngine
 
 __all__ = ["ENGINES", "Batch", "Cache", "Engine", "NativeEngine", "StepOutput"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.engines.base import Engine, NamesKernels
+from ipex_lookahead.engines.api import Engine, NamesKernels
 from ipex_lookahead.engines.native.core import core_build
 from ipex_lookahead.engines.native.decoder import KV_CACHES, kv_bytes_per_token
 from ipex_lookahead.errors import LookaheadError

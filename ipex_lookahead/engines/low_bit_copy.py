@@ -9,7 +9,7 @@ from typing import Any
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.placed import with_offset
-from ipex_lookahead.engines.base import Engine
+from ipex_lookahead.engines.api import Engine
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.formats.base import PackedWeight

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import ARGMAX, HELD, Batch, Cache, Engine, OutputRequest, StepOutput
+from ipex_lookahead.engines.api import ARGMAX, HELD, Batch, Cache, Engine, OutputRequest, StepOutput
 
 PREFILL_ROWS = 512
 """Rows in one forward: enough to be compute bound, few enough to bound the engine's scratch memory."""

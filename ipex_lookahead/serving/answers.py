@@ -8,20 +8,20 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ipex_lookahead.conversation.calls.base import Call
+from ipex_lookahead.conversation.thinking import Thought
 from ipex_lookahead.decoding.sampling import Ids
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, QueueFullError
-from ipex_lookahead.generation.request import GenerationRequest
-from ipex_lookahead.serving.calls.base import Call
+from ipex_lookahead.runtime.request import GenerationRequest
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.reader import Part, Reader
 from ipex_lookahead.serving.text import AnswerText, Shown, TextDelta
-from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.usage import whole_pages
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.service import Event, Service, Ticket, TokenLogprob
-    from ipex_lookahead.serving.grammar import Grammar, Grammars
+    from ipex_lookahead.conversation.grammar import Grammar, Grammars
+    from ipex_lookahead.runtime.service import Event, Service, Ticket, TokenLogprob
     from ipex_lookahead.tokenization.text import TextTokenizer
 
 

@@ -21,6 +21,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Receive
 
+from ipex_lookahead.conversation.calls.base import MAX_DEPTH
 from ipex_lookahead.files.safe_json import (
     LONE_SURROGATE_ESCAPE,
     depth_exceeds,
@@ -31,7 +32,7 @@ from ipex_lookahead.files.safe_json import (
     refuse_constant,
 )
 from ipex_lookahead.serving.failures import ApiError
-from ipex_lookahead.serving.limits import MAX_DEPTH, Limits
+from ipex_lookahead.serving.limits import Limits
 
 CODINGS = ("gzip", "x-gzip", "deflate")
 """Values of Content-Encoding that are read."""

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 
+from ipex_lookahead.conversation.calls.base import Call
 from ipex_lookahead.serving.answers import Answers, Delta
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
     Conversation,

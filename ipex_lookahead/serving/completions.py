@@ -24,7 +24,7 @@ from ipex_lookahead.serving.usage import timings, usage
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.service import TokenLogprob
+    from ipex_lookahead.runtime.service import TokenLogprob
 
 router = APIRouter(route_class=JsonRoute)
 _TOKENS = 16

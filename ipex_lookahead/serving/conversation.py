@@ -8,18 +8,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ipex_lookahead.conversation.calls.base import DECODER, Function, Spell, Style, json_of
+from ipex_lookahead.conversation.grammar import Grammar, Grammars, inlined
+from ipex_lookahead.conversation.references import local
+from ipex_lookahead.conversation.thinking import TAIL, Marks, Mode, marks_of, mode_of, rule
+from ipex_lookahead.conversation.tools import (
+    Parser,
+    Ways,
+    in_words,
+    numbered,
+    ways_of,
+    with_calls,
+    with_results,
+    with_tools,
+)
 from ipex_lookahead.errors import ContextLengthError, InputError, ModelFormatError
 from ipex_lookahead.serving.answers import TextRequest
-from ipex_lookahead.serving.calls.base import DECODER, Function, Spell, Style, json_of
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.grammar import Grammar, Grammars, inlined
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.reader import Reader
-from ipex_lookahead.serving.references import local
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.structured import Form, bounded
-from ipex_lookahead.serving.thinking import TAIL, Marks, Mode, marks_of, mode_of, rule
-from ipex_lookahead.serving.tools import Parser, Ways, in_words, numbered, ways_of, with_calls, with_results, with_tools
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 Message = dict[str, Any]

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 MOST_MESSAGES = 4096
 """Of a conversation; items of an input."""
-MAX_DEPTH = 128
-"""Levels of objects and lists in a body, in a text of JSON inside it, and in the arguments of a call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_lookahead.serving.text import TextDelta
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.service import TokenLogprob
+    from ipex_lookahead.runtime.service import TokenLogprob
 
 LEAST = -9999.0
 """What JSON gets for the logarithm of nothing, as OpenAI's API has it."""

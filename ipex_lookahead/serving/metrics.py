@@ -13,7 +13,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.serving.usage import cached
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.service import Service
+    from ipex_lookahead.runtime.service import Service
 
 PREFIX = "ipex_lookahead"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

@@ -13,10 +13,12 @@ from typing import Any, ClassVar, Literal
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.conversation.calls.base import Call, as_json
+from ipex_lookahead.conversation.thinking import marks_of
+from ipex_lookahead.conversation.tools import ways_of
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish, TextRequest
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.calls.base import Call, as_json
 from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
@@ -26,8 +28,6 @@ from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, Sampler, drafting, 
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import line
 from ipex_lookahead.serving.structured import Form, schema_form
-from ipex_lookahead.serving.thinking import marks_of
-from ipex_lookahead.serving.tools import ways_of
 
 router = APIRouter(route_class=JsonRoute)
 _LATEST = ":latest"

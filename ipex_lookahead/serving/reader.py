@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ipex_lookahead.serving.calls.base import Call
-from ipex_lookahead.serving.thinking import Marks, Mode, Splitter, Thought
-from ipex_lookahead.serving.tools import Parser
+from ipex_lookahead.conversation.calls.base import Call
+from ipex_lookahead.conversation.thinking import Marks, Mode, Splitter, Thought
+from ipex_lookahead.conversation.tools import Parser
 
 Part = Thought | str | Call
 

@@ -15,8 +15,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ipex_lookahead.auto import load_text_model
-from ipex_lookahead.generation.service import Service
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.metrics import together

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.conversation.calls.base import Call
+from ipex_lookahead.conversation.thinking import Thought
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.calls.base import Call
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
     Conversation,
@@ -35,7 +36,6 @@ from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, VERBOSIT
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
-from ipex_lookahead.serving.thinking import Thought
 from ipex_lookahead.serving.usage import cached, timings
 
 Keep = Callable[[Mapping[str, Any]], None]

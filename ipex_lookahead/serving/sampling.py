@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from ipex_lookahead.config import MAX_DRAFT, bounds_of
 from ipex_lookahead.decoding.sampling import Ids, Logits
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, ignored, no_effect, refused_unless
 from ipex_lookahead.serving.handling import new_tokens

@@ -16,29 +16,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.conversation.compiling import Cancelled, Client, NotCompiled
+from ipex_lookahead.conversation.grammar import Compiler, Grammars
+from ipex_lookahead.conversation.vocabulary import token_bytes
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.files.safe_json import has_surrogate
-from ipex_lookahead.generation.recommended import SETTINGS
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.recommended import SETTINGS
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Mailbox, TextRequest
-from ipex_lookahead.serving.compiling import Cancelled, Client, NotCompiled
 from ipex_lookahead.serving.failures import ApiError, from_ours
-from ipex_lookahead.serving.grammar import Compiler, Grammars
 from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.metrics import Metrics
 from ipex_lookahead.serving.remembered import Remembered
 from ipex_lookahead.serving.sse import ClientGoneError, unless_gone
-from ipex_lookahead.serving.vocabulary import token_bytes
 from ipex_lookahead.tokenization.fill_in import FillIn, fill_in_of
 
 if TYPE_CHECKING:
     from fastapi import Request
 
-    from ipex_lookahead.generation.service import Service
-    from ipex_lookahead.generation.text_model import TextModel
+    from ipex_lookahead.runtime.service import Service
+    from ipex_lookahead.runtime.text_model import TextModel
 
 Result = TypeVar("Result")
 _ALIASES = ("claude-",)

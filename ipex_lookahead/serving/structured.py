@@ -6,14 +6,15 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_lookahead.conversation.gbnf import is_lark
+from ipex_lookahead.conversation.grammar import pattern
+from ipex_lookahead.conversation.references import NAMED, SAID
+from ipex_lookahead.conversation.schema_numbers import schemas_of
 from ipex_lookahead.serving.body import parsed
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
-from ipex_lookahead.serving.gbnf import is_lark
-from ipex_lookahead.serving.grammar import pattern
 from ipex_lookahead.serving.limits import Limits
-from ipex_lookahead.serving.references import NAMED, SAID
-from ipex_lookahead.serving.schema_checks import check_repetitions, check_structure, schemas_of
+from ipex_lookahead.serving.schema_checks import check_repetitions, check_structure
 
 GRAMMAR = "a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot leave it"
 

@@ -12,7 +12,7 @@ from ipex_lookahead.tokenization.stop_matcher import StopMatcher
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 if TYPE_CHECKING:
-    from ipex_lookahead.generation.service import TokenLogprob
+    from ipex_lookahead.runtime.service import TokenLogprob
 
 
 @dataclass(slots=True)

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ipex_lookahead.auto import AutoModelForCausalLM
-from ipex_lookahead.ipex_llm_names.absent import refuse_name
+from ipex_lookahead.hf.auto import AutoModelForCausalLM
+from ipex_lookahead.hf.ipex_llm_names.absent import refuse_name
 from ipex_lookahead.transformers.convert import get_enable_ipex
 from ipex_lookahead.transformers.tasks import (
     AutoModel,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ipex_lookahead.ipex_llm_names.absent import refuse_name
+from ipex_lookahead.hf.ipex_llm_names.absent import refuse_name
 
 
 def get_enable_ipex() -> bool:

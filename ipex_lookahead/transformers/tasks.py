@@ -11,7 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.auto import AutoModelForCausalLM, progress_bar
 from ipex_lookahead.checkpoints import LowBitCheckpoint, low_bit_folder
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.low_bit import MARKER
@@ -19,14 +18,16 @@ from ipex_lookahead.engines.foreign import Extent, foreign_config
 from ipex_lookahead.engines.weights import WeightPlan, check_low_bit, not_converted
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import FLOATS
-from ipex_lookahead.hub import resolve_model
-from ipex_lookahead.ipex_llm_names.arguments import (
+from ipex_lookahead.hf.auto import AutoModelForCausalLM
+from ipex_lookahead.hf.ipex_llm_names.arguments import (
     HUB_ARGUMENTS,
     check_config,
     own_arguments,
     shared_arguments,
     wanted_format,
 )
+from ipex_lookahead.hub import resolve_model
+from ipex_lookahead.runtime.loading import progress_bar
 from ipex_lookahead.system.extras import need_torch
 
 __all__ = [
@@ -170,7 +171,7 @@ def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, thre
 
     from ipex_lookahead.engines.torch.device import check_device
     from ipex_lookahead.engines.torch.load import ParametersOnMeta, compute_dtype, for_inference, read_floats, sentences
-    from ipex_lookahead.optimize import fill_from, pack_linears, with_save_low_bit
+    from ipex_lookahead.hf.optimize import fill_from, pack_linears, with_save_low_bit
 
     where = check_device("cpu" if device is None else device)
     raw = read_json(path / "config.json")

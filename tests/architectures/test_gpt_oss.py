@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import Checkpoint, GgufCheckpoint, open_checkpoint
-from ipex_lookahead.engines.base import OutputRequest
+from ipex_lookahead.engines.api import OutputRequest
 from ipex_lookahead.engines.hf_config import transformers_config
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import chain

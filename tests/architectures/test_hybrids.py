@@ -19,7 +19,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from ipex_lookahead.architectures import model_types, spec_for
 from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint, open_checkpoint
 from ipex_lookahead.cli.model_facts import describe
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.engines.base import state_bytes
+from ipex_lookahead.engines.api import state_bytes
 from tests.support.family_table import CONTEXT, FAMILIES, VOCAB, Variant, variants
 from tests.support.gguf_families import PAIRED, architecture, write_gguf
 from tests.support.mxfp4 import rounded

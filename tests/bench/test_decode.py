@@ -12,7 +12,7 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.lookahead import AUTO_TOKENS
+from ipex_lookahead.runtime.lookahead import AUTO_TOKENS
 
 
 def write(path, *lines):

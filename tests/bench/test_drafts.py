@@ -13,9 +13,9 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import FOLD_EVERY, GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.errors import InputError
+from tests.hf.test_model import build
 from tests.support.proposers import TreeProposer
 from tests.support.scripted_engine import markov
-from tests.test_model import build
 
 PROMPT = [1, 2, 3]
 ENDS = {"eos_token_id": 0, "pad_token_id": 0}

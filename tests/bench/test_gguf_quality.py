@@ -17,12 +17,12 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.bench.quality import Kept, engine_logits, predicted, reference_logits, score
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.hub import resolve_model
+from ipex_lookahead.runtime.loading import load_text_model
 from tests.support.gguf_oracle import llama_from_gguf
 from tests.support.tiny import write_tiny_gguf
 

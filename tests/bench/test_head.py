@@ -17,7 +17,7 @@ from ipex_lookahead.bench.head import layers_that_fit, measure_head, period, tok
 from ipex_lookahead.bench.replay_head import load_costs
 from ipex_lookahead.bench.shapes import config_of, shape_of
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.engines.base import PhaseTime, StepOutput
+from ipex_lookahead.engines.api import PhaseTime, StepOutput
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import InputError
 

@@ -13,8 +13,8 @@ from ipex_lookahead.bench.replay import Recording, load, record, replay, save
 from ipex_lookahead.bench.replay_head import SimulatedHead
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.calibration import Calibration
-from ipex_lookahead.decoding.cost import CostCurve, EngineCosts
+from ipex_lookahead.controller.calibration import Calibration
+from ipex_lookahead.controller.cost import CostCurve, EngineCosts
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import uvicorn
 
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.bench.chat_client import ChatServer, RequestFailed, find_server, read_key, said_in
 from ipex_lookahead.bench.serve import RequestResult, closed_loop, open_loop, sender, summarise
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.service import Service
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.run import bind, url

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from ipex_lookahead.bench import kernels, shapes, step
 from ipex_lookahead.cli.bench_step import SHAPES
 from ipex_lookahead.cli.main import cli
-from ipex_lookahead.engines.base import OutputRequest
+from ipex_lookahead.engines.api import OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import InputError
 from tests.support.specs import NAMED, make_spec

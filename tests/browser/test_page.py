@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from ipex_lookahead.auto import load_text_model
-from ipex_lookahead.generation.service import Service
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.run import bind, url

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.generation.recommended import resolved
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.recommended import resolved
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 

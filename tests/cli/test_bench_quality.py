@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead import auto
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.low_bits import LOW_BITS, PRESETS
+from ipex_lookahead.runtime import loading as auto
 from tests.support.tiny import write_tiny_llama
 
 

@@ -14,7 +14,7 @@ from ipex_lookahead.cli import messages
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.slash import SLASHES
 from ipex_lookahead.errors import ContextLengthError, arg
-from ipex_lookahead.generation.recommended import SEED
+from ipex_lookahead.runtime.recommended import SEED
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ipex_lookahead import auto
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import EngineError
+from ipex_lookahead.runtime import loading as auto
 from tests.support.chat_tokenizer import chat_tokenizer
 
 

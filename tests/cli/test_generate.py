@@ -289,8 +289,8 @@ def test_a_character_of_several_tokens_is_whole():
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_where_the_model_runs_is_asked_for_as_given(command, monkeypatch, capsys):
-    from ipex_lookahead import auto
     from ipex_lookahead.errors import EngineError
+    from ipex_lookahead.runtime import loading as auto
 
     asked = []
 

@@ -317,8 +317,8 @@ def test_version(capsys):
 
 
 def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, capsys):
-    from ipex_lookahead.decoding import kept_costs
-    from ipex_lookahead.decoding.calibration import Calibration
+    from ipex_lookahead.controller import kept_costs
+    from ipex_lookahead.controller.calibration import Calibration
     from ipex_lookahead.engines import identity
     from tests.support.scripted_engine import markov
 

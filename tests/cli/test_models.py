@@ -159,7 +159,7 @@ def test_quantize_then_generate_gives_what_quantising_at_load_gives(folder, tmp_
     assert f"saved {out}" in capsys.readouterr().out
     assert run(["generate", "--model", str(out), "--json", "-n", "16", "hello"]) == 0
     saved = output_json(capsys)
-    from ipex_lookahead.auto import load_model_and_tokenizer
+    from ipex_lookahead.hf.auto import load_model_and_tokenizer
 
     model, tokenizer = load_model_and_tokenizer(str(folder), low_bit="sym_int4", group_size=64, progress=False)
     import torch

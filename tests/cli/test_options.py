@@ -14,7 +14,7 @@ from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.main import cli
 from ipex_lookahead.cli.options import Option, option, said_of
 from ipex_lookahead.config import LookaheadConfig, bounds_of
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.cli.test_main import every_option
 
 

@@ -23,8 +23,8 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def refused(monkeypatch, capsys):
     """What is said where nothing may be loaded, with exit status 2."""
-    from ipex_lookahead import auto
     from ipex_lookahead.engines import convert
+    from ipex_lookahead.runtime import loading as auto
 
     def said(*arguments):
         with monkeypatch.context() as patch:

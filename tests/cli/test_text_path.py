@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 import torch
 
-from ipex_lookahead.auto import AutoModelForCausalLM, load_text_model
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.stop_texts import StopTexts
-from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.hf.auto import AutoModelForCausalLM
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.sampling_params import SamplingParams
+from ipex_lookahead.runtime.stop_texts import StopTexts
+from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
@@ -207,7 +208,7 @@ def bpe_free_metadata() -> dict[str, Any]:
 
 
 def test_costs_are_not_measured_for_one_token(folder, monkeypatch):
-    from ipex_lookahead.decoding import cost
+    from ipex_lookahead.controller import cost
 
     monkeypatch.setattr(cost, "calibrate", lambda *a, **k: pytest.fail("one token needs no draft"))
     assert run(["generate", "-q", "-n", "1", "--model", str(folder), "Hi"]) == 0
@@ -215,7 +216,8 @@ def test_costs_are_not_measured_for_one_token(folder, monkeypatch):
 
 @pytest.mark.parametrize("through", ["text", "transformers"])
 def test_costs_are_measured_before_the_clock_runs_and_the_answer_begins(through, folder, tmp_path, monkeypatch):
-    from ipex_lookahead.decoding import calibration, cost, sequence_group
+    from ipex_lookahead.controller import calibration, cost
+    from ipex_lookahead.decoding import sequence_group
 
     monkeypatch.setattr(sequence_group, "perf_counter", lambda: time.perf_counter() + 1000 * happened.count("measured"))
     happened: list[str] = []

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.budget import FixedBudget, Selection
+from ipex_lookahead.controller import FixedBudget, Selection
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
@@ -21,7 +21,7 @@ from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import ScriptedEngine, markov
 
-module = importlib.import_module("ipex_lookahead.generation.lookahead")
+module = importlib.import_module("ipex_lookahead.runtime.lookahead")
 
 PROMPTS = [[1, 5, 3, 5, 3, 7], [4], [2, 9, 9, 2, 9, 9, 1, 0, 3, 3, 3]]
 MODES: dict[str, dict[str, Any]] = {

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.decoding.budget import FixedBudget, Selection
+from ipex_lookahead.controller import FixedBudget, Selection
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest, StepOutput
+from ipex_lookahead.engines.api import FINAL_NORM, Batch, OutputRequest, StepOutput
 from ipex_lookahead.errors import EngineError, InputError
-from ipex_lookahead.generation.run import RunOptions, run
+from ipex_lookahead.runtime.run import RunOptions, run
 from tests.support.generate import decode
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import scripted

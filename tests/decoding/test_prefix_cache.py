@@ -11,7 +11,7 @@ import pytest
 
 from ipex_lookahead.decoding.prefix_cache import PAGE, RUNNING_STATES, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import Scheduler
-from ipex_lookahead.engines.base import Batch, Cache, position_bytes, state_bytes
+from ipex_lookahead.engines.api import Batch, Cache, position_bytes, state_bytes
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
 from tests.support.hashed_engine import HashedCache, HashedEngine

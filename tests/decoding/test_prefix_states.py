@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.budget import FixedBudget
+from ipex_lookahead.controller import FixedBudget
 from ipex_lookahead.decoding.prefix_cache import APART, PAGE, RUNNING_STATES, PrefixCache, memory_for
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.drafting import make_proposer
-from ipex_lookahead.engines.base import position_bytes, state_bytes
+from ipex_lookahead.engines.api import position_bytes, state_bytes
 from ipex_lookahead.engines.prefill import PREFILL_ROWS, TAIL
 from ipex_lookahead.errors import InputError
 from tests.support.proposers import RandomProposer

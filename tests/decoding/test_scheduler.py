@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
-from ipex_lookahead.decoding.calibration import Calibration
-from ipex_lookahead.decoding.cost import CostCurve
+from ipex_lookahead.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.controller.calibration import Calibration
+from ipex_lookahead.controller.cost import CostCurve
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import DELAY, LEAST_CHUNK, Scheduler
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
@@ -21,7 +21,7 @@ from ipex_lookahead.drafting import PROPOSERS, make_proposer
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.prediction import Prediction
-from ipex_lookahead.engines.base import ARGMAX
+from ipex_lookahead.engines.api import ARGMAX
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError
 from tests.support.hashed_engine import HashedEngine
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer

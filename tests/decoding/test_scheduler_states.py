@@ -10,14 +10,14 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.budget import FixedBudget
+from ipex_lookahead.controller import FixedBudget
 from ipex_lookahead.decoding.prefix_cache import PAGE, RUNNING_STATES, PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.drafting import DraftModel, SelfSpeculation, make_proposer
 from ipex_lookahead.drafting.base import Proposer
-from ipex_lookahead.engines.base import position_bytes, state_bytes
-from ipex_lookahead.generation.second_model import DraftKeys
+from ipex_lookahead.engines.api import position_bytes, state_bytes
+from ipex_lookahead.runtime.second_model import DraftKeys
 from tests.support.hybrids import HYBRIDS, CountedEngine, hybrid, random_text
 from tests.support.proposers import RandomProposer, TreeProposer
 from tests.support.sequence_groups import Answer, Submission, alone, group_of

@@ -15,7 +15,7 @@ from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.shares import QUANTUM, Shares
 from ipex_lookahead.drafting.base import Proposer
-from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.api import Batch, StepOutput
 from tests.support.hashed_engine import HashedEngine
 from tests.support.proposers import OracleProposer, RandomProposer
 from tests.support.sequence_groups import Answer, Submission, alone, group_of

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ipex_lookahead.bench.replay import Answer, Recording, save
-from ipex_lookahead.decoding.calibration import Calibration
+from ipex_lookahead.controller.calibration import Calibration
 from tests.support.partial_matching import ESCAPES, PRIOR, RANK_PRIOR, RANKS, Twin
 
 ROOT = Path(__file__).resolve().parents[2]

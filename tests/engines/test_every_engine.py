@@ -22,7 +22,7 @@ from ipex_lookahead import (
     LookaheadConfig,
     LowBitFormatError,
 )
-from ipex_lookahead.decoding.calibration import calibrate
+from ipex_lookahead.controller.calibration import calibrate
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.native.core import core_missing

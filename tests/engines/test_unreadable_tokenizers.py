@@ -14,11 +14,11 @@ import torch
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM, InputError
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.engines import loading
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 

@@ -105,7 +105,7 @@ def test_lookahead_fails_where_outputs_differ(model):
     """The comparison is real: with a model that answers otherwise under lookahead, the example ends with code 1."""
     code = (
         "import sys, runpy\n"
-        "from ipex_lookahead.model import LookaheadModelForCausalLM as M\n"
+        "from ipex_lookahead.hf.model import LookaheadModelForCausalLM as M\n"
         "right = M.generate\n"
         "def wrong(self, ids, *, lookahead=0, **k):\n"
         "    out = right(self, ids, lookahead=lookahead, **k)\n"

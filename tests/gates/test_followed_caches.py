@@ -22,7 +22,7 @@ from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import EngineError, InputError
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.gates import cases, seed
 from tests.support.cache_walk import Plain, forward
 from tests.support.heads import KINDS, opened, write

@@ -31,7 +31,7 @@ _CRASH = {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}
 _SLOW = {"type": "integer", "multipleOf": 999983}
 _PLAIN = {"prompt": "x", "max_tokens": 1}
 _PLANTED = """
-from ipex_lookahead.serving import compiling, grammar
+from ipex_lookahead.conversation import compiling, grammar
 compiling.GrammarProcess.tried = lambda self, text, client: 0
 grammar.check_numbers = lambda schema: None
 """

@@ -31,7 +31,7 @@ from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint, op
 from ipex_lookahead.checkpoints.ipex_llm import KINDS as IPEX_LLM
 from ipex_lookahead.checkpoints.ipex_llm import NOT_READ as IPEX_LLM_NOT_READ
 from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.load import load

@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.auto import load_text_model
-from ipex_lookahead.engines.base import position_bytes
+from ipex_lookahead.engines.api import position_bytes
 from ipex_lookahead.errors import DownloadError
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Event, Service, Stream
-from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.sampling_params import SamplingParams
+from ipex_lookahead.runtime.service import Event, Service, Stream
+from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.tokenization.prompts import build_prompt
 from tests.gates import cases, seed
 from tests.support.random_eagle3 import random_eagle3

@@ -17,11 +17,11 @@ pytest.importorskip("transformers", minversion="5", reason="the models are made 
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import Draft
-from ipex_lookahead.engines.base import position_bytes, state_bytes
+from ipex_lookahead.engines.api import position_bytes, state_bytes
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import chain
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Service
+from ipex_lookahead.runtime.sampling_params import SamplingParams
+from ipex_lookahead.runtime.service import Service
 from tests.gates import cases, seed
 from tests.support.heads import KINDS, opened, write
 from tests.support.letters import text_model, tokens_of

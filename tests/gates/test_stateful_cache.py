@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.engines.base import Batch, OutputRequest, state_bytes
+from ipex_lookahead.engines.api import Batch, OutputRequest, state_bytes
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.gates import cases, seed

@@ -22,9 +22,9 @@ from hypothesis.stateful import (
 )
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.budget import AdaptiveBudget, Controller, FixedBudget
-from ipex_lookahead.decoding.calibration import Calibration
-from ipex_lookahead.decoding.cost import CostCurve
+from ipex_lookahead.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.controller.calibration import Calibration
+from ipex_lookahead.controller.cost import CostCurve
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent

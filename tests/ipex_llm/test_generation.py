@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, TextIteratorStreamer
 
 from ipex_lookahead import LookaheadConfig, LookaheadDecoding
 from ipex_lookahead.drafting import PROPOSERS
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.errors import InputError
 
 MARGIN = {"tiny": 0.25, "embedded": 1.0}

@@ -21,9 +21,9 @@ import transformers
 
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.formats import FORMATS
-from ipex_lookahead.ipex_llm_names.absent import ABSENT_MODULES, ABSENT_NAMES
-from ipex_lookahead.ipex_llm_names.arguments import HUB_ARGUMENTS, WITHOUT_EFFECT
-from ipex_lookahead.model import LookaheadModelForCausalLM
+from ipex_lookahead.hf.ipex_llm_names.absent import ABSENT_MODULES, ABSENT_NAMES
+from ipex_lookahead.hf.ipex_llm_names.arguments import HUB_ARGUMENTS, WITHOUT_EFFECT
+from ipex_lookahead.hf.model import LookaheadModelForCausalLM
 from tests.support.families import build
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 from tests.transformers.test_tasks import say_in_config, seq2seq, speech

@@ -12,11 +12,11 @@ import pytest
 import uvicorn
 from starlette.testclient import TestClient
 
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import QueueFullError
-from ipex_lookahead.generation.service import Event, GenerationRequest, Service
-from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.service import Event, GenerationRequest, Service
+from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.connection import MOST_CONNECTIONS, MOST_WITHOUT_HEAD, impatient
 from ipex_lookahead.serving.limits import Limits

@@ -13,11 +13,10 @@ from fastapi.routing import APIRoute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipex_lookahead.conversation.calls.base import MAX_DEPTH, as_json, json_of
 from ipex_lookahead.serving.app import APIS
 from ipex_lookahead.serving.body import JsonRoute, _Inflater, parsed
-from ipex_lookahead.serving.calls.base import as_json, json_of
 from ipex_lookahead.serving.failures import ApiError
-from ipex_lookahead.serving.limits import MAX_DEPTH
 from tests.support.server_attacks import CALLED, CHAT, ODD, SOUND
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

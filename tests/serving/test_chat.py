@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ipex_lookahead.generation.recommended import SEED
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.recommended import SEED
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 
 ASKED = [{"role": "user", "content": "Hi"}]
 HOT = {"temperature": 30, "seed": 5}

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from ipex_lookahead.conversation import compiling, grammar
+from ipex_lookahead.conversation.compiling import Cancelled, Client, GrammarProcess, NotCompiled, RefusedError
+from ipex_lookahead.conversation.grammar import Compiler, Grammars
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.service import Service
-from ipex_lookahead.generation.text_model import TextModel
-from ipex_lookahead.serving import compiling, grammar
+from ipex_lookahead.runtime.service import Service
+from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
-from ipex_lookahead.serving.compiling import Cancelled, Client, GrammarProcess, NotCompiled, RefusedError
-from ipex_lookahead.serving.grammar import Compiler, Grammars
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.server import Server, Settings
 from tests.serving.conftest import LIMITS

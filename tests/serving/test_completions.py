@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.engines.base import OutputRequest
+from ipex_lookahead.engines.api import OutputRequest
 from ipex_lookahead.engines.prefill import chain
-from ipex_lookahead.generation.logprobs import logprob_of
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.logprobs import logprob_of
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.serving.test_chat import HOT, events
 
 

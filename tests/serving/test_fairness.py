@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Event, GenerationRequest, Service
-from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.runtime.sampling_params import SamplingParams
+from ipex_lookahead.runtime.service import Event, GenerationRequest, Service
+from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.server import Server, Settings

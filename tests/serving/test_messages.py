@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Event
+from ipex_lookahead.runtime.sampling_params import SamplingParams
+from ipex_lookahead.runtime.service import Event
 from ipex_lookahead.serving.messages import MessagesRequest
 from tests.serving.conftest import LIMITS
 from tests.serving.test_chat import ASKED, HOT, expected

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.serving.test_chat import ASKED, HOT, expected
 from tests.serving.test_messages import SCHEMA
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Service
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.sampling_params import SamplingParams
+from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.server import Server, Settings
 from tests.serving.conftest import LIMITS

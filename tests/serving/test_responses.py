@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from ipex_lookahead.generation.recommended import SEED
-from ipex_lookahead.generation.sampling_params import SamplingParams
+from ipex_lookahead.runtime.recommended import SEED
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.serving.test_chat import HOT, OWN, expected
 from tests.serving.test_messages import SCHEMA
 

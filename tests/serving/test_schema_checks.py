@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ipex_lookahead.conversation.schema_numbers import MAX_EXACT, check_numbers
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.limits import Limits
-from ipex_lookahead.serving.schema_checks import MAX_EXACT, check_numbers, check_repetitions, check_structure
+from ipex_lookahead.serving.schema_checks import check_repetitions, check_structure
 from tests.support.grammar_attacks import LINKS, chain, in_every_api
 
 LIMITS = Limits()

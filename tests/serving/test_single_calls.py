@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from ipex_lookahead.engines.loading import LoadedModel
-from ipex_lookahead.generation.service import Service
-from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.runtime.service import Service
+from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.server import Server, Settings
 from ipex_lookahead.tokenization.folder import text_from_folder

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.generation.service import Event
+from ipex_lookahead.runtime.service import Event
 from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
 from tests.serving.conftest import LIMITS, FakeService

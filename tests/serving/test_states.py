@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.auto import load_text_model
-from ipex_lookahead.generation.service import Service
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.server import Server, Settings
 from ipex_lookahead.serving.usage import whole_pages

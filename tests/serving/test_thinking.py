@@ -18,16 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from ipex_lookahead.conversation.calls.base import Call
+from ipex_lookahead.conversation.calls.json_calls import Tagged
+from ipex_lookahead.conversation.thinking import CHANNEL, TAGS, Marks, Mode, Thought, marks_of, mode_of
+from ipex_lookahead.conversation.tools import Parser
 from ipex_lookahead.engines.loading import LoadedModel
-from ipex_lookahead.generation.service import Event, Service
-from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.runtime.service import Event, Service
+from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
-from ipex_lookahead.serving.calls.base import Call
-from ipex_lookahead.serving.calls.json_calls import Tagged
 from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.serving.server import Server, Settings
-from ipex_lookahead.serving.thinking import CHANNEL, TAGS, Marks, Mode, Thought, marks_of, mode_of
-from ipex_lookahead.serving.tools import Parser
 from ipex_lookahead.tokenization.folder import text_from_folder
 from tests.gates import cases
 from tests.serving.conftest import LIMITS

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipex_lookahead.generation.events import Event, TokenLogprob
-from ipex_lookahead.serving.calls.bare_keys import BareKeys
-from ipex_lookahead.serving.calls.elements import Coder, Keyed
-from ipex_lookahead.serving.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
-from ipex_lookahead.serving.calls.pythonic import Pythonic
-from ipex_lookahead.serving.tools import Parser, in_words, ways_of
+from ipex_lookahead.conversation.calls.bare_keys import BareKeys
+from ipex_lookahead.conversation.calls.elements import Coder, Keyed
+from ipex_lookahead.conversation.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
+from ipex_lookahead.conversation.calls.pythonic import Pythonic
+from ipex_lookahead.conversation.tools import Parser, in_words, ways_of
+from ipex_lookahead.runtime.events import Event, TokenLogprob
 from tests.gates import cases
 
 FUNCTIONS = [{"name": "w"}, {"name": "v"}]

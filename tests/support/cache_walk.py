@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ipex_lookahead.engines.base import Batch, Cache, Engine, OutputRequest, state_bytes
+from ipex_lookahead.engines.api import Batch, Cache, Engine, OutputRequest, state_bytes
 from ipex_lookahead.errors import InputError
 
 MOST_ROWS = 9

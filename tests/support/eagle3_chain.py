@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ipex_lookahead.auto import load_text_model
-from ipex_lookahead.engines.base import OutputRequest
+from ipex_lookahead.engines.api import OutputRequest
 from ipex_lookahead.engines.native.linear import plain
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.formats import dequantize
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.sampling_params import SamplingParams
+from ipex_lookahead.runtime.text_model import TextModel
 from tests.support.eagle3_torch import Acceptance, Eagle3, chains, load_head, same, walked
 
 WRONG = ("ids one low", "ids one high", "final norm", "fed back normed", "one position off", "no prompt")

@@ -14,7 +14,7 @@ import pytest
 
 from ipex_lookahead.architectures import model_types, spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest
+from ipex_lookahead.engines.api import FINAL_NORM, Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 from tests.gates import cases

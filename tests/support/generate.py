@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.decoding.budget import Controller
+from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.loop import decode as decode_group
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.engines.base import Engine
-from ipex_lookahead.generation import generate as module
-from ipex_lookahead.generation.run import RunOptions
+from ipex_lookahead.engines.api import Engine
+from ipex_lookahead.hf.generation import generate as module
+from ipex_lookahead.runtime.run import RunOptions
 
 _OPTIONS = ("stats", "make", "costs", "draft_engine", "stores", "forwards", "prefill_rows")
 

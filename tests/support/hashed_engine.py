@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.api import Batch, StepOutput
 from ipex_lookahead.errors import ContextLengthError, EngineError, InputError
 from tests.support.scripted_engine import output_of
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints.config_json import checked_config
-from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.api import Batch, StepOutput
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.files.safe_json import JsonObject
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.engines.loading import LoadedModel
-from ipex_lookahead.generation.service import Event
-from ipex_lookahead.generation.text_model import TextModel
+from ipex_lookahead.runtime.service import Event
+from ipex_lookahead.runtime.text_model import TextModel
 from tests.support.scripted_engine import markov
 
 VOCAB = 24

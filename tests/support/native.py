@@ -8,7 +8,7 @@ import numpy as np
 
 import ipex_lookahead
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
 

@@ -27,7 +27,7 @@ from ipex_lookahead.architectures.spec import (
     Tensor,
     Xielu,
 )
-from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.api import Batch, StepOutput
 from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.support.numpy_latent import latent_row
 from tests.support.numpy_mixers import Recurrent, chosen_experts, recurrent_row, sigmoid

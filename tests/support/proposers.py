@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.base import ARGMAX
+from ipex_lookahead.engines.api import ARGMAX
 
 
 class RandomProposer:

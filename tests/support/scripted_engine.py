@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Batch, StepOutput
+from ipex_lookahead.engines.api import Batch, StepOutput
 from ipex_lookahead.errors import ContextLengthError, InputError
 
 Logits = Callable[[list[int]], npt.NDArray[np.float32]]

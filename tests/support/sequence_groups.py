@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.decoding.budget import Controller, FixedBudget
+from ipex_lookahead.controller import Controller, FixedBudget
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
-from ipex_lookahead.engines.base import Batch, Engine, OutputRequest
+from ipex_lookahead.engines.api import Batch, Engine, OutputRequest
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.drafting.store import Store, vocabulary_digest
+from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.serving.keys import Keys
 from tests.support.mutated.json_text import spelled, value_anywhere
 from tests.support.raw_http import JSON, head, post

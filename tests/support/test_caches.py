@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.support.cache_walk import Plain, forward, walk
 from tests.support.numpy_engine import NumpyEngine, tiny_numpy_engine

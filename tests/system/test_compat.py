@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.generation import logits_process
 
-from ipex_lookahead.generation.options import resolve
+from ipex_lookahead.hf.generation.options import resolve
 from ipex_lookahead.system import compat
 
 

@@ -12,10 +12,10 @@ import click
 import pytest
 
 import ipex_lookahead
-from ipex_lookahead import auto
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.errors import EngineError, LookaheadError, MissingPackageError
+from ipex_lookahead.runtime import loading as auto
 from ipex_lookahead.system.extras import installing, need_torch, torch_missing
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama

@@ -111,7 +111,7 @@ def test_transformers_tokenizers_are_copied_and_pickled(made):
 
 def test_neither_torch_nor_transformers_is_imported():
     code = (
-        "import sys, ipex_lookahead.tokenization.gguf, ipex_lookahead.tokenization.folder, ipex_lookahead.auto\n"
+        "import sys, ipex_lookahead.tokenization.gguf, ipex_lookahead.tokenization.folder, ipex_lookahead.hf.auto\n"
         "import ipex_lookahead.tokenization.prompts, ipex_lookahead.engines.native.load\n"
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )

@@ -10,7 +10,7 @@ import transformers
 
 from ipex_lookahead.engines.torch.low_bit_linear import LowBitLinear
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
-from ipex_lookahead.model import LookaheadModelForCausalLM
+from ipex_lookahead.hf.model import LookaheadModelForCausalLM
 from ipex_lookahead.transformers import tasks
 from tests.support.families import write
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama

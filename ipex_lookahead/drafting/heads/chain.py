@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.draft_model import DraftChoice, with_room
 from ipex_lookahead.drafting.heads.record import Record
-from ipex_lookahead.engines.base import ARGMAX, Cache, Hidden
+from ipex_lookahead.engines.api import ARGMAX, Cache, Hidden
 
 Draws = Callable[[int], tuple[float, int, float, float, int, int, int]]
 """From a position to how the target draws there (``Sampler.draw``)."""

@@ -19,7 +19,7 @@ from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.heads.price import Price
 from ipex_lookahead.drafting.heads.record import Record
-from ipex_lookahead.engines.base import Hidden, OutputRequest
+from ipex_lookahead.engines.api import Hidden, OutputRequest
 
 FADE, PRIOR = 0.95, 4.0
 """What a draft of the free sources leaves of the counts before it, and tokens that their own estimate counts for."""

@@ -14,7 +14,7 @@ from ipex_lookahead.architectures.spec import GatedMlp, ModelSpec, Tensor, named
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.checkpoints.sizes import packed_bytes
-from ipex_lookahead.engines.base import Batch, Cache, PhaseTime, StepOutput
+from ipex_lookahead.engines.api import Batch, Cache, PhaseTime, StepOutput
 from ipex_lookahead.engines.input_order import SHARED, Order, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import CORE_RAISES, core_build, core_error
@@ -315,12 +315,12 @@ class NativeEngine:
 
     @property
     def state_bytes(self) -> int:
-        """See :class:`ipex_lookahead.engines.base.KeepsStates`."""
+        """See :class:`ipex_lookahead.engines.api.KeepsStates`."""
         return int(self._decoder.cache_state_bytes)
 
     @property
     def kernels(self) -> str:
-        """See :class:`ipex_lookahead.engines.base.NamesKernels`."""
+        """See :class:`ipex_lookahead.engines.api.NamesKernels`."""
         return core_build()
 
     def describe(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class NativeHead:
         vocab_size: the target's.
         width: values of a row's features, the target's hidden states that ``spec.features`` names.
         price: what its tokens cost, once :func:`~ipex_lookahead.drafting.heads.price.price_of` has measured it.
-        keeper: of how often it was right, once :func:`~ipex_lookahead.decoding.kept_records.record_of` has asked.
+        keeper: of how often it was right, once :func:`~ipex_lookahead.controller.kept_records.record_of` has asked.
         source: the folder or file that it was read from; None: it was not.
         facts: entries of :meth:`describe` that whoever loads it may add to.
     """

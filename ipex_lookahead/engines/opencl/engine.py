@@ -13,7 +13,7 @@ import numpy as np
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.placed import with_offset
-from ipex_lookahead.engines.base import MOST_TOP, Batch, OutputRequest, StepOutput
+from ipex_lookahead.engines.api import MOST_TOP, Batch, OutputRequest, StepOutput
 from ipex_lookahead.engines.native.decoder import KV_CACHES
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.cache import OpenClCache
@@ -175,7 +175,7 @@ class OpenClEngine:
 
     @property
     def kernels(self) -> str:
-        """See :class:`ipex_lookahead.engines.base.NamesKernels`: the kernels' sources, and what compiled them."""
+        """See :class:`ipex_lookahead.engines.api.NamesKernels`: the kernels' sources, and what compiled them."""
         return f"{sources()} {self._decoder.device.facts()['driver']}"
 
     def describe(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.checkpoints.base import Checkpoint
-from ipex_lookahead.engines.base import Batch, OutputRequest, StepOutput
+from ipex_lookahead.engines.api import Batch, OutputRequest, StepOutput
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.engines.opencl.cache import OneUser, OpenClCache
 from ipex_lookahead.engines.opencl.device import Device
@@ -152,7 +152,7 @@ class SplitEngine:
 
     @property
     def kernels(self) -> str:
-        """See :class:`ipex_lookahead.engines.base.NamesKernels`."""
+        """See :class:`ipex_lookahead.engines.api.NamesKernels`."""
         return f"{self._cpu.kernels} {self._device.kernels}"
 
     def describe(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.api import Batch
 from ipex_lookahead.engines.opencl.cache import OpenClCache, Pages
 from ipex_lookahead.errors import ContextLengthError, InputError, arg
 

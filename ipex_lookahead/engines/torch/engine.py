@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ipex_lookahead.engines.base import FINAL_NORM, MOST_TOP, Batch, OutputRequest, StepOutput
+from ipex_lookahead.engines.api import FINAL_NORM, MOST_TOP, Batch, OutputRequest, StepOutput
 from ipex_lookahead.engines.machine import check_threads
 from ipex_lookahead.engines.native.core import core_build
 from ipex_lookahead.engines.torch.cache import BufferSequence, SequenceCache, sequence_kinds
@@ -152,7 +152,7 @@ class TorchEngine:
 
     @property
     def kernels(self) -> str:
-        """See :class:`ipex_lookahead.engines.base.NamesKernels`: torch's version, and our core's."""
+        """See :class:`ipex_lookahead.engines.api.NamesKernels`: torch's version, and our core's."""
         return f"torch {torch.__version__} {core_build()}"
 
     def describe(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.heads.choosing import ENOUGH, TRIED, Choosing, takes_next
 from ipex_lookahead.drafting.heads.price import Price
 from ipex_lookahead.drafting.heads.record import Record
-from ipex_lookahead.engines.base import ARGMAX
+from ipex_lookahead.engines.api import ARGMAX
 
 CHEAP = Price(0.06, 0.06, 0.03)
 

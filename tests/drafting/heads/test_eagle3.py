@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ipex_lookahead.checkpoints.drafters import open_drafter
-from ipex_lookahead.engines.base import OutputRequest
+from ipex_lookahead.engines.api import OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.core import ISA_VARIABLE, native_core
 from ipex_lookahead.engines.native.engine import NativeEngine

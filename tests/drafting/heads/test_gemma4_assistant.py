@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
 from ipex_lookahead.checkpoints.drafters import open_drafter
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
-from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest
+from ipex_lookahead.engines.api import FINAL_NORM, Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.core import available_isas
 from ipex_lookahead.engines.native.engine import NativeEngine

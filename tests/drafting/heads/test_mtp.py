@@ -20,7 +20,7 @@ from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.drafting import Draft, Outcome
 from ipex_lookahead.drafting.heads.chain import HeadChain
 from ipex_lookahead.drafting.heads.record import Record
-from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest
+from ipex_lookahead.engines.api import FINAL_NORM, Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.native.load import load

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.engines.prefill import chain
+from ipex_lookahead.runtime.loading import load_text_model
 from tests.support.eagle3_chain import WRONG, Reference, acceptance, greedy_texts
 from tests.support.eagle3_torch import Acceptance
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.support.cache_walk import Plain, walk
 from tests.support.hybrids import HYBRIDS, hybrid

@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
-from ipex_lookahead.auto import load_text_model
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError, LookaheadError, ModelFormatError
 from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.runtime.loading import load_text_model
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.eagle3_folders import Head, Shape
 from tests.support.family_table import VOCAB, Variant, variants

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest, StepOutput
+from ipex_lookahead.engines.api import FINAL_NORM, Batch, OutputRequest, StepOutput
 from ipex_lookahead.engines.native.core import available_isas, chosen_isa
 from ipex_lookahead.errors import EngineError, InputError, ModelFormatError
 from ipex_lookahead.formats import FORMATS, dequantize

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import NonFiniteError
 from tests.engines.native.test_kernels import FORMATS, ISAS, linear, make_weight

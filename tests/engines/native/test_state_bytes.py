@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.engines import base
+from ipex_lookahead.engines import api as base
 from ipex_lookahead.engines.native.decoder import kv_bytes_per_token, state_bytes
 from tests.support.hybrids import HYBRIDS, hybrid, random_text
 from tests.support.scripted_engine import markov

@@ -18,7 +18,7 @@ from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
 from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.bench.doctor import questions
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.decoding.kept_costs import key_of
+from ipex_lookahead.controller.kept_costs import key_of
 from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
@@ -32,7 +32,7 @@ from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import EngineError, LookaheadError, UnsupportedModelError
 from ipex_lookahead.formats import quantize
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.modeling import placement
+from ipex_lookahead.hf.modeling import placement
 from ipex_lookahead.tokenization.prompts import build_prompt
 from tests.engines.native.test_kernels import WITH_GROUPS
 from tests.support.family_engines import each, some

@@ -15,7 +15,7 @@ from ipex_lookahead import AutoModelForCausalLM, InputError
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.engines import weights
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.opencl import memory
 from ipex_lookahead.engines.opencl.device import Device, Objects, device_of

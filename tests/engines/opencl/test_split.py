@@ -16,9 +16,8 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
 from ipex_lookahead.architectures.spec import ModelSpec, Tensor
-from ipex_lookahead.auto import load_text_model
-from ipex_lookahead.decoding.kept_costs import key_of
-from ipex_lookahead.engines.base import Batch, OutputRequest
+from ipex_lookahead.controller.kept_costs import key_of
+from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
@@ -28,8 +27,9 @@ from ipex_lookahead.engines.opencl.split import SplitEngine
 from ipex_lookahead.errors import BusyError, ContextLengthError, EngineError
 from ipex_lookahead.formats import quantize
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.generation.sampling_params import SamplingParams
-from ipex_lookahead.generation.service import Service
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.sampling_params import SamplingParams
+from ipex_lookahead.runtime.service import Service
 from tests.engines.opencl.test_engine import in_pieces, sorted_weights
 from tests.engines.opencl.test_load import loaded_or_refused
 from tests.support.byte_tokenizer import VOCAB, byte_tokenizer

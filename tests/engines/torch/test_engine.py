@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache, T5Config, T5ForConditionalGeneration
 
-from ipex_lookahead.engines.base import FINAL_NORM, Batch, OutputRequest
+from ipex_lookahead.engines.api import FINAL_NORM, Batch, OutputRequest
 from ipex_lookahead.engines.torch.cache import ModelSequence
 from ipex_lookahead.engines.torch.device import check_device, device_facts
 from ipex_lookahead.engines.torch.engine import TorchEngine, most_likely

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from ipex_lookahead.engines.base import Batch
+from ipex_lookahead.engines.api import Batch
 from ipex_lookahead.engines.torch import linear_backends
 from ipex_lookahead.engines.torch.engine import TorchEngine
 from ipex_lookahead.engines.torch.linear_backends import (

@@ -1,0 +1,1 @@
+"""Messages, thoughts, tool calls and grammars, for the command and the server."""

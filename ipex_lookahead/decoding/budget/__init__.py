@@ -1,6 +1,0 @@
-"""How many rows a step may spend on drafts: the controller, one idea a file, and R(D), which joins them."""
-
-from ipex_lookahead.decoding.budget.adaptive import AdaptiveBudget
-from ipex_lookahead.decoding.budget.base import Controller, FixedBudget, Selection
-
-__all__ = ["AdaptiveBudget", "Controller", "FixedBudget", "Selection"]

@@ -1,0 +1,1 @@
+"""Hugging Face conventions over ``runtime``: Auto classes, ``generate``, caches, ipex-llm's names."""

@@ -1,0 +1,395 @@
+"""``generate``: Hugging Face's arguments in, the loop, Hugging Face's results out.
+
+transformers offers to run its own preparation and then a loop of ours (``custom_generate``). It builds processors for
+the padded batch, evaluates criteria a step at a time and warns where nothing is wrong; so the preparation here is our
+own, on public classes of transformers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.stopping_criteria import MaxTimeCriteria
+
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.decoding.sampling import Logits, Sampler, WarperParams
+from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting import PROPOSERS
+from ipex_lookahead.engines.api import Cache, Engine
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.hf.generation import processors as logits_processors
+from ipex_lookahead.hf.generation import stopping
+from ipex_lookahead.hf.generation.arguments import check_callers_objects, check_streamer, refuse_rest
+from ipex_lookahead.hf.generation.batch import CallersBatch
+from ipex_lookahead.hf.generation.inputs import prompts_of
+from ipex_lookahead.hf.generation.options import resolve
+from ipex_lookahead.hf.generation.past import LookaheadCache, check_positions, past_of
+from ipex_lookahead.hf.generation.processors import (
+    Chain,
+    Processor,
+    build_processors,
+    build_warpers,
+    constrain,
+    sampling_params,
+)
+from ipex_lookahead.hf.generation.stopping import Criteria, cancellation
+from ipex_lookahead.runtime.checks import integer, token_ids
+from ipex_lookahead.runtime.lookahead import lookup_of, resolve_lookahead
+from ipex_lookahead.runtime.run import RunOptions, length_limit, run_stepwise, to_the_end
+from ipex_lookahead.runtime.stop_texts import Stop, StopTexts, any_of
+from ipex_lookahead.system.compat import CACHE, BothCacheNames
+
+
+@dataclass
+class LookaheadGenerateOutput(BothCacheNames, GenerateDecoderOnlyOutput):  # type: ignore[misc]
+    """Hugging Face's output of ``return_dict_in_generate``, and the generation's :class:`GenerationStats`."""
+
+    logits: tuple[torch.Tensor, ...] | None = None  # transformers has it from 4.39
+    stats: GenerationStats | None = None
+
+
+def generate_stepwise(
+    engine: Engine,
+    inputs: Any = None,
+    generation_config: GenerationConfig | None = None,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], list[int]] | None = None,
+    streamer: Any = None,
+    *,
+    model_defaults: GenerationConfig | None = None,
+    lookahead: int | str | LookaheadConfig | None = None,
+    max_matching_ngram_size: int | None = None,
+    adaptive: bool | None = None,
+    seed: int | None = None,
+    sequence_ids: Sequence[int] | None = None,
+    tokenizer: Any = None,
+    cancel: Any = None,
+    on_prefill: Callable[[int, int], None] | None = None,
+    options: RunOptions | None = None,
+    **kwargs: Any,
+) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
+    """Generate from prompts, one or several.
+
+    What the caller supplies (``logits_processor``, ``stopping_criteria``, ``prefix_allowed_tokens_fn``, ``streamer``)
+    sees what transformers shows it: int64 [batch, n], rows in the caller's order with their padding, rows that have
+    ended padded on the right, and float32 [batch, vocab_size]; once for each emitted position, in order, whatever was
+    drafted. Such a batch of several sequences decodes without drafts, unless the objects are Hugging Face's own that
+    work row by row. What the *settings* ask
+    for sees each sequence without its padding, so that a row of a batch is what it is alone; but ``max_length`` and
+    ``min_length`` count columns, padding included, as transformers does.
+
+    Args:
+        engine: where the model runs.
+        inputs: int64 [batch, length], or ``input_ids=``; also lists of ids. Rows may be padded on the left.
+        generation_config: options; those it does not set come from ``model_defaults``.
+        logits_processor: called with the ids so far and the scores, after the processors that the settings ask for;
+            the objects themselves, never copies.
+        stopping_criteria: called with the ids so far after each position; True for a row ends it there. One that has
+            an attribute ``during_prompt = True`` is also called, with the prompt, between two pieces of a long prompt
+            (512 tokens each); others, which may count their calls, are not.
+        prefix_allowed_tokens_fn: as in transformers: gets the prompt's number and the row's ids so far.
+        streamer: gets the prompts, then the tokens of each position, int64 [batch], as accepted; ``end()`` is called
+            whatever happens. transformers' own streamers take one sequence.
+        model_defaults: the model's own generation configuration.
+        lookahead: None, False or 0: off. 1 to 128: at most that many draft tokens a step, by prompt lookup. "auto": the
+            best strategy; another strategy's name. A LookaheadConfig. transformers' ``prompt_lookup_num_tokens=N`` is
+            ``lookahead=N``.
+        max_matching_ngram_size: ipex-llm's option: longest n-gram that prompt lookup matches.
+        adaptive: False always drafts as many tokens as allowed; True, the default, only what pays.
+        seed: 0 to 2**64 - 1, for sampling; None draws one from torch's global generator, so ``torch.manual_seed`` and
+            ``transformers.set_seed`` make a run repeatable. Either way it stands in ``stats.seed``.
+        sequence_ids: for each sequence its number in the noise, by default 0, 1, ...; row i of a batch is reproduced
+            alone with the same seed and ``sequence_ids=[i]``.
+        tokenizer: needed for ``stop_strings``.
+        cancel: a ``threading.Event``, or a function: once it is set, or returns True, the generation ends, also in the
+            middle of a long prompt, between two pieces of it; what has come is returned, the finish reason is
+            "cancelled". ``max_time`` ends a long prompt likewise.
+        on_prefill: called after each piece of the prompts with the prompt tokens done, and their number in all.
+        options: what the model has for its generations (costs, stores, shared forwards, a draft model), and statistics
+            to be filled; changed.
+        **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
+            ``past_key_values`` (or ``cache``, its name from transformers 5.24 on) of an earlier output, whose tokens
+            are not read again as far as the prompts begin with them (the cache is changed, and then holds this
+            generation's); ``position_ids``, if they are what the mask implies.
+
+    Returns:
+        int64 [batch, length]: prompts as given, then the new tokens, shorter rows padded on the right with
+        ``pad_token_id`` (an end token where there is none); with ``return_dict_in_generate`` an output that also has
+        ``scores`` and ``logits`` where wanted (zeros for rows that have ended), ``past_key_values`` and ``stats``.
+        ``max_new_tokens=0``
+        returns the prompts unchanged.
+
+    Raises:
+        InputError: an argument is outside what is allowed, or an option is not supported.
+        ContextLengthError: a prompt leaves no room for a new token.
+    """
+    # As a generator it yields what there is so far: nothing, once the arguments are checked, then after each forward
+    # the sequences. Closing it abandons the generation.
+    check_streamer(streamer)
+    try:
+        check_callers_objects(logits_processor, stopping_criteria, prefix_allowed_tokens_fn)
+        settings, left = resolve(model_defaults or GenerationConfig(), generation_config, kwargs)
+        lookahead, longest = lookup_of(settings, kwargs, lookahead)
+        config = resolve_lookahead(
+            lookahead, longest if max_matching_ngram_size is None else max_matching_ngram_size, adaptive
+        )
+        eos_ids = token_ids("eos_token_id", settings.eos_token_id, engine.vocab_size)
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):  # what is forced must be there
+            token_ids(name, getattr(settings, name), engine.vocab_size)
+        given = left.pop("input_ids", None)
+        if inputs is not None and given is not None:
+            raise InputError("both inputs and input_ids are given; give one of them")
+        ids, prompts = prompts_of(
+            given if inputs is None else inputs,
+            left.pop("attention_mask", None),
+            vocab_size=engine.vocab_size,
+            bos=settings.bos_token_id,
+            pad=settings.pad_token_id,
+            eos_ids=eos_ids,
+        )
+        padding = [ids.shape[1] - len(prompt) for prompt in prompts]
+        real = torch.arange(ids.shape[1])[None] >= torch.tensor(padding)[:, None]
+        check_positions(real, 0, left.pop("position_ids", None))
+        given_past = left.pop("past_key_values", None), left.pop("cache", None)
+        refuse_rest(left)
+        times = settings.num_return_sequences
+        ids, prompts = ids.repeat_interleave(times, 0), [p for p in prompts for _ in range(times)]
+        limits = [
+            length_limit(
+                len(p),
+                engine.max_context,
+                max_new_tokens=settings.max_new_tokens,
+                max_length=settings.max_length,
+                padding=ids.shape[1] - len(p),
+            )
+            for p in prompts
+        ]
+        past = past_of(engine, *given_past, len(prompts))
+        options = RunOptions() if options is None else options
+        options.config, options.on_prefill, stats = config, on_prefill, options.stats
+        stats.sequences = len(prompts)
+        yield ()
+        if streamer is not None:
+            streamer.put(ids)
+        if all(limit == len(p) for p, (limit, _) in zip(prompts, limits, strict=True)):
+            stats.finish_reasons = ["length"] * len(prompts)
+            return _result(settings, ids, [], eos_ids, stats, engine.vocab_size, past)
+
+        samplers = _samplers(settings, seed, sequence_ids, len(prompts))
+        wish = _Wish(settings, eos_ids, engine.vocab_size, tokenizer)
+        sequences = [
+            wish.sequence(prompt, limit, reason, sampler, cache)
+            for prompt, (limit, reason), sampler, cache in zip(
+                prompts, limits, samplers, past.take(prompts), strict=True
+            )
+        ]
+        criteria = [] if settings.max_time is None else [MaxTimeCriteria(max_time=float(settings.max_time))]
+        read = stats.prompt_tokens + sum(map(len, prompts))
+        in_prompt = [*criteria]
+        in_prompt += [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
+        options.cancelled = cancellation(cancel, in_prompt, ids, lambda: stats.prompt_tokens < read)
+        constrained = None if prefix_allowed_tokens_fn is None else constrain(prefix_allowed_tokens_fn, times)
+        options.callbacks = wish.apply(
+            ids, sequences, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
+        )
+        returned = bool(settings.return_dict_in_generate) and settings.use_cache is not False
+        used_again = returned or given_past != (None, None)
+        for sequence in sequences:
+            sequence.checkpoints = used_again
+        yield from run_stepwise(engine, sequences, options)
+        return _result(settings, ids, sequences, eos_ids, stats, engine.vocab_size, past if used_again else None)
+    finally:
+        if streamer is not None:
+            streamer.end()
+
+
+generate = to_the_end("torch.Tensor | LookaheadGenerateOutput")(generate_stepwise)
+"""As :func:`generate_stepwise`, from end to end."""
+
+
+class _Wish:
+    """The settings, as sequences have them."""
+
+    def __init__(self, settings: GenerationConfig, eos_ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
+        if settings.stop_strings is not None and tokenizer is None:
+            raise InputError("stop_strings needs the model's tokenizer; pass tokenizer=")
+        self._settings = settings
+        self._eos_ids = eos_ids
+        self._vocab_size = vocab_size
+        self._tokenizer = tokenizer
+        keeps = bool(settings.return_dict_in_generate)
+        self._keep_scores = keeps and bool(settings.output_scores)
+        self._keep_raw = keeps and bool(settings.output_logits)
+
+    def sequence(self, prompt: Any, limit: int, reason: str, sampler: Sampler | None, cache: Cache) -> TokenSequence:
+        """A sequence with all but processors and the caller's stop criteria."""
+        return TokenSequence(
+            prompt,
+            limit,
+            reason,
+            frozenset(self._eos_ids),
+            sampler,
+            stop=self._stop_texts(),
+            cache=cache,
+            scores=[] if self._keep_scores else None,
+            raw=[] if self._keep_raw else None,
+        )
+
+    def _stop_texts(self) -> Stop | None:
+        texts = self._settings.stop_strings
+        if texts is None:
+            return None
+        decode = partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
+        return StopTexts(SimpleNamespace(decode=decode), texts)
+
+    def apply(
+        self,
+        ids: torch.Tensor,
+        sequences: Sequence[TokenSequence],
+        own: Sequence[Any],
+        constrained: Processor | None,
+        criteria: Sequence[Any],
+        own_criteria: Sequence[Any],
+        streamer: Any,
+    ) -> CallersBatch | None:
+        """Give the sequences their processors and criteria; returns what must see them all at once, if anything must.
+
+        Args:
+            ids: the prompts as given, int64 [batch, n].
+            sequences: changed.
+            own: the caller's processors.
+            constrained: what calls the caller's ``prefix_allowed_tokens_fn``, or None.
+            criteria: what the settings ask for.
+            own_criteria: the caller's.
+            streamer: the caller's, or None.
+        """
+        whole_batch = len(sequences) > 1 and not (
+            streamer is None
+            and constrained is None
+            and all(map(logits_processors.by_row, own))
+            and all(map(stopping.by_row, own_criteria))
+        )
+        padded = [*own, constrained]
+        lists = []
+        for row, sequence in zip(ids, sequences, strict=True):
+            padding = row[: len(row) - len(sequence.prompt)].numpy()
+            processors, warpers = self._processors(sequence, len(padding), own, constrained)
+            hidden, _ = self._processors(sequence, len(padding))
+            lists.append(processors)
+            sequence.draft_processors = [Chain(hidden)] if hidden else ()
+            sequence.warpers = [Chain(warpers)] if warpers else ()
+            by_row = () if whole_batch else own_criteria
+            if criteria or by_row:
+                sequence.stop = any_of(sequence.stop, Criteria(criteria, by_row, padding, sequence.scores))
+            if whole_batch:
+                continue
+            sequence.processors = [Chain(processors, padding, padded)] if processors else ()
+            if streamer is not None:
+                sequence.on_token = lambda token: streamer.put(torch.tensor([token]))
+        if not whole_batch:
+            return None
+        return CallersBatch(
+            ids,
+            sequences,
+            lists,
+            padded,
+            own_criteria,
+            streamer,
+            pad=_pad(self._settings, self._eos_ids),
+            vocab_size=self._vocab_size,
+            keep_scores=self._keep_scores,
+        )
+
+    def _processors(
+        self, sequence: TokenSequence, padding: int, own: Sequence[Any] = (), constrained: Processor | None = None
+    ) -> tuple[list[Processor], list[Processor]]:
+        """What comes before our own sampler, and the warpers that it stands for."""
+        settings = self._settings
+        try:
+            processors = build_processors(
+                settings,
+                prompt=sequence.prompt,
+                padding=padding,
+                limit=sequence.limit,
+                eos_ids=self._eos_ids,
+                own=own,
+                constrained=constrained,
+            )
+            warpers = build_warpers(settings, self._vocab_size)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"a generation option is not usable: {error}") from error
+        return (processors, warpers) if sampling_params(settings) is not None else ([*processors, *warpers], [])
+
+
+def _samplers(
+    settings: GenerationConfig, seed: int | None, sequence_ids: Sequence[int] | None, rows: int
+) -> list[Sampler] | list[None]:
+    numbers = list(range(rows)) if sequence_ids is None else list(sequence_ids)
+    if len(numbers) != rows:
+        raise InputError(f"sequence_ids has {len(numbers)} numbers for {rows} sequences; give one a sequence")
+    numbers = [integer("sequence_ids", n, 0, 2**32 - 1) for n in numbers]
+    if seed is not None:
+        seed = integer("seed", seed, 0, 2**64 - 1)
+    if not settings.do_sample:
+        return [None] * rows
+    if seed is None:
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+    params = sampling_params(settings) or WarperParams()
+    return [Sampler(params, seed, number) for number in numbers]
+
+
+def _pad(settings: GenerationConfig, eos_ids: Sequence[int]) -> int:
+    """What stands behind a row that has ended."""
+    return int(settings.pad_token_id if settings.pad_token_id is not None else (eos_ids[0] if eos_ids else 0))
+
+
+def _result(
+    settings: GenerationConfig,
+    ids: torch.Tensor,
+    sequences: Sequence[TokenSequence],
+    eos_ids: Sequence[int],
+    stats: GenerationStats,
+    vocab_size: int,
+    past: LookaheadCache | None,
+) -> torch.Tensor | LookaheadGenerateOutput:
+    new = max((s.length - len(s.prompt) for s in sequences), default=0)
+    rows = torch.full((len(ids), ids.shape[1] + new), _pad(settings, eos_ids), dtype=torch.int64)
+    rows[:, : ids.shape[1]] = ids
+    for row, sequence in zip(rows, sequences, strict=bool(sequences)):
+        found = sequence.ids[len(sequence.prompt) : sequence.length]
+        row[ids.shape[1] : ids.shape[1] + len(found)] = torch.from_numpy(found)
+    if sequences and past is not None:
+        past.hold([s.cache for s in sequences], rows, [ids.shape[1] - len(s.prompt) for s in sequences])
+    if not settings.return_dict_in_generate:
+        return rows
+    return LookaheadGenerateOutput(
+        sequences=rows,
+        scores=_columns([sequence.scores for sequence in sequences], new, vocab_size),
+        logits=_columns([sequence.raw for sequence in sequences], new, vocab_size),
+        stats=stats,
+        **{CACHE: None if settings.use_cache is False else past},
+    )
+
+
+def _columns(kept: Sequence[list[Logits] | None], steps: int, vocab_size: int) -> tuple[torch.Tensor, ...] | None:
+    """Rows of each sequence -> one float32 [batch, vocab_size] for each step."""
+    if not any(kept):
+        return None
+    zeros = np.zeros(vocab_size, np.float32)
+    return tuple(
+        torch.from_numpy(np.stack([rows[i] if rows and i < len(rows) else zeros for rows in kept]))
+        for i in range(steps)
+    )
+
+
+__all__ = ["PROPOSERS", "LookaheadGenerateOutput", "generate"]

@@ -1,0 +1,423 @@
+"""The model as transformers' users know it: ``generate``, a call for logits, pipelines; an engine does the work."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Generator, Sequence
+from inspect import unwrap
+from os import PathLike
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.controller.cost import EngineCosts
+from ipex_lookahead.controller.kept_costs import cost_folder
+from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.drafting.base import Proposer
+from ipex_lookahead.drafting.own import OwnProposer
+from ipex_lookahead.drafting.store import Stores
+from ipex_lookahead.engines.api import FINAL_NORM, Engine
+from ipex_lookahead.engines.low_bit_copy import low_bit_copy
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.hf.generation.generate import LookaheadGenerateOutput, generate_stepwise
+from ipex_lookahead.hf.generation.past import LookaheadCache, given_cache, past_of
+from ipex_lookahead.hf.modeling.copying import Copying
+from ipex_lookahead.hf.modeling.forward import outputs_after
+from ipex_lookahead.hf.modeling.placement import Placement
+from ipex_lookahead.hf.modeling.refused import REFUSED, refuse
+from ipex_lookahead.hf.modeling.statistics import IpexLlmStatistics
+from ipex_lookahead.hf.modeling.weights import Weights
+from ipex_lookahead.runtime.checks import flag
+from ipex_lookahead.runtime.lookahead import asked_lookup, proposer_lookahead, second_model_lookahead
+from ipex_lookahead.runtime.run import RunOptions, streamed, to_the_end
+from ipex_lookahead.runtime.second_model import check_vocabulary, engine_of
+from ipex_lookahead.system.compat import CACHE, CausalOutput, text_config
+from ipex_lookahead.system.terminal import tell_people
+from ipex_lookahead.tokenization.text import TextTokenizer
+
+
+class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
+    """A LlamaConfig by another name, under which transformers' pipelines know :class:`LookaheadModelForCausalLM`."""
+
+
+@refuse(REFUSED)
+class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """A causal language model on one of our engines.
+
+    It holds no torch parameters: the weights are the engine's, and ``parameters()`` and ``state_dict()`` are copies. It
+    runs where its engine runs, and ``to`` says so. What it inherits from torch and transformers and cannot
+    do raises InputError with what to use instead. The engine's caches belong to a generation: one that was abandoned
+    half-way leaves nothing behind, and several threads may generate at a time: their forwards take turns.
+
+    Args:
+        config: the model's transformers config.
+        engine: where it runs.
+        generation_config: the checkpoint's defaults for ``generate``.
+        low_bit: name of the low-bit format, for ``info`` and ``save_low_bit``.
+        tokenizer: used for ``stop_strings``, and saved by ``save_low_bit``; may be None. One of our own becomes a
+            transformers tokenizer when it is first read, which takes as long as reading it did.
+        source: where the checkpoint came from; transformers' ``name_or_path``.
+        checkpoint_config: the config that ``save_low_bit`` writes, by default ``config``'s.
+        speculative: draft with a four-bit copy of the engine's weights wherever ``generate`` gets no ``lookahead``.
+        origin: makes the same model again, in another process too: a ``functools.partial`` that can be pickled.
+
+    Attributes:
+        stats: the :class:`GenerationStats` of the last generation that the calling thread has begun on this model; all
+            zero before the first. That of any one is ``generate(return_dict_in_generate=True).stats``.
+        costs: what a forward of n rows costs on this engine, measured when adaptive lookahead is first used.
+    """
+
+    config_class = LookaheadLlamaConfig
+    main_input_name = "input_ids"
+    base_model_prefix = "model"
+    _supports_sdpa = True  # a LlamaConfig may name any attention; the engine has its own
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        engine: Engine,
+        *,
+        generation_config: GenerationConfig | None = None,
+        low_bit: str,
+        tokenizer: Any = None,
+        source: str | PathLike[str] | None = None,
+        checkpoint_config: dict[str, Any] | None = None,
+        speculative: bool = False,
+        origin: Callable[[], Any] | None = None,
+    ) -> None:
+        super().__init__(_own_config(config, source))
+        self.generation_config = generation_config or GenerationConfig()
+        self.low_bit = low_bit
+        self._tokenizer = tokenizer
+        self.source = None if source is None else Path(source)
+        self._last = threading.local()
+        self._making_copy = threading.Lock()
+        self._stores = Stores(engine.vocab_size, getattr(tokenizer, "get_vocab", None))
+        self.speculative = speculative
+        self._checkpoint_config = checkpoint_config
+        self._origin = origin
+        self._run_on(engine)
+        self._draft_engine: Engine | None = None
+        self._draft_used: tuple[Any, ...] = ()  # a tuple, since torch takes a module for a part of what has it
+        self._draft_models: WeakSet[Any] = WeakSet()  # those of ours whose vocabulary has been compared
+        self._assistant: Engine | None = None  # around the last one that transformers had loaded
+        self.eval()
+
+    def _run_on(self, engine: Engine) -> None:
+        """From the next generation on it runs there, with costs of its own, and a copy of its own to draft with."""
+        self.engine = engine
+        self.costs = EngineCosts(engine, cost_folder(), tell_people)
+        self._turn = threading.Lock()
+        self._self_draft: Engine | None = None
+
+    # ---- generation ------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    @to_the_end("torch.Tensor | LookaheadGenerateOutput")
+    def generate(
+        self,
+        inputs: Any = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        prefix_allowed_tokens_fn: Callable[[int, torch.Tensor], list[int]] | None = None,
+        synced_gpus: bool | None = None,
+        assistant_model: Any = None,
+        streamer: Any = None,
+        *,
+        lookahead: int | str | LookaheadConfig | None = None,
+        max_matching_ngram_size: int | None = None,
+        adaptive: bool | None = None,
+        draft_model: LookaheadModelForCausalLM | None = None,
+        max_step_draft: int | None = None,
+        min_step_draft: int | None = None,
+        th_stop_draft: float | None = None,
+        auto_th_stop_draft: bool | None = None,
+        proposer: Callable[[LookaheadConfig], Proposer] | None = None,
+        keep_drafts: bool = False,
+        seed: int | None = None,
+        tokenizer: Any = None,
+        **kwargs: Any,
+    ) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
+        """Generate as transformers does, with lookahead and a seed.
+
+        See :func:`ipex_lookahead.hf.generation.generate.generate` for what each argument means and which errors it may
+        raise, and :func:`ipex_lookahead.runtime.lookahead.second_model_lookahead` for ``max_step_draft``,
+        ``min_step_draft``, ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same
+        vocabulary that drafts; ``assistant_model`` is transformers' name for it. Either may be a model that
+        transformers has loaded. ``proposer`` makes a source of drafts of your own for each sequence, a
+        :class:`ipex_lookahead.drafting.Proposer`: a class whose instances begin with the settings will do
+        (docs/lookahead.md). What it returns is checked: anything but a Draft of this vocabulary is an InputError.
+        ``keep_drafts`` leaves what was verified in ``stats.drafts``.
+        """
+        options = RunOptions(costs=self.costs, stores=self._stores, turn=self._turn)
+        if flag("keep_drafts", keep_drafts):
+            options.stats.drafts = []
+        if proposer is not None:
+            if draft_model is not None or assistant_model is not None:
+                raise InputError("both proposer and a draft model are given, and both draft; leave one of them out")
+            lookahead = proposer_lookahead(lookahead) or 0
+            options.make = lambda config: OwnProposer(proposer(config), self.engine.vocab_size)
+        if lookahead is None:
+            lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
+        lookahead, options.draft_engine = self._second_model(
+            lookahead,
+            draft_model,
+            assistant_model,
+            max_step_draft=max_step_draft,
+            min_step_draft=min_step_draft,
+            th_stop_draft=th_stop_draft,
+            auto_th_stop_draft=auto_th_stop_draft,
+        )
+        self.stats = options.stats
+        return (
+            yield from generate_stepwise(
+                self.engine,
+                inputs,
+                generation_config,
+                logits_processor,
+                stopping_criteria,
+                prefix_allowed_tokens_fn,
+                streamer,
+                model_defaults=self.generation_config,
+                lookahead=lookahead,
+                max_matching_ngram_size=max_matching_ngram_size,
+                adaptive=adaptive,
+                seed=seed,
+                tokenizer=self.tokenizer if tokenizer is None else tokenizer,
+                synced_gpus=synced_gpus,
+                options=options,
+                **kwargs,
+            )
+        )
+
+    def stream(self, *args: Any, **kwargs: Any) -> Generator[int, None, None]:
+        """The new tokens of one sequence as they come, with ``generate``'s arguments.
+
+        Tokens are made when they are taken; closing the iterator ends the generation. Errors in the arguments are
+        raised at once; ``stats`` is complete when it has ended.
+
+        Example: ``for token in model.stream(input_ids, max_new_tokens=100, lookahead="auto"): print(token)``
+        """
+        steps = torch.no_grad()(unwrap(type(self).generate))(self, *args, **kwargs)
+        next(steps)
+        return streamed(steps)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | Any:
+        """The model's tokenizer, as transformers has them; None where it has none, which few models have not."""
+        if isinstance(self._tokenizer, TextTokenizer):
+            self._tokenizer = self._tokenizer.for_transformers()
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Those of the calling thread's last generation on this model; of nothing where it has begun none."""
+        found: GenerationStats = getattr(self._last, "stats", None) or GenerationStats()
+        return found
+
+    @stats.setter
+    def stats(self, stats: GenerationStats) -> None:
+        self._last.stats = stats
+
+    def forget(self) -> None:
+        """Drop what is remembered in memory of earlier generations (``LookaheadConfig.store``)."""
+        self._stores.forget()
+
+    def use_draft_model(self, draft_model: LookaheadModelForCausalLM | None) -> None:
+        """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
+
+        None ends it. Raises InputError where it has another vocabulary.
+        """
+        self._draft_engine = None if draft_model is None else self._checked_engine(draft_model)
+        self._draft_used = () if draft_model is None else (draft_model,)
+
+    def _checked_engine(self, draft_model: Any) -> Engine:
+        """A draft model's engine; vocabularies are compared, and engines made, once."""
+        if draft_model in self._draft_models:
+            known: Engine = draft_model.engine
+            return known
+        if self._assistant is not None and getattr(self._assistant, "model", None) is draft_model:
+            return self._assistant
+        engine = engine_of(draft_model)
+        check_vocabulary(self, draft_model, engine)
+        if hasattr(draft_model, "engine"):
+            self._draft_models.add(draft_model)
+        else:
+            self._assistant = engine
+        return engine
+
+    def _second_model(
+        self, lookahead: Any, draft_model: Any, assistant_model: Any, **options: Any
+    ) -> tuple[Any, Engine | None]:
+        """What ``lookahead`` means beside a second model, and the second model's engine where there is one."""
+        if draft_model is not None and assistant_model is not None and draft_model is not assistant_model:
+            raise InputError("both draft_model and assistant_model are given; they mean the same: give one of them")
+        draft_model = assistant_model if draft_model is None else draft_model
+        strategy, engine = None, self._draft_engine
+        if draft_model is not None:
+            strategy, engine = "draft_model", self._checked_engine(draft_model)
+        elif engine is not None and lookahead is not None and not isinstance(lookahead, LookaheadConfig):
+            strategy = "draft_model"
+        elif self.speculative:
+            strategy = "self_speculation"
+        lookahead = second_model_lookahead(lookahead, strategy=strategy, **options)
+        if not isinstance(lookahead, LookaheadConfig) or not lookahead.num_draft_tokens:
+            return lookahead, None
+        if lookahead.strategy != "self_speculation":
+            return lookahead, engine
+        with self._making_copy:
+            if self._self_draft is None:
+                self._self_draft = low_bit_copy(self.engine)
+        return lookahead, self._self_draft
+
+    def can_generate(self) -> bool:
+        """Always."""
+        return True
+
+    # ---- logits ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: LookaheadCache | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        cache_position: torch.Tensor | None = None,
+        return_dict: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cache: LookaheadCache | None = None,
+        **kwargs: Any,
+    ) -> CausalOutput | tuple[Any, ...]:
+        """Logits at every position, and what goes on from there: a text fed in pieces has the logits of the whole one.
+
+        Args:
+            input_ids: int64 [batch, length].
+            attention_mask: [batch, columns in ``past_key_values`` + length]; each row's ones must be contiguous. None:
+                all ones, and the padding that ``past_key_values`` knows of. Padding gets logits of zero.
+            position_ids: int64 [batch or 1, length]; a token's position is the number of tokens before it in its row,
+                and no other is taken.
+            past_key_values: those of an earlier output of this model; they go on growing in place.
+            labels: int64 [batch, length]; the loss is the mean cross entropy of the next token where it is not -100.
+            use_cache: whether the output has ``past_key_values``; None: as the config says, which mostly is True.
+            logits_to_keep: 0 = all positions; n = the last n; or int64 indices of positions.
+            cache_position: int64 [length], the columns' numbers; no others are taken.
+            return_dict: False returns a tuple.
+            output_hidden_states: whether the output has ``hidden_states``; None: as the config says, mostly not.
+            cache: the name of ``past_key_values`` from transformers 5.24 on; either is taken by any release.
+            **kwargs: nothing else is supported.
+
+        Returns:
+            ``logits`` float32 [batch, kept, vocab_size]; ``loss`` where labels were given; ``past_key_values``, a
+            :class:`~ipex_lookahead.hf.generation.past.LookaheadCache`, or None; ``hidden_states``, those after the
+            embeddings and after each layer, float32 [batch, length, hidden_size], the last ones after the final norm,
+            or None. Padding gets zeros.
+
+        Raises:
+            InputError: ids, mask or another argument outside what is allowed.
+            ContextLengthError: a row is longer than the model holds.
+        """
+        for name, value in kwargs.items():
+            if value is not None and value is not False:
+                raise InputError(
+                    f"{name} is not supported; the model takes input_ids, attention_mask, position_ids,"
+                    " past_key_values or cache, labels, use_cache, logits_to_keep, output_hidden_states"
+                )
+        if input_ids is None or input_ids.dim() != 2 or input_ids.numel() == 0:
+            shape = None if input_ids is None else tuple(input_ids.shape)
+            raise InputError(f"input_ids has shape {shape}; it must be integers [batch, length], not empty")
+        rows, length = input_ids.shape
+        kept = torch.arange(length)
+        if isinstance(logits_to_keep, torch.Tensor):
+            kept = kept[logits_to_keep.cpu()]
+        elif logits_to_keep:
+            kept = kept[-logits_to_keep:]
+        if labels is not None and len(kept) != length:
+            raise InputError("labels need the logits of all positions; leave logits_to_keep out")
+        past = past_of(self.engine, past_key_values, cache, rows)
+        if output_hidden_states is None:
+            output_hidden_states = getattr(self.config, "output_hidden_states", False)
+        hidden: Sequence[int] = ()
+        if output_hidden_states:
+            text = text_config(self.config)
+            normed = getattr(text, "tie_last_hidden_states", None) is not False
+            hidden = [*range(text.num_hidden_layers), FINAL_NORM if normed else text.num_hidden_layers]
+        logits, states = outputs_after(
+            past, input_ids, attention_mask, position_ids, cache_position, kept=kept, hidden=hidden
+        )
+        loss = None
+        if labels is not None:
+            loss = torch.nn.functional.cross_entropy(
+                logits[:, :-1].reshape(-1, logits.shape[-1]),
+                labels[:, 1:].reshape(-1).to(torch.int64),
+                ignore_index=-100,
+            )
+        if use_cache is None:
+            use_cache = getattr(self.config, "use_cache", True)
+        output = CausalOutput(
+            loss=loss,
+            logits=logits,
+            hidden_states=tuple(states) if output_hidden_states else None,
+            **{CACHE: past if use_cache else None},
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: torch.Tensor,
+        *,
+        past_key_values: LookaheadCache | None = None,
+        cache: LookaheadCache | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Return arguments of ``forward`` for a text, int64 [batch, length], that begins with what the cache holds.
+
+        The cache is returned under the name of the release of transformers that is installed. Raises InputError where
+        both names are given.
+        """
+        past = given_cache(past_key_values, cache)
+        before = 0 if past is None else past.get_seq_length()
+        known = {name: kwargs.get(name) for name in ("attention_mask", "use_cache")}
+        return {"input_ids": input_ids[:, before:], CACHE: past, **known}
+
+    def extra_repr(self) -> str:
+        """Engine and format."""
+        return f"engine={self.engine.name}, low_bit={self.low_bit}, vocab_size={self.engine.vocab_size}"
+
+
+def _own_config(config: Any, source: Any) -> Any:
+    """A copy of a config that names the checkpoint and names no kernels of transformers': the engine has its own."""
+    config = copy.deepcopy(config)
+    if source is not None:
+        config._name_or_path = str(source)
+    for name in ("_attn_implementation", "_experts_implementation"):
+        if hasattr(config, name):
+            setattr(config, name, "eager")
+    return config
+
+
+# transformers' pipelines complain about model classes that they do not know; this is its public way of telling them.
+AutoModelForCausalLM.register(LookaheadLlamaConfig, LookaheadModelForCausalLM, exist_ok=True)

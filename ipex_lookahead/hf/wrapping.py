@@ -1,0 +1,50 @@
+"""Lookahead for a model that is already there: loaded by transformers or ipex-llm, quantised by whatever library."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+from ipex_lookahead.engines.wrap_hf import wrap_hf
+from ipex_lookahead.hf.model import LookaheadModelForCausalLM
+
+
+def wrap(
+    hf_model: Any,
+    tokenizer: Any = None,
+    *,
+    deterministic: bool = False,
+    threads: int | None = None,
+    max_context: int | None = None,
+) -> LookaheadModelForCausalLM:
+    """Put this package's decoding loop on a causal language model of transformers.
+
+    The model is used as it is, neither copied nor changed, on the device where it lies; its own ``generate`` goes on
+    working.
+
+    Args:
+        hf_model: a transformers causal language model, quantised or not. A model of this package comes back as it is.
+        tokenizer: its tokenizer; needed for ``stop_strings`` and saved by ``save_low_bit``.
+        deterministic: forwards of one shape, so that lookahead gives the very text of plain decoding; slower.
+        threads: threads of torch's operators while it generates; None = as torch is set.
+        max_context: positions a sequence may have; None = by the model's config.
+
+    Raises:
+        UnsupportedModelError: no transformers model, or one whose past cannot be rolled back (recurrent states).
+
+    Example: ``wrap(AutoModelForCausalLM.from_pretrained("gpt2")).generate(input_ids, lookahead="auto")``.
+    """
+    if isinstance(hf_model, LookaheadModelForCausalLM):
+        return hf_model
+    options: dict[str, Any] = {"deterministic": deterministic, "threads": threads, "max_context": max_context}
+    engine = wrap_hf(hf_model, **options)
+    return LookaheadModelForCausalLM(
+        hf_model.config,
+        engine,
+        generation_config=copy.deepcopy(getattr(hf_model, "generation_config", None)),
+        low_bit=engine.low_bit,
+        tokenizer=tokenizer,
+        source=getattr(hf_model, "name_or_path", None) or None,
+        origin=partial(wrap, hf_model, tokenizer, **options),
+    )

@@ -1,0 +1,163 @@
+"""The core of generation needs neither torch nor transformers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
+from ipex_lookahead.decoding.sequence import Sequence
+from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.runtime.lookahead import resolve_lookahead
+from ipex_lookahead.runtime.run import RunOptions, length_limit, run
+from tests.support.hashed_engine import HashedEngine
+from tests.support.scripted_engine import markov, scripted
+
+NATIVE = """
+import sys
+import numpy as np
+from ipex_lookahead.architectures import spec_for
+from ipex_lookahead.decoding.sampling import Sampler, WarperParams
+from ipex_lookahead.drafting.store import Stores
+from ipex_lookahead.engines.native.engine import NativeEngine
+from ipex_lookahead.runtime.lookahead import resolve_lookahead
+from ipex_lookahead.decoding.sequence import Sequence
+from ipex_lookahead.runtime.run import RunOptions, run
+
+spec = spec_for({'model_type': 'llama', 'hidden_size': 64, 'intermediate_size': 64, 'num_hidden_layers': 1,
+                 'num_attention_heads': 2, 'num_key_value_heads': 1, 'vocab_size': 48, 'rms_norm_eps': 1e-5,
+                 'max_position_embeddings': 64, 'tie_word_embeddings': True, 'head_dim': 32, 'rope_theta': 1e4})
+engine = NativeEngine.random(spec, 'sym_int4', threads=1)
+prompt = np.array([1, 2, 3, 1, 2], np.int32)
+sequences = [Sequence(prompt, 30), Sequence(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
+plain = [one.new for one in run(engine, sequences, RunOptions())]
+assert [len(new) for new in plain] == [25, 15]
+for lookahead in (3, 'auto', 'suffix', 'jacobi', 'recycling'):
+    sequences = [Sequence(prompt, 30), Sequence(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
+    made = run(engine, sequences, RunOptions(resolve_lookahead(lookahead, adaptive=False), stores=Stores(48)))
+    assert [one.new for one in made] == plain, lookahead
+print([name for name in ('torch', 'transformers') if name in sys.modules])
+"""
+
+
+def test_a_native_generation_imports_neither_torch_nor_transformers(tmp_path: Any) -> None:
+    pytest.importorskip("ipex_lookahead._native")
+    script = tmp_path / "native.py"
+    script.write_text(NATIVE)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_job_from_end_to_end() -> None:
+    """Processors, callback, stop and end tokens on plain numpy; the same with drafts."""
+    texts = []
+    for lookahead in (0, 4, "auto"):
+        told: list[int] = []
+        prefixes: list[list[int]] = []
+        raw: list[Any] = []
+
+        def forbid(ids: Any, logits: Any, prefixes: list[list[int]] = prefixes) -> Any:
+            prefixes.append(ids.tolist())
+            logits[ids[-1]] = -np.inf
+            return logits
+
+        stats = GenerationStats()
+        sequence = Sequence(
+            np.array([1, 5, 3, 5], np.int32),
+            24,
+            processors=[forbid],
+            on_token=told.append,
+            stop=lambda ids: len(ids) == 20,
+            scores=[],
+            raw=raw,
+        )
+        (one,) = run(markov(seed=2), [sequence], RunOptions(resolve_lookahead(lookahead, adaptive=False), stats))
+        assert one.new == told
+        assert len(one.new) == 16
+        assert prefixes == [[1, 5, 3, 5, *told[:n]] for n in range(16)]
+        assert all(a != b for a, b in zip([5, *told], told, strict=False))
+        assert len(raw) == 16
+        assert np.isfinite(raw[0]).all()
+        assert (stats.finish_reasons, stats.seed) == (["stop"], None)
+        texts.append(one.new)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_end_tokens_and_limits() -> None:
+    engine = scripted([4, 5, 6, 7], 16, 2)
+    sequences = [Sequence(np.array([1, 2], np.int32), 5, "context", frozenset({end})) for end in (5, 9)]
+    stats = GenerationStats()
+    assert [one.new for one in run(engine, sequences, RunOptions(stats=stats))] == [[4, 5], [4, 5, 6]]
+    assert stats.finish_reasons == ["stop", "context"]
+
+
+def test_the_seed_stands_in_the_stats() -> None:
+    stats = GenerationStats()
+    run(
+        markov(),
+        [Sequence(np.array([1], np.int32), 5, sampler=Sampler(WarperParams(), 99, 0))],
+        RunOptions(stats=stats),
+    )
+    assert stats.seed == 99
+
+
+def test_limits() -> None:
+    assert length_limit(5, 100) == (25, "length")
+    assert length_limit(5, 100, max_new_tokens=3, max_length=50) == (8, "length")
+    assert length_limit(5, 100, max_length=50) == (50, "length")
+    assert length_limit(5, 10, max_new_tokens=30) == (10, "context")
+    with pytest.raises(InputError, match="max_length is 5 and the prompt alone has 5"):
+        length_limit(5, 100, max_length=5)
+    with pytest.raises(ContextLengthError):
+        length_limit(10, 10)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_long_prompt_tells_how_far_it_is_and_can_be_cancelled(rows: int) -> None:
+    engine = markov()
+    told: list[tuple[int, int]] = []
+    stats = GenerationStats()
+    sequences = [Sequence(np.full(600, 1 + row, np.int32), 700) for row in range(rows)]
+    run(engine, sequences, RunOptions(stats=stats, on_prefill=lambda done, total: told.append((done, total))))
+    assert [done for done, _ in told] == [*range(512, 600 * rows, 512), 600 * rows]
+    assert {total for _, total in told} == {600 * rows}
+
+    engine = markov()
+    sequences = [Sequence(np.full(600, 1 + row, np.int32), 700) for row in range(rows)]
+    made = run(engine, sequences, RunOptions(stats=stats, cancelled=lambda: True))
+    assert [one.new for one in made] == [[]] * rows
+    assert stats.finish_reasons == ["cancelled"] * rows
+    assert len(engine.batches) == 1
+
+
+def test_cancelling_between_two_steps_keeps_what_has_come() -> None:
+    engine, told, stats = markov(), [], GenerationStats()
+    sequence = Sequence(np.array([1, 2], np.int32), 100, on_token=told.append)
+    (one,) = run(engine, [sequence], RunOptions(stats=stats, cancelled=lambda: len(told) >= 5))
+    assert one.new == told
+    assert len(told) == 5
+    assert stats.finish_reasons == ["cancelled"]
+
+
+def test_several_answers_to_one_prompt_read_it_once() -> None:
+    """Each is what it is alone, and the prompt's rows are run for the first of them only."""
+    engine = HashedEngine(11)
+    prompt = np.random.default_rng(1).integers(1, 11, 90).astype(np.int32)
+
+    def sequences(numbers: list[int]) -> list[Sequence]:
+        return [Sequence(prompt, 120, sampler=Sampler(WarperParams(), 5, number)) for number in numbers]
+
+    alone = [run(engine, sequences([number]), RunOptions())[0].new for number in range(4)]
+    engine.rows = 0
+    stats = GenerationStats()
+    together = [one.new for one in run(engine, sequences([0, 1, 2, 3]), RunOptions(stats=stats))]
+    assert together == alone
+    assert len({tuple(new) for new in alone}) == 4
+    assert engine.rows == 90 + 4 * 29
+    assert (stats.prompt_tokens, stats.cached_tokens) == (360, 270)
