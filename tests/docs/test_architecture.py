@@ -17,7 +17,7 @@ PACKAGE = ROOT / "ipex_lookahead"
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists())
 STEPS = re.findall(r"^\d+\. `([\w/.]+)`: `([\w.]+)`", TEXT, re.MULTILINE)
 TABLE = TEXT.partition("## To add something")[2]
-RECORDS = re.findall(r"^\| `(\w+)`[^|]*\| `([\w/.]+)` \|", TEXT.partition("## The way of a request")[2], re.MULTILINE)
+RECORDS = re.findall(r"^\| `(\w+)`[^|]*\| `([\w/.]+)` \|", TEXT.partition("## The path of a request")[2], re.MULTILINE)
 ROWS = [row.split("|")[1:4] for row in TABLE.splitlines() if row.startswith("| ") and not row.startswith("| to add")]
 
 
