@@ -113,6 +113,7 @@ sanitize:
 lint:
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
+	@$(PY) scripts/check_style.py
 
 types:
 	@$(PY) -m mypy
