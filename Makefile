@@ -4,7 +4,7 @@
 # make test-ipex-llm  our loop on the real ipex-llm, in an environment of its own (5 GB, kept in the cache folder)
 # make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, next to .venv (0.8 GB, kept in the cache folder)
 # make test-opencl-offline  its kernels built by Intel's compiler for its GPUs, from Debian unstable (0.3 GB, kept in the cache folder)
-# make test-browser  the server's page in Chromium (apt install chromium), driven by Playwright beside .venv (0.2 GB)
+# make test-browser  the server's page in Chromium (apt install chromium), driven by Playwright, next to .venv (0.2 GB)
 # make test-clients  the server with openai, anthropic, langchain, llama-index, lm-eval, llm, schemathesis and Ray (1 GB, kept)
 # make test-peers  the tests that compare with llama.cpp (llama-cpp-python is built once, kept in the cache folder)
 # make gates  all cases of the tests that make test samples, and its attacks at full length (an hour)
@@ -17,11 +17,11 @@
 
 PYTHON ?= python3
 PY := .venv/bin/python
-# What README's commands need beside the package: pictures and the server.
+# What README's commands need in addition to the package: pictures and the server.
 USED := --with bench --with serve
 # Tests of a file, or of a model type, run in one process: fixtures and models are made once.
 SHARED_OUT := -n auto --maxprocesses 4 --dist loadgroup
-# Bytecode is written, also where the environment says otherwise: else each test process compiles 1,000 files again.
+# Bytecode is written, also where the environment disables it: else each test process compiles 1,000 files again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test quick test-programs test-peers test-ipex-llm test-opencl test-opencl-offline test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean

@@ -23,7 +23,7 @@ from ipex_lookahead.system.terminal import counted
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 PROMPT = "Write four Python functions, add, subtract, multiply and divide, each of two numbers a and b."
-"""What the embedded model answers rightly, and much of the answer follows from what stands before."""
+"""What the embedded model answers rightly, and much of the answer follows from the text before it."""
 
 
 def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tuple[list[int], GenerationStats]:

@@ -23,7 +23,7 @@ SCHEMA = {
 @click.command()
 @click.argument("prompt", default="Why is the sky blue?")
 @click.option("--url", default="http://127.0.0.1:8080", help="Where the server listens.")
-@click.option("--key", default="none", help="An API key, where the server asks for one.")
+@click.option("--key", default="none", help="An API key, if the server requires one.")
 @click.option("--max-new-tokens", default=64, type=click.IntRange(1))
 def main(prompt: str, url: str, key: str, max_new_tokens: int) -> None:
     try:

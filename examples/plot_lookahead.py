@@ -27,7 +27,7 @@ from ipex_lookahead.tokenization.prompts import build_prompt
 def main(
     repo_id_or_model_path: str, n_lookahead_tokens: tuple[int, ...], n_predict: int, prompts: str, output: str
 ) -> None:
-    """Measure lookahead off, with each number of tokens, and with 'auto', prompt by prompt in turn."""
+    """Measure lookahead off, with each number of tokens, and with 'auto', alternating prompt by prompt."""
     check_plot(Path(output))
     model = AutoModelForCausalLM.from_pretrained(repo_id_or_model_path)
     if model.tokenizer is None:

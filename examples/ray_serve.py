@@ -41,7 +41,7 @@ def main(model: str, replicas: int, threads: int | None, slots: int, host: str, 
     router = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
     made = serve.deployment(
         num_replicas=replicas,
-        max_ongoing_requests=1000,  # a replica's own queue has a limit, and says how long to wait
+        max_ongoing_requests=1000,  # a replica's own queue has a limit and returns a retry delay
         request_router_config=RequestRouterConfig(request_router_class=router),
         health_check_period_s=2,
     )(Replica)

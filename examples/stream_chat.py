@@ -1,7 +1,7 @@
 """A conversation in Python: answers come as they are made, and each turn reads only what is new.
 
 python examples/stream_chat.py "Name three rivers." "Which of them is the longest?"
-python examples/stream_chat.py          # asks for messages; an empty one ends it
+python examples/stream_chat.py          # reads messages; an empty one ends it
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.cli.running import run_command
 
 
-def asked_for() -> Iterator[str]:
+def user_messages() -> Iterator[str]:
     while message := click.prompt("you", default="", show_default=False):
         yield message
 
@@ -25,7 +25,7 @@ def asked_for() -> Iterator[str]:
 @click.command()
 @click.argument("messages", nargs=-1)
 @click.option("--model", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
-@click.option("--system", help="What the model is told before the conversation.")
+@click.option("--system", help="System message before the conversation.")
 @click.option("--max-new-tokens", default=128, type=click.IntRange(1))
 def main(messages: tuple[str, ...], name: str, system: str | None, max_new_tokens: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(name)
@@ -33,7 +33,7 @@ def main(messages: tuple[str, ...], name: str, system: str | None, max_new_token
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     chat = [{"role": "system", "content": system}] if system else []
     past = None
-    for message in messages or asked_for():
+    for message in messages or user_messages():
         chat.append({"role": "user", "content": message})
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
         out = model.generate(

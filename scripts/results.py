@@ -186,7 +186,7 @@ def lookahead_table(report: dict[str, Any]) -> list[str]:
     heads = [count, "tok/s", *(FILES.get(name, name) for name in names), "mean", "slowest prompt", "same tokens"]
     lines = markdown(heads, (lookahead_row(run, group, names) for run in runs))
     gains = [f"{run['memory_gain']:.2f} x" for run in runs if run["memory_gain"]]
-    note = "Cells: speed beside plain decoding, tokens a step. "
+    note = "Cells: speed relative to plain decoding, tokens per step. "
     if gains:
         note += "Cold: every prompt with an empty memory; warm: one after the other, "
         note += f"which brought {', '.join(gains)}. "
@@ -228,7 +228,7 @@ def engines_table(report: dict[str, Any]) -> list[str]:
         same = entry["identical_to_plain"].replace("/", " of ")
         return [entry["engine"], entry["mode"], f"{entry['tok_s']:.1f} tok/s", f"{entry['ratio']:.2f} x", same]
 
-    heads = ["engine", "mode", "decode", "beside plain", "texts equal to its own plain ones"]
+    heads = ["engine", "mode", "decode", "vs plain", "texts equal to its own plain ones"]
     note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens, {report['low_bit']}. {where(report)}"
     absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
     return [*markdown(heads, map(row, report["rows"])), "", note + absent]
@@ -243,7 +243,7 @@ def compare_table(report: dict[str, Any]) -> list[str]:
         decode, prompt = f"{entry['decode_tok_s']:.0f} tok/s", f"{entry['prefill_tok_s']:.0f} tok/s"
         return [name, entry["mode"], decode, f"{entry['ratio']:.2f} x", prompt, same]
 
-    heads = ["program", "mode", "decode", "beside its plain", "prompt", "outputs equal to its own plain ones"]
+    heads = ["program", "mode", "decode", "vs its plain", "prompt", "outputs equal to its own plain ones"]
     weights = "; ".join(dict.fromkeys(f"{one['peer']}: {one['weights']}, {one['lookup']}" for one in report["rows"]))
     absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
     note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. {weights}. {where(report)}{absent}"
