@@ -45,7 +45,7 @@ PARSER: dict[str, Any] = {
 """llguidance's limits, in the trial and in the server: alternatives at one place of an answer; those of one token, 25
 ms; regular expressions derived for one token, 15 ms; states of all patterns in one answer."""
 MAX_STOPPED = 4
-"""Trials for one request, whose tools are tried one by one, that may reach a limit; then the request is refused."""
+"""Number of one request's trials (one per tool) that may reach a limit before the request is refused."""
 _ANSWERS, _STEPS = 2, 4
 """Answers that a trial begins, and tokens of each."""
 _SECONDS_TO_START = 10.0
@@ -72,7 +72,7 @@ class Client:
     """Who wants a grammar compiled.
 
     Attributes:
-        owner: whose compiled grammars may be used.
+        owner: API key that owns the cached grammars.
         waits: whether it waits for one that is not compiled yet; otherwise it gets NotCompiled.
         stopped: trials for it that reached a limit.
     """

@@ -43,7 +43,7 @@ _SIZE = 256 << 10
 
 
 def inlined(schema: Any) -> str:
-    """A JSON schema as it stands in a Lark grammar, behind ``%json``.
+    """Return a JSON schema as written in a Lark grammar after ``%json``.
 
     Raises InputError as :func:`check_numbers`.
     """
@@ -52,7 +52,7 @@ def inlined(schema: Any) -> str:
 
 
 def pattern(regex: str) -> str:
-    """A pattern as it stands between the slashes of a Lark grammar."""
+    """Return a pattern as written between the slashes of a Lark grammar."""
     return str(llguidance.regex_to_lark(regex, ""))
 
 
@@ -175,7 +175,7 @@ class Compiler:
         return lark_of(gbnf, lambda text: self._encode_all(text, add_special_tokens=False), self._ends)
 
     def _tokenizer(self) -> Any:
-        """llguidance's own view of the vocabulary, made when it is first asked for."""
+        """llguidance's view of the vocabulary, created on first use."""
         with self._lock:
             if self._made is None:
                 vocabulary = TextVocabulary(self._tokens, self._ends, self._control, self._encode)

@@ -2,7 +2,7 @@
 
 A lexer that takes the longest text is right about a part of a grammar without recursion, unless a text of it goes on to
 a longer text of the same or another part with a character that may also come behind it: then the parts are read
-character by character. What is found is conservative: parts are compared even where no text leads to both.
+character by character. The result is conservative: parts are compared even if no text reaches both.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _SOURCE = re.compile(r"\S*/\S+\.rs\b[\d:]*")
 
 
 def reason(error: object) -> str:
-    """Return what an error of the library says: "line L, column C: " where it has a place, then the cause."""
+    """Return an error message of the library: "line L, column C: " where it has a place, then the cause."""
     lines = str(error).split("\n")
     said = _PLACE.sub(r"line \1, column \2: ", lines[0])
     for words in _WRAPPED:

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
 SAID = frozenset({"title", "description", "$comment", "examples", "default"})
-"""Keys of a schema whose texts no answer is compared with."""
+"""Keys of a schema with text that does not constrain answers."""
 NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keys behind which names stand, not keys."""
 _VALUES = SAID | {"const", "enum"}
@@ -32,7 +32,7 @@ def target(schema: Any, reference: str) -> Any:
 
 
 def moved(schema: Any, path: str, *, names: bool = False) -> Any:
-    """Return a schema whose pointers into itself are right where it is the part ``path`` of another.
+    """Return a schema with its internal pointers adjusted for its place ``path`` inside another schema.
 
     Args:
         schema: the schema, or a part of it.
@@ -60,7 +60,7 @@ def with_root(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, A
 
 
 def local(schema: Any) -> Any:
-    """Return a schema whose references are pointers into itself, without the ``$id`` and anchors that they named.
+    """Return a schema with references written as internal pointers, without the ``$id`` and anchors that they named.
 
     What a reference names that is not in the schema stays as it is.
     """
@@ -95,7 +95,7 @@ class _Resources:
                 self._read(value, f"{place}/{step}", base, names=not names and key in NAMED)
 
     def written(self, one: Any, base: str, *, names: bool = False) -> Any:
-        """Return a part of the schema, whose base URI is ``base``."""
+        """Return a part of the schema with the base URI ``base``."""
         if isinstance(one, list):
             return [self.written(value, base) for value in one]
         if not isinstance(one, Mapping):

@@ -1,4 +1,4 @@
-"""Thinking aloud: what a model says between two marks before it answers, and where that ends."""
+"""Thinking: the text between two marks before the answer, and detection of its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Thought(str):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands round a thought.
+    """Marks around a thought.
 
     Attributes:
         begin, end: each may be a special token.
@@ -42,7 +42,7 @@ class Marks:
 TAGS = Marks("<think>", "</think>")
 """Qwen's way, and most others'."""
 CHANNEL = Marks("<|channel>", "<channel|>", "thought", again=True)
-"""Gemma 4's. Told not to think, it gets an empty thought, or nothing, and now and then thinks all the same."""
+"""Gemma 4's. With thinking off the prompt has an empty thought, or nothing, and the model may still think."""
 
 
 def marks_of(template: str) -> Marks | None:
@@ -53,7 +53,7 @@ def marks_of(template: str) -> Marks | None:
 class Mode(Enum):
     """Where an answer begins, by its prompt."""
 
-    NONE = "it says what it says"
+    NONE = "unchanged"
     PERHAPS = "it thinks if it begins with the marker"
     WITHIN = "the prompt ends in the thought"
 

@@ -1,6 +1,6 @@
 """Calls of tools: how a model's template writes them, and how they are found in an answer.
 
-The ways of writing are in ``calls``; which it is says the chat template. For a template that knows none, they stand in
+The call styles are in ``calls``; the chat template determines the style. For a template without tools, they are in
 the system message and in the messages' text, in Hermes' way.
 """
 
@@ -31,7 +31,7 @@ class Ways:
 
     Attributes:
         style: how the model writes them.
-        known: whether the template says so; otherwise it is Hermes' way, told in words.
+        known: whether the template defines the style; otherwise it is Hermes' style, described in the system message.
         lists: whether it writes which tools there are.
         repeats: whether it writes the calls of earlier messages.
         needs_none: whether it looks for calls in messages of no text at all, rather than of an empty one.
@@ -83,7 +83,7 @@ def _style_of(template: str) -> Style | None:
 
 
 def described(functions: Sequence[Function], style: Style) -> Woven:
-    """The system text about tools for a model whose template does not list them."""
+    """Return the system text about tools for a model with a template that does not list them."""
     lines = "\n".join(as_json({"type": "function", "function": dict(one)}) for one in functions)
     return Woven(
         [
@@ -207,7 +207,7 @@ class Parser:
     def put(self, text: str, *, last: bool) -> list[str | Call]:
         """New text -> what is certain, in order: text that is no call, and whole calls.
 
-        White space that stands alone between calls, before the first or behind the last is left out, and so are line
+        White space alone between calls, before the first or behind the last is left out, and so are line
         ends directly behind a call.
         """
         self._waiting += text
@@ -235,7 +235,7 @@ class Parser:
         return found
 
     def _body(self, *, last: bool) -> tuple[str | None, str, str]:
-        """What stands between the marker and its end, the end, and what is behind it; None while more may come."""
+        """Return the text between the marker and its end, the end, and the rest; None while more may come."""
         text, end = self._waiting, self._style.end
         if self.one and (whole := self._first(text)) is not None and self._known(whole[0]):
             return (whole[1] if self._begun != "{" else whole[1][1:]), "", ""

@@ -81,7 +81,7 @@ class TextVocabulary:
         self._encode = encode
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Return ids whose bytes are the text: the tokenizer's own split where it is one, else the longest tokens."""
+        """Return ids with the bytes of the text: the tokenizer's own split where it is one, else the longest tokens."""
         wanted = text.encode() if isinstance(text, str) else text
         given = wanted.decode("utf-8", "replace")
         for lead in ("", _LEAD):  # a SentencePiece model writes a space before what it takes for a text's beginning

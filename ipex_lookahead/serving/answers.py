@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TextRequest(GenerationRequest):
-    """A request whose answer is shown as text.
+    """A request with an answer shown as text.
 
     Attributes:
         reader: finds thoughts and calls of tools in it, and may end it with the first call; each answer has its own.
@@ -89,7 +89,7 @@ class Delta:
         finish: at its end.
         progress: prompt tokens read, of how many.
         cached: with ``progress``: prompt tokens that were found in the prefix cache, in whole pages.
-        prompt: log probabilities of the prompt's tokens, where they were asked for.
+        prompt: log probabilities of the prompt's tokens, if requested.
     """
 
     index: int
@@ -133,9 +133,9 @@ class Whole:
 
 
 class AnswerEnd:
-    """Ends an answer at a text to stop at or with its only call, asked in the service's thread after each token.
+    """Ends an answer at a stop text or with its only call; called in the service's thread after each token.
 
-    So where it ends, and what its usage is, hangs on the tokens alone, not on when somebody looks at them.
+    So where it ends, and what its usage is, depends on the tokens alone, not on when a client reads them.
     """
 
     def __init__(self, tokenizer: TextTokenizer, request: TextRequest) -> None:
@@ -184,14 +184,14 @@ class Mailbox:
 
 
 class Answers:
-    """Several answers of one HTTP request, in the making. Whoever has them closes them: that cancels what is not done.
+    """The answers of one HTTP request in progress. The owner closes them, which cancels unfinished answers.
 
     Args:
         service: where they are made.
         tokenizer: the model's.
         requests: one for each answer.
         ping_seconds: iteration gives an empty list where nothing has come for so long.
-        at_once: so many are given to the service at a time; each that ends makes room for the next.
+        at_once: number of answers submitted to the service at a time; each one that ends admits the next.
         mailbox: brings their events into the running loop; None: one of their own.
 
     Iterating gives lists of what is new.
@@ -361,7 +361,7 @@ class Answers:
 
 
 def _add(deltas: list[Delta], parts: Sequence[Part]) -> None:
-    """Add parts to the last delta, or to a new one where their order asks for it."""
+    """Add parts to the last delta, or to a new one if their order requires it."""
     for part in parts:
         last = deltas[-1]
         if isinstance(part, Call):

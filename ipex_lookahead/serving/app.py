@@ -53,7 +53,7 @@ def make_app(server: Server) -> FastAPI:
     for kind in (ApiError, ClientGoneError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _error_response)
     app.add_middleware(Gate, server=server)
-    if server.settings.origins:  # round the gate: a browser asks whether it may ask, and sends no key with that
+    if server.settings.origins:  # outside the gate: a browser's preflight request carries no key
         app.add_middleware(
             CORSMiddleware,
             allow_origins=sorted(server.settings.origins),
@@ -85,7 +85,7 @@ def _as_api_error(error: Exception) -> ApiError:
             return _broken(error.__cause__)
         said = {404: "there is nothing at this path", 405: "this path takes another method"}
         return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
-    return ApiError(500, "something failed that should not; the server's log says what")
+    return ApiError(500, "internal error; the server's log has the details")
 
 
 def _of_validation(error: RequestValidationError) -> ApiError:

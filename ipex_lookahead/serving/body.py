@@ -50,7 +50,7 @@ _DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is parsed by :func:`parsed`."""
+    """A route with a body parsed by :func:`parsed`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return FastAPI's handler, given a request of ours."""

@@ -47,7 +47,7 @@ class ChatMessage(Body):
     tool_calls: list[dict[str, Any]] | None = honoured("calls that the assistant made")
     tool_call_id: str | None = honoured("which call this is the result of")
     reasoning_content: str | None = honoured("given to the chat template")
-    refusal: Any = no_effect("the content says it")
+    refusal: Any = no_effect("the content carries it")
     annotations: Any = no_effect("nothing is cited")
     audio: Any = refused_unless("the model takes text")
     function_call: Any = refused_unless("replaced by `tool_calls`")
@@ -56,7 +56,7 @@ class ChatMessage(Body):
 class JsonSchema(Body):
     """``response_format.json_schema``."""
 
-    name: str | None = no_effect("nobody is told of it")
+    name: str | None = no_effect("the template does not use it")
     description: str | None = no_effect("put it into a message")
     schema_: dict[str, Any] | bool | None = honoured("any schema that llguidance compiles, else 400", alias="schema")
     strict: bool | None = no_effect("a schema is always kept to")
@@ -98,9 +98,9 @@ class ChatRequest(Sampled):
     logprobs: bool | None = honoured("of the raw logits, before temperature and penalties")
     top_logprobs: int | None = honoured("0 to 20, with `logprobs`", ge=0)
     response_format: ResponseFormat | None = honoured("text, json_object or json_schema; the answer cannot leave it")
-    tools: list[Tool] | None = honoured("given to the chat template; in words to a model whose template knows none")
+    tools: list[Tool] | None = honoured("given to the chat template; as a system message if the template has no tools")
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
-        "required and a named function are forced by grammar; `allowed_tools` says which may be called"
+        "required and a named function are forced by grammar; `allowed_tools` names those that may be called"
     )
     parallel_tool_calls: bool | None = honoured("false ends the answer with its first call")
     prediction: Prediction | None = honoured("one more source of drafts; it never changes the answer")
@@ -121,7 +121,7 @@ class ChatRequest(Sampled):
     function_call: Any = refused_unless("replaced by `tool_choice`")
     verbosity: str | None = honoured(VERBOSITY)
     web_search_options: Any = refused_unless("there is no search")
-    moderation: Any = refused_unless("nobody judges of texts here")
+    moderation: Any = refused_unless("texts are not moderated here")
     add_generation_prompt: bool | None = honoured("vLLM's: the assistant speaks next; false needs the field below")
     continue_final_message: bool | None = honoured(
         "vLLM's: the answer goes on from the assistant's message at the end, and is what comes behind that"
@@ -164,7 +164,7 @@ class ChatRequest(Sampled):
                 raise refused("add_generation_prompt", said)
             return ""
         if self.add_generation_prompt:
-            raise refused("continue_final_message", "add_generation_prompt must be false, or left out, beside it")
+            raise refused("continue_final_message", "add_generation_prompt must be false or absent with it")
         if len(messages) < 2 or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
             said = "the last message must be the assistant's, without calls, and behind another"
             raise refused("continue_final_message", said)
@@ -175,7 +175,7 @@ class ChatRequest(Sampled):
         if wanted is None or wanted.type == "text":
             return form
         if form is not None:
-            raise refused("response_format", "another field says already what the answer must look like; give one")
+            raise refused("response_format", "another field already constrains the answer; give one")
         if wanted.type == "json_object":
             return Form("response_format", {"type": "object"})
         if wanted.json_schema is None or wanted.json_schema.schema_ is None:
@@ -193,7 +193,7 @@ class ChatRequest(Sampled):
         own = {"enable_thinking": self.enable_thinking}
         for said, other in (("chat_template_kwargs.enable_thinking", given), ("reasoning_effort", of_effort)):
             if other.get("enable_thinking", self.enable_thinking) != self.enable_thinking:
-                raise refused("enable_thinking", f"it is {json.dumps(self.enable_thinking)}, and {said} says otherwise")
+                raise refused("enable_thinking", f"it is {json.dumps(self.enable_thinking)}, and {said} differs")
         return {**of_effort, **given, **own}
 
 
@@ -233,8 +233,8 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     prepared = await server.prepared(request, lambda: prepare(served, conversation))
     if likely:
         options["prediction"] = await server.prepare(lambda: served.encode(likely))
-    asked = body.max_completion_tokens or body.max_tokens
-    params = body.params(served, len(prepared.prompt), asked, stops(body.stop, limits))
+    requested = body.max_completion_tokens or body.max_tokens
+    params = body.params(served, len(prepared.prompt), requested, stops(body.stop, limits))
     options |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
     answers = server.start([replace(prepared, params=params, sequence=i, **options) for i in range(count)])
     writer = _Writer(server, served, body, answers)
@@ -256,7 +256,7 @@ class _Writer:
         head = self._head | {"object": "chat.completion.chunk"} | ({"usage": None} if self._with_usage else {})
         count = len(self._answers.requests)
         calls = [0] * count
-        silent: list[list[TextDelta]] = [[] for _ in range(count)]  # pieces without text, which the next chunk tells of
+        silent: list[list[TextDelta]] = [[] for _ in range(count)]  # pieces without text, reported by the next chunk
         for index in range(count):
             yield event(head | {"choices": [_choice_of(index, {"role": "assistant", "content": ""})]})
         async for deltas in self._answers:

@@ -41,11 +41,11 @@ class CompletionRequest(Sampled):
         f"most tokens, 16 if left out; 0 with `echo` gives the prompt back; {MINUS_ONE}", ge=-1
     )
     logprobs: int | None = honoured(
-        "so many alternatives of the raw logits, 0 to 20; with `echo` the prompt's too", ge=0
+        "number of alternatives from the raw logits, 0 to 20; with `echo` the prompt's too", ge=0
     )
     echo: bool | None = honoured("the text begins with the prompt")
     best_of: int | None = honoured(
-        "so many answers are made and the `n` likeliest returned, by the mean log probability of a token; not streamed",
+        "number of answers generated; the `n` of highest mean log probability per token are returned; not streamed",
         ge=1,
     )
     suffix: str | None = honoured(
@@ -202,7 +202,7 @@ class _Writer:
     async def chunks(self) -> AsyncIterator[bytes]:
         """Server-sent events."""
         head = self._head | ({"usage": None} if self._with_usage else {})
-        silent: list[list[TextDelta]] = [[] for _ in self._echoes]  # pieces without text, which the next chunk tells of
+        silent: list[list[TextDelta]] = [[] for _ in self._echoes]  # pieces without text, reported by the next chunk
         for index, echo in enumerate(self._echoes):
             if echo.text and not echo.ids:
                 yield event(head | {"choices": [self._choice(index, echo.text)]})

@@ -19,7 +19,7 @@ from ipex_lookahead.serving.failures import ApiError
 
 MOST_CONNECTIONS = 512
 MOST_WITHOUT_HEAD = 128
-"""Connections of one address that have asked nothing yet."""
+"""Connections of one address without a complete request head."""
 _LONGEST_HEAD = 64 << 10
 """More than the parser takes."""
 _BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)")
@@ -31,8 +31,8 @@ _HOST = re.compile(rb"\r\nhost[ \t]*:", re.IGNORECASE)
 def impatient(seconds: float, most: int = MOST_CONNECTIONS, most_without: int = MOST_WITHOUT_HEAD) -> Any:
     """uvicorn's protocol, closed by what has sent no whole head of a request for so long.
 
-    Where there are ``most`` connections, or ``most_without`` of an address without a head, the oldest that has asked
-    nothing makes room for a new one; where all have asked something, the new one gets a 503.
+    Where there are ``most`` connections, or ``most_without`` of an address without a head, the oldest without a
+    request is closed for a new one; if all have one, the new one gets a 503.
     """
 
     class Impatient(H11Protocol):  # type: ignore[misc, unused-ignore]
@@ -50,7 +50,7 @@ def impatient(seconds: float, most: int = MOST_CONNECTIONS, most_without: int = 
                 here[0].transport.close()
             elif len(self.connections) > most:
                 if not silent:
-                    self._refuse(503, "the server has as many connections as it may; ask again later")
+                    self._refuse(503, "the server has reached its connection limit; try again later")
                     return
                 silent[0].transport.close()
             self._wait()

@@ -71,7 +71,7 @@ class Conversation:
 
 
 def prepare(served: Served, conversation: Conversation) -> TextRequest:
-    """Render and tokenize: a request that does not say yet how its answer is made, and whose grammar is not compiled.
+    """Render and tokenize: returns a request without sampling parameters and without a compiled grammar.
 
     Takes tens of milliseconds: for a thread, and once for all answers of a conversation.
 
@@ -99,21 +99,21 @@ def prepare(served: Served, conversation: Conversation) -> TextRequest:
     return TextRequest(ids, reader=Reader(thinking, parser, marks), markers=markers, constraint=constraint)
 
 
-def fitted(served: Served, conversation: Conversation, asked: int | None) -> TextRequest:
+def fitted(served: Served, conversation: Conversation, requested: int | None) -> TextRequest:
     """As :func:`prepare`, without the oldest messages where the prompt leaves no room for the answer.
 
-    What is left begins with a message of the user's, so that no result stands without its call; system messages stay.
+    What is left begins with a message of the user's, so that no result is without its call; system messages stay.
 
     Args:
         served: the model.
         conversation: the conversation.
-        asked: most tokens of the answer, for which room is made, up to half of the context; None or -1 asks for an
+        requested: most tokens of the answer, for which room is made, up to half of the context; None or -1 means an
             eighth of it.
 
     Raises ContextLengthError where the last of the user's messages does not fit by itself, and as ``prepare``.
     """
     context = served.max_context
-    room = min(context // 8 if asked is None or asked < 0 else asked, context // 2)
+    room = min(context // 8 if requested is None or requested < 0 else requested, context // 2)
     first = [message for message in conversation.messages if message["role"] == "system"]
     rest = [message for message in conversation.messages if message["role"] != "system"]
     begins = [0, *(at for at, message in enumerate(rest) if at and message["role"] == "user")]
@@ -177,7 +177,7 @@ def _encoded(served: Served, conversation: Conversation, messages: Sequence[Mess
 
 
 def _without_template(served: Served, conversation: Conversation) -> list[int]:
-    """Llama-2's format, or plain text, for one question: more says nothing to a model without a template."""
+    """Llama-2's format, or plain text, for one question: a model without a template knows no turns."""
     roles = [message["role"] for message in conversation.messages]
     if roles not in (["user"], ["system", "user"]) or conversation.may_call:
         raise InputError(
@@ -255,7 +255,7 @@ def _grammar(
     if not conversation.may_call and conversation.form is not None:
         return grammar_of(grammars, conversation.form, before, thought)
     if conversation.form is None and not forced:
-        # A thought that is not certain, and whose markers are text, is text like any other here: that is free anyway.
+        # An optional thought with markers that are text is ordinary text here, which is unconstrained anyway.
         certain = thinking is Mode.WITHIN or (marks is not None and {marks.begin, marks.end} <= ids.keys())
         return _at_will(grammars, conversation.open, style, spell, *((before, thought) if certain else ("", "")))
     wanted = [one for one in conversation.open if conversation.choice in ("auto", "required", one["name"])]
@@ -399,7 +399,7 @@ def decided(
     Args:
         given: the field.
         functions: those of the request.
-        nested: whether the name of a function stands inside an object ``function``.
+        nested: whether the name of a function is inside an object ``function``.
     """
     if isinstance(given, Mapping) and given.get("type") == "allowed_tools":
         allowed = given.get("allowed_tools", given)

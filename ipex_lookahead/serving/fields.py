@@ -23,7 +23,7 @@ _SUPPORT, _ALLOWED = "x-support", "x-allowed"
 
 
 def honoured(said: str, default: Any = None, **limits: Any) -> Any:
-    """A field that does what the API says."""
+    """A field with the effect that the API specifies."""
     return Field(default, description=said, json_schema_extra={_SUPPORT: HONOURED}, **limits)
 
 
@@ -43,7 +43,7 @@ def ignored(said: str, *neutral: Any) -> Any:
 
 
 def refused_unless(said: str, *allowed: Any) -> Any:
-    """A field whose values, other than these and null, are a 400 that names it."""
+    """A field where values other than these and null are a 400 that names it."""
     return Field(None, description=said, json_schema_extra={_SUPPORT: REFUSED, _ALLOWED: list(allowed)})
 
 
@@ -56,7 +56,7 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     handed_back: ClassVar[bool] = False
-    """Whether fields that are not declared are let pass, wherever it stands."""
+    """Whether undeclared fields are allowed at this level."""
 
     @model_validator(mode="before")
     @classmethod
@@ -64,7 +64,7 @@ class Body(BaseModel):
         return {name: _whole(value) for name, value in given.items()} if isinstance(given, dict) else given
 
     def check(self, place: str = "", *, strict: bool = False) -> None:
-        """Raise ApiError for the first field, here or further in, that is unknown or asks for what cannot be done.
+        """Raise ApiError for the first field, here or further in, that is unknown or has an unsupported value.
 
         ``strict`` refuses what is not declared at the top of a request too.
         """
@@ -97,7 +97,7 @@ class Body(BaseModel):
 
 
 def only(given: Mapping[str, Any], known: Collection[str], place: str = "") -> None:
-    """Raise ApiError for a name that is not known, unless its value is null, which asks for nothing."""
+    """Raise ApiError for a name that is not known, unless its value is null, which has no effect."""
     for name, value in given.items():
         if name not in known and value is not None:
             near = get_close_matches(name, known, 1) or sorted(known)

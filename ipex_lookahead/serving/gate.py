@@ -1,4 +1,4 @@
-"""What every request passes before an API sees it: where it comes from, whose key it has, and how large it is."""
+"""Checks that every request passes before an API sees it: origin, API key and size."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Gate:
         owner = self._server.settings.keys.owner(given) if given else None
         if owner is None:
             unknown = ", and this is none that it knows" if given else ""
-            said = f"this server asks for an API key{unknown}; send Authorization: Bearer KEY"
+            said = f"this server requires an API key{unknown}; send Authorization: Bearer KEY"
             raise ApiError(401, said, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         return owner
 
@@ -117,7 +117,7 @@ def _own_page(origin: str, host: str) -> bool:
 
 
 def _of_no_page(headers: Headers) -> bool:
-    """Whether a program asks, not a page in a browser, whose forms can be sent to any server."""
+    """Return True for a request of a program, False for one of a browser page, which can send forms to any server."""
     return "origin" not in headers and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
 
 

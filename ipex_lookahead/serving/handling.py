@@ -1,4 +1,4 @@
-"""What the APIs' routes share: where the server is, who asks, and how an answer is sent."""
+"""What the APIs' routes share: access to the server, the caller's identity, and sending of answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import EVENTS, ClientGoneError, EventStream, unless_gone
 
 GONE = 499
-"""nginx's status for a client that left; nobody reads it but the metrics."""
+"""nginx's status for a client that disconnected; only the metrics use it."""
 
 
 def server_of(request: Request) -> Server:
@@ -39,17 +39,17 @@ def checked(request: Request, body: Body, model: str | None) -> tuple[Server, Se
 
 
 def memory_of(request: Request, salt: str | None = None) -> dict[str, str]:
-    """Whose memory of answers and prompts is used, as the service takes it; "" where no keys are asked for."""
+    """Owner of cached answers and prompts, as the service takes it; "" if no keys are required."""
     apart = "" if salt is None else hashlib.sha256(salt.encode()).hexdigest()[:32]
     return {"key": str(request.scope.get("owner", "")), "salt": apart}
 
 
-def new_tokens(served: Served, prompt: int, asked: int | None) -> int:
-    """Most tokens of an answer: those asked for, else what the config says, else, or for -1, what the context holds."""
-    if asked == -1:
+def new_tokens(served: Served, prompt: int, requested: int | None) -> int:
+    """Return the token limit of an answer: the requested one, else the config's; for -1 the rest of the context."""
+    if requested == -1:
         return max(1, served.max_context - prompt)
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     own, length = served.defaults.get("max_new_tokens"), served.defaults.get("max_length")
     if own is None and length is not None and length > prompt:
         own = length - prompt

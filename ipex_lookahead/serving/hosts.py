@@ -1,4 +1,4 @@
-"""Which values of the header Host are answered: a page whose name was made to lead here must not be."""
+"""Allowed values of the header Host, as protection against DNS rebinding."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ ANY = "*"
 class Hosts:
     """Names that a server answers to.
 
-    A browser sends the name that it looked up. Whoever owns a name can make it lead to this machine ("DNS rebinding")
-    and then read what is answered; nobody owns an address, so addresses are harmless.
+    A browser sends the name that it looked up. The owner of a name can make it resolve to this machine
+    ("DNS rebinding") and then read the answers; addresses cannot be redirected, so they are harmless.
 
     Attributes:
         names: lower case, without port; ``ANY`` answers every name.

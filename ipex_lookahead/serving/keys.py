@@ -52,7 +52,7 @@ class Keys:
         return len(self._digests)
 
     def owner(self, key: str) -> str | None:
-        """A name for who sends this key, from which nobody can compute the key; None for an unknown key.
+        """Return a name for the owner of this key, from which the key cannot be computed; None for an unknown key.
 
         It takes as long for every key, known or not.
         """

@@ -35,11 +35,11 @@ class Limits:
         tools: functions of a request.
         remembered_bytes, all_remembered_bytes: memory for the responses that later ones name, of one key and of all.
         rendered_characters: of one text that the page has rendered.
-        preparing: requests whose templates and texts are worked on at once; others wait.
+        preparing: requests rendered and tokenized at the same time; others wait.
         compiling, all_compiling: grammars that are compiled at once, of one key and of all; others wait.
         head_seconds: a connection that has sent no request's head for so long is closed.
         body_seconds: from the first to the last byte of a request's body.
-        ping_seconds: a stream says something at least so often.
+        ping_seconds: longest pause between two events of a stream.
         stalled_seconds: a reader that takes nothing for so long is dropped.
         drain_seconds: answers may go on for so long after SIGTERM.
         loading_retry_seconds: ``Retry-After`` while the model is being loaded.

@@ -88,8 +88,8 @@ async def _answered(
         raise refused("n", "one answer is made here; `/v1/completions` makes several")
     options = body.options(served, limits)
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
-    asked = body.max_tokens if body.n_predict is None else body.n_predict
-    params = body.params(served, len(ids), -1 if asked is None else asked, stops(body.stop, limits), ends)
+    requested = body.max_tokens if body.n_predict is None else body.n_predict
+    params = body.params(served, len(ids), -1 if requested is None else requested, stops(body.stop, limits), ends)
     options |= memory_of(request, body.cache_salt)
     answers = server.start([TextRequest(ids, params, grammar=grammar, **options)])
     writer = _Writer(server, served, body.model, ids, text, answers)
@@ -175,7 +175,7 @@ async def props(request: Request) -> dict[str, Any]:
 
 @router.get("/slots")
 async def slots(request: Request) -> list[dict[str, Any]]:
-    """How many are busy; what they do is nobody else's business."""
+    """Return the number of busy slots, without their contents."""
     served = server_of(request).served
     busy = served.service.running
     return [{"id": at, "n_ctx": served.max_context, "is_processing": at < busy} for at in range(served.service.slots)]

@@ -33,7 +33,7 @@ def legacy_logprobs(pieces: Sequence[TextDelta], tokens: Sequence[bytes], start:
 def prompt_logprobs(
     ids: Sequence[int], starts: Sequence[int], logprobs: Sequence[TokenLogprob | None], tokens: Sequence[bytes]
 ) -> dict[str, Any]:
-    """The same of a prompt, whose first token follows nothing; ``starts`` are the ``text_offset``."""
+    """The same for a prompt, where the first token has no predecessor; ``starts`` are the ``text_offset``."""
     return _legacy(list(zip(ids, logprobs, starts, strict=True)), tokens)
 
 

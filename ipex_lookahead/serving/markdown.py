@@ -2,7 +2,7 @@
 
 A node is a text, or an object with ``tag``, one of ``TAGS``, and ``children``; it may have ``class``, ``href``,
 ``language`` (of a ``pre``), ``start`` (of an ``ol``) and ``line``, where a block begins, counted from 0. What the text
-says as HTML stays text; addresses are those of ``SCHEMES``; pictures become links, for the page loads nothing.
+writes as HTML stays text; addresses are those of ``SCHEMES``; pictures become links, for the page loads nothing.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class CountRequest(Body):
     thinking: dict[str, Any] | None = honoured(
         "the template's `enable_thinking`: true for enabled and adaptive, false for disabled; budgets have no effect"
     )
-    mcp_servers: Any = refused_unless("the server calls nobody", [])
+    mcp_servers: Any = refused_unless("the server makes no outgoing requests", [])
     output_format: dict[str, Any] | None = honoured("`json_schema`; the answer cannot leave it")
     output_config: OutputConfig | None = honoured("`format` as `output_format`; `effort` has no effect")
     cache_control: Any = no_effect("all prompts are kept alike")
@@ -125,7 +125,7 @@ class MessagesRequest(CountRequest, Sampler):
     user_profile_id: Any = no_effect("users are not recorded")
     workspace_id: Any = no_effect("users are not recorded")
     cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
-    diagnostics: Any = no_effect("`usage` says what was found in the cache")
+    diagnostics: Any = no_effect("`usage` reports cached tokens")
 
 
 def _function(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class _Writer:
             for part in comments(deltas) if deltas or found < 0 else [_event("ping")]:
                 yield part
             for delta in deltas:
-                if found < 0:  # the first delta tells: an event before it would have another ``input_tokens``
+                if found < 0:  # known with the first delta: an event before it would have another ``input_tokens``
                     found = delta.cached if delta.finish is None else cached(delta.finish.stats)
                     begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
                     usage = _usage(self._prompt, found, 0)

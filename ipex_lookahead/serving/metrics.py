@@ -76,7 +76,7 @@ class Metrics:
 
 
 def together(texts: Iterable[bytes]) -> bytes:
-    """The figures of several servers as one text, in which each family stands once, as Prometheus wants it."""
+    """The figures of several servers as one text, with each family once, as Prometheus requires."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for text in texts:
@@ -110,7 +110,7 @@ class _Labelled(CollectorRegistry):
 
 
 class _ServiceFigures(Collector):
-    """What a service counts itself, read when it is asked for."""
+    """What a service counts itself, read on each scrape."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -10,7 +10,7 @@ from ipex_lookahead.serving.handling import server_of
 from ipex_lookahead.serving.server import Server
 
 router = APIRouter()
-_TOLD = ("engine", "isa", "threads", "low_bit", "kv_cache", "weight_bytes", "kv_bytes_per_token", "row_invariant")
+_REPORTED = ("engine", "isa", "threads", "low_bit", "kv_cache", "weight_bytes", "kv_bytes_per_token", "row_invariant")
 """Facts of the engine that ``meta`` holds."""
 
 
@@ -46,6 +46,6 @@ def _model(server: Server, name: str) -> dict[str, Any]:
             "n_ctx": served.max_context,
             "special_tokens_in_content": "text" if served.keeps_content_apart else "control tokens",
             "sampling": served.sampling,
-            **{fact: served.facts[fact] for fact in _TOLD if fact in served.facts},
+            **{fact: served.facts[fact] for fact in _REPORTED if fact in served.facts},
         },
     }

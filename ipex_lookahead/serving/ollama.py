@@ -32,7 +32,7 @@ from ipex_lookahead.serving.structured import Form, schema_form
 router = APIRouter(route_class=JsonRoute)
 _LATEST = ":latest"
 _NEVER = "0001-01-01T00:00:00Z"
-"""When a model that stays loaded is unloaded, as Ollama says it."""
+"""When a model that stays loaded is unloaded, in Ollama's format."""
 
 
 class Options(Sampler):
@@ -40,14 +40,14 @@ class Options(Sampler):
 
     handed_back: ClassVar[bool] = True
     place: ClassVar[str] = "options."
-    num_predict: int | None = honoured("most tokens; 0 and below: as many as the context holds")
+    num_predict: int | None = honoured("most tokens; 0 and below: the rest of the context")
     stop: str | list[str] | None = honoured("up to 16 texts")
     num_ctx: Any = no_effect("the context is the server's")
 
     def made(self, served: Served, prompt: int, limits: Limits, ends: tuple[int, ...]) -> SamplingParams:
         """Return how the answer to a prompt of ``prompt`` tokens is made; ``ends`` as for ``params``."""
-        asked = self.num_predict if self.num_predict is None or self.num_predict > 0 else -1
-        return self.params(served, prompt, asked, stops(self.stop, limits, "options.stop"), ends)
+        requested = self.num_predict if self.num_predict is None or self.num_predict > 0 else -1
+        return self.params(served, prompt, requested, stops(self.stop, limits, "options.stop"), ends)
 
 
 class OllamaMessage(Body):
@@ -234,7 +234,7 @@ async def _answered(
 
 
 def _loaded(body: OllamaRequest, said: dict[str, Any]) -> Response:
-    """What says that the model is there, or, with ``keep_alive`` of 0, that it need not be."""
+    """Return the answer to an empty prompt: the model is loaded, or, with ``keep_alive`` of 0, may be unloaded."""
     reason = "unload" if body.keep_alive in (0, "0") else "load"
     return JSONResponse({"model": body.model, "created_at": _now(), **said, "done": True, "done_reason": reason})
 

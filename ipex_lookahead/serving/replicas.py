@@ -57,10 +57,10 @@ class Replica:
 
 
 class Front:
-    """Sends each request to a replica, and says so where the replica is lost.
+    """Sends each request to a replica, and reports a lost replica.
 
     Args:
-        replicas: Ray's handle of a deployment of ``Replica``, whose router sends equal session ids to one replica.
+        replicas: Ray's handle of a deployment of ``Replica``; its router sends equal session ids to one replica.
     """
 
     def __init__(self, replicas: Any) -> None:
@@ -99,7 +99,9 @@ class Front:
         return answer
 
     async def _metrics(self, request: Request) -> Response:
-        """The figures of all replicas, each counted once: so many names are drawn at random that each replica is met.
+        """Return the metrics of all replicas, each counted once.
+
+        Enough random session ids are drawn to reach each replica.
 
         One that is missed this time, or has just ended, is a gap in its series, as after any scrape that failed.
         """

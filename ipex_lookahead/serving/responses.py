@@ -1,4 +1,4 @@
-"""``/v1/responses``: OpenAI's newer API, whose requests may name an earlier response to go on from."""
+"""``/v1/responses``: OpenAI's newer API, where a request may continue an earlier response."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ResponsesRequest(Sampler):
     stream: bool | None = honoured("server-sent events")
     tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
-        "required and a named function are forced by grammar; `allowed_tools` says which may be called"
+        "required and a named function are forced by grammar; `allowed_tools` names those that may be called"
     )
     parallel_tool_calls: bool | None = honoured("false ends the response with its first call")
     text: TextConfig | None = honoured("`format`: text, json_object or json_schema")
@@ -96,7 +96,7 @@ class ResponsesRequest(Sampler):
     stream_options: Any = no_effect("nothing is padded")
     include: Any = refused_unless("there is nothing more to tell", [], ["reasoning.encrypted_content"])
     previous_response_id: str | None = honoured(
-        "what was said up to that response stands before the input; kept in memory, for the same key and salt"
+        "the conversation up to that response precedes the input; kept in memory, for the same key and salt"
     )
     conversation: Any = refused_unless("nothing is stored; send the whole conversation as input")
     background: Any = refused_unless("responses are waited for", False)
@@ -106,7 +106,7 @@ class ResponsesRequest(Sampler):
     top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
     max_tool_calls: Any = refused_unless("the server calls nothing itself")
     prompt: Any = refused_unless("there are no stored prompts")
-    moderation: Any = refused_unless("nobody judges of texts here")
+    moderation: Any = refused_unless("texts are not moderated here")
 
     def items(self, remembered: Remembered, owner: Mapping[str, str]) -> list[Item]:
         """The whole conversation: what ``previous_response_id`` names, and the input. Raises ApiError."""

@@ -136,7 +136,7 @@ def _reload(server: Server, read: Callable[[], Keys]) -> None:
 
 
 class _Draining(uvicorn.Server):
-    """Ends the service as soon as a signal says so: what comes later gets a 503, what is there may end.
+    """Ends the service on a signal: new requests get a 503, running ones may finish.
 
     It goes on listening until then, so that those who come hear why they are not answered.
     """

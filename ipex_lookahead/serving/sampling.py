@@ -23,7 +23,7 @@ from ipex_lookahead.serving.structured import Form, Structured
 from ipex_lookahead.serving.usage import LARGEST
 
 LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
-MINUS_ONE = "-1: as many as the context holds"
+MINUS_ONE = "-1: the rest of the context"
 VERBOSITY = "the template's `verbosity`, where it knows one"
 
 SALT = "vLLM's: kept prompts and remembered answers are apart for each salt within a key; the answer is the same"
@@ -57,12 +57,12 @@ def sampled(name: str, said: str = "") -> Any:
 
 def _some(count: int) -> int:
     if count == 0:
-        raise ValueError("it must be 1 or more, or -1 for as many as the context holds")
+        raise ValueError("it must be 1 or more, or -1 for the rest of the context")
     return count
 
 
 Most = Annotated[int, Field(ge=-1), AfterValidator(_some)]
-"""Most tokens of an answer; -1 for as many as the context holds."""
+"""Most tokens of an answer; -1 for the rest of the context."""
 
 
 class StreamOptions(Body):
@@ -126,7 +126,7 @@ class Sampler(Body):
         self,
         served: Served,
         prompt: int,
-        asked: int | None,
+        requested: int | None,
         stop: tuple[str, ...] = (),
         ends: tuple[int, ...] = (),
     ) -> SamplingParams:
@@ -135,14 +135,14 @@ class Sampler(Body):
         Args:
             served: the model.
             prompt: number of tokens of the prompt.
-            asked: most tokens of the answer, see :func:`new_tokens`.
+            requested: most tokens of the answer, see :func:`new_tokens`.
             stop: texts to stop at.
             ends: further tokens that end the answer, unless nothing of the model's is to.
 
         Raises:
             ApiError: fields that contradict each other, or an id outside the vocabulary.
         """
-        most = new_tokens(served, prompt, asked)
+        most = new_tokens(served, prompt, requested)
         given = {name: getattr(self, name) for name in SAID}
         if self.seed == -1:
             given["seed"] = secrets.randbelow(LARGEST + 1)
@@ -173,7 +173,7 @@ class Sampler(Body):
         return {"processors": [LogitBias.of(self.logit_bias, served.vocab_size, limits, f"{self.place}logit_bias")]}
 
     def check_end(self, *, constrained: bool) -> None:
-        """Raise ApiError where an answer must not end by itself and has a grammar, whose end is the model's."""
+        """Raise ApiError where an answer must not end by itself and has a grammar, which the model ends."""
         for name, value in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens)):
             if value and constrained:
                 said = "an answer in a grammar, or with tools, ends with it; leave one of them out"
@@ -186,7 +186,7 @@ class Sampled(Sampler, Structured):
     model: str | None = honoured("one of `/v1/models`; 404 for another name; left out, the model that is served")
     stream: bool | None = honoured("server-sent events")
     stream_options: StreamOptions | None = honoured("`include_usage`")
-    n: int | None = honoured("so many answers; answer i is drawn with the seed and the number i", ge=1)
+    n: int | None = honoured("number of answers; answer i is drawn with the seed and the number i", ge=1)
     stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
     user: Any = no_effect("users are not recorded")
     lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
@@ -194,13 +194,13 @@ class Sampled(Sampler, Structured):
     cache_prompt: Any = no_effect("llama.cpp's: prompts are kept, and no answer depends on it")
     timings_per_token: Any = no_effect("llama.cpp's: timings come with the end")
     return_progress: Any = no_effect("llama.cpp's: streams tell their progress in comments")
-    priority: Any = no_effect("vLLM's: keys share alike, and of one key whoever comes first is first")
+    priority: Any = no_effect("vLLM's: keys share alike, and requests of one key are served in order")
     request_id: Any = no_effect("vLLM's: answers have ids of their own")
     cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     keep_alive: Any = no_effect("Ollama's: the model stays loaded")
     include_stop_str_in_output: Any = refused_unless("an answer ends before its stop text", False)
     skip_special_tokens: Any = refused_unless("special tokens are not shown", True)
-    prompt_logprobs: Any = refused_unless("`/v1/completions` with `echo` and `logprobs` tells them")
+    prompt_logprobs: Any = refused_unless("`/v1/completions` with `echo` and `logprobs` returns them")
 
     def answers(self, limits: Limits) -> int:
         """``n``, within the limit."""
@@ -210,7 +210,7 @@ class Sampled(Sampler, Structured):
         return count
 
     def options(self, served: Served, limits: Limits) -> dict[str, Any]:
-        """``lookahead`` and ``logit_bias`` as the service takes them; empty where the request says nothing."""
+        """``lookahead`` and ``logit_bias`` as the service takes them; empty if the request has neither."""
         return {**drafting(self.lookahead), **self.processors(served, limits)}
 
     def form_of_text(self, limits: Limits) -> Form | None:
@@ -221,7 +221,7 @@ class Sampled(Sampler, Structured):
 
 
 def drafting(lookahead: int | str | None) -> dict[str, Any]:
-    """``lookahead`` as the service takes it; empty where the request says nothing."""
+    """``lookahead`` as the service takes it; empty if the request has neither."""
     if isinstance(lookahead, int) and not 0 <= lookahead <= MAX_DRAFT:
         raise refused("lookahead", f"it is {lookahead}; it must be 0 to {MAX_DRAFT} or 'auto'")
     return {} if lookahead is None else {"lookahead": lookahead}
@@ -244,7 +244,7 @@ _NEVER = -1e9
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """A processor that adds to the logits of some tokens, whatever stands before them.
+    """A processor that adds to the logits of some tokens, independent of the text before them.
 
     Attributes:
         ids: int64 [n].

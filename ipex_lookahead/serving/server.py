@@ -45,7 +45,7 @@ _ALIASES = ("claude-",)
 _MUCH = 0.2
 """Seconds of work for a request that has taken memory worth giving back."""
 _PROBES = 8
-"""Tokens whose logits are part of the fingerprint."""
+"""Tokens with logits in the fingerprint."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Settings:
         drafting: ``lookahead`` and ``adaptive`` of requests that say nothing of it.
         limits, keys: see there.
         hosts: values of the header Host that are answered.
-        origins: values of the header Origin, beside the page's own, whose programs may ask ("*": all).
+        origins: allowed values of the header Origin in addition to the page's own ("*": all).
         page: whether there is a page at ``/``.
         replica: this server's name among several behind one address; its figures have it as a label.
         strict_fields: whether fields that no API has are refused, not passed over.
@@ -87,7 +87,7 @@ class Served:
         eos_ids: ids that end an answer.
         keeps_content_apart: whether control tokens that messages spell stay text.
         defaults: the model's own generation config, with the sampling recommended for it.
-        sampling: of a request that says nothing of it, by the fields' names.
+        sampling: of a request without such fields, by the fields' names.
     """
 
     def __init__(self, model: TextModel, service: Service) -> None:
@@ -299,7 +299,7 @@ class Server:
         return made
 
     async def compile(self, request: Request, work: Callable[[Grammars], Result]) -> Result:
-        """Run work that compiles grammars for a request; those that are kept are waited for by nobody.
+        """Run work that compiles grammars for a request; cached ones do not wait.
 
         Others take one of the slots of the request's key, so that one key's grammars keep out no other's. A client that
         leaves frees its slot.
@@ -327,15 +327,15 @@ class Server:
             raise ClientGoneError from None
         except asyncio.CancelledError:
             client.leave()
-            done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody waits for it
+            done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # no caller waits for it
             raise
 
     def start(self, requests: Sequence[TextRequest]) -> Answers:
-        """Begin answers. Whoever calls closes them."""
+        """Begin answers. The caller closes them."""
         served, limits = self.served, self.limits
         for request in requests:
             params = request.params
-            # An end token of the model's is no stop of the request's, unless it says that it ends nothing by itself.
+            # An end token of the model is no stop of the request, unless the request disables it as an end.
             own = (i for i in params.stop_token_ids if params.ignore_eos or i not in served.eos_ids)
             stop = (*params.stop, *served.model.own_stops)
             request.params = replace(params, stop=stop, stop_token_ids=tuple(own))

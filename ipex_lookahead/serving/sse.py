@@ -24,7 +24,7 @@ _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class ClientGoneError(Exception):
-    """Nobody is left to answer."""
+    """The client has disconnected."""
 
 
 def event(data: Any, name: str | None = None) -> bytes:
@@ -151,4 +151,4 @@ async def _ended(task: asyncio.Future[Any]) -> None:
         task.cancel()
         await asyncio.wait({task}, timeout=0.05)
     if not task.cancelled():
-        task.exception()  # whoever wanted it has it; asyncio would report it as unseen
+        task.exception()  # the caller already has it; asyncio would report it as unseen

@@ -24,7 +24,7 @@ class Form:
     """What an answer must look like; one of the three.
 
     Attributes:
-        param: the field that says so.
+        param: the field with the constraint.
         schema: a JSON schema.
         lark: a grammar in llguidance's dialect of Lark, with a rule ``start``.
         grammar: one that the client has written, in that dialect or in llama.cpp's GBNF.
@@ -67,7 +67,7 @@ class Structured(Body):
     grammar: str | None = honoured(f"llama.cpp's: {GRAMMAR}")
 
     def form(self, limits: Limits) -> Form | None:
-        """What is asked for, None for any text. Raises ApiError where it is no schema or grammar, or several."""
+        """Return the requested constraint, None for any text. Raises ApiError for an invalid one, or several."""
         nested = self.structured_outputs or StructuredOutputs()
         given = {
             "structured_outputs.json": nested.json_, "structured_outputs.regex": nested.regex,
@@ -79,7 +79,7 @@ class Structured(Body):
         }  # fmt: skip
         said = [(name, value) for name, value in given.items() if value is not None]
         if len(said) > 1:
-            raise refused(said[1][0], f"{said[0][0]} says already what the answer must look like; give one of them")
+            raise refused(said[1][0], f"{said[0][0]} already constrains the answer; give one of them")
         return _form(*said[0], limits) if said else None
 
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TextDelta:
-    """A token and the text that it finished, which may be empty; a piece that is cut in two says its token once.
+    """A token and the text that it finished, which may be empty; a piece that is cut in two carries its token once.
 
     Attributes:
         text: see above.
         token: its id; None for the second half.
         source: what had drafted it, None = the model itself.
-        logprob: where they were asked for.
+        logprob: if requested.
         start: characters of the answer before it.
     """
 

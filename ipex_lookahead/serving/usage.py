@@ -18,13 +18,13 @@ PREDICTION = "prediction"
 def cached(stats: GenerationStats) -> int:
     """Prompt tokens that were found, in whole pages.
 
-    To the token it would tell how far a guessed prompt agrees with somebody else's of the same key and salt.
+    To the token it would reveal how far a guessed prompt agrees with another user's of the same key and salt.
     """
     return whole_pages(stats.cached_tokens)
 
 
 def whole_pages(tokens: int) -> int:
-    """So many tokens, less what does not fill a page."""
+    """Return the number of tokens, rounded down to whole pages."""
     return tokens - tokens % PAGE
 
 

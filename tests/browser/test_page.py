@@ -213,7 +213,7 @@ def test_it_follows_the_answer_until_the_reader_scrolls_up(page):
     playwright.expect(page.locator("#down")).to_be_hidden()
     assert from_end(page) < 100
     page.click("#stop")
-    told(page, "#told", "Stopped")
+    told(page, "#notice", "Stopped")
     idle(page)
 
 
@@ -289,19 +289,19 @@ def test_it_stops_and_says_so(page, server):
     page.fill("#prompt", "Count from 1 to 500.")
     page.click("#send")
     page.click("#stop")
-    told(page, "#told", "Stopped")
+    told(page, "#notice", "Stopped")
     idle(page)
 
 
 def test_errors_are_told_above_the_message(page):
     page.fill("#prompt", "x x" * 12_000)
     page.click("#send")
-    told(page, "#told", "the model holds")
+    told(page, "#notice", "the model holds")
     assert page.input_value("#prompt") == "x x" * 12_000, "it is given back"
     assert page.locator("#talk > li").count() == 0
-    error, message = (page.locator(one).bounding_box() for one in ("#told", "#prompt"))
+    error, message = (page.locator(one).bounding_box() for one in ("#notice", "#prompt"))
     assert 0 <= message["y"] - error["y"] - error["height"] < 30
-    assert page.get_attribute("#told", "role") == "alert"
+    assert page.get_attribute("#notice", "role") == "alert"
     picture(page, "error")
 
 
@@ -310,23 +310,23 @@ def test_a_failed_request_is_tried_again(page):
     set_up(page, "0", 20)
     page.fill("#prompt", "Say hello.")
     page.keyboard.press("Enter")
-    told(page, "#told", "the server cannot be reached")
+    told(page, "#notice", "the server cannot be reached")
     assert page.input_value("#prompt") == "Say hello."
     page.unroute("**/v1/chat/completions")
-    page.click("#told button")
+    page.click("#notice button")
     told(page, "#talk li.assistant .figures", "tokens a step")
     assert page.input_value("#prompt") == ""
-    assert page.inner_text("#told") == ""
+    assert page.inner_text("#notice") == ""
 
 
 def test_an_answer_that_breaks_off_is_kept(page):
     scripted(page, {"content": "The first half"}, end=False)
     page.fill("#prompt", "Go on")
     page.keyboard.press("Enter")
-    told(page, "#told", "broken off")
+    told(page, "#notice", "broken off")
     told(page, "#talk li.assistant .markdown", "The first half")
     scripted(page, {"content": "Whole"})
-    page.click("#told button")
+    page.click("#notice button")
     told(page, "#talk li.assistant .markdown", "Whole")
     assert page.locator("#talk > li").count() == 2, "in place of the other"
 
@@ -422,7 +422,7 @@ def test_axe_finds_nothing(browser, address, width, scheme):
     page.route("**/v1/chat/completions", lambda route: route.abort())
     page.fill("#prompt", "This fails")
     page.keyboard.press("Enter")
-    told(page, "#told", "the server cannot be reached")
+    told(page, "#notice", "the server cannot be reached")
     page.evaluate(axe)
     found = page.evaluate("axe.run(document).then((r) => r.violations.map((v) => [v.id, v.nodes.map((n) => n.html)]))")
     assert found == []

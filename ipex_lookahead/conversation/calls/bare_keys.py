@@ -1,4 +1,4 @@
-"""Calls as objects whose keys are bare and whose texts stand between tokens: Gemma 4's way."""
+"""Calls as objects with bare keys and strings between special tokens: Gemma 4's style."""
 
 from __future__ import annotations
 

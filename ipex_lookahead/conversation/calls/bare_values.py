@@ -72,7 +72,7 @@ class Reader(Scanner):
         return found
 
     def _marked(self) -> str:
-        """The text up to the next mark, as it stands: nothing in it is escaped."""
+        """The text up to the next mark, verbatim: nothing in it is escaped."""
         end = self._text.index(QUOTE, self.at)
         found, self.at = self._text[self.at : end], end + len(QUOTE)
         return found

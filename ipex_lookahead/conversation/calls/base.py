@@ -51,7 +51,7 @@ class Call:
 
 
 class Written(dict[str, str]):
-    """Arguments as texts, from a way of writing that has no types: the function's schema says what each is."""
+    """Arguments as texts, from a style without types: the function's schema determines each type."""
 
 
 class Style(ABC):
@@ -59,7 +59,7 @@ class Style(ABC):
 
     Attributes:
         markers: spellings that a call, or several, may begin with.
-        end: what they end with; "" where nothing says so.
+        end: end marker of the calls; "" if there is none.
         inner: further marks between the two, which may be special tokens as well.
     """
 
@@ -69,14 +69,14 @@ class Style(ABC):
 
     @abstractmethod
     def calls(self, body: str, functions: Functions) -> list[Named] | None:
-        """What stands between the marker and the end -> name and arguments of each call; None where it is none."""
+        """Return name and arguments of each call in the text between marker and end; None if it is not a call."""
 
     def holds(self, body: str, functions: Functions) -> bool:
         """Return True if ``body`` ends inside a value, so that an end that comes next is part of that value."""
         return in_text(body)
 
     def first(self, body: str) -> tuple[Named, str] | None:
-        """The first call in what stands behind the marker, as soon as it is whole, and the text up to its end.
+        """Return the first complete call after the marker, and the text up to its end.
 
         None where none is whole yet, and where each has a marker and an end of its own.
         """

@@ -1,4 +1,4 @@
-"""Calls as elements, an argument in each, whose values are texts: Qwen3-Coder's way, and GLM's."""
+"""Calls as elements with one argument each and text values: the styles of Qwen3-Coder and GLM."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class Elements(Style):
     markers = ("<tool_call>",)
     end = "</tool_call>"
     between = "\n"
-    """What stands between two calls."""
+    """Text between two calls."""
 
     @abstractmethod
     def opened(self, name: str) -> list[str]:
-        """What stands before the arguments of a call; marks in it are parts of their own."""
+        """Return the text before the arguments of a call; marks in it are separate parts."""
 
     @abstractmethod
     def keyed(self, key: str) -> list[str]:
-        """What stands before an argument's value."""
+        """Return the text before an argument's value."""
 
     value_end: tuple[str, str, str]
-    """What stands behind a value: white space, the mark, white space."""
+    """Text after a value: white space, the mark, white space."""
     closed = ""
-    """What stands behind the arguments."""
+    """Text after the arguments."""
 
     @abstractmethod
     def walked(self, body: str, functions: Functions, *, whole: bool) -> tuple[list[Named], int, bool]:

@@ -154,7 +154,7 @@ class Bracketed(Style):
         body = f"body: %json {inlined(list_of(functions, one=False))}\n{SPACE}"
         if self.end:
             return anywhere(self.markers[0], spell, f"SPACE body SPACE {spell(self.end)}") + body
-        # Nothing says where text would go on behind a list: there is none.
+        # No mark shows where text would continue after a list: there is none.
         return anywhere(self.markers[0], spell, "SPACE body").replace("called* rest", "called | rest") + body
 
     def spelled(self, calls: Sequence[Named]) -> list[str]:

@@ -10,7 +10,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class Scanner:
-    """Goes through a text; white space before what is asked for is passed over.
+    """Scans a text and skips white space before each match.
 
     Attributes:
         at: up to where it has read.

@@ -84,7 +84,7 @@ def _value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     bare = text.strip()
     value = _WORDS[bare] if bare in _WORDS else json_of(bare)
     if isinstance(value, str) or (value is None and bare not in ("null", "None")):
-        return text  # a text, in quotes or not, is what it says
+        return text  # text, with or without quotes, is taken verbatim
     kind = _type(value)
     fits = types is None or kind in types or (kind == "integer" and "number" in types)
     return value if fits else text

@@ -15,7 +15,7 @@ from ipex_lookahead.conversation.references import with_root
 from ipex_lookahead.errors import InputError
 
 ABOUT = frozenset({"title", "description", "$comment", "examples", "default", "deprecated", "format", "readOnly"})
-"""Keys that forbid nothing; ``format`` is a note as well, as JSON schema has it unless told otherwise."""
+"""Keys that forbid nothing; ``format`` is a note as well, as in JSON schema by default."""
 TEXT = frozenset({"type", "pattern", "minLength", "maxLength"})
 WHOLE = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"})
 _MAX_COUNTED = 64
@@ -73,9 +73,9 @@ def checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     schema: Mapping[str, Any] = resolved(parameters, parameters)
     other = sorted(set(schema) - WHOLE - ABOUT)
     if other or schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), Mapping):
-        told = ", ".join(other) or "a type that is not object"
+        types = ", ".join(other) or "a type that is not object"
         raise InputError(
-            f"the grammar cannot be compiled: the parameters of a function have {told}, to which this model's calls"
+            f"the grammar cannot be compiled: the parameters of a function have {types}, to which this model's calls"
             " cannot be kept",
             hint="describe an object with properties and required, or leave tool_choice at auto without strict",
         )

@@ -33,7 +33,7 @@ export function write(target, source, text) {
   last.append(text);
 }
 
-// A message in the list of them. `actions` are [what it says, its label, what it does].
+// A message in the list of them. `actions` are [text, label, handler].
 export class Shown {
   constructor(message, actions) {
     this.message = message;
@@ -70,7 +70,7 @@ export class Shown {
     this.folded.hidden = !this.thought.hasChildNodes();
   }
 
-  // New text, as the API tells it; the message has grown by it already.
+  // New text, in the API's units; the message has grown by it already.
   put({ text, thought, trace }) {
     for (const { text: piece, source } of trace) write(this.written, source || "", piece);
     this.think(thought);

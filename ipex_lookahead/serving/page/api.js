@@ -1,4 +1,4 @@
-// The server's APIs as the page asks them.
+// The server's APIs as the page calls them.
 import { at } from "./dom.js";
 
 const KEY = "ipex-lookahead.key"; // of this tab only
@@ -52,8 +52,8 @@ async function* events(response) {
   }
 }
 
-// Streams an answer to `messages`. `told` gets what has come: {prefill}, or {text, thought, trace}. Gives the figures.
-export async function ask(messages, options, signal, told) {
+// Streams an answer to `messages`. `onProgress` receives {prefill}, or {text, thought, trace}. Returns the figures.
+export async function ask(messages, options, signal, onProgress) {
   const body = { messages, stream: true, return_draft_trace: true, ...options };
   const response = await request("v1/chat/completions", body, signal);
   if (!response.ok) throw await failure(response);
@@ -62,12 +62,12 @@ export async function ask(messages, options, signal, told) {
   try {
     for await (const event of events(response)) {
       if (event.error) throw new Error(event.error.message);
-      if (event.prefill) told({ prefill: event.prefill });
+      if (event.prefill) onProgress({ prefill: event.prefill });
       const choice = event.choices && event.choices[0];
       if (choice) {
         const { content = "", reasoning_content: thought = "" } = choice.delta;
         const trace = event.draft_trace || [];
-        if (content || thought || trace.length) told({ text: content || "", thought, trace });
+        if (content || thought || trace.length) onProgress({ text: content || "", thought, trace });
         reason = choice.finish_reason || reason;
       }
       timings = event.timings || timings;

@@ -1,4 +1,4 @@
-// A chat over /v1/chat/completions. What a model says reaches the page as nodes and texts only, never as HTML.
+// A chat over /v1/chat/completions. Model output reaches the page as nodes and texts only, never as HTML.
 import { Shown, grow } from "./answer.js";
 import { ask, askForKey, keepKey, request, restoreKey, summary } from "./api.js";
 import { at, button, element, follow } from "./dom.js";
@@ -14,9 +14,9 @@ let editing = null; // the place of the message that is being edited
 let model = "";
 const toEnd = follow(at("main"), [at("talk"), at("race")], at("down"));
 
-// What is said above the message, where whoever has just written looks. `again` makes a button.
+// A notice above the message box. `again` adds a button.
 function tell(text, again = null) {
-  at("told").replaceChildren(...(text ? [element("span", "", text)] : []), ...(again ? [button("Try again", again)] : []));
+  at("notice").replaceChildren(...(text ? [element("span", "", text)] : []), ...(again ? [button("Try again", again)] : []));
 }
 
 function announce(text) {
@@ -137,14 +137,14 @@ async function guarded(work, retry) {
   }
 }
 
-// Asks for an answer to the first `place` messages and `text`, in place of what follows them.
+// Requests an answer to the first `place` messages and `text`, in place of what follows them.
 async function answer(place, text, more = {}) {
   const mine = talk; // another may be opened meanwhile
   const before = mine.messages;
   const question = { role: "user", content: text };
   const message = { role: "assistant", content: "", thought: "", trace: [] };
   mine.messages = [...before.slice(0, place), question];
-  const asked = talks.asMessages(mine);
+  const sent = talks.asMessages(mine);
   mine.messages.push(message);
   at("race").hidden = at("race-what").hidden = at("empty").hidden = true;
   for (const item of [...at("talk").children].slice(place)) item.remove();
@@ -171,7 +171,7 @@ async function answer(place, text, more = {}) {
   };
   const work = async (signal) => {
     try {
-      ended = summary(await ask(asked, options(more), signal, put));
+      ended = summary(await ask(sent, options(more), signal, put));
     } catch (error) {
       ended = "broken off";
       if (!message.content && !message.thought) {
@@ -198,7 +198,7 @@ async function answer(place, text, more = {}) {
 
 function again(place) {
   if (running || place < 1 || talk.messages[place - 1].role !== "user") return;
-  const seed = crypto.getRandomValues(new Uint32Array(1))[0]; // else a model with a seed of its own says the same
+  const seed = crypto.getRandomValues(new Uint32Array(1))[0]; // a model with a fixed seed would repeat itself
   answer(place - 1, talk.messages[place - 1].content, { seed });
 }
 
@@ -215,14 +215,14 @@ function run() {
   const text = at("prompt").value.trim();
   if (running) return;
   if (!text) {
-    tell("Write a message first; Race asks it twice.");
+    tell("Write a message first; Race sends it twice.");
     at("prompt").focus();
     return;
   }
-  const asked = [...talks.asMessages(talk), { role: "user", content: text }];
+  const sent = [...talks.asMessages(talk), { role: "user", content: text }];
   at("race").hidden = at("race-what").hidden = false;
   toEnd();
-  guarded((signal) => race(asked, options(), signal), run);
+  guarded((signal) => race(sent, options(), signal), run);
 }
 
 function colour() {
@@ -260,7 +260,7 @@ async function connect() {
   }
   if (response && response.status === 401) {
     askForKey();
-    at("model").textContent = "this server asks for an API key";
+    at("model").textContent = "this server requires an API key";
     return;
   }
   at("model").textContent = response && response.status === 503 ? "the model is being loaded…" : "no answer";

@@ -1,4 +1,4 @@
-// The same asked twice with the same seed, without lookahead and with it; the texts are compared, and the times.
+// The same request twice with the same seed, without lookahead and with it; the texts are compared, and the times.
 import { ask, summary } from "./api.js";
 import { write } from "./answer.js";
 import { at } from "./dom.js";
