@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 
 from ipex_lookahead.conversation.calls.base import Call
-from ipex_lookahead.serving.answers import Answers, Delta
+from ipex_lookahead.serving.answers import Answers, Delta, Whole
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
@@ -29,10 +29,9 @@ from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
 from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, Most, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
-from ipex_lookahead.serving.sse import DONE, comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
-from ipex_lookahead.serving.text import TextDelta
 from ipex_lookahead.serving.usage import timings, usage
+from ipex_lookahead.serving.writers import ChoiceWriter
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -241,38 +240,20 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
-class _Writer:
+class _Writer(ChoiceWriter):
     """One request's answers in OpenAI's shapes."""
 
     def __init__(self, server: Server, served: Served, body: ChatRequest, answers: Answers) -> None:
-        self._served = served
-        self._body = body
-        self._answers = answers
-        self._head = openai_head(server, body, "chatcmpl-", "chat.completion")
-        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        super().__init__(openai_head(server, body, "chatcmpl-", "chat.completion"), served, body, answers)
+        self._calls = [0] * len(answers.requests)
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Server-sent events."""
-        head = self._head | {"object": "chat.completion.chunk"} | ({"usage": None} if self._with_usage else {})
-        count = len(self._answers.requests)
-        calls = [0] * count
-        silent: list[list[TextDelta]] = [[] for _ in range(count)]  # pieces without text, reported by the next chunk
-        for index in range(count):
-            yield event(head | {"choices": [_choice_of(index, {"role": "assistant", "content": ""})]})
-        async for deltas in self._answers:
-            for part in comments(deltas):
-                yield part
-            for delta in deltas:
-                for new in self._new(delta, calls, silent[delta.index]):
-                    yield event(head | new)
-        if self._with_usage:
-            used = usage(self._answers.finished, count, self._answers.thought)
-            yield event(head | {"choices": [], "usage": used})
-        yield DONE
+    def _opening(self) -> Iterator[dict[str, Any]]:
+        for index in range(len(self._calls)):
+            yield _choice_of(index, {"role": "assistant", "content": ""})
 
-    def _new(self, delta: Delta, calls: list[int], silent: list[TextDelta]) -> list[dict[str, Any]]:
-        """The chunks of a delta; none has an empty ``content``."""
+    def _new(self, delta: Delta) -> list[dict[str, Any]]:  # no chunk has an empty ``content``
         found: list[dict[str, Any]] = []
+        silent = self._silent[delta.index]
         silent += delta.pieces
         if delta.text or delta.thought:
             said = {"content": delta.text} if delta.text else {}
@@ -280,25 +261,20 @@ class _Writer:
                 said["reasoning_content"] = delta.thought
             found.append({"choices": [_choice_of(delta.index, said)]})
         for call in delta.calls:
-            number, calls[delta.index] = calls[delta.index], calls[delta.index] + 1
+            number, self._calls[delta.index] = self._calls[delta.index], self._calls[delta.index] + 1
             named = {"index": number, **_call(call, "")}
             arguments = {"index": number, "function": {"arguments": call.arguments}}
             found += [{"choices": [_choice_of(delta.index, {"tool_calls": [part]})]} for part in (named, arguments)]
         if delta.finish is not None:
             choice = _choice_of(delta.index, {}) | delta.finish.fields()
             found.append({"choices": [choice], "timings": timings(delta.finish.stats)})
-        if found and silent:
-            if self._body.logprobs:
-                found[0]["choices"][0]["logprobs"] = chat_logprobs(silent, self._served.tokens)
-            if self._body.return_draft_trace:
-                found[0]["draft_trace"] = draft_trace(silent)
-            silent.clear()
-        return found
+        if found and silent and self._body.logprobs:
+            found[0]["choices"][0]["logprobs"] = chat_logprobs(silent, self._served.tokens)
+        return self._traced(found, silent)
 
-    async def whole(self) -> dict[str, Any]:
-        """All answers in one."""
+    def _choices(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
         choices = []
-        for index, one in enumerate(await self._answers.whole()):
+        for index, one in enumerate(answers):
             message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
             if one.thought:
                 message["reasoning_content"] = one.thought
@@ -311,13 +287,10 @@ class _Writer:
             if self._body.return_draft_trace:
                 choice["draft_trace"] = draft_trace(one.pieces)
             choices.append(choice)
-        finished = self._answers.finished
-        return {
-            **self._head,
-            "choices": choices,
-            "usage": usage(finished, len(finished), self._answers.thought),
-            "timings": timings(finished[0]),
-        }
+        return choices
+
+    def _usage(self) -> dict[str, int]:
+        return usage(self._answers.finished, len(self._calls), self._answers.thought)
 
 
 def _choice_of(index: int, delta: dict[str, Any]) -> dict[str, Any]:

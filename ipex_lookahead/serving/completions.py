@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,13 +18,13 @@ from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
 from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
-from ipex_lookahead.serving.sse import DONE, comments, event
 from ipex_lookahead.serving.text import TextDelta
 from ipex_lookahead.serving.usage import timings, usage
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from ipex_lookahead.runtime.service import TokenLogprob
+from ipex_lookahead.serving.writers import ChoiceWriter
 
 router = APIRouter(route_class=JsonRoute)
 _TOKENS = 16
@@ -179,7 +179,7 @@ def _likely(one: Whole) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-class _Writer:
+class _Writer(ChoiceWriter):
     """One request's answers in OpenAI's shapes."""
 
     def __init__(
@@ -191,49 +191,30 @@ class _Writer:
         echoes: Sequence[Echo],
         sharing: int,
     ) -> None:
-        self._served = served
-        self._body = body
-        self._answers = answers
+        super().__init__(openai_head(server, body, "cmpl-", "text_completion"), served, body, answers)
         self._echoes = echoes
         self._sharing = sharing
-        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._head = openai_head(server, body, "cmpl-", "text_completion")
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """Server-sent events."""
-        head = self._head | ({"usage": None} if self._with_usage else {})
-        silent: list[list[TextDelta]] = [[] for _ in self._echoes]  # pieces without text, reported by the next chunk
+    def _opening(self) -> Iterator[dict[str, Any]]:
         for index, echo in enumerate(self._echoes):
             if echo.text and not echo.ids:
-                yield event(head | {"choices": [self._choice(index, echo.text)]})
-        async for deltas in self._answers:
-            for part in comments(deltas):
-                yield part
-            for delta in deltas:
-                if delta.prompt:
-                    choice = self._choice(delta.index, self._echoes[delta.index].text, prompt=delta.prompt)
-                    yield event(head | {"choices": [choice]})
-                if delta.progress is None:
-                    for new in self._new(delta, silent[delta.index]):
-                        yield event(head | new)
-        if self._with_usage:
-            yield event(head | {"choices": [], "usage": usage(self._answers.finished, self._sharing)})
-        yield DONE
+                yield self._choice(index, echo.text)
 
-    def _new(self, delta: Delta, silent: list[TextDelta]) -> list[dict[str, Any]]:
-        """The chunks of a delta; only the last of an answer may have an empty ``text``."""
+    def _new(self, delta: Delta) -> list[dict[str, Any]]:  # only the last chunk of an answer may have an empty ``text``
         found: list[dict[str, Any]] = []
+        if delta.prompt:
+            text = self._echoes[delta.index].text
+            found.append({"choices": [self._choice(delta.index, text, prompt=delta.prompt)]})
+        if delta.progress is not None:
+            return found
+        silent, new = self._silent[delta.index], list[dict[str, Any]]()
         silent += delta.pieces
         if delta.text:
-            found.append({"choices": [self._choice(delta.index, delta.text, silent)]})
+            new.append({"choices": [self._choice(delta.index, delta.text, silent)]})
         if delta.finish is not None:
-            choice = self._choice(delta.index, "", () if found else silent) | delta.finish.fields()
-            found.append({"choices": [choice], "timings": timings(delta.finish.stats)})
-        if found and silent:
-            if self._body.return_draft_trace:
-                found[0]["draft_trace"] = draft_trace(silent)
-            silent.clear()
-        return found
+            choice = self._choice(delta.index, "", () if new else silent) | delta.finish.fields()
+            new.append({"choices": [choice], "timings": timings(delta.finish.stats)})
+        return found + self._traced(new, silent)
 
     def _choice(
         self, index: int, text: str, pieces: Sequence[TextDelta] = (), prompt: Sequence[TokenLogprob | None] = ()
@@ -256,9 +237,8 @@ class _Writer:
             del found[len(found) - self._sharing + n :]
         return found
 
-    async def whole(self) -> dict[str, Any]:
-        """All answers in one."""
-        choices, answers = [], await self._answers.whole()
+    def _choices(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
+        choices = []
         for number, index in enumerate(self._given(answers)):
             one = answers[index]
             choice = self._choice(index, self._echoes[index].text + one.text, one.pieces, one.prompt) | {
@@ -268,10 +248,7 @@ class _Writer:
             if self._body.return_draft_trace:
                 choice["draft_trace"] = draft_trace(one.pieces)
             choices.append(choice)
-        finished = self._answers.finished
-        return {
-            **self._head,
-            "choices": choices,
-            "usage": usage(finished, self._sharing),
-            "timings": timings(finished[0]),
-        }
+        return choices
+
+    def _usage(self) -> dict[str, int]:
+        return usage(self._answers.finished, self._sharing)

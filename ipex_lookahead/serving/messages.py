@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +23,7 @@ from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, Sa
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.usage import cached, timings
+from ipex_lookahead.serving.writers import BlockWriter
 
 router = APIRouter(route_class=JsonRoute)
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
@@ -202,50 +203,52 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
-class _Writer:
+class _Writer(BlockWriter):
     """One answer in Anthropic's shapes."""
 
     def __init__(self, model: str, prompt: int, answers: Answers, stops: Sequence[str]) -> None:
-        self._answers = answers
+        super().__init__(answers)
         self._stops = stops
         self._prompt = prompt
+        self._cached = -1  # prompt tokens in the prefix cache; -1 until that is known
         self._head = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant", "model": model}
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Server-sent events."""
-        block, writing, found = 0, "", -1  # prompt tokens in the prefix cache; -1 until that is known
+        """Yield server-sent events."""
         async for deltas in self._answers:
-            for part in comments(deltas) if deltas or found < 0 else [_event("ping")]:
+            for part in comments(deltas) if deltas or self._cached < 0 else [_event("ping")]:
                 yield part
             for delta in deltas:
-                if found < 0:  # known with the first delta: an event before it would have another ``input_tokens``
-                    found = delta.cached if delta.finish is None else cached(delta.finish.stats)
+                if self._cached < 0:  # known with the first delta: an earlier event would have another ``input_tokens``
+                    self._cached = delta.cached if delta.finish is None else cached(delta.finish.stats)
                     begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-                    usage = _usage(self._prompt, found, 0)
+                    usage = _usage(self._prompt, self._cached, 0)
                     yield _event("message_start", message={**self._head, **begun, "usage": usage})
-                for kind, text in (("thinking", delta.thought), ("text", delta.text)):
-                    if text and writing != kind:
-                        if writing:
-                            yield _event("content_block_stop", index=block)
-                        block, writing = block + bool(writing), kind
-                        yield _event("content_block_start", index=block, content_block=_text_block(kind, ""))
-                    if text:
-                        yield _event("content_block_delta", index=block, delta={"type": f"{kind}_delta", kind: text})
-                if writing and (delta.calls or delta.finish):
-                    yield _event("content_block_stop", index=block)
-                    block, writing = block + 1, ""
-                for call in delta.calls:
-                    for part in _call_events(block, call):
-                        yield part
-                    block += 1
-                if delta.finish is not None:
-                    ended = _ended(delta.finish, self._stops)
-                    used = _usage(self._prompt, found, delta.finish.stats.tokens)
-                    yield _event("message_delta", delta=ended, usage=used)
+                for part in self._blocks(delta):
+                    yield part
         yield _event("message_stop")
 
+    def _begin(self, kind: str) -> Iterator[bytes]:
+        yield _event("content_block_start", index=self._place, content_block=_text_block(kind, ""))
+
+    def _add(self, kind: str, text: str) -> Iterator[bytes]:
+        yield _event("content_block_delta", index=self._place, delta={"type": f"{kind}_delta", kind: text})
+
+    def _complete(self) -> Iterator[bytes]:
+        yield _event("content_block_stop", index=self._place)
+
+    def _call(self, call: Call) -> Iterator[bytes]:
+        delta = {"type": "input_json_delta", "partial_json": call.arguments}
+        yield _event("content_block_start", index=self._place, content_block=_block(call, {}))
+        yield _event("content_block_delta", index=self._place, delta=delta)
+        yield _event("content_block_stop", index=self._place)
+
+    def _finish(self, finish: Finish) -> Iterator[bytes]:
+        used = _usage(self._prompt, self._cached, finish.stats.tokens)
+        yield _event("message_delta", delta=_ended(finish, self._stops), usage=used)
+
     async def whole(self) -> dict[str, Any]:
-        """All in one."""
+        """Return the answer as one object."""
         (one,) = await self._answers.whole()
         content = [
             _block(part, json.loads(part.arguments))
@@ -261,15 +264,6 @@ class _Writer:
 
 def _event(kind: str, **data: Any) -> bytes:
     return event({"type": kind, **data}, kind)
-
-
-def _call_events(index: int, call: Call) -> Sequence[bytes]:
-    delta = {"type": "input_json_delta", "partial_json": call.arguments}
-    return (
-        _event("content_block_start", index=index, content_block=_block(call, {})),
-        _event("content_block_delta", index=index, delta=delta),
-        _event("content_block_stop", index=index),
-    )
 
 
 def _text_block(kind: str, text: str) -> dict[str, Any]:

@@ -37,9 +37,11 @@ from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import Form, schema_form
 from ipex_lookahead.serving.usage import cached, timings
+from ipex_lookahead.serving.writers import BlockWriter
 
 Keep = Callable[[Mapping[str, Any]], None]
 """Remembers a response."""
+
 router = APIRouter(route_class=JsonRoute)
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
@@ -224,14 +226,16 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
-class _Writer:
+class _Writer(BlockWriter):
     """One response in OpenAI's shapes."""
 
     def __init__(
         self, server: Server, body: ResponsesRequest, params: SamplingParams, answers: Answers, keep: Keep
     ) -> None:
-        self._answers = answers
+        super().__init__(answers)
         self._keep = keep
+        self._output: list[dict[str, Any]] = []
+        self._texts: list[str] = []
         self._number = 0
         self._id = "resp_" + secrets.token_hex(12)
         self._head = {
@@ -285,43 +289,16 @@ class _Writer:
         return ended
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """Server-sent events."""
+        """Yield server-sent events."""
         yield self._event("response.created", response=self._head)
         yield self._event("response.in_progress", response=self._head)
-        output: list[dict[str, Any]] = []
-        item: dict[str, Any] | None = None  # that is being written
-        texts: list[str] = []
         try:
             async for deltas in self._answers:
                 for part in comments(deltas):
                     yield part
                 for delta in deltas:
-                    for text in (Thought(delta.thought), delta.text):
-                        new = _item("" if type(text) is str else Thought())
-                        if text and item is not None and item["type"] != new["type"]:
-                            for part in self._complete(item, "".join(texts), output):
-                                yield part
-                            item = None
-                        if text and item is None:
-                            item, texts = new, []
-                            for part in self._begin(item, len(output)):
-                                yield part
-                        if text and item is not None:
-                            texts.append(text)
-                            at = {"item_id": item["id"], "output_index": len(output), "content_index": 0}
-                            more: dict[str, Any] = {"logprobs": []} if type(text) is str else {}
-                            yield self._event(f"response.{_kind(item)}.delta", **at, delta=text, **more)
-                    if item is not None and (delta.calls or delta.finish):
-                        for part in self._complete(item, "".join(texts), output):
-                            yield part
-                        item = None
-                    for call in delta.calls:
-                        output.append(_item(call))
-                        for part in self._call(output[-1], len(output) - 1):
-                            yield part
-                    if delta.finish is not None:
-                        ended = self._ended(output or [_item("")], delta.finish)
-                        yield self._event(f"response.{ended['status']}", response=ended)
+                    for part in self._blocks(delta):
+                        yield part
         except ApiError as error:
             failure = {"code": "server_error", "message": error.message}
             yield self._event("response.failed", response={**self._head, "status": "failed", "error": failure})
@@ -330,29 +307,46 @@ class _Writer:
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **data}, kind)
 
-    def _begin(self, item: dict[str, Any], place: int) -> Iterator[bytes]:
-        begun = {**item, "status": "in_progress", "content": []}
-        yield self._event("response.output_item.added", output_index=place, item=begun)
-        at = {"item_id": item["id"], "output_index": place, "content_index": 0}
-        yield self._event("response.content_part.added", **at, part=_part(item, ""))
+    def _at(self) -> dict[str, Any]:
+        """Return the position of the block that is being written."""
+        return {"item_id": self._output[-1]["id"], "output_index": self._place}
 
-    def _complete(self, item: dict[str, Any], text: str, output: list[dict[str, Any]]) -> Iterator[bytes]:
-        item["content"], place = [_part(item, text)], len(output)
-        output.append(item)
-        at = {"item_id": item["id"], "output_index": place, "content_index": 0}
+    def _begin(self, kind: str) -> Iterator[bytes]:
+        item = _item("" if kind == "text" else Thought())
+        self._output.append(item)
+        self._texts = []
+        begun = {**item, "status": "in_progress", "content": []}
+        yield self._event("response.output_item.added", output_index=self._place, item=begun)
+        yield self._event("response.content_part.added", **self._at(), content_index=0, part=_part(item, ""))
+
+    def _add(self, kind: str, text: str) -> Iterator[bytes]:
+        self._texts.append(text)
+        more: dict[str, Any] = {"logprobs": []} if kind == "text" else {}
+        name = f"response.{_kind(self._output[-1])}.delta"
+        yield self._event(name, **self._at(), content_index=0, delta=text, **more)
+
+    def _complete(self) -> Iterator[bytes]:
+        item, text = self._output[-1], "".join(self._texts)
+        item["content"] = [_part(item, text)]
+        at = {**self._at(), "content_index": 0}
         more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
         yield self._event(f"response.{_kind(item)}.done", **at, text=text, **more)
         yield self._event("response.content_part.done", **at, part=_part(item, text))
-        yield self._event("response.output_item.done", output_index=place, item=item)
+        yield self._event("response.output_item.done", output_index=self._place, item=item)
 
-    def _call(self, item: dict[str, Any], place: int) -> Iterator[bytes]:
-        at = {"item_id": item["id"], "output_index": place}
+    def _call(self, call: Call) -> Iterator[bytes]:
+        item = _item(call)
+        self._output.append(item)
         begun = {**item, "arguments": "", "status": "in_progress"}
-        yield self._event("response.output_item.added", output_index=place, item=begun)
-        yield self._event("response.function_call_arguments.delta", **at, delta=item["arguments"])
+        yield self._event("response.output_item.added", output_index=self._place, item=begun)
+        yield self._event("response.function_call_arguments.delta", **self._at(), delta=item["arguments"])
         called = {"name": item["name"], "arguments": item["arguments"]}
-        yield self._event("response.function_call_arguments.done", **at, **called)
-        yield self._event("response.output_item.done", output_index=place, item=item)
+        yield self._event("response.function_call_arguments.done", **self._at(), **called)
+        yield self._event("response.output_item.done", output_index=self._place, item=item)
+
+    def _finish(self, finish: Finish) -> Iterator[bytes]:
+        ended = self._ended(self._output or [_item("")], finish)
+        yield self._event(f"response.{ended['status']}", response=ended)
 
 
 def _kind(item: Mapping[str, Any]) -> str:

@@ -1,0 +1,143 @@
+"""Bases of the writers: answers as OpenAI's choices, and one answer as a list of blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from ipex_lookahead.conversation.calls.base import Call
+from ipex_lookahead.serving.answers import Answers, Delta, Finish, Whole
+from ipex_lookahead.serving.logprobs import draft_trace
+from ipex_lookahead.serving.server import Served
+from ipex_lookahead.serving.sse import DONE, comments, event
+from ipex_lookahead.serving.text import TextDelta
+from ipex_lookahead.serving.usage import timings
+
+
+class ChoiceWriter(ABC):
+    """Writes the answers of one request as ``choices``: chat completions and completions.
+
+    Args:
+        head: fields of every object that is sent.
+        served: the model.
+        body: the request.
+        answers: the answers in progress.
+    """
+
+    def __init__(self, head: dict[str, Any], served: Served, body: Any, answers: Answers) -> None:
+        self._head = head
+        self._served = served
+        self._body = body
+        self._answers = answers
+        # Of each answer, pieces without text, which the next chunk reports.
+        self._silent: list[list[TextDelta]] = [[] for _ in answers.requests]
+
+    @abstractmethod
+    def _opening(self) -> Iterator[dict[str, Any]]:
+        """Yield the choices that precede the first token."""
+
+    @abstractmethod
+    def _new(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the chunks of a delta, without the head."""
+
+    @abstractmethod
+    def _choices(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
+        """Return the choices of complete answers."""
+
+    @abstractmethod
+    def _usage(self) -> dict[str, int]:
+        """Return ``usage`` of the finished answers."""
+
+    def _traced(self, chunks: list[dict[str, Any]], silent: list[TextDelta]) -> list[dict[str, Any]]:
+        """Add the draft trace to the first chunk, if there is one, and forget the reported pieces."""
+        if chunks and silent:
+            if self._body.return_draft_trace:
+                chunks[0]["draft_trace"] = draft_trace(silent)
+            silent.clear()
+        return chunks
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """Yield server-sent events."""
+        with_usage = bool(self._body.stream_options and self._body.stream_options.include_usage)
+        head = self._head | ({"usage": None} if with_usage else {})
+        if head["object"] == "chat.completion":
+            head["object"] = "chat.completion.chunk"
+        for choice in self._opening():
+            yield event(head | {"choices": [choice]})
+        async for deltas in self._answers:
+            for part in comments(deltas):
+                yield part
+            for delta in deltas:
+                for new in self._new(delta):
+                    yield event(head | new)
+        if with_usage:
+            yield event(head | {"choices": [], "usage": self._usage()})
+        yield DONE
+
+    async def whole(self) -> dict[str, Any]:
+        """Return all answers in one object."""
+        choices = self._choices(await self._answers.whole())
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": self._usage(),
+            "timings": timings(self._answers.finished[0]),
+        }
+
+
+class BlockWriter(ABC):
+    """Writes one answer as blocks (thought, text, tool call) in the order of generation: Responses and Messages.
+
+    Args:
+        answers: the answer in progress.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._place = 0
+        self._writing = ""
+
+    @abstractmethod
+    def _begin(self, kind: str) -> Iterator[bytes]:
+        """Begin a block, ``"thinking"`` or ``"text"``, at ``self._place``."""
+
+    @abstractmethod
+    def _add(self, kind: str, text: str) -> Iterator[bytes]:
+        """Add text to the block."""
+
+    @abstractmethod
+    def _complete(self) -> Iterator[bytes]:
+        """End the block."""
+
+    @abstractmethod
+    def _call(self, call: Call) -> Iterator[bytes]:
+        """Write a tool call as a block at ``self._place``."""
+
+    @abstractmethod
+    def _finish(self, finish: Finish) -> Iterator[bytes]:
+        """End the answer."""
+
+    def _blocks(self, delta: Delta) -> Iterator[bytes]:
+        """Yield the events of a delta."""
+        for kind, text in (("thinking", delta.thought), ("text", delta.text)):
+            if not text:
+                continue
+            if self._writing not in ("", kind):
+                yield from self._closed()
+            if not self._writing:
+                self._writing = kind
+                yield from self._begin(kind)
+            yield from self._add(kind, text)
+        if self._writing and (delta.calls or delta.finish):
+            yield from self._closed()
+        for call in delta.calls:
+            yield from self._call(call)
+            self._place += 1
+        if delta.finish is not None:
+            yield from self._finish(delta.finish)
+
+    def _closed(self) -> Iterator[bytes]:
+        yield from self._complete()
+        self._writing = ""
+        self._place += 1
