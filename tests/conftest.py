@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -32,10 +33,11 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep a sample of the cases of ``rotating`` tests, and name the group that each test runs with.
+    """Keep a sample of the cases of ``rotating`` tests and of the gates, and name the group that each test runs with.
 
-    A case that the command line names runs in any case. Groups are for ``--dist loadgroup``: the tests of a model type
-    run in one process, so that its models are built once, and so do the other tests of a file.
+    Each commit runs a third of the attacks in ``tests/gates``, chosen by its hash; ``make gates`` runs all of them. A
+    case or a file of gates that the command line names always runs. Groups are for ``--dist loadgroup``: the tests of a
+    model type run in one process, so that its models are built once, and so do the other tests of a file.
     """
     named = {argument.partition("::")[2].partition("[")[0] for argument in config.args if "[" in argument}
     functions: dict[tuple[Path, str], list[pytest.Item]] = {}
@@ -46,8 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         name = item.nodeid.partition("::")[2].partition("[")[0]
         if item.get_closest_marker("rotating") and name not in named:
             functions.setdefault((item.path, name), []).append(item)
-    dropped: set[pytest.Item] = set()
-    start = commit() if functions and not large() else ""
+    start = "" if large() else commit()
+    dropped = {item for item in items if is_gate_of_another_commit(item, config, start)}
     for each in functions.values():
         (count,) = each[0].get_closest_marker("rotating").args  # type: ignore[union-attr]
         dropped.update(each)
@@ -55,6 +57,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped:
         config.hook.pytest_deselected(items=[item for item in items if item in dropped])
         items[:] = [item for item in items if item not in dropped]
+
+
+def is_gate_of_another_commit(item: pytest.Item, config: pytest.Config, start: str) -> bool:
+    """Return True for an attack of ``tests/gates`` that this commit leaves to others."""
+    named = any("gates" in Path(argument.partition("::")[0]).parts for argument in config.args)
+    if large() or named or item.path.parent.name != "gates":
+        return False
+    name = item.nodeid.partition("[")[0]
+    return int(hashlib.sha256(f"{start} {name}".encode()).hexdigest(), 16) % 3 > 0
 
 
 def parts_of(item: pytest.Item) -> dict[str, str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import pytest
 
+from tests import conftest
 from tests.gates import rotating
 
 CASES = list(product(range(6), "abcde", (True, False)))
@@ -52,10 +55,9 @@ def test_numbers(number):
 """
 
 
-def test_marked_tests_are_sampled_unless_a_case_is_named(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tests import conftest
+@pytest.fixture
+def collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Return the names of the tests that are collected from files, for a commit."""
 
     class Plugin:
         pytest_collection_modifyitems = staticmethod(conftest.pytest_collection_modifyitems)
@@ -66,16 +68,36 @@ def test_marked_tests_are_sampled_unless_a_case_is_named(
         def pytest_collection_finish(self, session: pytest.Session) -> None:
             self.ids = [item.name for item in session.items]
 
-    file = tmp_path / "test_numbers.py"
-    file.write_text(COLLECTED, encoding="utf-8")
-
-    def collected(*arguments: str) -> list[str]:
+    def collect(*arguments: str, start: str = "") -> list[str]:
         plugin = Plugin()
+        monkeypatch.setattr(conftest, "commit", lambda: start)
         options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={tmp_path}"]
         pytest.main([*arguments, *options, "-o", "markers=rotating(count): a sample"], plugins=[plugin])
         return plugin.ids
 
+    return collect
+
+
+def test_marked_tests_are_sampled_unless_a_case_is_named(
+    tmp_path: Path, collected: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "test_numbers.py"
+    file.write_text(COLLECTED, encoding="utf-8")
     assert len(collected(str(file))) == 2
     assert collected(f"{file}::test_numbers[5]") == ["test_numbers[5]"]
     monkeypatch.setenv("IPEX_LOOKAHEAD_GATES", "large")
     assert len(collected(str(file))) == 8
+
+
+def test_each_commit_runs_a_third_of_the_gates(
+    tmp_path: Path, collected: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "gates" / "test_attacks.py"
+    file.parent.mkdir()
+    file.write_text("".join(f"def test_{number}():\n    pass\n\n" for number in range(12)), encoding="utf-8")
+    samples = [collected(str(tmp_path), start=str(number)) for number in range(8)]
+    assert all(sample != samples[0] for sample in samples[1:])
+    assert 12 < sum(map(len, samples)) < 60
+    assert len(collected(str(file))) == 12
+    monkeypatch.setenv("IPEX_LOOKAHEAD_GATES", "large")
+    assert len(collected(str(tmp_path))) == 12
