@@ -6,7 +6,7 @@
 namespace ipex_lookahead {
 namespace {
 
-// Heads to rotate and store in a piece at least; fewer take less time than sharing them out.
+// Minimum number of heads per piece for rope and stores; splitting fewer costs more than it saves.
 constexpr int64_t kLeastHeads = 4;
 
 }  // namespace
@@ -33,7 +33,7 @@ Attention::Attention(const OperationParts& of, AttentionScratch& scratch)
 }
 
 CachedAttention Attention::cached(const OperationParts& of) const {
-  const int64_t own = of.committed && shape_.window > 0 ? 1 : 0;  // of a window, the row's own position, which it does not see
+  const int64_t own = of.committed && shape_.window > 0 ? 1 : 0;  // the row's own position counts for the window, but is not visible
   const HeadsShape heads{shape_.heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim, shape_.window - own, shape_.softcap};
   if (of.shared != nullptr) return {heads, static_cast<const Attention&>(*of.shared).cached_, scratch_};
   return {heads, of.kv_format, of.cache, scratch_};
@@ -53,7 +53,7 @@ void Attention::run(ThreadContext& context, StepRows& rows) {
   const int64_t heads =
       (shape_.gate ? 2 : 1) * shape_.heads + (int(shape_.has_keys()) + int(shape_.has_values())) * int64_t(shape_.kv_heads);
   const bool whole_norm = std::max(q_norm_.width, k_norm_.width) > shape_.head_dim;
-  // Where heads consist of whole tiles, who computes a head of q, k or v also norms, rotates and stores it.
+  // If heads are whole tiles, the thread that computes a head of q, k or v also norms, rotates and stores it.
   const bool fused = whole_heads() && !whole_norm;
   context.enter(Phase::qkv);
   auto x = context.inputs(rows.count, inputs_, integer, order_,
@@ -74,28 +74,28 @@ void Attention::run(ThreadContext& context, StepRows& rows) {
   });
 }
 
-// A row as q, k and v read it.
+// Writes a row as q, k and v read it.
 void Attention::make_input(ThreadContext& context, StepRows& rows, int64_t row, float* out) const {
   if (!shape_.with_embedding) return input(rows, row, out);
   const size_t bytes = size_t(rows.width) * sizeof(float);
-  input(rows, row, context.scratch());  // which takes whole vectors
+  input(rows, row, context.scratch());  // norms write whole vectors
   std::memcpy(out, rows.beside.data() + row * rows.stride, bytes);
   std::memcpy(out + rows.width, context.scratch(), bytes);
 }
 
-// Norms q and k of a row over their whole width.
+// Applies norms over the whole width of q and k to a row.
 void Attention::norm_whole(ThreadContext& context, const StepRows& rows, int64_t row) const {
   const auto norm_part = [&](const Norm& norm, int64_t column) {
     if (norm.width <= shape_.head_dim) return;
     float* x = scratch_.qkv.data() + row * stride_ + column;
     norm(rows.kernels, x, context.scratch());
-    std::memcpy(x, context.scratch(), size_t(norm.width) * sizeof(float));  // and what pads it stays zero
+    std::memcpy(x, context.scratch(), size_t(norm.width) * sizeof(float));  // the padding stays zero
   };
   norm_part(q_norm_, 0);
   norm_part(k_norm_, k_column_);
 }
 
-// A row as o reads it.
+// Writes a row as o reads it.
 void Attention::merge_heads(ThreadContext& context, const StepRows& rows, int64_t row, float* out) const {
   for (int h = 0; h < shape_.heads; ++h)
     cached_.result(rows, row, h, sinks_ == nullptr ? nullptr : sinks_ + h, context.scratch(), out + h * shape_.head_dim);
@@ -103,8 +103,7 @@ void Attention::merge_heads(ThreadContext& context, const StepRows& rows, int64_
     rows.kernels.gate(scratch_.qkv.data() + row * stride_ + gate_column_, shape_.q_width(), GateKind::sigmoid, out);
 }
 
-// Pieces [begin, end) of q, k and v as one run, so that the three are shared out together: heads where they consist of
-// whole tiles, else tiles.
+// Computes pieces [begin, end) of the concatenated q, k and v: heads if they are whole tiles, else tiles.
 void Attention::qkv(const StepRows& rows, const Rows& x, int64_t begin, int64_t end) const {
   if (!whole_heads()) return joined().run(rows.kernels, x, begin, end, scratch_.qkv.data(), stride_);
   const JoinedLinears parts = joined();
@@ -124,8 +123,8 @@ JoinedLinears Attention::joined() const {
             {shape_.gate ? &gate_ : nullptr, gate_column_}}}};
 }
 
-// Heads in the order in which they are shared out: the query heads of a key head, that key head, its value head, the
-// gates of its query heads, the query heads of the next. So a thread's share is about the heads that it will attend with.
+// Order of heads for the split among threads: the query heads of a key head, the key head, its value head, the gates of its query
+// heads, then the next group. So a thread's share is about the heads that it attends with.
 Attention::Head Attention::head_of(int64_t index) const {
   const int group = shape_.heads / shape_.kv_heads, kept = int(shape_.has_keys()) + int(shape_.has_values());
   const int each = (shape_.gate ? 2 : 1) * group + kept, kv = int(index / each), i = int(index % each);
@@ -167,14 +166,14 @@ void Attention::finish_value(const StepRows& rows, int64_t row, int head, float*
   cached_.store_value(rows, row, head, value);
 }
 
-// A head of q or k: its norm, rope, and `scale`.
+// Applies norm, rope and `scale` to a head of q or k.
 void Attention::turn(const StepRows& rows, const Norm& norm, int64_t position, float scale, float* x) const {
   const int d = shape_.head_dim;
   const RopeTable* rope = scratch_.table(shape_.rope);
   const int half = rope == nullptr ? 0 : int(scratch_.rope(shape_.rope).half());
   const bool normed = norm.width == d;
   if (normed && !shape_.norm_after_rope) norm_head(rows, norm, x);
-  if (half > 0 && scratch_.rope(shape_.rope).interleaved) {  // as halves from here on: products of q and k are the same
+  if (half > 0 && scratch_.rope(shape_.rope).interleaved) {  // converted to half layout: products of q and k are the same
     float second[kMostHeadDim / 2];
     for (int i = 0; i < half; ++i) {
       second[i] = x[2 * i + 1];
@@ -190,7 +189,7 @@ void Attention::turn(const StepRows& rows, const Norm& norm, int64_t position, f
   if (scale != 1) rows.kernels.scale(x, d, scale);
 }
 
-// The norm reads and writes whole vectors of 16, and what follows the head is another's.
+// Copies the head, because the norm reads and writes whole vectors of 16, beyond the head's end.
 void Attention::norm_head(const StepRows& rows, const Norm& norm, float* x) const {
   alignas(64) float in[kMostHeadDim], out[kMostHeadDim];
   const int d = shape_.head_dim;

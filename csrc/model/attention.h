@@ -1,4 +1,4 @@
-// Attention of one block: queries, keys and values, their norms and rope, and the gate.
+// Attention of one block: projections, norms, rope, and the gate.
 #pragma once
 
 #include <array>
@@ -38,14 +38,14 @@ class Attention : public Operation {
   void merge_heads(ThreadContext& context, const StepRows& rows, int64_t row, float* out) const;
 
   const AttentionShape shape_;
-  const int64_t inputs_;  // of q, k and v
+  const int64_t inputs_;  // inputs of q, k and v
   AttentionScratch& scratch_;
   CachedAttention cached_;
   Matrix q_, k_, v_, gate_, o_;
   Norm q_norm_, k_norm_;
   const float* sinks_ = nullptr;
-  std::array<float, kMostHeadDim> ones_;  // the weights of a norm that has none
-  const int32_t *order_ = nullptr, *o_order_ = nullptr;  // of the inputs of q, k and v, and of o
+  std::array<float, kMostHeadDim> ones_;  // weights of the norm without weights
+  const int32_t *order_ = nullptr, *o_order_ = nullptr;  // input orders of q, k, v and of o
   int64_t k_column_, v_column_, gate_column_, stride_;                 // of rows in scratch_.qkv
 };
 

@@ -109,13 +109,13 @@ Cache Cache::fork() {
 
 void Cache::follow(const std::shared_ptr<Decoder>& head) {
   const Claim claim(claimable_, "follow");
-  if (head->shape().features.width == 0) throw std::invalid_argument("follow: this model is no head that drafts");
+  if (head->shape().features.width == 0) throw std::invalid_argument("follow: this model is not a drafting head");
   if (head_ != nullptr && &head_->head() == head.get()) return;
   auto state = std::make_unique<HeadState>(head, length_);
   if (head_ == nullptr) states_.push_back(std::move(state));
   else states_.back() = std::move(state);
   head_ = static_cast<HeadState*>(states_.back().get());
-  parents_.clear();  // rows of the last step have left nothing for it
+  parents_.clear();  // rows of the last step have no features for the head
   settled_ = 0;
 }
 

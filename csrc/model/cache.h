@@ -1,4 +1,4 @@
-// What a decoder keeps of one sequence: a state of each kind of layer, behind one interface.
+// The cache of one sequence: one state per kind of layer, behind one interface.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace ipex_lookahead {
 class Decoder;
 class HeadState;
 
-// Another kind of state is one more alternative here, and its class.
+// To add a kind of state, add an alternative here and its class.
 using StateShape = std::variant<KvShape, RecurrentShape>;
 
 struct CacheShape {
@@ -24,9 +24,9 @@ struct CacheShape {
   int64_t max_context = 0;
   bool operator==(const CacheShape& o) const { return states == o.states && max_context == o.max_context; }
   int64_t bytes_per_position() const;
-  int64_t state_bytes() const;  // that do not grow with the positions
+  int64_t state_bytes() const;  // bytes that do not grow with the number of positions
 
-  // The number of the state of layers like that one, which is added where there is none yet.
+  // Return the index of the state of layers with this shape; adds a state if there is none.
   template <typename Shape>
   size_t joined(const Shape& own) {
     for (size_t i = 0; i < states.size(); ++i)
@@ -36,8 +36,7 @@ struct CacheShape {
   }
 };
 
-// What changes a cache, and a step that runs on it, claims it meanwhile: from another thread each of these is refused with
-// BusyError, whichever comes second.
+// Methods that change a cache, and steps that run on it, claim it. A claim by a second thread raises BusyError.
 class Cache {
  public:
   explicit Cache(const CacheShape& shape);
@@ -46,49 +45,50 @@ class Cache {
   int64_t length() const { return length_; }
   const CacheShape& shape() const { return shape_; }
 
-  // Rows of the last step that were kept, and that a state takes in with the next one.
+  // Number of accepted rows of the last step that a recurrent state adds in the next step.
   int64_t accepted() const;
 
-  // For the steps that run on it; the functions below that claim are keep, crop, checkpoint, fill_blank, fork, bytes and state_bytes.
+  // For steps. keep, crop, checkpoint, fill_blank, fork, bytes and state_bytes claim the cache themselves.
   Claimable& claimable() { return claimable_; }
 
-  // Makes room for a step of so many rows, of which the first are certain to be kept. Throws std::bad_alloc, and then the cache
-  // is as it was.
+  // Makes room for a step of `rows` rows, of which the first `settled` cannot be rejected. Throws std::bad_alloc and leaves the
+  // cache unchanged.
   void prepare(int64_t rows, int64_t settled);
   template <typename Kind>
   const Kind& state(size_t number) const { return static_cast<const Kind&>(*states_[number]); }
 
-  // After the step: the parents of its rows, which keep() checks paths against.
+  // Called after the step with the parents of its rows, which keep() checks paths against.
   void stepped(const int32_t* parents, int64_t rows, int64_t settled);
 
-  // Throws std::invalid_argument if `rows` is no path of the last step from its root, or lacks one of its settled rows.
+  // Commits the accepted rows of the last step. Throws std::invalid_argument if `rows` is not a path from a root of the step, or
+  // lacks one of its settled rows.
   void keep(const int64_t* rows, int64_t count);
-  // Goes back to `length`, or where a state cannot, to the last length before it that all can, 0 at worst; which is returned.
+  // Rolls back to `length`, or to the largest smaller length that every state can reach (at worst 0). Returns that length.
   int64_t crop(int64_t length);
-  // Remembers the present length as one that crop() can go back to, one of the last kCheckpoints, and drops the last step's rows.
+  // Makes the current length reachable for crop() (the last kCheckpoints are stored) and drops the last step's rows.
   void checkpoint();
-  // Commits `length` positions of zeros, at most the context, to an empty cache: for measuring steps at that length.
+  // Commits `length` positions of zeros, at most the context, to an empty cache; for benchmarks.
   void fill_blank(int64_t length);
-  // From now on keeps what a head that drafts needs, of the rows to come. Nothing where it does so for that head already.
+  // Starts to collect the features that a drafting head needs. No effect if the cache already follows that head.
   void follow(const std::shared_ptr<Decoder>& head);
-  // What it keeps for one, or null.
+  // The state of the drafting head, or null.
   HeadState* head() const { return head_; }
-  // Tokens that it may draft beside its part of the lm_head; see HeadState::see.
+  // Allows the head to draft tokens outside its part of the lm_head; see HeadState::allow_tokens.
   void see(const int32_t* tokens, int64_t count);
-  // Has that head read what waits, if that is much; between steps.
+  // Runs the head over its pending features if there are many; called between steps.
   void catch_up();
   Cache fork();
-  int64_t bytes();        // of memory, what forks share included
-  int64_t state_bytes();  // of them those that do not grow with the positions: recurrent states, and features for a head
+  int64_t bytes();        // memory, including pages shared with forks
+  int64_t state_bytes();  // the part that does not grow with positions: recurrent states, and features for a head
 
  private:
   CacheShape shape_;
   Claimable claimable_;
   int64_t length_ = 0;
-  std::vector<std::unique_ptr<State>> states_;  // and behind those of the shape a head's, if there is one
+  std::vector<std::unique_ptr<State>> states_;  // the states of shape_, then the head's state if any
   HeadState* head_ = nullptr;
   std::vector<int32_t> parents_;
-  int64_t settled_ = 0;  // rows of the last step that are yet to be kept
+  int64_t settled_ = 0;  // rows of the last step that must be kept
 };
 
 }  // namespace ipex_lookahead

@@ -7,11 +7,11 @@
 namespace ipex_lookahead {
 namespace {
 
-// Up to this many rows attention is shared out by blocks of positions; beyond, by tiles of rows.
+// Up to this number of rows, attention is split by blocks of positions; beyond it, by tiles of rows.
 constexpr int64_t kSplitPositions = 16;
 constexpr int64_t kRowTile = 16;
 
-// The block of the first position that one at `position` sees.
+// The block of the first position that a row at `position` sees.
 int64_t first_block(int64_t window, int64_t position) {
   return window > 0 && position >= window ? (position - window + 1) / kBlock : 0;
 }
@@ -42,10 +42,10 @@ void AttentionScratch::plan(Plan& plan, const StepRows& rows, bool by_blocks) co
   int64_t items = 0;
   for (const Sequence& s : rows.sequences)
     items += plan.kv_heads * (by_blocks ? s.blocks - first_block(plan.window, s.length) : (s.rows + kRowTile - 1) / kRowTile);
-  // Where there are few items, heads that share keys are done apart: the keys come from the cache the second time.
+  // With few items, heads that share keys become separate items: the second read of the keys hits the cache.
   const bool apart = by_blocks && items < 4 * threads_ && threads_ > 1;
   const int heads = apart ? std::max(1, int(group * items / (4 * threads_))) : group;
-  if (items > Phases::kMostItems) throw std::invalid_argument("the step has too many rows for so many heads");
+  if (items > Phases::kMostItems) throw std::invalid_argument("the step has too many rows for this number of heads");
   for (size_t i = 0; i < rows.sequences.size(); ++i) {
     const Sequence& s = rows.sequences[i];
     for (int kv = 0; kv < plan.kv_heads; ++kv)
@@ -95,7 +95,7 @@ void CachedAttention::run(ThreadContext& context, const StepRows& rows, const fl
   context.each(int64_t(plan.items.size()), [&](int64_t i) { attend(context, rows, plan.items[size_t(i)], q, q_stride); });
 }
 
-// Joins the head's blocks in ascending order, then the sink, and divides by the sum.
+// Merges the head's blocks in ascending order, then the sink, and divides by the sum.
 void CachedAttention::result(const StepRows& rows, int64_t row, int head, const float* sink, float* memory, float* out) const {
   const int64_t position = rows.last_seen(row), size = partial_floats();
   const bool whole = scratch_.partial_blocks == 1;
@@ -104,7 +104,7 @@ void CachedAttention::result(const StepRows& rows, int64_t row, int head, const 
   if (last > from || sink != nullptr) {
     std::memcpy(memory, first, size_t(size) * sizeof(float));
     for (int64_t b = from + 1; b <= last; ++b) rows.kernels.merge(memory, partial(row, head, b), shape_.value_dim);
-    if (sink != nullptr) {  // a block whose only score is the sink, and whose value is zero
+    if (sink != nullptr) {  // merged as a block with the sink as its only score and a value of zero
       float* const block = memory + size;
       std::fill(block, block + size, 0.0f);
       block[0] = *sink;
@@ -162,7 +162,7 @@ void CachedAttention::attend(ThreadContext& context, const StepRows& rows, const
     attend_block(item.block, partial(s.first_row + item.first_row, head, item.block), l.heads * blocks * size, blocks * size);
     return;
   }
-  // Many rows: the tile walks its blocks in ascending order, each merged as soon as it is there.
+  // Many rows: a tile of rows walks its blocks in ascending order and merges each at once.
   float* next = a.scratch + attention_scratch(s.rows);
   int64_t b = s.blocks;
   for (int64_t r = item.first_row; r < item.last_row; ++r)

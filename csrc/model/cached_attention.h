@@ -1,5 +1,5 @@
-// Softmax attention over keys and values that a cache holds: how a step's is divided among threads, who sees whom, and the sum
-// over what is seen. What queries, keys and values are made of is the operation's that has it.
+// Softmax attention over cached keys and values: the split among threads, visibility, and the weighted sum. The operations that
+// use it compute the queries, keys and values.
 #pragma once
 
 #include <cstdint>
@@ -10,40 +10,40 @@
 
 namespace ipex_lookahead {
 
-// Heads that attend: keys are of head_dim, values, and what heads come to, of value_dim.
+// Sizes of attention heads: keys have head_dim values, values and outputs have value_dim.
 struct HeadsShape {
   int heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   int64_t window = 0;  // positions that a row sees, up to StepRows::last_seen; 0: all
   float softcap = 0;
 };
 
-// What the layers' attention shares: how a step's is divided among threads, and memory that one layer after the other uses.
+// State shared by the attention layers of a model: the split of a step among threads, and scratch.
 class AttentionScratch {
  public:
   AttentionScratch(const std::vector<Rope>& ropes, int64_t max_context, int threads)
       : ropes_(ropes), max_context_(max_context), threads_(threads), tables_(ropes.size()) {}
 
-  // A piece of attention that one thread does: query heads that share a key head, over one block of positions if the
-  // step has few rows, else over all blocks for one tile of rows.
+  // One thread's unit of work: query heads that share a key head, over one block of positions if the step has few rows, else
+  // over all blocks for one tile of rows.
   struct Item {
     int sequence, kv_head, first_head, heads;
     int64_t block, first_row, last_row;
   };
-  // How attention is divided in layers of one window and as many heads.
+  // The items for layers with the same window and number of heads.
   struct Plan {
     int64_t window;
     int heads, kv_heads;
     std::vector<Item> items;
   };
 
-  size_t plan_for(const HeadsShape& shape);  // its number, from now on
-  // For the sequences of a step, the furthest of which reaches so many positions.
+  size_t plan_for(const HeadsShape& shape);  // return the index of the plan for layers of this shape
+  // Plans the current step, in which the longest sequence has `positions` positions.
   void plan(const StepRows& rows, int64_t positions);
   const Plan& plan(size_t number) const { return plans_[number]; }
   const RopeTable* table(int rope) const { return rope < 0 ? nullptr : &tables_[size_t(rope)]; }
   const Rope& rope(int number) const { return ropes_[size_t(number)]; }
 
-  int64_t partial_blocks = 1;     // partial results kept a (row, head)
+  int64_t partial_blocks = 1;     // partial results per (row, head)
   Buffer<float> qkv, partials;
 
  private:
@@ -58,23 +58,23 @@ class AttentionScratch {
 
 class CachedAttention {
  public:
-  // Its pages are in the state of layers like it, which it joins or adds.
+  // Joins or adds the state of layers of this shape.
   CachedAttention(const HeadsShape& shape, KvFormat format, CacheShape& cache, AttentionScratch& scratch);
-  // It has none of its own, but the keys and values of another layer, which stand in the cache when it runs.
+  // Reads the keys and values of another layer, which runs first.
   CachedAttention(const HeadsShape& shape, const CachedAttention& of, AttentionScratch& scratch)
       : shape_(shape), scratch_(scratch), state_(of.state_), plan_(scratch.plan_for(shape)), number_(of.number_) {}
   void place(const CacheShape& cache) { kv_ = std::get<KvShape>(cache.states[state_]); }
   void reserve(StepRows& rows);
 
-  // A row's key, after its rope, and its value, of one head, into the cache; a query, in place, as attending reads it.
+  // Store one head's key (after rope) or value of a row in the cache; prepare a query in place for run().
   void store_key(const StepRows& rows, int64_t row, int head, const float* key) const;
   void store_value(const StepRows& rows, int64_t row, int head, const float* value) const;
   void prepare_query(const StepRows& rows, float* query) const { rows.kernels.prepare_query[int(kv_.format)](query, shape_.head_dim); }
 
-  // Attends, in a phase that every thread goes through: row r's queries lie one after the other from q + r * q_stride on.
+  // Attends in one phase. Row r's queries are stored consecutively from q + r * q_stride.
   void run(ThreadContext& context, const StepRows& rows, const float* q, int64_t q_stride) const;
-  // What a row's head comes to, once all have been attended with, [value_dim]. `sink`: one more logit in the softmax's
-  // denominator; null: none. `memory`: floats(), the thread's own.
+  // Writes the attention output [value_dim] of a row's head, after run(). `sink`: one more logit in the softmax's denominator;
+  // null: none. `memory`: floats() floats of the calling thread.
   void result(const StepRows& rows, int64_t row, int head, const float* sink, float* memory, float* out) const;
   int64_t floats() const { return 2 * partial_floats(); }
 
@@ -84,7 +84,7 @@ class CachedAttention {
     return scratch_.partials.data() + ((row * shape_.heads + head) * scratch_.partial_blocks + block) * partial_floats();
   }
   uint8_t* const* pages(const Sequence& s) const { return s.cache->state<KvPages>(state_).pages(); }
-  // Where a row's slot is: its page, and its number in it.
+  // The page of a row's slot and the slot's index in it.
   std::pair<uint8_t*, int64_t> slot(const StepRows& rows, int64_t row) const;
   Keys keys_of(const StepRows& rows, const Sequence& s, int head) const;
   void attend(ThreadContext& context, const StepRows& rows, const AttentionScratch::Item& item, const float* q, int64_t q_stride) const;
@@ -93,7 +93,7 @@ class CachedAttention {
   AttentionScratch& scratch_;
   KvShape kv_;
   size_t state_ = 0, plan_ = 0;
-  int number_ = 0;  // among the layers of that state
+  int number_ = 0;  // index among the layers of that state
 };
 
 }  // namespace ipex_lookahead

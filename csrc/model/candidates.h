@@ -1,4 +1,4 @@
-// An lm_head that is computed in part: a row's few candidates among the outputs, by the centroids that it likes best (Gemma 4's
+// An lm_head that is computed in part: for each row, only the outputs of the centroids with the largest product (Gemma 4's
 // assistants for E2B and E4B).
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace ipex_lookahead {
 
-// Centroid c stands for the outputs [c each(), (c + 1) each()), which are whole tiles.
+// Centroid c covers the outputs [c each(), (c + 1) each()), which are whole tiles.
 class Candidates {
  public:
   Candidates(const CandidatesShape& shape, int64_t outputs)
@@ -25,8 +25,7 @@ class Candidates {
     if (any()) weights.declare_linear("candidates.centroids", centroids_, shape_.centroids, hidden, {Phase::head});
   }
   void reserve(int64_t rows);
-  // In phases that every thread goes through: the used() centroids of the largest product with each of the rows, `x` being
-  // inputs() of them.
+  // Chooses the used() centroids with the largest product for each row; `x` are the inputs() of the rows. Every thread calls it.
   template <typename Inputs>
   void choose(ThreadContext& context, const KernelTable& kernels, int64_t rows, Inputs& x) {
     context.split_tiles(centroids_.tiles(), [&](int64_t begin, int64_t end) {
@@ -34,7 +33,7 @@ class Candidates {
     });
     context.each(rows, [&](int64_t row) { choose_row(kernels, row); });
   }
-  // Those of a row, ascending; null where its products are not finite.
+  // The centroids of a row, ascending; null if its products are not finite.
   const int32_t* of(int64_t row) const { return finite_[size_t(row)] ? chosen_.data() + row * used() : nullptr; }
 
  private:

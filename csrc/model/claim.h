@@ -1,4 +1,4 @@
-// One user at a time, and nobody waits: for what another thread may reach while a step runs without Python's lock.
+// A lock that fails instead of waiting, for objects that other threads can reach while a step runs without the GIL.
 #pragma once
 
 #include <atomic>
@@ -8,7 +8,7 @@
 
 namespace ipex_lookahead {
 
-// A copy is nobody's yet.
+// Copies start unclaimed.
 class Claimable {
  public:
   Claimable() = default;
@@ -22,7 +22,7 @@ class Claimable {
   std::atomic<bool> taken_{false};
 };
 
-// Throws BusyError where another thread is at it.
+// Throws BusyError if another thread has claimed the object.
 class Claim {
  public:
   Claim(Claimable& thing, const char* deed) : thing_(thing) {

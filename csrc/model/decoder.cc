@@ -1,4 +1,4 @@
-// What a decoder is made of, and what a step must be; the step itself is in decoder_step.cc.
+// Construction of a decoder and checks of a step; the step itself is in decoder_step.cc.
 #include "model/decoder.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace ipex_lookahead {
 namespace {
 
-// The caches of a step, claimed.
+// Claims the caches of a step.
 class StepClaim {
  public:
   explicit StepClaim(const std::vector<Cache*>& caches) : caches_(caches) {
@@ -76,7 +76,7 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa,
     weights_.declare_linear("head", lm_head_, shape.outputs, shape.hidden, {Phase::head});
 }
 
-// Another kind of operation is one more line here.
+// To add a kind of operation, add a line here.
 std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const std::string& name, const Placed& placed) {
   const auto* attends = std::get_if<AttentionShape>(&shape.operation);
   const std::vector<Block>& blocks = target_ == nullptr ? blocks_ : target_->blocks_;
@@ -124,21 +124,21 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
   if (step.caches.size() != step.counts.size() || step.settled.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache, and one of settled rows");
   if (step.rows < 1 || step.rows > kMostRows || step.wanted < 0 || step.wanted > step.rows)
     fail("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
-  if (step.own_features && step.features == nullptr) fail("features of the model's own are not given");
+  if (step.own_features && step.features == nullptr) fail("own_features is set, but features are not given");
   if ((step.features != nullptr) != features_.any())
-    fail(features_.any() ? "rows need features of the model that is drafted for" : "rows have no features");
+    fail(features_.any() ? "a drafting head needs the target's features for its rows" : "only drafting heads take features");
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); ++i) {
     const Cache* cache = step.caches[i];
     if (cache == nullptr) fail("a cache is None");
     if (!(cache->shape() == cache_shape_)) fail("a cache of another model was given");
-    if (target_ != nullptr && cache->length() == 0) fail("nothing is committed that the head could see");
+    if (target_ != nullptr && cache->length() == 0) fail("the head's target cache is empty");
     if (const HeadState* const head = cache->head(); head != nullptr && target_ == nullptr) {
       const FeatureInputsShape& features = head->head().shape().features;
       const int64_t layers = int64_t(features.layers.size());
       if (layers * shape_.hidden != features.width || layers > int64_t(kMostFeatureLayers) ||
           *std::max_element(features.layers.begin(), features.layers.end()) > int64_t(blocks_.size()))
-        fail("the cache follows a head of another model");
+        fail("the cache follows a drafting head of another model");
     }
     if (std::find(step.caches.begin(), step.caches.begin() + std::ptrdiff_t(i), cache) !=
         step.caches.begin() + std::ptrdiff_t(i))
@@ -152,7 +152,7 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
         fail("token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(shape_.vocab));
       if (parent < -1 || parent >= r)
         fail("row " + std::to_string(r) + " has parent " + std::to_string(parent) + "; parents are -1 or an earlier row");
-      if (target_ != nullptr && parent != -1) fail("rows of a head that has its target's keys do not follow each other");
+      if (target_ != nullptr && parent != -1) fail("rows of a head on its target's keys must have parent -1");
       if (settled > 0 && (r < settled ? parent != r - 1 : parent < settled - 1))
         fail("row " + std::to_string(r) + " has parent " + std::to_string(parent) + ", which does not follow the settled rows");
     }
@@ -190,7 +190,7 @@ void Decoder::plan(const Step& step) {
       rows_.depth[size_t(first + r)] = depth;
       rows_.sequence_of[size_t(first + r)] = int32_t(i);
       deepest = std::max<int64_t>(deepest, depth);
-      chain = chain && (parent == r - 1 || target_ != nullptr);  // which sees none of the step's rows
+      chain = chain && (parent == r - 1 || target_ != nullptr);  // rows see none of the step's rows
     }
     const int64_t last = length + deepest + rows_.ahead;
     if (last >= shape_.max_context)
@@ -225,7 +225,7 @@ void Decoder::forward(const Step& step, const StepOutputs& out) {
   plan(step);
   reserve(step, out);
   followed_ = false;
-  const bool keeps = target_ == nullptr;  // else the caches stay as they are
+  const bool keeps = target_ == nullptr;  // false: the caches belong to the target
   for (size_t i = 0; keeps && i < step.caches.size(); ++i) {
     step.caches[i]->prepare(step.counts[i], step.settled[i]);
     if (HeadState* const head = step.caches[i]->head(); head != nullptr) {
@@ -234,7 +234,7 @@ void Decoder::forward(const Step& step, const StepOutputs& out) {
     }
   }
   const auto job = [&](int thread) { run(thread, step, out); };
-  crew.run(std::cref(job));  // a reference fits into std::function without memory of its own
+  crew.run(std::cref(job));  // std::function stores a reference without allocating
   int64_t first = 0;
   for (size_t i = 0; keeps && i < step.caches.size(); first += step.counts[i], ++i)
     step.caches[i]->stepped(step.parents + first, step.counts[i], step.settled[i]);

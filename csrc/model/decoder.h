@@ -1,7 +1,6 @@
-// A decoder: one call is one step, from token ids to what is wanted of their rows, through a vector of blocks.
+// A decoder: one call of forward() is one step, from token ids to logits and hidden states.
 //
-// What is made for all steps is in decoder.cc, and one step in decoder_step.cc. What a block does is a list of operations,
-// each in a file of its own, which this only walks.
+// decoder.cc has construction and checks, decoder_step.cc has the step. A block is a list of operations, one file each.
 #pragma once
 
 #include <cstdint>
@@ -29,52 +28,52 @@
 
 namespace ipex_lookahead {
 
-constexpr int64_t kMostRows = 1 << 20;  // of a step,
-constexpr int64_t kMostTree = 1 << 13;  // and of a sequence of it that is no chain
+constexpr int64_t kMostRows = 1 << 20;  // per step
+constexpr int64_t kMostTree = 1 << 13;  // per sequence that is not a chain
 constexpr int kMostTop = 64;
 
-// One step's rows: several sequences, each with its own cache.
+// Input of a step: rows of several sequences, each with its cache.
 struct Step {
   std::vector<Cache*> caches;
   std::vector<int64_t> counts;
-  std::vector<int64_t> settled;  // of each sequence's rows the first so many, a chain, are certain to be kept; or kHold
+  std::vector<int64_t> settled;  // settled[i]: number of leading rows of sequence i that cannot be rejected (a chain), or kHold
   const int32_t* tokens = nullptr;
   const int32_t* parents = nullptr;
-  const float* features = nullptr;  // [rows][width], of a model whose rows have them
-  bool own_features = false;        // these are the model's own, fed back: [rows][hidden]
+  const float* features = nullptr;  // [rows][width], for a drafting head
+  bool own_features = false;        // features are the model's own hidden states, [rows][hidden]
   bool claimed = false;             // the caller has claimed the caches
   int64_t rows = 0;
-  const int32_t* want = nullptr;  // rows whose output is asked for
+  const int32_t* want = nullptr;  // rows with outputs, ascending; `wanted` of them
   int64_t wanted = 0;
 };
 
-// What a step writes. Null or none: not wanted.
+// Outputs of a step. Null or 0: not requested.
 struct StepOutputs {
-  int top = 1;               // of the wanted rows, largest logit first and the lowest id first among equals
-  int32_t* ids = nullptr;    // [wanted][top], -1 where no further logit is above -inf, or where one is not finite
+  int top = 1;               // ids per wanted row, largest logit first; the lowest id first among equals
+  int32_t* ids = nullptr;    // [wanted][top]; -1 where no further logit is above -inf, or where one is not finite
   float* logits = nullptr;   // [wanted][Decoder::logits()]
-  int32_t* centroids = nullptr;  // [wanted][used], ascending: of a head of candidates those whose outputs are computed
-  const int32_t* tiles = nullptr;  // of 16 tokens of the whole lm_head, of a model that has a part of it: of the one wanted row
+  int32_t* centroids = nullptr;  // [wanted][used], ascending: centroids of the computed outputs, for a head with candidates
+  const int32_t* tiles = nullptr;  // tiles of 16 tokens of the whole lm_head, for a head with a part of it; requires wanted = 1
   int64_t tile_count = 0;
   float* tile_logits = nullptr;    // [tile_count][16]
-  const int32_t* hidden_layers = nullptr;  // ascending, of 0 to the number of layers, after kFinalNorm where that is one
+  const int32_t* hidden_layers = nullptr;  // ascending: kFinalNorm, or numbers of layers from 0
   int64_t layers = 0;
-  const int32_t* hidden_rows = nullptr;    // rows whose hidden states are asked for, ascending
+  const int32_t* hidden_rows = nullptr;    // rows with hidden states in the output, ascending
   int64_t hidden_wanted = 0;
   float* hidden = nullptr;   // [layers][hidden_wanted][hidden]
-  PhaseTimes* times = nullptr;  // added to
+  PhaseTimes* times = nullptr;  // times are added to it
 };
 
-// Whoever changes it holds the process's threads meanwhile (a Crew), so there is one step at a time, weights are not set
-// in the middle of one, and a child after fork() finds it whole.
+// Methods that change a decoder hold the process's thread pool (a Crew). So steps do not overlap, weights cannot change during a
+// step, and a child after fork() sees a consistent decoder.
 class Decoder {
  public:
-  // Throws std::invalid_argument for a shape or a number of threads that no decoder has. A drafting head's may be that its layers
-  // have the keys and values of a `target`, which must outlive it: then its caches are the target's, its rows see what is
-  // committed there and follow it side by side, and a step leaves a cache as it was.
+  // Throws std::invalid_argument for an invalid shape or number of threads. A drafting head may share the keys and values of a
+  // `target`, which must outlive it. Its caches are then the target's caches; each of its rows sees the committed positions and no
+  // other row, and a step does not change the cache.
   Decoder(const DecoderShape& shape, int threads, const std::string& isa, const Decoder* target = nullptr);
 
-  // layers.0.mixer.q.weight, ..., final_norm.weight, embedding (which is the lm_head too where they are tied), head.weight.
+  // Names: layers.0.mixer.q.weight, ..., final_norm.weight, embedding (also the lm_head if tied), head.weight.
   DecoderWeights& weights() { return weights_; }
   const DecoderWeights& weights() const { return weights_; }
 
@@ -84,15 +83,15 @@ class Decoder {
   int threads() const { return threads_; }
   Cache new_cache() const { return Cache(cache_shape_); }
   bool has_target_keys() const { return target_ != nullptr; }
-  // Of a row: those of all outputs, or of the candidates.
+  // Number of logits per row: all outputs, or the candidates.
   int64_t logits() const { return candidates_.any() ? candidates_.count() : shape_.outputs; }
-  // Which output the i-th of them is of.
+  // Output index of a row's i-th logit.
   int64_t output(const int32_t* centroids, int64_t i) const {
     return candidates_.any() ? centroids[i / candidates_.each()] * candidates_.each() + i % candidates_.each() : i;
   }
 
-  // Of a head that drafts: the token that each of its outputs stands for; and the lm_head that these are a part of, its
-  // own, or another decoder's, which must outlive this one. Throw std::invalid_argument for what does not fit.
+  // For a drafting head: the token of each output, and the whole lm_head of which its outputs are a part. The lm_head may be
+  // another decoder's, which must outlive this one. Throw std::invalid_argument if sizes or formats do not match.
   void set_outputs(const int32_t* tokens, int64_t count);
   void set_whole_head(const PlainMatrix& whole);
   void share_whole_head(const Matrix& whole);
@@ -100,15 +99,15 @@ class Decoder {
   bool drafts(int32_t token) const { return outputs_.empty() || is_output_[size_t(token)]; }
   bool has_whole_head() const { return whole_head_.codes != nullptr; }
 
-  // How many experts the last step read, over all layers: what a step of a mixture costs goes by it. 0 without experts.
+  // Number of experts that the last step read, summed over layers; 0 without experts. The cost of a step depends on it.
   int64_t experts_touched() const;
 
-  // Throws std::out_of_range beyond max_context, std::invalid_argument for bad tokens, parents, caches, layers or wanted
-  // rows, MissingWeightError, BusyError where another thread is at one of the caches; nothing is committed.
+  // Throws std::out_of_range beyond max_context, std::invalid_argument for invalid tokens, parents, caches, layers or wanted
+  // rows, MissingWeightError, and BusyError if another thread uses one of the caches. Nothing is committed then.
   void forward(const Step& step, const StepOutputs& out);
 
  private:
-  // Where in the model an operation stands: see OperationParts.
+  // Position of an operation in its block; see OperationParts.
   struct Placed {
     bool held = false;
     const Operation* beside = nullptr;
@@ -119,7 +118,7 @@ class Decoder {
   void plan(const Step& step);
   void reserve(const Step& step, const StepOutputs& out);
 
-  // The phases of a step; every thread goes through all of them.
+  // Runs the phases of a step; every thread goes through all of them.
   void run(int thread, const Step& step, const StepOutputs& out);
   void embed(ThreadContext& context, const Step& step);
   void keep_hidden(ThreadContext& context, const StepOutputs& out, int32_t layer);
@@ -139,7 +138,7 @@ class Decoder {
   const int threads_;
   DecoderWeights weights_;
   Matrix lm_head_, own_embedding_, whole_head_;
-  std::vector<int32_t> outputs_;  // empty: all tokens
+  std::vector<int32_t> outputs_;  // empty: output i is token i
   std::vector<bool> is_output_;
   const Matrix& embedding_;
   Norm final_norm_;
@@ -147,13 +146,13 @@ class Decoder {
   FeatureInputs features_;
   Candidates candidates_;
 
-  // The step in hand.
+  // The current step.
   StepRows rows_;
   Phases phases_;
   const int32_t* want_ = nullptr;
-  bool followed_ = false;  // whether a head drafts for any of its sequences
+  bool followed_ = false;  // a drafting head follows one of the sequences
 
-  // Scratch that operations of a kind share, and the operations.
+  // Scratch shared by operations of a kind, and the operations.
   AttentionScratch attention_;
   LatentScratch latent_;
   RowsMemory gated_;
@@ -161,9 +160,9 @@ class Decoder {
   ExpertsScratch experts_;
   RecurrentScratch recurrent_;
   std::vector<Block> blocks_;
-  int64_t reserved_rows_ = 0, reserved_partials_ = 0, reserved_orders_ = 0;  // what the operations' scratch is large enough for
+  int64_t reserved_rows_ = 0, reserved_partials_ = 0, reserved_orders_ = 0;  // sizes that the scratch is reserved for
 
-  int64_t head_items_ = 0;            // the lm_head's outputs in this many pieces, ascending
+  int64_t head_items_ = 0;            // number of pieces of the lm_head's outputs, in ascending order
   Buffer<float> top_values_;          // [head_items][wanted][top]
   std::vector<int32_t> top_ids_;
   std::vector<int> top_counts_;       // [head_items][wanted]

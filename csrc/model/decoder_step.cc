@@ -1,4 +1,4 @@
-// One step of the decoder: its plan, and the phases that threads go through together.
+// One step of the decoder: the phases that threads go through together.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,7 +9,7 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr size_t kPhasesALayer = 24;  // at most
+constexpr size_t kPhasesALayer = 24;  // upper bound
 
 }  // namespace
 
@@ -24,7 +24,7 @@ void StepRows::reserve_inputs(int64_t inputs, bool ordered) {
 void Decoder::reserve(const Step& step, const StepOutputs& out) {
   const int64_t rows = step.rows, top = out.top;
   experts_.touched = 0;
-  // What operations need grows with the rows, the pieces that attention is in, and inputs that have an order.
+  // Scratch grows with the number of rows, of attention partials, and of inputs with an order.
   if (rows > reserved_rows_ || rows * attention_.partial_blocks > reserved_partials_ ||
       weights_.orders() > reserved_orders_) {
     ensure(rows_.hidden, rows * rows_.stride);
@@ -34,17 +34,17 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
     features_.reserve(rows_);
     for (Block& block : blocks_)
       for (auto& operation : block) operation->reserve(rows_);
-    if (weights_.orders() > reserved_orders_) reserved_rows_ = reserved_partials_ = 0;  // inputs may be wider now
+    if (weights_.orders() > reserved_orders_) reserved_rows_ = reserved_partials_ = 0;  // inputs with an order need more memory
     reserved_orders_ = weights_.orders();
     reserved_rows_ = std::max(reserved_rows_, rows);
     reserved_partials_ = std::max(reserved_partials_, rows * attention_.partial_blocks);
   }
   candidates_.reserve(step.wanted);
-  // About 16 thousand logits a piece stay in the cache, and no piece is larger than a thread's share.
+  // About 16 thousand logits per piece fit the cache; no piece is larger than a thread's share.
   const int64_t tiles = (logits() + kLanes - 1) / kLanes;
   const int64_t piece = std::max<int64_t>(1, 1024 / std::max<int64_t>(step.wanted, 1));
   head_items_ = std::max<int64_t>((tiles + piece - 1) / piece, std::min(tiles, kPieces * threads_));
-  if (candidates_.any()) head_items_ = candidates_.used();  // a centroid's outputs
+  if (candidates_.any()) head_items_ = candidates_.used();  // the outputs of one centroid
   ensure(top_values_, head_items_ * step.wanted * top);
   ensure(top_ids_, head_items_ * step.wanted * top);
   ensure(top_counts_, head_items_ * step.wanted);
@@ -72,7 +72,7 @@ void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
   if (step.wanted > 0) head(context, step.wanted, out);
 }
 
-// Copies the hidden states as they are now, where those of that many layers are wanted.
+// Copies the current hidden states if those after `layer` layers are requested.
 void Decoder::keep_hidden(ThreadContext& context, const StepOutputs& out, int32_t layer) {
   const int32_t* const last = out.hidden_layers + out.layers;
   const int32_t* const found = std::find(out.hidden_layers, last, layer);
@@ -82,7 +82,7 @@ void Decoder::keep_hidden(ThreadContext& context, const StepOutputs& out, int32_
     for (int64_t w = begin; w < end; ++w) {
       const float* row = rows_.row(out.hidden_rows[w]);
       if (layer == kFinalNorm) {
-        final_norm_(*kernels_, row, context.scratch());  // which is longer: norms fill up to a multiple of 16
+        final_norm_(*kernels_, row, context.scratch());  // scratch is padded to a multiple of 16, as norms write
         row = context.scratch();
       }
       std::memcpy(states + w * shape_.hidden, row, size_t(shape_.hidden) * sizeof(float));
@@ -90,7 +90,7 @@ void Decoder::keep_hidden(ThreadContext& context, const StepOutputs& out, int32_
   });
 }
 
-// Copies them where a head reads them, for the sequences that one drafts for.
+// Copies hidden states that are features of a drafting head, for the sequences that have one.
 void Decoder::keep_features(ThreadContext& context, int32_t layer) {
   if (!followed_) return;
   const auto layers = [](const Sequence& one) -> const std::vector<int32_t>& {
@@ -110,7 +110,7 @@ void Decoder::keep_features(ThreadContext& context, int32_t layer) {
         row = context.scratch();
       }
       float* to = sequence.cache->head()->features(r - sequence.first_row);
-      for (const int32_t one : layers(sequence)) {  // a small target's may be the same
+      for (const int32_t one : layers(sequence)) {  // a small target's feature layers may coincide
         if (one == layer) std::memcpy(to, row, size_t(shape_.hidden) * sizeof(float));
         to += shape_.hidden;
       }
@@ -148,8 +148,7 @@ void Decoder::head(ThreadContext& context, int64_t wanted, const StepOutputs& ou
   if (context.thread() == 0) merge_tops(wanted, out.top, out.ids);
 }
 
-// Logits nobody asked for never exist all at once: each piece of the outputs goes from the linear layer into the piece's
-// top and is forgotten.
+// Without requested logits, the full logits never exist at once: each piece goes from the linear layer into the piece's top k.
 void Decoder::head_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out) {
   const auto part = part_of(lm_head_.tiles(), head_items_, item);
   const int64_t first = part.first * kLanes, n = std::min<int64_t>(part.second * kLanes, shape_.outputs) - first;
@@ -159,7 +158,7 @@ void Decoder::head_and_top(ThreadContext& context, const Rows& x, int64_t item, 
   for (int64_t w = 0; w < wanted; ++w) finish_logits(logits + w * stride, n, first, item * wanted + w, out.top);
 }
 
-// The same of each row's item-th centroid.
+// The same for each row's item-th centroid.
 void Decoder::candidates_and_top(ThreadContext& context, const Rows& x, int64_t item, int64_t wanted, const StepOutputs& out) {
   const int64_t each = candidates_.each();
   for (int64_t w = 0; w < wanted; ++w) {
@@ -179,8 +178,7 @@ void Decoder::finish_logits(float* logits, int64_t n, int64_t first, int64_t at,
   top_counts_[size_t(at)] = kernels_->top_k(logits, n, first, top, top_values_.data() + at * top, top_ids_.data() + at * top);
 }
 
-// Pieces are ascending ranges of outputs, so an earlier piece wins a tie. Ids are -1 where a logit is not finite: the
-// caller is told.
+// Pieces are ascending ranges of outputs, so an earlier piece wins a tie. An id is -1 where a logit is not finite.
 void Decoder::merge_tops(int64_t wanted, int top, int32_t* ids) {
   for (int64_t w = 0; w < wanted; ++w) {
     bool finite = true;

@@ -10,14 +10,14 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr float kNegligible = 30;  // a logit so far below the highest adds nothing to a float32 sum of probabilities
+constexpr float kNegligible = 30;  // a logit this far below the maximum does not change a float32 sum of probabilities
 
 HeadState& head_of(Cache& target) {
-  if (target.head() == nullptr) throw std::invalid_argument("the cache follows no head that drafts");
+  if (target.head() == nullptr) throw std::invalid_argument("the cache does not follow a drafting head");
   return *target.head();
 }
 
-// Calls with (token, logit) for every token that the head has an output for; some of them twice.
+// Calls each(token, logit) for every token with an output of the head; some tokens twice.
 template <typename Each>
 void each_output(const HeadState& state, const Each& each) {
   const std::vector<float>& logits = state.logits();
@@ -51,7 +51,7 @@ Chosen most_likely(const HeadState& state) {
   return best;
 }
 
-// The logits of all tokens, -inf for those without an output.
+// Writes the logits of all tokens, -inf for tokens without an output.
 void spread(const HeadState& state, std::vector<float>& all) {
   all.assign(size_t(state.head().shape().vocab), -INFINITY);
   each_output(state, [&](int32_t token, float logit) { all[size_t(token)] = logit; });

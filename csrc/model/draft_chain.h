@@ -1,4 +1,4 @@
-// A drafting head's chain: what it takes for the next token goes in again, with its own features in place of the target's.
+// Chains of a drafting head: each predicted token is fed back with the head's own features in place of the target's.
 #pragma once
 
 #include <cstdint>
@@ -12,35 +12,35 @@ namespace ipex_lookahead {
 
 struct DraftChain {
   std::vector<int32_t> tokens;
-  std::vector<float> probs;  // of each: the softmax of the logits there, or, of a drawn one, by how much it leads
+  std::vector<float> probs;  // softmax probability of each token, or for sampled tokens lead() (sampling.h)
 };
 
-// How the target draws, for a head that draws with the same noise. `position`: of the first drafted token.
+// The target's sampling parameters and noise, for a head that samples with the same noise. `position`: of the first draft token.
 struct Draw {
   SamplingParams params;
   uint64_t seed = 0;
   uint32_t sequence = 0, position = 0;
 };
 
-// What the chain follows, and until when to draft.
+// Input of draft_chain().
 struct DraftRequest {
-  int32_t last = 0;             // the text's last token, whose row the target has not run
-  std::vector<int32_t> copied;  // tokens that follow it in another's draft; the chain goes on behind them
-  int64_t most = 0;             // tokens, from 1 on
-  // A token whose probability is in the i-th of n equal parts of 0 to 1 is right this often; empty: as often as it says. The chain
-  // ends with the token with which all are right less often than `least`.
+  int32_t last = 0;             // the last token of the text, which the target has not run
+  std::vector<int32_t> copied;  // draft tokens of another proposer that follow `last`; the chain continues after them
+  int64_t most = 0;             // maximum number of tokens, >= 1
+  // Calibration: rates[i] is the measured acceptance rate of tokens with a probability in the i-th of n equal intervals of [0, 1];
+  // empty: the probability. The chain ends after the token at which the product of the rates falls below `least`.
   std::vector<float> rates;
   float least = 0;
-  std::vector<int32_t> ends;    // tokens after which nothing is drafted
-  std::optional<Draw> draw;     // none: the most likely token
+  std::vector<int32_t> ends;    // no token is drafted after one of these
+  std::optional<Draw> draw;     // none: greedy
 };
 
-// Drafts for the sequence of a cache that follows a head (Cache::follow), which then has read all that is committed, and `last`;
-// nothing where no features are known, or the head's logits are not finite. Throws BusyError and what Decoder::forward does.
+// Drafts for a cache that follows a head (Cache::follow). The head first reads all committed rows and `last`. Returns an empty chain
+// if there are no features, or if the head's logits are not finite. Throws BusyError and what Decoder::forward throws.
 DraftChain draft_chain(Cache& target, const DraftRequest& request);
 
-// The same step by step, for a caller that chooses from the logits: each call gives those of what follows `token`, [vocab], -inf
-// for tokens that the head has no output for; empty where nothing can be drafted. The first one's token is the text's last.
+// The same in single steps, for a caller that chooses from the logits. Returns the logits [vocab] after `token`, with -inf for
+// tokens without an output; empty if nothing can be drafted. `first`: `token` is the last token of the text.
 std::vector<float> draft_step(Cache& target, int32_t token, bool first);
 void end_draft(Cache& target);
 

@@ -7,14 +7,14 @@
 namespace ipex_lookahead {
 namespace {
 
-// Rows of an expert that are gathered at a time.
+// Maximum number of an expert's rows that are gathered at a time.
 constexpr int64_t kGathered = 128;
-// Results of experts that a thread holds before it adds them up, in floats: they stay in its cache.
+// Floats of expert outputs that a thread buffers before adding them to rows; they fit its cache.
 constexpr int64_t kHeld = 1 << 16;
-// Pieces for each thread where experts have unequal numbers of rows to do.
+// Pieces per thread if experts have different numbers of rows.
 constexpr int64_t kUnequalPieces = 16;
 
-// Tiles of outputs that a thread adds up the experts of at a time: pairs of them.
+// Number of output tiles for which a thread sums the experts at a time, in pairs.
 int64_t expert_tiles(int64_t assigned) { return 2 * std::max<int64_t>(1, kHeld / (2 * assigned * kLanes)); }
 
 const ExpertsShape& shape_of(const OperationParts& of) { return std::get<ExpertsShape>(of.shape.operation); }
@@ -33,7 +33,7 @@ void ExpertPlan::reserve(int64_t rows, int64_t used, int64_t of) {
   ensure(at, rows * used);
 }
 
-// Sorts (row, rank) by expert.
+// Groups (row, rank) by expert.
 void ExpertPlan::make(const ExpertChoice& choice, int64_t rows, int64_t used, int64_t of) {
   std::fill(begins.begin(), begins.begin() + of + 1, 0);
   for (int64_t i = 0; i < rows * used; ++i) ++begins[size_t(choice.experts[size_t(i)] + 1)];
@@ -47,11 +47,11 @@ void ExpertPlan::make(const ExpertChoice& choice, int64_t rows, int64_t used, in
     at[size_t(i)] = place;
     row_of[size_t(place)] = int32_t(i / used);
   }
-  for (int64_t e = of; e > 0; --e) begins[size_t(e)] = begins[size_t(e - 1)];  // each has become the next one's
+  for (int64_t e = of; e > 0; --e) begins[size_t(e)] = begins[size_t(e - 1)];  // each entry was advanced to the next expert's begin
   begins[0] = 0;
 }
 
-// Of the groups those stay whose best expert, or two best together, are best, the lowest first among equals.
+// Keeps the groups with the best expert, or the best sum of two experts; ties go to the lower index.
 void Experts::limit_to_groups(float* scores) const {
   const int64_t groups = shape_.groups, size = count() / groups;
   if (shape_.groups_used == groups) return;
@@ -66,7 +66,7 @@ void Experts::limit_to_groups(float* scores) const {
       }
     return size == 1 || shape_.group_best == 1 ? first : first + second;
   };
-  // A group stays if fewer than groups_used are better.
+  // A group is kept if fewer than groups_used groups are better.
   for (int64_t group = 0; group < groups; ++group) scores[count() + group] = worth(group);
   const float* const worths = scores + count();
   for (int64_t group = 0; group < groups; ++group) {
@@ -77,12 +77,12 @@ void Experts::limit_to_groups(float* scores) const {
   }
 }
 
-// The experts of a row, best first, the lowest first among equals, and their weights.
+// Chooses a row's experts, best first (ties: the lowest index), and their weights.
 void Experts::choose(const KernelTable& kernels, const float* logits, float* scratch, int32_t* experts,
                      float* weights) const {
   const bool sigmoid = shape_.scores == RouterScores::sigmoid, all = shape_.scores == RouterScores::all;
   const int64_t stride = padded(count(), kLanes);
-  float *const scores = scratch, *const wanted = scratch + stride;  // what weights are of, and what is chosen by
+  float *const scores = scratch, *const wanted = scratch + stride;  // scores for the weights, and scores for the choice
   if (sigmoid) {
     std::fill_n(scores, count(), 1.0f);
     kernels.gate(logits, count(), GateKind::sigmoid, scores);
@@ -115,7 +115,7 @@ void Experts::choose(const KernelTable& kernels, const float* logits, float* scr
     if (shape_.renormalise) weights[k] /= sum + shape_.sum_epsilon;
     if (shape_.scale != 1) weights[k] *= shape_.scale;
     if (expert_scales_ != nullptr) weights[k] *= expert_scales_[experts[k]];
-    if (!std::isfinite(logits[experts[k]])) weights[k] = NAN;  // what overflowed must show in the end
+    if (!std::isfinite(logits[experts[k]])) weights[k] = NAN;  // an overflow must stay visible
   }
 }
 
@@ -134,7 +134,7 @@ Experts::Experts(const OperationParts& of, RowsMemory& gated, ExpertsScratch& sc
   shared_norm_.declare(of.name + ".shared_after", shape_.shared_after, of.weights);
   if (shape_.expert_scales) of.weights.declare(of.name + ".expert_scales", expert_scales_, count());
   if (shape_.correction) of.weights.declare(of.name + ".correction", correction_, count());
-  for (size_t e = 0; e < experts_.size(); ++e)  // of one size: as if the first ones were read
+  for (size_t e = 0; e < experts_.size(); ++e)  // all of one size: accounted as if the first ones were read
     experts_[e].declare(of.name + ".experts." + std::to_string(e), shape_of(of).experts[e], of.hidden,
                         int64_t(e) < used_ ? 1 : 0, nullptr, nullptr, of.weights);
   if (shape_.shared.intermediate == 0) return;
@@ -149,7 +149,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
   const bool shares = shape_.shared.intermediate > 0;
   const bool integer = (shares && shared_.integer()) || std::any_of(experts_.begin(), experts_.end(), [](const GatedMlp& mlp) { return mlp.integer(); });
   const bool apart = shape_.apart();
-  // Rows as `norm` leaves them, or without one as all operations read them. Those before are no longer valid.
+  // Prepares the rows after `norm`, or as all operations read them. Invalidates the previously prepared rows.
   const auto inputs = [&](bool quantised, const Norm* norm, float multiplier = 1) {
     return context.inputs(rows.count, rows.width, quantised, nullptr, [&rows, norm, multiplier, this](int64_t row, float* out) {
       if (norm == nullptr) return input(rows, row, out);
@@ -164,8 +164,8 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
     routers.run(kernels, router_x.get(), begin, end, scratch_.router_logits.data(), stride);
   });
 
-  // As with rows, few choices are made by every thread for itself; and like rows, inside an item: a thread that comes late
-  // finds the phase over, and what it would look at belongs to the next layer.
+  // Few choices are made by every thread, like few rows, and inside an item: a late thread finds the phase complete and must not
+  // read scratch that already belongs to the next layer.
   const bool alone = rows.count <= kPreparedByAll;
   ThreadMemory& own = rows.own[size_t(context.thread())];
   ExpertChoice& choice = alone ? own.choice : scratch_.choice;
@@ -185,7 +185,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
 
   const Rows gated = gated_.view(assigned, intermediate_);
   const Rows shared = shares ? scratch_.shared.view(rows.count, shape_.shared.intermediate) : Rows{};
-  // Places [a, a + n) of expert e: an expert's rows are banded together, whatever the others have.
+  // Entries [a, a + n) of expert e: the rows of an expert form bands of their own.
   const auto gated_of = [&](int32_t e, int64_t a, int64_t n) {
     const int64_t first = plan.begins[size_t(e)];
     return rows_of(rows_apart(gated, first, plan.begins[size_t(e + 1)] - first), a - first, n);
@@ -195,8 +195,8 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
     const auto part = part_of(shared.blocks, pieces, piece);
     kernels.gate_up(shared_.gate, shared_.up, shared_.activation, x, part.first, part.second, shared, !is_float(shared_.down.format));
   };
-  int64_t gathered = -1;  // the first of the places whose rows are in own.gathered
-  // Groups [begin, end) of one expert's outputs, for all of its rows.
+  int64_t gathered = -1;  // first entry of the rows in own.gathered
+  // Computes output groups [begin, end) of one expert for all of its rows.
   const auto gate_up = [&](const Rows& x, int32_t e, int64_t begin, int64_t end) {
     const GatedMlp& mlp = experts_[size_t(e)];
     const bool floats = is_float(mlp.gate.format) || is_float(mlp.up.format);
@@ -204,7 +204,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
       const int64_t n = std::min<int64_t>(plan.begins[size_t(e + 1)] - a, kGathered);
       const int32_t* places = plan.row_of.data() + a;
       Rows those;
-      if (places[n - 1] - places[0] == n - 1) {  // they lie together
+      if (places[n - 1] - places[0] == n - 1) {  // consecutive rows
         those = rows_of(x, places[0], n);
       } else {
         those = own.gathered.view(n, rows.width);
@@ -277,7 +277,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
   context.each(rows.count, [&](int64_t r) { add_normed(rows, r, context.scratch()); });
 }
 
-// Norms read whole vectors, so what is behind a row's values is set to 0.
+// Norms read whole vectors, so the padding is set to 0.
 void Experts::add_normed(StepRows& rows, int64_t row, float* scratch) const {
   float *const sum = scratch, *const normed = scratch + rows.stride;
   float* const results = scratch_.results.data() + row * rows.stride;
@@ -289,14 +289,14 @@ void Experts::add_normed(StepRows& rows, int64_t row, float* scratch) const {
   add_row(rows, row, sum, normed);
 }
 
-// Rows of outputs that a thread holds before it adds them up.
+// Number of rows of outputs that a thread buffers before adding them.
 int64_t Experts::held_rows(const StepRows& rows) const {
   return rows.count * (used_ + (shape_.shared.intermediate > 0 ? 1 : 0));
 }
 
 void Experts::reserve(StepRows& rows) {
   const int64_t assigned = rows.count * used_, results = held_rows(rows);
-  if (assigned > INT32_MAX) throw std::invalid_argument("the step has too many rows for so many experts");
+  if (assigned > INT32_MAX) throw std::invalid_argument("the step has too many rows for this number of experts");
   gated_.reserve(assigned, intermediate_);
   rows.reserve_inputs(rows.width, false);
   ensure(scratch_.router_logits, rows.count * (padded(count(), kLanes) + kLanes));
@@ -306,7 +306,7 @@ void Experts::reserve(StepRows& rows) {
     ensure(scratch_.results, rows.count * rows.stride);
     rows.reserve_scratch(2 * rows.stride);
   }
-  // At least (results + 1) * expert_tiles(results) * kLanes, and never less for more rows.
+  // At least (results + 1) * expert_tiles(results) * kLanes, and monotonic in the number of rows.
   const int64_t held = std::min(2 * kHeld + (results + 1) * 2 * kLanes, (results + 1) * rows.stride);
   rows.reserve_scratch(std::max(held, 3 * padded(count(), kLanes)));
   for (ThreadMemory& own : rows.own) {

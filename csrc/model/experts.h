@@ -1,8 +1,7 @@
-// A mixture of experts: each row goes through the few that its router likes best.
+// Mixture of experts: each row goes through the few experts that its router scores highest.
 //
-// Rows are gathered by expert, so that an expert's weights leave memory once for all of its rows, and only the chosen
-// ones' do. What an expert makes of a row depends on that row alone, and a row's experts are added in ascending order of
-// their rank, so neither the neighbours nor the gathering shows in the bits.
+// Rows are gathered by expert, so the weights of each chosen expert are read once per step. An expert's output depends on the row
+// alone, and a row's experts are added in ascending order of rank. So results do not depend on the other rows of the step.
 #pragma once
 
 #include <string>
@@ -12,13 +11,13 @@
 
 namespace ipex_lookahead {
 
-// What the layers' mixtures share.
+// Scratch shared by the mixtures of all layers.
 struct ExpertsScratch {
-  RowsMemory shared;            // what shared experts make of rows
+  RowsMemory shared;            // inner activations of the shared experts
   ExpertChoice choice;
-  Buffer<float> router_logits;  // [rows][experts padded to 16, and 16 for the shared expert's gate]
-  Buffer<float> results;        // of experts whose results have a norm, [rows][stride]
-  int64_t touched = 0;          // experts that the step has read so far, over all layers
+  Buffer<float> router_logits;  // [rows][experts padded to 16, plus 16 for the shared expert's gate]
+  Buffer<float> results;        // outputs of experts that are normed, [rows][stride]
+  int64_t touched = 0;          // number of experts read by the current step, summed over layers
 };
 
 class Experts : public Operation {
@@ -32,10 +31,10 @@ class Experts : public Operation {
   int64_t count() const { return int64_t(experts_.size()); }
   void choose(const KernelTable& kernels, const float* logits, float* scratch, int32_t* experts, float* weights) const;
 
-  // Adds to a row what its experts and the shared one come to, each after its norm; scratch for two rows.
+  // Adds the experts' sum and the shared expert's output to a row, each after its norm. `scratch` holds two rows.
   void add_normed(StepRows& rows, int64_t row, float* scratch) const;
 
-  // Scores of the experts that may be chosen, -inf for those of other groups.
+  // Sets the scores of experts outside the chosen groups to -inf.
   void limit_to_groups(float* scores) const;
 
   const ExpertsShape shape_;

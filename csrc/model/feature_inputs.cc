@@ -49,7 +49,7 @@ void FeatureInputs::run(ThreadContext& context, StepRows& rows, const float* fea
   });
 }
 
-// Into widened_.
+// Writes the head's own features, projected to the target's width, to widened_.
 void FeatureInputs::widen(ThreadContext& context, StepRows& rows, const float* features) {
   auto x = context.inputs(rows.count, hidden_, !is_float(back_.format), nullptr,
                           [&](int64_t row, float* out) { std::copy_n(features + row * hidden_, hidden_, out); });
@@ -58,7 +58,7 @@ void FeatureInputs::widen(ThreadContext& context, StepRows& rows, const float* f
   });
 }
 
-// Into rows.branch; features are so far apart.
+// Writes the projected features to rows.branch; `stride` is the row stride of `features`.
 void FeatureInputs::project(ThreadContext& context, StepRows& rows, const float* features, int64_t stride) {
   const int64_t width = shape_.width, first = before();
   auto x = context.inputs(rows.count, first + width, !is_float(project_.format), nullptr, [&](int64_t row, float* out) {
@@ -73,7 +73,7 @@ void FeatureInputs::project(ThreadContext& context, StepRows& rows, const float*
   });
 }
 
-// Norms read and write whole vectors, and what lies behind `features` and `out` is another's.
+// Copies parts of the features, because norms read and write whole vectors.
 void FeatureInputs::norm_features(const StepRows& rows, const float* features, float* scratch, float* out) const {
   if (norms_.empty()) std::memcpy(out, features, size_t(shape_.width) * sizeof(float));
   for (const Norm& norm : norms_) {

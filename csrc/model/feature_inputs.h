@@ -1,4 +1,4 @@
-// What a drafting head's rows are made of: their token's embedding and features of another model's rows.
+// Inputs of a drafting head: the token's embedding and features, which are hidden states of the target.
 #pragma once
 
 #include <cstdint>
@@ -8,32 +8,33 @@
 
 namespace ipex_lookahead {
 
-// x = project(embedding_norm(e) | norms(features)), e being the token's embedding (DeepSeek-V3's MTP, arXiv 2412.19437). There
-// may be no norms, and e may be of another width than x; the head's own features are back(features) then (Gemma 4's assistants).
-// Or, with the embedding beside: x = after(project(norms(features))), and embedding_norm(e) stays beside x; what the head
-// made itself is taken for project's outcome (EAGLE-3, arXiv 2503.01840).
+// x = project(embedding_norm(e) | norms(features)), where e is the token's embedding (DeepSeek-V3's MTP, arXiv 2412.19437).
+// The norms are optional, and e may have another width than x; the head's own features are then back(features) (Gemma 4's
+// assistants).
+// With keep_embedding: x = after(project(norms(features))), and embedding_norm(e) is stored in StepRows::embeddings. The head's own
+// features replace the output of `project` (EAGLE-3, arXiv 2503.01840).
 class FeatureInputs {
  public:
   FeatureInputs(const FeatureInputsShape& shape, int64_t hidden, DecoderWeights& weights);
   bool any() const { return shape_.width > 0; }
-  // Of a row's features: the target's, or the head's `own`.
+  // Width of a row's features: of the target, or with `own` of the head.
   int64_t width(bool own) const { return own ? hidden_ : shape_.width; }
   void reserve(StepRows& rows);
-  // Where the embedding of a row's token goes before they run.
+  // Destination of the embedding of a row's token, written before run().
   float* embedding(StepRows& rows, int64_t row) { return wide() ? embeddings_.data() + row * stride_ : rows.row(row); }
-  // In phases that every thread goes through; features [rows][width(own)] are the rows'.
+  // Computes the rows from features [rows][width(own)]; every thread calls it.
   void run(ThreadContext& context, StepRows& rows, const float* features, bool own);
 
  private:
   bool wide() const { return any() && shape_.embedding != hidden_; }
-  // What comes before the features where they are projected.
+  // Number of inputs of `project` before the features.
   int64_t before() const { return shape_.beside ? 0 : shape_.embedding; }
   void project(ThreadContext& context, StepRows& rows, const float* features, int64_t stride);
   void widen(ThreadContext& context, StepRows& rows, const float* features);
   void norm_features(const StepRows& rows, const float* features, float* scratch, float* out) const;
 
   const FeatureInputsShape shape_;
-  const int64_t hidden_, stride_;  // of embeddings that are not as wide as rows
+  const int64_t hidden_, stride_;  // row stride of embeddings_, for embeddings with another width than rows
   Norm embedding_norm_, after_;
   std::vector<Norm> norms_;
   Matrix project_, back_;

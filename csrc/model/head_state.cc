@@ -10,9 +10,9 @@ namespace ipex_lookahead {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 512;
-constexpr int64_t kMostWaiting = 64;  // from which on they are read between steps: features take far more memory than keys
-constexpr int64_t kRowsHeld = 129;  // whose memory is kept from step to step: a token and the longest draft
-// Tiles of 16 tokens beside the head's part of the lm_head: an eighth of a part of 32,768. The latest stay.
+constexpr int64_t kMostWaiting = 64;  // features beyond this number of rows are read between steps: they take more memory than keys
+constexpr int64_t kRowsHeld = 129;  // rows of scratch that stay allocated: a token and the longest draft
+// Maximum number of allowed tiles of 16 tokens: an eighth of a part of 32,768 outputs. The latest tiles are kept.
 constexpr size_t kMostTiles = 256;
 
 }  // namespace
@@ -50,26 +50,26 @@ void HeadState::keep(int64_t length, const int64_t* rows, int64_t count) {
     else if (!waiting_.empty())
       tokens_.push_back(token);
     else if (end_ == position && !read_.empty() && token != read_.back())
-      forget(position - 1);  // another text than the one it went ahead with
+      forget(position - 1);  // another text than the one that it drafted for
     else if (end_ + 1 < position)
-      continue;  // its context has ended
+      continue;  // beyond the end of its context
     waiting_.insert(waiting_.end(), features(rows[i]), features(rows[i]) + width_);
     see(&token, 1);
   }
   length_ = length + count;
-  if (!head_->has_target_keys() && keys_.length() + waits() >= head_->shape().max_context) {  // nothing can be drafted
+  if (!head_->has_target_keys() && keys_.length() + waits() >= head_->shape().max_context) {  // its context is full
     waiting_ = {};
     tokens_.clear();
   }
-  if (int64_t(step_features_.size()) > kRowsHeld * width_) step_features_ = {};  // a prompt's
+  if (int64_t(step_features_.size()) > kRowsHeld * width_) step_features_ = {};  // frees a prompt's features
 }
 
-// Whether the token at `length` is another one now, keep() sees. Features that were read are gone, so that a row whose token is
-// another cannot be made again.
+// keep() detects whether the token at `length` changes. Features that were read are gone, so the head's row at which the token
+// changes cannot be recomputed.
 void HeadState::crop(int64_t length) {
   end();
   const int64_t first = length_ - waits();
-  if (length > first) {  // of a head that has its target's keys nothing but the last waits
+  if (length > first) {  // a head on its target's keys keeps the last position only
     waiting_.resize(size_t((length - first) * width_));
     tokens_.resize(size_t(length - first - 1));
   } else if (length < length_) {
@@ -139,14 +139,14 @@ void HeadState::end() {
   if (const int64_t rows = int64_t(read_.size()); keys_.length() > rows) read_.resize(size_t(keys_.crop(rows)));
 }
 
-// What it has read from that position on. Its rows may be fewer than the positions: then some before are forgotten too.
+// Drops what was read from that position on. The head may have fewer rows than positions; then it drops earlier ones as well.
 void HeadState::forget(int64_t length) {
   const int64_t rows = int64_t(read_.size());
-  read_.resize(size_t(keys_.crop(std::max<int64_t>(0, rows - (end_ - length)))));  // a window may not go back so little
+  read_.resize(size_t(keys_.crop(std::max<int64_t>(0, rows - (end_ - length)))));  // a window may roll back further
   end_ = length;
 }
 
-// The rows whose tokens are known. Where the head's context ends nothing is read any more.
+// Reads the pending rows with known tokens; none beyond the end of the head's context.
 bool HeadState::read(bool answer) {
   const int64_t rows = int64_t(tokens_.size()), length = keys_.length();
   if (length + rows >= head_->shape().max_context) return false;
@@ -169,7 +169,7 @@ bool HeadState::read(bool answer) {
   return found;
 }
 
-// `own`: the features are the head's; `goes_on`: the last row's are to be fed back.
+// `own`: the features are the head's; `goes_on`: the last row's features are fed back.
 bool HeadState::feed(Cache& cache, const int32_t* tokens, const float* features, int64_t rows, bool answer, bool own, bool goes_on) {
   std::vector<int32_t> parents(static_cast<size_t>(rows));
   std::iota(parents.begin(), parents.end(), -1);

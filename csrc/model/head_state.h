@@ -1,9 +1,9 @@
-// What a trained head that drafts keeps of a sequence, beside the target's cache: the features of the target's rows that it has
-// yet to read, and its own keys and values of those that it has read. One more state of that cache, so it is kept, cropped,
-// forked and counted with the others.
+// The state of a drafting head for one sequence: features of the target's rows that the head has not read yet, and the head's
+// own KV cache for the rows that it has read. It is one more state of the target's cache, so it is kept, cropped, forked and
+// counted with the others.
 //
-// The head's row p is made of the features of the target's row p and of the token after it, which is known with the next row.
-// A head that has its target's keys keeps none, and reads the last position alone.
+// Row p of the head is computed from the features of the target's row p and the token at p + 1, which the next row brings. A head
+// that shares its target's keys has no KV cache and reads the last position only.
 #pragma once
 
 #include <cstdint>
@@ -19,27 +19,27 @@ class Decoder;
 
 class HeadState : public State {
  public:
-  HeadState(std::shared_ptr<Decoder> head, int64_t length);  // of a target's cache of that length
+  HeadState(std::shared_ptr<Decoder> head, int64_t length);  // `length`: length of the target's cache
 
   Decoder& head() const { return *head_; }
-  int64_t width() const { return width_; }  // of a row's features
+  int64_t width() const { return width_; }  // width of a row's features
 
-  // Of the step at hand, after prepare(): its tokens, and where the features of its row r go.
+  // Starts a step after prepare(): its tokens; features(r) is where the features of its row r are written.
   void step(const int32_t* tokens, int64_t rows) { step_tokens_.assign(tokens, tokens + rows); }
   float* features(int64_t row) { return step_features_.data() + row * width_; }
 
-  // Tokens of the text, or likely to follow it: those that the head's part of the lm_head lacks are drafted too from now on.
+  // Allows the head to draft these tokens even if its part of the lm_head lacks them: tokens of the text, or likely followers.
   void see(const int32_t* tokens, int64_t count);
-  // Has the head read what waits, if that is much: a prompt's features do not pile up.
+  // Runs the head over pending features if there are many, so that a prompt's features do not accumulate.
   void catch_up();
 
-  // A chain begins with `token`, the text's last one; goes on with drafted ones, whose rows stand on the head's own features; and
-  // ends, as if these had not been, at the next call of another kind at the latest. The first two are false where there is nothing to draft from, or its logits are not finite.
-  // `target`: the cache that this is a state of, which the caller has claimed.
+  // A chain starts with first(`token`), where `token` is the last one of the text, continues with next() for drafted tokens, which
+  // use the head's own features, and is undone by end(), or by the next call of another method. first() and next() return false if
+  // nothing can be drafted or the logits are not finite. `target`: the cache that owns this state, claimed by the caller.
   bool first(Cache& target, int32_t token);
-  bool next(Cache& target, int32_t token, bool answer = true);  // without an answer there are no logits
+  bool next(Cache& target, int32_t token, bool answer = true);  // without `answer`, logits are not computed
   void end();
-  // Of the last row: the logits of the head's outputs, the i-th of which is output(i)'s, and those of `tiles()`, 16 each.
+  // Logits of the last row: logits()[i] belongs to output(i); tile_logits() has 16 logits for each of tiles().
   const std::vector<float>& logits() const { return logits_; }
   int64_t output(size_t i) const;
   const std::vector<int32_t>& tiles() const { return tiles_; }
@@ -52,7 +52,7 @@ class HeadState : public State {
   void fill_blank(int64_t length) override;
   std::unique_ptr<State> fork(int64_t length, bool stepped) const override;
   int64_t bytes() const override;
-  // Bytes of the features that the head has yet to read, and of the last step's: up to 64 rows between steps.
+  // Bytes of the pending features and of the last step's features: up to 64 rows between steps.
   int64_t feature_bytes() const { return int64_t((waiting_.capacity() + step_features_.capacity()) * sizeof(float)); }
 
  private:
@@ -64,16 +64,16 @@ class HeadState : public State {
 
   std::shared_ptr<Decoder> head_;
   int64_t width_;
-  int64_t length_ = 0;                // the target's
+  int64_t length_ = 0;                // length of the target's cache
   std::vector<float> waiting_;        // features [n][width] of the target's last n positions
-  std::vector<int32_t> tokens_;       // that follow them, but for the last
-  mutable Cache keys_;                // of the head; a fork shares its pages
-  std::vector<int32_t> read_;         // the tokens of its rows, but for drafted ones behind them
-  int64_t end_ = 0;                   // the position after that whose features it read last
+  std::vector<int32_t> tokens_;       // the tokens after these positions, except the last
+  mutable Cache keys_;                // the head's KV cache; a fork shares its pages
+  std::vector<int32_t> read_;         // tokens of its committed rows
+  int64_t end_ = 0;                   // 1 + the last position with features that it has read
   std::vector<int32_t> step_tokens_;
   std::vector<float> step_features_;
-  std::vector<int32_t> tiles_;        // of the whole lm_head, beside the head's part
-  std::vector<int32_t> centroids_;    // whose outputs the logits are of
+  std::vector<int32_t> tiles_;        // tiles of the whole lm_head with allowed tokens
+  std::vector<int32_t> centroids_;    // centroids of the computed logits
   std::vector<float> logits_, tile_logits_, own_;
 };
 

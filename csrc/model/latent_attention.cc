@@ -6,7 +6,7 @@
 namespace ipex_lookahead {
 namespace {
 
-// Rows that go through a head's matrix at a time.
+// Maximum number of rows per pass through a head's matrix.
 constexpr int64_t kRowsOfHead = 64;
 
 }  // namespace
@@ -53,7 +53,7 @@ void LatentAttention::reserve(StepRows& rows) {
   cached_.reserve(rows);
 }
 
-// Shares out heads, and of many rows so many of each at a time: work(head, first row, rows).
+// Splits heads, and the rows of each if there are many: work(head, first row, rows).
 template <typename Work>
 void LatentAttention::each_head(ThreadContext& context, const StepRows& rows, int64_t heads, const Work& work) const {
   const int64_t parts = (rows.count + kRowsOfHead - 1) / kRowsOfHead;
@@ -84,7 +84,7 @@ void LatentAttention::run(ThreadContext& context, StepRows& rows) {
   });
 }
 
-// Queries, and the latents and keys that heads share.
+// Computes the queries, and the latents and keys that all heads share.
 void LatentAttention::project(ThreadContext& context, StepRows& rows) {
   const bool low_rank = q_norm_.width > 0;
   const Matrix& first = low_rank ? q_a_ : q_;
@@ -104,9 +104,9 @@ void LatentAttention::project(ThreadContext& context, StepRows& rows) {
   });
 }
 
-// The rotated part of a query or key to the first of `head`'s values, and then the rope over the head.
+// Applies rope to the rotated part of a query or key and writes it to the first values of `head`.
 void LatentAttention::rotate(const StepRows& rows, int64_t row, const float* in, float* head, bool query) const {
-  const bool neighbours = scratch_.rope(shape_.rope).interleaved;  // as halves from here on: products are the same
+  const bool neighbours = scratch_.rope(shape_.rope).interleaved;  // converted to half layout: products are the same
   const int64_t half = shape_.rotated / 2, position = rows.position(row);
   for (int64_t i = 0; i < shape_.rotated; ++i) head[neighbours ? i % 2 * half + i / 2 : i] = in[i];
   const RopeTable& rope = *scratch_.table(shape_.rope);
@@ -117,7 +117,7 @@ void LatentAttention::rotate(const StepRows& rows, int64_t row, const float* in,
 
 void LatentAttention::keep_latent(ThreadContext& context, const StepRows& rows, int64_t row) const {
   const float* const in = latent_.raw.data() + row * raw_width_ + kv_column_;
-  const int64_t whole = padded(shape_.latent, kLanes);  // norms read and write vectors of 16
+  const int64_t whole = padded(shape_.latent, kLanes);  // norms read and write whole vectors of 16
   float *const raw = context.scratch(), *const latent = raw + whole, *const key = latent + whole;
   std::copy_n(in, shape_.latent, raw);
   std::fill(raw + shape_.latent, raw + whole, 0.0f);
@@ -128,7 +128,7 @@ void LatentAttention::keep_latent(ThreadContext& context, const StepRows& rows, 
   cached_.store_value(rows, row, 0, latent);
 }
 
-// `count` rows, each made by make(row, out), through a head's matrix: [count][outputs padded to 16].
+// Multiplies `count` rows, each written by make(row, out), with a head's matrix: [count][outputs padded to 16].
 template <typename Make>
 void LatentAttention::of_head(StepRows& rows, const ThreadContext& context, const Matrix& matrix, int64_t count, float* out,
                               const Make& make) const {
@@ -142,7 +142,7 @@ void LatentAttention::of_head(StepRows& rows, const ThreadContext& context, cons
   rows.kernels.linear(matrix, x, 0, matrix.tiles(), out, matrix.tiles() * kLanes, false);
 }
 
-// Rows' queries of a head as they meet the latents.
+// Maps the rows' queries of a head to the latent space.
 void LatentAttention::absorb(ThreadContext& context, StepRows& rows, int64_t head, int64_t first, int64_t count) const {
   const bool low_rank = q_norm_.width > 0;
   const float* const queries = (low_rank ? latent_.queries : latent_.raw).data() + head * shape_.q_dim();
@@ -159,7 +159,7 @@ void LatentAttention::absorb(ThreadContext& context, StepRows& rows, int64_t hea
   }
 }
 
-// What a head attended to, as its values.
+// Maps a head's attention output to its values.
 void LatentAttention::expand(ThreadContext& context, StepRows& rows, int64_t head, int64_t first, int64_t count) const {
   const int64_t width = padded(shape_.value_dim, kLanes);
   float *const memory = context.scratch(), *const out = memory + cached_.floats();

@@ -1,6 +1,6 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), in its absorbed form, in prompts too: what a position leaves in
-// the cache is one latent and one rotated key for all heads. A head's query comes to the latents through its k_b, what it
-// attends to comes out of them through its v_b, and in between heads attend as if they shared one key head.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in its absorbed form, for prompts too. A position's cache entry is
+// one latent and one rotated key for all heads. k_b maps a head's query to the latent space, heads attend as if they shared one
+// key head, and v_b maps the result to the head's values.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace ipex_lookahead {
 
-// What layers share.
+// Scratch shared by all layers.
 struct LatentScratch {
   Buffer<float> raw, queries, absorbed, results;
 };
@@ -41,9 +41,9 @@ class LatentAttention : public Operation {
   CachedAttention cached_;
   Matrix q_a_, q_, kv_a_, o_;
   Norm q_norm_, kv_norm_;
-  std::vector<Matrix> k_b_, v_b_;  // a head's, [latent, passed] and [value_dim, latent]
+  std::vector<Matrix> k_b_, v_b_;  // per head, [latent, passed] and [value_dim, latent]
   const int32_t *order_ = nullptr, *q_order_ = nullptr, *o_order_ = nullptr;
-  int64_t kv_column_ = 0, raw_width_ = 0, query_width_ = 0;  // of rows in scratch
+  int64_t kv_column_ = 0, raw_width_ = 0, query_width_ = 0;  // columns and row widths in scratch
 };
 
 }  // namespace ipex_lookahead

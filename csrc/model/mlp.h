@@ -1,4 +1,4 @@
-// The gated MLP of one block.
+// MLP of one block, with or without a gate.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ struct GatedMlp {
     const float *alpha_p = nullptr, *alpha_n = nullptr, *beta = nullptr, *eps = nullptr;
   } parameters;  // of xielu
 
-  // Reads in a step of one row. Inputs have orders of their own where there is a place for them.
+  // Registers the weights; `reads` is how often a step of one row reads them. `order`: where an input order is stored, or null.
   void declare(const std::string& name, const MlpShape& shape, int64_t hidden, int64_t reads, const int32_t** order,
                const int32_t** down_order, DecoderWeights& weights) {
     activation = shape.activation;
@@ -28,7 +28,7 @@ struct GatedMlp {
     weights.declare(name + ".parameters.beta", parameters.beta, 1);
     weights.declare(name + ".parameters.eps", parameters.eps, 1);
   }
-  // The activation with its parameters, of which alphas are softplus of what is trained.
+  // The activation with its trained parameters: alpha = softplus(parameter).
   Activation activation_now(const KernelTable& kernels) const {
     if (activation.kind != ActivationKind::xielu) return activation;
     const float raw[2] = {*parameters.alpha_p, *parameters.alpha_n}, none[2] = {0, 0};
@@ -36,7 +36,7 @@ struct GatedMlp {
     kernels.recurrence_steps(raw, none, none, 0, INFINITY, 2, alphas, unused);
     return {activation.kind, alphas[0], 0, *parameters.beta + alphas[1], *parameters.beta, *parameters.eps};
   }
-  bool integer() const { return (gate.codes != nullptr && !is_float(gate.format)) || !is_float(up.format); }  // reads quantised rows
+  bool integer() const { return (gate.codes != nullptr && !is_float(gate.format)) || !is_float(up.format); }  // reads quantized rows
 };
 
 class Mlp : public Operation {
@@ -49,7 +49,7 @@ class Mlp : public Operation {
   GatedMlp mlp_;
   const int64_t intermediate_;
   const int32_t *order_ = nullptr, *down_order_ = nullptr;
-  RowsMemory& gated_;  // scratch of all layers
+  RowsMemory& gated_;  // scratch shared by all layers
 };
 
 }  // namespace ipex_lookahead

@@ -1,4 +1,4 @@
-// What a block is a list of: each operation reads the rows of a step, and adds what it makes of them.
+// Operations of a block. Each reads the rows of a step and adds its output to them.
 #pragma once
 
 #include <algorithm>
@@ -16,19 +16,19 @@
 
 namespace ipex_lookahead {
 
-// A sequence of the step, as operations see it.
+// A sequence of the step.
 struct Sequence {
   const Cache* cache;
   int64_t first_row, rows;
-  int64_t length;     // committed positions before its rows, which stand in the slots after them; less StepRows::ahead
-  int64_t settled;    // so many rows, the first, are certain to be kept; or kHold
-  bool chain;         // every row follows the one before
-  int64_t ancestors;  // offset of its paths in StepRows::ancestors, [rows][rows]
-  int64_t blocks;     // of positions that its furthest row sees
+  int64_t length;     // committed positions before its rows, minus StepRows::position_offset; its rows use the slots from here on
+  int64_t settled;    // number of leading rows that cannot be rejected (prompt rows), or kHold
+  bool chain;         // every row's parent is the previous row
+  int64_t ancestors;  // offset of its ancestor table [rows][rows] in StepRows::ancestors
+  int64_t blocks;     // attention blocks up to its last visible position
 };
 
-// The rows of the step in hand: whose they are, where they stand, and what the layers have made of them so far. Scratch
-// that all operations share is here too; it grows between steps only.
+// The rows of the current step, their sequences and positions, and their hidden states. Scratch that all operations share is
+// here too; it grows between steps only.
 struct StepRows {
   StepRows(const KernelTable& table, int of_threads, int64_t hidden)
       : kernels(table), threads(of_threads), width(hidden), stride(padded(hidden, kLanes)), own(size_t(of_threads)) {}
@@ -37,14 +37,13 @@ struct StepRows {
   const int threads;
   const int64_t width, stride;
   int64_t count = 0;
-  // 1 where rows see committed positions only, and the last of these stands in the place that their own would have: so far
-  // before a row's position.
+  // RoPE position minus the index of the last visible KV slot: 1 for a head that shares its target's KV cache, else 0.
   int64_t ahead = 0;
   std::vector<Sequence> sequences;
   std::vector<int32_t> depth, ancestors, sequence_of;
   Buffer<float> hidden, branch;  // [count][stride]
-  Buffer<float> beside;          // embeddings of a drafting head's rows, the same
-  std::vector<ThreadMemory> own;  // a thread
+  Buffer<float> beside;          // embeddings of a drafting head's rows, [count][stride]
+  std::vector<ThreadMemory> own;  // one per thread
   RowsMemory shared;
 
   float* row(int64_t r) { return hidden.data() + r * stride; }
@@ -52,18 +51,18 @@ struct StepRows {
   int64_t last_seen(int64_t r) const { return sequence(r).length + depth[size_t(r)]; }
   int64_t position(int64_t r) const { return last_seen(r) + ahead; }
 
-  // Memory for rows that linear layers read, of that width; `ordered`: for their values before they are put in order too.
+  // Reserves memory for rows of `inputs` values that linear layers read. `ordered`: also for the values before reordering.
   void reserve_inputs(int64_t inputs, bool ordered);
-  // And for so many floats that each thread has to itself.
+  // Reserves `floats` floats of scratch per thread.
   void reserve_scratch(int64_t floats) {
     for (ThreadMemory& one : own) ensure(one.scratch, floats);
   }
 };
 
-// Linear layers of the same inputs whose outputs lie side by side: pieces of all of them are shared out together.
+// Linear layers that read the same inputs and write adjacent columns. Threads split the tiles of all of them together.
 struct JoinedLinears {
   struct Part {
-    const Matrix* matrix;  // null: none
+    const Matrix* matrix;  // null: absent
     int64_t column;
   };
   std::array<Part, 4> parts;
@@ -73,7 +72,7 @@ struct JoinedLinears {
     for (const Part& part : parts) sum += part.matrix == nullptr ? 0 : part.matrix->tiles();
     return sum;
   }
-  // Tiles [begin, end) of them all, for every row: out[row][column + ...], rows `stride` apart.
+  // Computes tiles [begin, end) of the concatenated layers for every row: out[row][column + ...] with row stride `stride`.
   void run(const KernelTable& kernels, const Rows& x, int64_t begin, int64_t end, float* out, int64_t stride) const {
     int64_t base = 0;
     for (const Part& part : parts) {
@@ -85,7 +84,7 @@ struct JoinedLinears {
   }
 };
 
-// RMS norm over rows, or layer norm; without weights the rows as they are.
+// RMS norm or layer norm of a row.
 struct Norm {
   const float *weight = nullptr, *bias = nullptr;
   int64_t width = 0;
@@ -110,33 +109,33 @@ struct Norm {
 class Operation;
 
 
-// What an operation is made of: its description, the name of its weights, and what it adds its weights and its state to.
+// Constructor arguments of an operation: its description, its name, and where it registers its weights and its state.
 struct OperationParts {
   const BranchShape& shape;
-  const std::string& name;  // layers.0.mixer; of the norms around it layers.0.mixer_norm and layers.0.mixer_after
+  const std::string& name;  // such as layers.0.mixer; its norms are layers.0.mixer_norm and layers.0.mixer_after
   int64_t hidden;
   KvFormat kv_format;
   DecoderWeights& weights;
   CacheShape& cache;
-  bool held = false;                  // the mixer of a parallel block: what it comes to is left to the feed-forward,
-  const Operation* beside = nullptr;  // which is beside it, and reads what it does
-  std::string output_scale = {};      // of a block's last operation: the weight that multiplies what leaves the block, or ""
-  const Operation* shared = nullptr;  // attention whose keys and values it has,
-  bool committed = false;             // and of these those of committed positions only
+  bool held = false;                  // for the mixer of a parallel block: the MLP adds the mixer's output
+  const Operation* beside = nullptr;  // for the MLP of a parallel block: the mixer, whose norm and input it shares
+  std::string output_scale = {};      // for the last operation of a block: name of the weight that scales the block's output, or ""
+  const Operation* shared = nullptr;  // the attention that owns the keys and values, if not this one
+  bool committed = false;             // it sees committed positions only (a head on its target's cache)
 };
 
-// x + multiplier * after(operation(before(x))). A kind of operation has its weights and its scratch, and one thing to do.
+// x + multiplier * after(operation(before(x))). A subclass has its weights, its scratch and one kind of operation.
 class Operation {
  public:
   virtual ~Operation() = default;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  // Once all operations are made: where each state's parts lie is known then.
+  // Looks up the layout of its state; called after all operations are constructed.
   virtual void place(const CacheShape&) {}
   // Grows scratch for the rows of the step.
   virtual void reserve(StepRows& rows) = 0;
-  // The operation's phases of a step; every thread goes through all of them.
+  // Runs the operation's phases of a step; every thread goes through all of them.
   virtual void run(ThreadContext& context, StepRows& rows) = 0;
 
  protected:
@@ -148,7 +147,7 @@ class Operation {
     if (!of.output_scale.empty()) of.weights.declare(of.output_scale, output_scale_, 1);
   }
 
-  // Row r as the operation's first linear layers read it.
+  // Writes row r as the operation's first linear layers read it: normed.
   void input(StepRows& rows, int64_t r, float* out) const {
     if (input_norm_.weight == nullptr)
       std::copy_n(rows.row(r), rows.width, out);
@@ -156,8 +155,8 @@ class Operation {
       input_norm_(rows.kernels, rows.row(r), out);
   }
 
-  // Adds to hidden what the operation comes to, after its norm and multiplier. `linear(begin, end, out, add)` computes tiles of
-  // it, at most so many, for every row; `out` is where the first of them goes.
+  // Adds the operation's output to the hidden state, after its norm and multiplier. `linear(begin, end, out, add)` computes tiles
+  // [begin, end), at most `most` of them, for every row; `out` points to the first of them.
   template <typename Linear>
   void add_to_hidden(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most = INT64_MAX) const {
     const int64_t tiles = rows.stride / kLanes;
@@ -180,7 +179,7 @@ class Operation {
     context.each(rows.count, [&](int64_t r) { add_row(rows, r, branch + r * rows.stride, context.scratch()); });
   }
 
-  // Adds to row r what the operation comes to there, after its norm, which `scratch` is for, and multiplier.
+  // Adds `result` to row r after the norm and the multiplier; `scratch` holds the normed result.
   void add_row(StepRows& rows, int64_t r, const float* result, float* scratch) const {
     if (after_.weight != nullptr) {
       after_(rows.kernels, result, scratch);
@@ -193,13 +192,13 @@ class Operation {
   Norm before_, after_;
 
  private:
-  // What leaves the block, where no norm comes before.
+  // Scales the block's output; used if no output norm follows.
   void scale_rows(ThreadContext& context, StepRows& rows) const {
     if (output_scale_ == nullptr) return;
     context.each(rows.count, [&](int64_t r) { rows.kernels.scale(rows.row(r), rows.width, *output_scale_); });
   }
 
-  // Of a parallel block: the mixer's results wait in `branch`, since hidden is the feed-forward's input too.
+  // For a parallel block: the mixer's output waits in `branch`, because the hidden state is still the MLP's input.
   template <typename Linear>
   void add_beside(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most) const {
     context.split_tiles(rows.stride / kLanes, [&](int64_t begin, int64_t end) {

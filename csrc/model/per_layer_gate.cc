@@ -16,7 +16,7 @@ PerLayerInputs::PerLayerInputs(const PerLayerShape& shape, int64_t hidden, Decod
   norm_.declare("per_layer.norm", shape.norm, weights);
 }
 
-// A row of the table is a few outputs of a matrix, whose last group is whole.
+// A table row is read as outputs of a matrix, with the last group padded.
 void PerLayerInputs::reserve(StepRows& rows) {
   if (!any()) return;
   rows.reserve_inputs(rows.width, false);

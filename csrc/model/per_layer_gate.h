@@ -1,5 +1,5 @@
-// Embeddings by layer (Gemma 4's small models): each row has a few values for each layer, made once a step of the row's token
-// and of its embedding; each layer adds out(f(gate x) * its values).
+// Per-layer embeddings (Gemma 4's small models). Each row has a few values per layer, computed once per step from its token and
+// its embedding; each layer adds out(f(gate x) * values).
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace ipex_lookahead {
 
-// The values of a step's rows, multiplier * (norm(projection_multiplier * projection x) + table_multiplier * table[token]),
-// x being the embedding as the first layer reads it.
+// The values of a step's rows: multiplier * (norm(projection_multiplier * projection x) + table_multiplier * table[token]),
+// where x is the embedding that the first layer reads.
 class PerLayerInputs {
  public:
   PerLayerInputs(const PerLayerShape& shape, int64_t hidden, DecoderWeights& weights);
   bool any() const { return shape_.layers > 0; }
   int64_t width() const { return shape_.width; }
   void reserve(StepRows& rows);
-  // In phases that every thread goes through; tokens are the rows'.
+  // Computes the values of all rows; every thread calls it.
   void run(ThreadContext& context, StepRows& rows, const int32_t* tokens);
   const float* of(int64_t row, int64_t layer) const { return values_.data() + (row * shape_.layers + layer) * each_; }
 
@@ -25,7 +25,7 @@ class PerLayerInputs {
   void make_row(const StepRows& rows, int64_t row, int32_t token, float* scratch);
 
   const PerLayerShape shape_;
-  const int64_t total_, stride_, each_;  // values of a row; as the projection and as layers have them
+  const int64_t total_, stride_, each_;  // values per row; row strides of the projection and of values_
   Matrix table_, projection_;
   Norm norm_;
   Buffer<float> projected_, values_;  // [rows][stride_], [rows][layers][each_]
@@ -40,7 +40,7 @@ class PerLayerGate : public Operation {
  private:
   const int64_t layer_, width_;
   const PerLayerInputs& inputs_;
-  Buffer<float>& gated_;  // of all layers, [rows][padded width]
+  Buffer<float>& gated_;  // scratch shared by all layers, [rows][padded width]
   Matrix gate_, out_;
 };
 

@@ -1,4 +1,4 @@
-// Where a step's time goes, as its first thread sees it: asked for by who measures, and not taken otherwise.
+// Time per kind of phase of a step, as its first thread sees it. Measured on request only.
 #pragma once
 
 #include <array>
@@ -7,15 +7,15 @@
 
 namespace ipex_lookahead {
 
-// Kinds of phases, in a step's order. What prepares a phase's rows (norms, quantising, merging heads) counts as its own.
+// Kinds of phases in step order. Preparing a phase's rows (norms, quantization, merging heads) is part of the phase.
 enum class Phase : int { embedding, qkv, heads, attention, output, router, gate_up, down, head };
 constexpr const char* kPhaseNames[] = {"embedding", "qkv", "heads", "attention", "output", "router", "gate_up", "down", "head"};
 constexpr int kPhaseKinds = int(sizeof(kPhaseNames) / sizeof(kPhaseNames[0]));
 
 struct PhaseTime {
-  int64_t count = 0;     // phases of the kind
-  double seconds = 0;    // from where the thread began them to where all threads were through,
-  double busy = 0;       // and those of them in which it worked itself
+  int64_t count = 0;     // number of phases
+  double seconds = 0;    // from the thread's start to the end of all threads
+  double busy = 0;       // the part in which this thread worked
 };
 
 using PhaseTimes = std::array<PhaseTime, kPhaseKinds>;

@@ -25,7 +25,7 @@ LinearRecurrence::LinearRecurrence(const OperationParts& of, RecurrentScratch& s
   norm_.declare(name + ".norm", r.norm, weights);
   weights.declare_linear(name + ".out", out_, hidden, r.values(), {Phase::output, 1, false, &out_order_});
 
-  // Where a unit's channels are: a delta net's in the order q, k, v, Mamba-2's in the order x, B, C.
+  // First channels of each unit: a delta net has the order q, k, v, Mamba-2 the order x, B, C.
   tiles_ = values / kLanes;
   q_column_ = 0;
   k_column_ = r.groups * keys;
@@ -100,7 +100,7 @@ void LinearRecurrence::run(ThreadContext& context, StepRows& rows) {
   });
 }
 
-// One unit's channels after the convolution, for every row of a sequence.
+// Convolves one unit's channels for every row of a sequence.
 void LinearRecurrence::convolve(const StepRows& rows, size_t sequence, const Unit& unit) const {
   const Lineage line = lineage(rows, sequence);
   const float* taps[kMostTaps];
@@ -116,7 +116,7 @@ void LinearRecurrence::convolve(const StepRows& rows, size_t sequence, const Uni
   line.leave(unit.channel, unit.width);
 }
 
-// How far every head's state decays in every row of a sequence, and what its values are multiplied by.
+// Computes the decay and the value factor (step or beta) of every head and row of a sequence.
 void LinearRecurrence::steps(const StepRows& rows, size_t sequence) const {
   const Lineage line = lineage(rows, sequence);
   const int64_t heads = shape_.heads;
@@ -135,8 +135,8 @@ void LinearRecurrence::steps(const StepRows& rows, size_t sequence) const {
   line.leave(gates_raw_, state_shape_.gates);
 }
 
-// One tile of a head's state, over every row of a sequence: on through those that it is to hold, and from there, in memory of
-// the thread's own, through the drafted ones, whose branches begin anew.
+// Runs one tile of a head's state over every row of a sequence: committed rows update the state; drafted rows continue in the
+// thread's own scratch, and each branch restarts from the committed state.
 void LinearRecurrence::recur(const StepRows& rows, size_t sequence, int64_t tile, float* scratch) const {
   const Lineage line = lineage(rows, sequence);
   const int64_t keys = shape_.key_dim, size = keys * kLanes, head = tile / tiles_, values = tiles_ * kLanes;
@@ -178,7 +178,7 @@ void LinearRecurrence::recur(const StepRows& rows, size_t sequence, int64_t tile
   for (int64_t row = line.committed(); row < line.count(); ++row) {
     if (row == line.committed()) {
       restart();
-    } else if (line.before(row, 1) != row - 1) {  // another branch: again through its ancestors
+    } else if (line.before(row, 1) != row - 1) {  // another branch: replay its ancestors
       restart();
       int64_t depth = 1;
       while (line.before(row, depth) >= line.committed()) ++depth;
@@ -188,14 +188,14 @@ void LinearRecurrence::recur(const StepRows& rows, size_t sequence, int64_t tile
   }
 }
 
-// A row as the last linear layer reads it.
+// Writes a row as the output projection reads it.
 void LinearRecurrence::finish(ThreadContext& context, const StepRows& rows, int64_t row, float* out) const {
   const int64_t values = shape_.values(), head = shape_.value_dim, width = shape_.norm_group;
   const float* const y = scratch_.y.data() + row * scratch_.y_width;
   const float* const gate = scratch_.raw.data() + row * raw_width_ + gate_raw_;
   for (int h = 0; h < shape_.heads; ++h) std::copy_n(y + h * tiles_ * kLanes, head, out + h * head);
   if (shape_.gate_first) rows.kernels.gate(gate, values, GateKind::silu, out);
-  const int64_t whole = padded(width, kLanes);  // norms read and write vectors of 16
+  const int64_t whole = padded(width, kLanes);  // norms read and write whole vectors of 16
   float *const part = context.scratch(), *const weight = part + whole;
   for (int64_t first = 0; first < values; first += width) {
     std::fill_n(part, 2 * whole, 0.0f);

@@ -1,12 +1,12 @@
-// Linear recurrences: gated delta nets (Yang et al., arXiv 2412.06464) and Mamba-2 (Dao and Gu, arXiv 2405.21060), which are one
-// operation but for what a row does to the state.
+// Linear recurrences: gated delta nets (Yang et al., arXiv 2412.06464) and Mamba-2 (Dao and Gu, arXiv 2405.21060). They differ
+// in the state update only.
 //
 //   qkv = silu(convolution(inputs x)), steps = softplus(steps x + bias), decay = e^(rate steps)
-//   delta   q, k over their lengths, q scaled;  S = decay S, d = sigmoid(beta x) (v - S^T k), S += k d^T, y = S^T q
+//   delta   q, k normalized to length 1, q scaled;  S = decay S, d = sigmoid(beta x) (v - S^T k), S += k d^T, y = S^T q
 //   Mamba-2 (v, k, q are called x, B, C)        S = decay S + k (steps v)^T, y = S^T q + skip v
 //   out(norm(y) silu(gate x)), or out(norm(y silu(gate x)))
 //
-// Every row goes through the recurrence by itself and in order, a prompt's too, so no cut of a text shows in the bytes.
+// Every row, of a prompt too, goes through the recurrence separately and in order, so results do not depend on chunking.
 #pragma once
 
 #include <string>
@@ -26,10 +26,10 @@ class LinearRecurrence : public Operation {
   void run(ThreadContext& context, StepRows& rows) override;
 
  private:
-  // A head's worth of the convolution's channels: which they are, and where they go.
+  // One head of the convolution's output: its first channel, number of channels, and column in `mixed`.
   struct Unit {
     int64_t channel, width, column;
-    const float* norm;  // over its length; null: none
+    const float* norm;  // weights that normalize its length; null: none
   };
 
   const RecurrentState& state(const Sequence& s) const { return s.cache->state<RecurrentState>(state_); }
@@ -48,14 +48,14 @@ class LinearRecurrence : public Operation {
   Taps taps_;
   Buffer<float> rates_;            // -e^rate
   const int32_t *order_ = nullptr, *out_order_ = nullptr;
-  Buffer<float> q_norm_, k_norm_;  // constant weights, which make lengths of 1, and of q the scale
+  Buffer<float> q_norm_, k_norm_;  // constant weights for length 1, for q times the scale
   std::vector<Unit> units_;
   RecurrentShape state_shape_;
   size_t state_ = 0;
-  int number_ = 0;                 // among the layers of that state
-  int64_t tiles_;                  // of a head
-  int64_t q_column_, k_column_, v_column_, steps_column_, decay_column_, beta_column_, mixed_width_;  // of `mixed`
-  int64_t gates_raw_, gate_raw_, raw_width_;                                                          // of `raw`
+  int number_ = 0;                 // index among the layers of that state
+  int64_t tiles_;                  // per head
+  int64_t q_column_, k_column_, v_column_, steps_column_, decay_column_, beta_column_, mixed_width_;  // columns of `mixed`
+  int64_t gates_raw_, gate_raw_, raw_width_;                                                          // columns of `raw`
 };
 
 }  // namespace ipex_lookahead

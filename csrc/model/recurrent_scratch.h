@@ -1,4 +1,4 @@
-// What layers with recurrent states share: memory that one layer after the other uses.
+// Scratch shared by the layers with recurrent states.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 namespace ipex_lookahead {
 
 struct RecurrentScratch {
-  Buffer<float> raw;           // [rows][raw_width]: what the step's rows bring
-  Buffer<float> mixed;         // [accepted and step's rows][mixed_width]: after the convolution, and steps, decays, betas
+  Buffer<float> raw;           // [rows][raw_width]: raw inputs of the step's rows
+  Buffer<float> mixed;         // [accepted + step's rows][mixed_width]: after the convolution, then steps, decays and betas
   Buffer<float> y;             // [rows][y_width]
-  std::vector<int64_t> first;  // of each sequence's among the rows of `mixed`
+  std::vector<int64_t> first;  // first row of each sequence in `mixed`
   int64_t raw_width = 0, mixed_width = 0, y_width = 0;
 
   void need(int64_t raw_floats, int64_t mixed_floats, int64_t y_floats) {
@@ -22,7 +22,7 @@ struct RecurrentScratch {
     mixed_width = std::max(mixed_width, mixed_floats);
     y_width = std::max(y_width, padded(y_floats, kLanes));
   }
-  // For the sequences of a step.
+  // Reserves memory for the sequences of a step.
   void plan(const StepRows& rows) {
     if (raw_width == 0) return;
     int64_t count = 0;
@@ -37,10 +37,10 @@ struct RecurrentScratch {
   }
 };
 
-// The weights of a convolution as kernels read them, tap by tap.
+// Convolution weights transposed to tap order, as kernels read them.
 class Taps {
  public:
-  // Of weights by channel, unless they are those that it was made of last.
+  // Transposes weights in channel order, unless these were transposed last.
   void prepare(const float* by_channel, int kernel, int64_t channels) {
     if (made_of_ == by_channel) return;
     by_tap_.resize(size_t(kernel * channels));

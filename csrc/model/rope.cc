@@ -10,11 +10,11 @@ namespace {
 __extension__ typedef unsigned __int128 uint128;
 __extension__ typedef __int128 int128;
 
-// 2 / pi, behind 32 zeros: a float's quarter turns are its 24 bits times a stretch of these (Payne and Hanek, 1983).
+// 2 / pi after 32 zero bits: the quarter turns of a float are its 24-bit mantissa times a window of these (Payne and Hanek, 1983).
 constexpr uint32_t kTwoOverPi[] = {0,          0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0,
                                    0xdb629599, 0x3c439041, 0xfe5163ab, 0xdebbc561};
 
-// 128 of those bits, from number `first` on; what lies before them would be whole turns.
+// 128 of those bits from bit `first`; the bits before them would be whole turns.
 uint128 two_over_pi(int first) {
   uint128 bits = 0;
   for (int i = 0; i < 4; ++i) bits = bits << 32 | kTwoOverPi[first / 32 + i];
@@ -30,7 +30,7 @@ double polynomial(double x, const double (&c)[N]) {
   return sum;
 }
 
-// Taylor's series, whose next terms are below 2^-57 for |r| <= pi / 4.
+// Taylor series; the omitted terms are below 2^-57 for |r| <= pi / 4.
 double sine(double r) {
   constexpr double c[] = {-1.0 / 6,           1.0 / 120,           -1.0 / 5040,          1.0 / 362880,
                           -1.0 / 39916800,    1.0 / 6227020800,    -1.0 / 1307674368000, 1.0 / 355687428096000};
@@ -49,11 +49,11 @@ Turn turn(float x) {
   std::memcpy(&bits, &x, sizeof bits);
   const int exponent = int(bits >> 23 & 255);
   if (exponent == 255) return {NAN, NAN};
-  double r = x;  // x is r and `quarters` of a turn
+  double r = x;  // x is r plus `quarters` quarter turns
   unsigned quarters = 0;
   if (!(std::fabs(x) <= 0.785f)) {
-    // x = m * 2^(exponent - 150). Of the product's 128 bits the first two are the whole quarters, to the nearest of which the
-    // rest is the signed distance.
+    // x = m * 2^(exponent - 150). The first two bits of the 128-bit product are the whole quarters; the rest is the signed distance
+    // to the nearest one.
     const uint32_t m = (bits & 0x7fffff) | 0x800000;
     const uint128 product = m * two_over_pi(exponent - 120);
     quarters = unsigned(product >> 126) + unsigned(product >> 125 & 1);
@@ -80,7 +80,7 @@ double logarithm(double x) {
     m *= 2;
     --exponent;
   }
-  // log(m) = 2 artanh(s), |s| < 0.172: the next term is below 2^-57 of the first.
+  // log(m) = 2 artanh(s), |s| < 0.172: the omitted terms are below 2^-57 relative to the first.
   constexpr double c[] = {1.0,      1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11,
                           1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21};
   const double s = (m - 1) / (m + 1);
@@ -96,7 +96,7 @@ void RopeTable::reserve(const Rope& rope, int64_t positions, int64_t max_context
   query.resize(size_t(wanted), 1.0f);
   for (int64_t p = have; p < wanted; ++p) {
     for (int64_t k = 0; k < half; ++k) {
-      // The angle is rounded to float32 first, as the models were trained with it.
+      // The angle is rounded to float32 first, as in the models' training.
       const Turn t = turn(float(p) * rope.frequencies[size_t(k)]);
       cos[size_t(p * half + k)] = float(t.cos) * rope.factor;
       sin[size_t(p * half + k)] = float(t.sin) * rope.factor;

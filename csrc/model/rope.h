@@ -1,5 +1,5 @@
-// Rotary positions: tables of cosines and sines, and what queries are multiplied by. Sine, cosine and logarithm are ours, so
-// that machines with different C libraries agree in every bit; all engines whose kernels take tables take these.
+// Rotary embedding tables: cosines, sines and query factors. Sine, cosine and logarithm are implemented here, so that results do
+// not depend on the C library. Every engine with table-driven kernels uses these tables.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace ipex_lookahead {
 
-// Cosine and sine of any finite x in radians: errors below 2^-51, so that as floats they are the nearest ones but where the
-// true value lies as near as that to the middle of two. NaN where x is not finite.
+// Cosine and sine of any finite x in radians with errors below 2^-51. Rounded to float they are correctly rounded, except where
+// the true value is within that error of the midpoint of two floats. NaN if x is not finite.
 struct Turn {
   double cos, sin;
 };
 Turn turn(float x);
 
-// Natural logarithm of a finite x from 1 on, of an error below 2^-50 of the result.
+// Natural logarithm of a finite x >= 1 with a relative error below 2^-50.
 double logarithm(double x);
 
-// Cosines and sines of one rope, [positions][half], and what queries are multiplied by; grown as positions are reached.
+// Cosines and sines of one rope, [positions][half], and query factors [positions]; grows with the positions in use.
 struct RopeTable {
   Buffer<float> cos, sin;
   std::vector<float> query;

@@ -5,11 +5,11 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr int64_t kPiece = 128;  // channels that one thread does at a time
+constexpr int64_t kPiece = 128;  // channels per item
 
 }  // namespace
 
-// A row of scratch is b, which becomes b * x and is what the convolution goes over, then x, then c.
+// Columns of a row in scratch: b (which becomes b * x, the convolution's input), x, c.
 ShortConv::ShortConv(const OperationParts& of, RecurrentScratch& scratch)
     : Operation(of),
       channels_(of.hidden),

@@ -1,4 +1,4 @@
-// The gated convolution of LFM2 (Liquid AI): out(c * convolution(b * x)), where b, c and x are linear layers of the same inputs.
+// Gated convolution of LFM2 (Liquid AI): out(c * convolution(b * x)), where b, c and x are linear layers of the same inputs.
 #pragma once
 
 #include <string>
@@ -28,7 +28,7 @@ class ShortConv : public Operation {
   const int32_t *order_ = nullptr, *out_order_ = nullptr;
   RecurrentShape state_shape_;
   size_t state_ = 0;
-  int number_ = 0;  // among the layers of that state
+  int number_ = 0;  // index among the layers of that state
 };
 
 }  // namespace ipex_lookahead

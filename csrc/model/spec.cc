@@ -29,7 +29,7 @@ void check(const Rope& rope, int head_dim) {
   if (rope.query_beta != 0) within("a rope's query_original", rope.query_original, 1, INT32_MAX);
 }
 
-// A norm over one of these widths, if there is one.
+// Checks that a norm, if present, is over one of these widths.
 void check(const std::string& name, const NormShape& norm, std::initializer_list<int64_t> widths) {
   if (norm.width == 0) return;
   finite(name + "'s epsilon", norm.epsilon, 0);
@@ -46,7 +46,7 @@ void check(const AttentionShape& a, const DecoderShape& shape) {
   if (a.heads % a.kv_heads != 0) throw std::invalid_argument("heads must be a multiple of kv_heads");
   if (a.head_dim % 8 != 0) throw std::invalid_argument("head_dim must be a multiple of 8");
   if (a.with_embedding && !shape.features.beside)
-    throw std::invalid_argument("attention reads an embedding beside rows that have none there");
+    throw std::invalid_argument("attention with_embedding needs features that keep the embedding");
   within("rope", a.rope, -1, int64_t(shape.ropes.size()) - 1);
   if (a.rope >= 0) check(shape.ropes[size_t(a.rope)], a.head_dim);
   within("window", a.window, 0, INT32_MAX);
@@ -56,14 +56,14 @@ void check(const AttentionShape& a, const DecoderShape& shape) {
   check("k_norm", a.k_norm, {a.head_dim, a.kv_width()});
   finite("value_norm", a.value_norm, 0);
   if (a.value_of_key && a.k_norm.width > a.head_dim)
-    throw std::invalid_argument("where values are of the key projection, k_norm must be over heads");
+    throw std::invalid_argument("k_norm must be per head if values are the key projection");
   if (!a.has_keys() && (a.value_of_key || a.value_norm != 0 || a.k_norm.width != 0))
-    throw std::invalid_argument("a layer that shares another's keys and values has no norms of its own for them");
+    throw std::invalid_argument("a layer that shares another layer's keys and values must not have k_norm or value_norm");
   if (!a.norm_after_rope) return;
   if (std::max(a.q_norm.width, a.k_norm.width) > a.head_dim)
-    throw std::invalid_argument("norms after rope must be over heads");
+    throw std::invalid_argument("norms after rope must be per head");
   if (a.rope >= 0 && shape.ropes[size_t(a.rope)].interleaved)
-    throw std::invalid_argument("norms after rope do not go with a rope that is interleaved");
+    throw std::invalid_argument("norms after rope cannot be combined with an interleaved rope");
 }
 
 void check(const LatentAttentionShape& a, const DecoderShape& shape) {
@@ -77,7 +77,7 @@ void check(const LatentAttentionShape& a, const DecoderShape& shape) {
     throw std::invalid_argument("rotated must be even, and with latent a multiple of 8");
   within("rope", a.rope, 0, int64_t(shape.ropes.size()) - 1);
   check(shape.ropes[size_t(a.rope)], a.rotated);
-  if (shape.ropes[size_t(a.rope)].half() != a.rotated / 2) throw std::invalid_argument("the rotated part must be all that its rope turns");
+  if (shape.ropes[size_t(a.rope)].half() != a.rotated / 2) throw std::invalid_argument("the rope must cover exactly the rotated part");
   finite("query_scale", a.query_scale, -INFINITY);
   if (a.q_norm.width != 0) {
     within("q_norm", a.q_norm.width, 1, kMostWidth);
@@ -106,41 +106,41 @@ void check(const RecurrenceShape& r, const DecoderShape&) {
 void check(const ShortConvShape& s, const DecoderShape&) { within("kernel", s.kernel, 1, kMostTaps); }
 
 void check(const PerLayerGateShape& gate, const DecoderShape& shape) {
-  within("the layer whose values a row has", gate.layer, 0, int64_t(shape.per_layer.layers) - 1);
+  within("the layer of a per-layer gate", gate.layer, 0, int64_t(shape.per_layer.layers) - 1);
 }
 
 void check(const PerLayerShape& p, const DecoderShape& shape) {
-  within("the layers that rows have values for", p.layers, 0, int64_t(shape.layers.size()));
+  within("the number of layers with per-layer values", p.layers, 0, int64_t(shape.layers.size()));
   if (p.layers == 0) return;
-  within("the tokens that a table of values for layers has", p.tokens, shape.vocab, kMostVocab);
-  within("the values of a row for a layer", p.width, 1, kMostWidth / p.layers);
+  within("the rows of the per-layer table", p.tokens, shape.vocab, kMostVocab);
+  within("the per-layer values of a row", p.width, 1, kMostWidth / p.layers);
   finite("table_multiplier", p.table_multiplier, -INFINITY);
   finite("projection_multiplier", p.projection_multiplier, -INFINITY);
   finite("multiplier", p.multiplier, -INFINITY);
-  if (p.norm.width == 0 || p.norm.centered) throw std::invalid_argument("what is projected for layers must have an RMS norm");
-  check("the norm of what is projected for layers", p.norm, {p.width});
+  if (p.norm.width == 0 || p.norm.centered) throw std::invalid_argument("the per-layer projection must have an RMS norm");
+  check("the norm of the per-layer projection", p.norm, {p.width});
 }
 
 void check(const FeatureInputsShape& features, const DecoderShape& shape) {
-  within("a row's features", features.width, 0, kMostWidth);
+  within("the width of a row's features", features.width, 0, kMostWidth);
   if (features.width == 0) return;
   const int64_t states = int64_t(features.layers.size()), layers = int64_t(shape.layers.size());
-  within("the hidden states that are features", states, 1, kMostLayers);
+  within("the number of hidden states that are features", states, 1, kMostLayers);
   if (features.width % states != 0)
     throw std::invalid_argument("features of " + std::to_string(features.width) + " values are not " + std::to_string(states) +
                                 " hidden states of one width");
   for (size_t i = 0; i < features.layers.size(); ++i)
     within("a hidden state that is a feature", features.layers[i], i == 0 ? -1 : features.layers[i - 1], kMostLayers);
   within("the hidden state that is fed back", features.feedback, -1, layers);
-  within("the embedding beside features", features.embedding, 1, kMostWidth);
+  within("the width of the embedding of a head with features", features.embedding, 1, kMostWidth);
   if (features.beside && (features.embedding_norm.width == 0 || features.embedding != shape.hidden))
-    throw std::invalid_argument("an embedding that stays beside rows must have a norm, and be as wide as they are");
-  check("the norm of the embedding beside features", features.embedding_norm, {features.embedding});
+    throw std::invalid_argument("an embedding that is kept for attention must have a norm and the width of the rows");
+  check("the norm of the embedding of a head with features", features.embedding_norm, {features.embedding});
   if (!features.beside && !features.back && features.width != shape.hidden)
     throw std::invalid_argument("a head's own features of " + std::to_string(shape.hidden) + " values cannot stand for the target's " +
                                 std::to_string(features.width));
-  if (shape.tied && features.embedding != shape.hidden) throw std::invalid_argument("an embedding that is no lm_head's is tied to it");
-  check("the norm of what features come to", features.after, {shape.hidden});
+  if (shape.tied && features.embedding != shape.hidden) throw std::invalid_argument("an embedding of another width than the hidden state cannot be tied to the lm_head");
+  check("the norm after the projection of features", features.after, {shape.hidden});
   int64_t normed = 0;
   for (const NormShape& norm : features.norms) {
     within("a norm of features", norm.width, 1, features.width);
@@ -179,14 +179,14 @@ void check(const ExpertsShape& mixture, const DecoderShape& shape) {
   finite("router_multiplier", mixture.router_multiplier, -INFINITY);
   for (const NormShape* norm : {&mixture.router_norm, &mixture.norm, &mixture.after, &mixture.shared_after}) {
     check("a norm of a mixture", *norm, {shape.hidden});
-    if ((norm->width > 0) != mixture.apart()) throw std::invalid_argument("a mixture has all of its norms, or none");
+    if ((norm->width > 0) != mixture.apart()) throw std::invalid_argument("a mixture must have all of its norms or none");
   }
   if (mixture.apart() && (mixture.shared.intermediate == 0 || mixture.shared_gate))
-    throw std::invalid_argument("a mixture with norms has an expert for every row, without a gate");
+    throw std::invalid_argument("a mixture with norms must have a shared expert without a gate");
   if (mixture.shared.intermediate != 0) check(mixture.shared, shape);
   for (const MlpShape& mlp : mixture.experts) {
     check(mlp, shape);
-    if (mlp.activation.kind == ActivationKind::xielu) throw std::invalid_argument("experts have no xielu");
+    if (mlp.activation.kind == ActivationKind::xielu) throw std::invalid_argument("experts do not support xielu");
     if (mlp.intermediate != mixture.experts[0].intermediate)
       throw std::invalid_argument("the experts of a layer must be of one size");
   }
@@ -199,49 +199,49 @@ int64_t mlps_of(const BranchShape& branch) {
 
 void check(const BranchShape& branch, const DecoderShape& shape) {
   std::visit([&](const auto& operation) { check(operation, shape); }, branch.operation);
-  check("a norm before it", branch.before, {shape.hidden});
-  check("a norm after it", branch.after, {shape.hidden});
+  check("the norm before an operation", branch.before, {shape.hidden});
+  check("the norm after an operation", branch.after, {shape.hidden});
   finite("residual_multiplier", branch.multiplier, -INFINITY);
 }
 
-// Both branches of a parallel block are added as they are, and the second reads what the first does.
+// The branches of a parallel block are added without norms or factors, and both read the mixer's norm.
 void check_parallel(const BlockShape& block) {
-  if (!block.mixer || !block.feed_forward) throw std::invalid_argument("a parallel block has a mixer and a feed-forward");
-  if (block.feed_forward->before.width != 0) throw std::invalid_argument("a parallel block has one norm, before its mixer");
+  if (!block.mixer || !block.feed_forward) throw std::invalid_argument("a parallel block must have a mixer and a feed-forward");
+  if (block.feed_forward->before.width != 0) throw std::invalid_argument("a parallel block must have one norm, before its mixer");
   for (const auto& branch : {*block.mixer, *block.feed_forward})
     if (branch.after.width != 0 || branch.multiplier != 1)
-      throw std::invalid_argument("a parallel block has no norms after its branches, and no residual_multiplier");
+      throw std::invalid_argument("a parallel block must not have norms after its branches or a residual_multiplier");
 }
 
-// Keys and values are shared by layers that look equally far, or, where they are a target's, a little further, and whose heads
-// are alike; the layer that has them comes before.
+// A layer may share the keys and values of an earlier layer with the same heads and window, or of a layer of the target, also if
+// its own window is up to kBeyondWindow positions larger.
 void check_shared(const DecoderShape& shape, size_t layer, const DecoderShape* target) {
   const auto* own = shape.layers[layer].mixer ? std::get_if<AttentionShape>(&shape.layers[layer].mixer->operation) : nullptr;
   if (target != nullptr && (own == nullptr || own->has_keys()))
-    throw std::invalid_argument("layer " + std::to_string(layer) + " has no keys of a target's, as all layers of such a head do");
+    throw std::invalid_argument("layer " + std::to_string(layer) + " must share the keys of a target's layer (target_keys)");
   if (own == nullptr || own->has_keys()) return;
   const std::vector<BlockShape>& layers = target == nullptr ? shape.layers : target->layers;
-  within("the layer whose keys and values another has", own->shared, 0, target == nullptr ? int64_t(layer) - 1 : int64_t(layers.size()) - 1);
+  within("the layer that owns shared keys and values", own->shared, 0, target == nullptr ? int64_t(layer) - 1 : int64_t(layers.size()) - 1);
   const BlockShape& block = layers[size_t(own->shared)];
   const auto* source = block.mixer ? std::get_if<AttentionShape>(&block.mixer->operation) : nullptr;
-  if (target != nullptr && own->window == 1) throw std::invalid_argument("a window of one position shows a row nothing of a target");
+  if (target != nullptr && own->window == 1) throw std::invalid_argument("with a window of one position a head sees no position of its target");
   const int64_t beyond = target == nullptr || own->window == 0 ? 0 : kBeyondWindow;
   if (source == nullptr || !source->has_keys() || (source->window == 0) != (own->window == 0) || own->window < source->window ||
       own->window > source->window + beyond || source->kv_heads != own->kv_heads || source->head_dim != own->head_dim)
-    throw std::invalid_argument("layer " + std::to_string(layer) + " has the keys and values of layer " +
-                                std::to_string(own->shared) + ", whose window or heads are others, or which has none");
+    throw std::invalid_argument("layer " + std::to_string(layer) + " shares the keys and values of layer " +
+                                std::to_string(own->shared) + ", which has another window, other heads, or no keys");
 }
 
 }  // namespace
 
 const DecoderShape& checked(const DecoderShape& s, const DecoderShape* target) {
   if (s.target_keys != (target != nullptr))
-    throw std::invalid_argument(s.target_keys ? "a head that has its target's keys needs the target" : "only a head that has its target's keys takes one");
+    throw std::invalid_argument(s.target_keys ? "a head with target_keys needs a target" : "only a head with target_keys takes a target");
   within("the number of layers", int64_t(s.layers.size()), 1, kMostLayers);
   within("hidden", s.hidden, 1, kMostWidth);
   within("vocab", s.vocab, 1, kMostVocab);
   within("the lm_head's outputs", s.outputs, 1, s.vocab);
-  if (s.tied && s.outputs != s.vocab) throw std::invalid_argument("a tied embedding has an output for each token");
+  if (s.tied && s.outputs != s.vocab) throw std::invalid_argument("a tied embedding must have an output for each token");
   within("max_context", s.max_context, 1, INT32_MAX);
   finite("embedding_multiplier", s.embedding_multiplier, -INFINITY);
   finite("logit_multiplier", s.logit_multiplier, -INFINITY);
@@ -255,7 +255,7 @@ const DecoderShape& checked(const DecoderShape& s, const DecoderShape* target) {
     const BlockShape& layer = s.layers[i];
     if (layer.parallel) check_parallel(layer);
     if (layer.output_scale && (layer.parallel || (!layer.mixer && !layer.feed_forward && !layer.per_layer)))
-      throw std::invalid_argument("a block whose output is scaled has an operation, and is not parallel");
+      throw std::invalid_argument("a block with output_scale must have an operation and must not be parallel");
     if (layer.per_layer) check(*layer.per_layer, s);
     check_shared(s, i, target);
     if (layer.mixer) check(*layer.mixer, s);

@@ -1,5 +1,5 @@
-// The words a model is described in, as ipex_lookahead/architectures/spec.py has them: what a step computes, and with
-// which switches. Tensors are not in here, only what their shapes must be.
+// Model description of the native core, mirroring ipex_lookahead/architectures/spec.py: the operations of a step and their
+// parameters. It holds the required tensor shapes, not the tensors.
 #pragma once
 
 #include <cmath>
@@ -12,41 +12,41 @@
 
 namespace ipex_lookahead {
 
-// What a router's logits become: their softmax over all experts, or over the chosen ones only, or each one's sigmoid.
+// How router logits become scores: softmax over all experts, softmax over the chosen experts, or a sigmoid per expert.
 enum class RouterScores { all, chosen, sigmoid };
 
-// Rotary position embedding of a head's first 2 * frequencies.size() values, i with i + frequencies.size(); or 2 i with
-// 2 i + 1, where they are interleaved.
+// Rotary position embedding of the first 2 * frequencies.size() values of a head. Value i is paired with
+// i + frequencies.size(), or, if interleaved, 2 i with 2 i + 1.
 struct Rope {
-  std::vector<float> frequencies;  // radians a position
+  std::vector<float> frequencies;  // radians per position
   float factor = 1;                // multiplies cos and sin
-  float query_beta = 0;            // a query at position p is multiplied by 1 + beta ln(1 + floor(p / original))
+  float query_beta = 0;            // queries at position p are scaled by 1 + beta ln(1 + floor(p / original))
   int64_t query_original = 0;
   bool interleaved = false;
   int64_t half() const { return int64_t(frequencies.size()); }
 };
 
 struct NormShape {
-  int64_t width = 0;  // 0: there is none
+  int64_t width = 0;  // 0: no norm
   float epsilon = 0;
-  bool centered = false;  // of what is left after the mean: a layer norm
-  bool bias = false;      // of a layer norm alone
+  bool centered = false;  // subtracts the mean (layer norm)
+  bool bias = false;      // layer norm only
 };
 
 struct AttentionShape {
   int heads = 0, kv_heads = 0, head_dim = 0;
-  int rope = -1;             // which of the model's; -1: positions do not enter
+  int rope = -1;             // index into DecoderShape::ropes; -1: no rotary embedding
   float query_scale = 1;     // multiplies queries
-  int64_t window = 0;        // positions that one sees, itself among them; 0: all
-  float softcap = 0;         // scores become cap tanh(score / cap); 0: they stay
-  bool gate = false;         // what heads come to is multiplied by its sigmoid
-  bool sinks = false;        // one more logit a head in the softmax's denominator
-  NormShape q_norm, k_norm;  // over each head if as wide as one, else over the whole projection
-  bool norm_after_rope = false;  // these come after it, and are over heads
-  bool value_of_key = false;     // values are what the key projection comes to, before its norm and rope
-  float value_norm = 0;          // epsilon of an RMS norm without weights over each head of values; 0: there is none
-  int shared = -1;               // the layer (with DecoderShape::target_keys the target's) whose keys and values it has; -1: its own
-  bool with_embedding = false;   // q, k and v read (the embedding that FeatureInputs keeps beside the row | the row)
+  int64_t window = 0;        // visible positions, including the row's own; 0: all
+  float softcap = 0;         // scores become cap tanh(score / cap); 0: no cap
+  bool gate = false;         // multiplies the heads' outputs by sigmoid(gate)
+  bool sinks = false;        // adds one logit per head to the softmax's denominator
+  NormShape q_norm, k_norm;  // per head if as wide as a head, else over the whole projection
+  bool norm_after_rope = false;  // the norms follow rope; they must be per head
+  bool value_of_key = false;     // values are the key projection before its norm and rope
+  float value_norm = 0;          // epsilon of an RMS norm without weights over each head of values; 0: no norm
+  int shared = -1;               // layer that owns the keys and values (of the target if DecoderShape::target_keys); -1: this layer
+  bool with_embedding = false;   // q, k and v read the concatenation (StepRows::embeddings | row)
 
   bool has_keys() const { return shared < 0; }
   bool has_values() const { return has_keys() && !value_of_key; }
@@ -58,11 +58,11 @@ struct AttentionShape {
 // Multi-head latent attention (model/latent_attention.h).
 struct LatentAttentionShape {
   int heads = 0;
-  int latent = 0;            // what a position's keys and values are made of
-  int passed = 0, rotated = 0, value_dim = 0;  // of a head's query, first what meets the latents, then what is rotated
-  int rope = 0;              // which of the model's
+  int latent = 0;            // width of the latent that keys and values are computed from
+  int passed = 0, rotated = 0, value_dim = 0;  // a head's query: first the part multiplied with latents, then the rotated part
+  int rope = 0;              // index into DecoderShape::ropes
   float query_scale = 1;     // multiplies queries
-  NormShape q_norm;          // of queries of low rank; none: they are of the hidden state
+  NormShape q_norm;          // norm of low-rank queries; no norm: queries are projected from the hidden state
   NormShape kv_norm;
 
   int key_dim() const { return rotated + latent; }
@@ -82,18 +82,18 @@ struct ExpertsShape {
   int used = 0;
   RouterScores scores = RouterScores::all;
   bool renormalise = false;
-  float sum_epsilon = 0;            // added to the sum that weights are divided by
-  bool correction = false;          // a bias for the choice alone
-  int groups = 1, groups_used = 1;  // experts are chosen among the best groups,
-  int group_best = 2;               // by the sum of so many best of each
+  float sum_epsilon = 0;            // added to the sum that normalizes the weights
+  bool correction = false;          // a bias that enters the choice of experts only
+  int groups = 1, groups_used = 1;  // experts are chosen from the groups_used best groups;
+  int group_best = 2;               // a group's score is the sum of its group_best best experts
   float scale = 1;                  // multiplies the weights
-  // Rows as the router and as the experts read them have norms of their own, what the experts come to and what the shared one
-  // comes to too, and what the router reads is multiplied. All of these, or none: then all read the rows as the branch does.
+  // Norms of the router's input, the experts' input, the experts' sum and the shared expert's output, and a factor on the router's
+  // input. Either all of them are present or none: then router and experts read the block's normed input.
   NormShape router_norm, norm, after, shared_after;
   float router_multiplier = 1;
-  bool expert_scales = false;       // each expert's weight is multiplied by one of its own, in the end
-  MlpShape shared;                  // an expert for every row; of no size: there is none
-  bool shared_gate = false;         // it is multiplied by the sigmoid of a product with the row
+  bool expert_scales = false;       // multiplies each expert's weight by a learned scale, last
+  MlpShape shared;                  // an expert that every row uses; size 0: none
+  bool shared_gate = false;         // multiplies its output by the sigmoid of a linear layer of the row
 
   bool apart() const { return router_norm.width > 0; }
 };
@@ -101,34 +101,34 @@ struct ExpertsShape {
 // A gated delta net, or Mamba-2 (model/recurrence.h).
 struct RecurrenceShape {
   bool delta = false;
-  int heads = 0, groups = 0;       // of values; of queries and keys, which heads / groups value heads share
+  int heads = 0, groups = 0;       // value heads; query/key groups, each shared by heads / groups value heads
   int key_dim = 0, value_dim = 0;
-  bool tiled = false;              // value head h has the keys of group h % groups, not of h / (heads / groups)
+  bool tiled = false;              // value head h uses the keys of group h % groups instead of h / (heads / groups)
   int kernel = 0;                  // taps of the convolution
   bool convolution_bias = false, skip = false;
   float least_step = 0, most_step = INFINITY;
-  float length_epsilon = 0;        // under the root of q's and k's lengths
-  int64_t norm_group = 0;          // so many values are normed together, with as many weights or with those of all
+  float length_epsilon = 0;        // added under the square root of the norms of q and k
+  int64_t norm_group = 0;          // number of values normed together; the weights cover one group or all values
   NormShape norm;
-  bool gate_first = false;         // before the norm
+  bool gate_first = false;         // the gate is applied before the norm
 
   int64_t keys() const { return int64_t(groups) * key_dim; }
   int64_t values() const { return int64_t(heads) * value_dim; }
   int64_t channels() const { return 2 * keys() + values(); }
 };
 
-// A gated convolution (LFM2): out(c * convolution(b * x)), where b, c, x are inputs x.
+// Gated convolution (LFM2): out(c * convolution(b * x)), where b, c and x are linear layers of the input.
 struct ShortConvShape {
   int kernel = 0;
   bool bias = false;  // of the convolution
 };
 
-// What a layer makes of the values that its rows have for it (model/per_layer_gate.h).
+// Adds a gated projection of a row's per-layer values to the hidden state (model/per_layer_gate.h).
 struct PerLayerGateShape {
   int layer = 0;
 };
 
-// Another kind of operation is one more alternative here, and its class.
+// To add a kind of operation, add an alternative here and its class.
 using OperationShape = std::variant<AttentionShape, LatentAttentionShape, RecurrenceShape, ShortConvShape, PerLayerGateShape, MlpShape, ExpertsShape>;
 
 // x + multiplier * after(operation(before(x))).
@@ -141,35 +141,35 @@ struct BranchShape {
 struct BlockShape {
   std::optional<BranchShape> mixer, feed_forward, per_layer;
   bool parallel = false;  // x + mixer(y) + feed_forward(y), y = mixer.before(x)
-  bool output_scale = false;  // what leaves the block is multiplied by a weight
+  bool output_scale = false;  // multiplies the block's output by a weight
 };
 
-// Values that rows have for each layer, besides what goes through all.
+// Per-layer input embeddings: values that each row has for each layer, in addition to the hidden state.
 struct PerLayerShape {
-  int width = 0, layers = 0;  // of no layers: there are none
-  int tokens = 0;             // that the table has rows for
+  int width = 0, layers = 0;  // layers = 0: none
+  int tokens = 0;             // rows of the table
   float table_multiplier = 1, projection_multiplier = 1, multiplier = 1;
   NormShape norm;
 };
 
-// What a hidden state has gone through: so many layers, 0 the embedding alone; or all of them and the final norm.
+// Index of a hidden state: the number of layers it has passed (0: the embedding), or kFinalNorm after the final norm.
 constexpr int32_t kFinalNorm = -1;
 
-// What rows are made of besides their token's embedding (model/feature_inputs.h).
+// Inputs of a drafting head in addition to the token's embedding (model/feature_inputs.h).
 struct FeatureInputsShape {
-  int width = 0;                // of a row's features; 0: there are none
-  std::vector<int32_t> layers;  // the target's hidden states that they are, each of width / layers.size() values
-  int32_t feedback = kFinalNorm;        // which of the head's own are the features of what it drafted (kFinalNorm, or of so many layers)
-  bool beside = false;          // the embedding stays beside the row, for attention that reads both
-  int embedding = 0;            // values of its token's embedding
-  bool back = false;            // the head's own are made as wide as the target's where they go in
+  int width = 0;                // values per row; 0: none
+  std::vector<int32_t> layers;  // the target's hidden states that are concatenated, each of width / layers.size() values
+  int32_t feedback = kFinalNorm;        // hidden state of the head that serves as features of a drafted token (kFinalNorm, or a number of layers)
+  bool beside = false;          // the embedding is kept separately for attention that reads (embedding | row)
+  int embedding = 0;            // width of the token's embedding
+  bool back = false;            // the head's own hidden states are projected to the target's width before they are fed back
   NormShape embedding_norm, after;
-  std::vector<NormShape> norms;  // over the features: each over as many as it has weights, one behind the other; none: there are none
+  std::vector<NormShape> norms;  // over consecutive parts of the features, each as wide as its weights; empty: no norms
 };
 constexpr size_t kMostFeatureLayers = 16;
 
-// Of the lm_head's outputs, in so many runs that are all as long, those are computed whose runs' centroids a row likes best
-// (model/candidates.h).
+// Restricts the lm_head to candidate outputs: the outputs are split into `centroids` equal runs, and only the runs of the `used`
+// centroids with the largest product are computed (model/candidates.h).
 struct CandidatesShape {
   int centroids = 0;  // 0: all outputs are computed
   int used = 0;
@@ -177,30 +177,30 @@ struct CandidatesShape {
 
 struct DecoderShape {
   int hidden = 0, vocab = 0;
-  int outputs = 0;  // of the lm_head: the vocabulary, or, of a drafting head, a part of it
+  int outputs = 0;  // outputs of the lm_head: the vocabulary, or, for a drafting head, a part of it
   int64_t max_context = 0;
-  bool tied = false;  // the embedding is the lm_head too
+  bool tied = false;  // the embedding is also the lm_head
   float embedding_multiplier = 1, logit_multiplier = 1;
-  float logit_softcap = 0;  // logits become cap tanh(logit / cap), after the multiplier; 0: they stay
+  float logit_softcap = 0;  // logits become cap tanh(logit / cap), after the multiplier; 0: no cap
   NormShape final_norm;
   std::vector<Rope> ropes;
   std::vector<BlockShape> layers;
   PerLayerShape per_layer;
   FeatureInputsShape features;
   CandidatesShape candidates;
-  bool target_keys = false;  // attention has the keys and values of a target's layers, of committed positions alone
+  bool target_keys = false;  // attention reads the keys and values of a target's layers, of committed positions only
   KvFormat kv_format = KvFormat::fp16;
 };
 
-// What a decoder may be: beyond these, sums and products of its sizes would not fit.
+// Limits on a decoder's sizes, chosen so that their sums and products fit into int64_t.
 constexpr int kMostLayers = 1 << 16, kMostHeads = 1 << 16, kMostHeadDim = 1024, kMostWidth = 1 << 24, kMostVocab = 1 << 27;
 constexpr int kMostTaps = 16;
 constexpr int kMostExperts = 1 << 12, kMostMlps = 1 << 17;
 
-// How many positions more than the window of the layer whose keys it has a layer of a drafting head may see.
+// Number of positions beyond the window that a drafting head may read from the target layer that owns its keys.
 constexpr int64_t kBeyondWindow = 2;
 
-// Itself; std::invalid_argument, naming what is wrong, for what no decoder is. `target`: whose keys it has; null: its own.
+// Return `shape`. Throws std::invalid_argument that names the invalid field. `target`: the owner of the keys; null: the model.
 const DecoderShape& checked(const DecoderShape& shape, const DecoderShape* target = nullptr);
 
 }  // namespace ipex_lookahead

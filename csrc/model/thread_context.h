@@ -1,6 +1,6 @@
-// One thread's way through a step: the phases that all threads go through together, and the rows that they read.
+// One thread's view of a step: the phases that all threads go through together, and the rows that they read.
 //
-// Items are outputs, rows or heads, never parts of a sum, so neither their number nor who does them shows in the bits.
+// Work items are outputs, rows or heads, never parts of a sum, so results do not depend on how items are split among threads.
 #pragma once
 
 #include <algorithm>
@@ -16,43 +16,43 @@
 
 namespace ipex_lookahead {
 
-// Up to this many rows every thread prepares all rows for itself, which is cheaper than sharing them out.
+// Up to this number of rows, every thread prepares all rows for itself, which is faster than splitting them.
 constexpr int64_t kPreparedByAll = 16;
-// Pieces a linear layer is shared out in, for each thread: enough that a late thread does not hold up the others.
+// Pieces per thread of a linear layer: enough that a thread that starts late does not delay the others.
 constexpr int64_t kPieces = 2;
 
 constexpr int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Which experts rows go to, [rows][used], best first.
+// The experts of each row, [rows][used], best first.
 struct ExpertChoice {
   std::vector<int32_t> experts;
   std::vector<float> weights;
   void reserve(int64_t rows, int64_t used);
 };
 
-// The same by expert: (row, rank) pairs sorted by expert, then by row.
+// The same grouped by expert: (row, rank) pairs sorted by expert, then by row.
 struct ExpertPlan {
-  std::vector<int32_t> begins;   // [of + 1], the places of expert e are [begins[e], begins[e + 1])
+  std::vector<int32_t> begins;   // [of + 1]: the entries of expert e are [begins[e], begins[e + 1])
   std::vector<int32_t> touched;  // experts that have rows, ascending
-  std::vector<int32_t> row_of;   // the row at each place
-  std::vector<int32_t> at;       // the place of each (row, rank)
+  std::vector<int32_t> row_of;   // the row of each entry
+  std::vector<int32_t> at;       // the entry of each (row, rank)
   int64_t experts_touched = 0;
   void reserve(int64_t rows, int64_t used, int64_t of);
   void make(const ExpertChoice& choice, int64_t rows, int64_t used, int64_t of);
 };
 
-// What one thread has to itself.
+// Scratch of one thread.
 struct ThreadMemory {
   Buffer<float> scratch;
   RowsMemory rows, gathered;
-  Buffer<float> unordered;  // a row before its values are put into a matrix's order
+  Buffer<float> unordered;  // a row before its values are reordered for a matrix
   ExpertChoice choice;
   ExpertPlan plan;
 };
 
 class ThreadContext {
  public:
-  // `times` takes the phases' times; null measures nothing.
+  // `times` receives the phases' times; null: not measured.
   ThreadContext(const KernelTable* kernels, Phases& phases, int thread, int threads, ThreadMemory& own, RowsMemory& shared,
        PhaseTimes* times)
       : kernels_(kernels), phases_(phases), thread_(thread), threads_(threads), own_(own), shared_(shared), times_(times) {}
@@ -60,7 +60,7 @@ class ThreadContext {
   int thread() const { return thread_; }
   float* scratch() const { return own_.scratch.data(); }
 
-  // Of what kind the phases from here on are.
+  // Sets the kind of the following phases.
   void enter(Phase kind) { kind_ = kind; }
 
   template <typename Work>
@@ -77,7 +77,7 @@ class ThreadContext {
     ++time.count;
   }
 
-  // Shares out `count` things in a few pieces a thread, of `least` things at least and `most` at most: work(begin, end).
+  // Splits `count` items into a few pieces per thread, each of `least` to `most` items, and calls work(begin, end).
   template <typename Work>
   void split(int64_t count, int64_t least, const Work& work, int64_t most = INT64_MAX) {
     const int64_t items = std::max({int64_t(1), std::min(count / least, kPieces * threads_), (count - 1) / most + 1});
@@ -87,17 +87,17 @@ class ThreadContext {
     });
   }
 
-  // The same for tiles of outputs, two by two as kernels take them.
+  // The same for tiles of outputs, in pairs as kernels process them.
   template <typename Work>
   void split_tiles(int64_t tiles, const Work& work, int64_t most = INT64_MAX) {
     split((tiles + 1) / 2, 1, [&](int64_t begin, int64_t end) { work(2 * begin, std::min(2 * end, tiles)); },
           std::max<int64_t>(1, most / 2));
   }
 
-  // Rows of `width` that linear layers read, each made by make(row, out), and quantised for `integer` weights. With an
-  // `order` [width] the layers' input i is the row's value order[i]. Many are
-  // made in a phase of their own. Few are made by every thread that gets something to do with them, when it first asks:
-  // until what it does is done nobody goes on and changes what rows are made of.
+  // Rows of `width` values that linear layers read, each written by make(row, out), and quantized for `integer` weights. With
+  // an `order` [width], input i of the layers is the row's value order[i]. Many rows are prepared in a phase of their own. Few rows
+  // are prepared by every thread on its first get(). That is safe: no thread leaves the phase, and so changes what make() reads,
+  // before all items of the phase are done.
   template <typename Make>
   class Inputs {
    public:

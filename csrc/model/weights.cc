@@ -38,7 +38,7 @@ const DecoderWeights::Weight& DecoderWeights::at(const std::string& name) const 
 
 const DecoderWeights::Weight& DecoderWeights::at(const std::string& name, bool matrix) const {
   const Weight& w = at(name);
-  if ((w.matrix != nullptr) != matrix) throw std::invalid_argument("weight " + name + " is no " + (matrix ? "matrix" : "vector"));
+  if ((w.matrix != nullptr) != matrix) throw std::invalid_argument("weight " + name + " is not a " + (matrix ? "matrix" : "vector"));
   return w;
 }
 
@@ -87,13 +87,13 @@ void DecoderWeights::set_vector(const std::string& name, const float* values, in
 
 void DecoderWeights::set_order(const std::string& name, const int32_t* order, int64_t n) {
   const Weight& w = at(name, true);
-  if (w.use.order == nullptr) throw std::invalid_argument("the inputs of " + name + " have no order of their own");
+  if (w.use.order == nullptr) throw std::invalid_argument("weight " + name + " takes no input order");
   const std::string what = "the order of the inputs of " + name;
   if (n != w.n_in) throw std::invalid_argument(what + " has " + std::to_string(n) + " entries, not " + std::to_string(w.n_in));
   std::vector<bool> seen(size_t(n), false);
   for (int64_t i = 0; i < n; ++i) {
     if (order[i] < 0 || order[i] >= n || seen[size_t(order[i])])
-      throw std::invalid_argument(what + " is no permutation: " + std::to_string(order[i]) + " at " + std::to_string(i));
+      throw std::invalid_argument(what + " is not a permutation: " + std::to_string(order[i]) + " at " + std::to_string(i));
     seen[size_t(order[i])] = true;
   }
   Crew crew(threads_);
@@ -103,7 +103,7 @@ void DecoderWeights::set_order(const std::string& name, const int32_t* order, in
   ++orders_;
 }
 
-// Another thread may be setting weights, here and below.
+// Another thread may be setting weights meanwhile, hence the Crew here and below.
 Matrix DecoderWeights::matrix(const std::string& name) const {
   const Weight& w = at(name, true);
   Crew crew(threads_);
@@ -130,7 +130,7 @@ std::string DecoderWeights::absent() const {
   return "";
 }
 
-// A weight once set is never unset, so this looks once.
+// A weight once set is never unset, so one complete check is enough.
 void DecoderWeights::check_complete() {
   if (complete_) return;
   const std::string name = absent();

@@ -1,7 +1,6 @@
-// A decoder's weights by name: the fields that lead to each in the description, as in layers.0.mixer.q.weight.
+// A decoder's weights by name. A name is the path of fields in the description, such as layers.0.mixer.q.weight.
 //
-// Operations declare theirs once, with the shape they must have and where they are read; to set, to give back, to count and
-// to find what is missing goes over the list.
+// Operations declare their weights with shape and use. Setting, exporting, counting and checking walk this list.
 #pragma once
 
 #include <array>
@@ -19,55 +18,55 @@
 
 namespace ipex_lookahead {
 
-// Whoever changes them holds the process's threads meanwhile (a Crew).
+// Methods that change it hold the process's thread pool (a Crew).
 class DecoderWeights {
  public:
   explicit DecoderWeights(int threads) : threads_(threads) {}
 
-  // How a matrix is used: in which phases, how often it is read in a step of one row, whether it must be in floats, and,
-  // unless null, where the order is held that its inputs may have.
+  // Use of a matrix: its phases, the number of reads per step of one row, whether it must be float, and where the order of its
+  // inputs is stored (null: no order).
   struct Use {
     Phase phase;
     int64_t reads = 1;
     bool floats = false;
     const int32_t** order = nullptr;
   };
-  // What is declared stays where it is. A linear layer is `name`.weight, and `name`.bias, which may be missing.
+  // The referenced fields must not move. A linear layer has `name`.weight and an optional `name`.bias.
   void declare_linear(const std::string& name, Matrix& at, int64_t n_out, int64_t n_in, const Use& use);
   void declare(const std::string& name, Matrix& at, int64_t n_out, int64_t n_in, const Use& use);
   void declare(const std::string& name, const float*& at, int64_t n);
 
-  // Weights are copied; call in the order in which a step reads them, so that it reads memory from front to back. Throw
-  // std::invalid_argument for a name that there is not, or a weight of another shape or format than its place has.
+  // Weights are copied into one arena; set them in the order in which a step reads them, so that it reads memory sequentially.
+  // Throw std::invalid_argument for an unknown name, or a weight of another shape or format than declared.
   void set_matrix(const std::string& name, const PlainMatrix& plain);
-  // A matrix beside those that were declared, which lives as long as this.
+  // Copies an undeclared matrix, which lives as long as this object.
   Matrix hold(const PlainMatrix& plain);
-  // The matrix is another decoder's, which must outlive this one.
+  // Uses a matrix of another decoder, which must outlive this one.
   void share_matrix(const std::string& name, const Matrix& other);
   void set_vector(const std::string& name, const float* values, int64_t n);
-  // Input i of the matrix, and of those that are given the same inputs, is value order[i] of these. Throws
-  // std::invalid_argument for what is no permutation, and a matrix whose inputs have no order of their own.
+  // Input i of the matrix, and of all matrices with the same inputs, is value order[i]. Throws std::invalid_argument if `order` is
+  // not a permutation, or if the matrix takes no order.
   void set_order(const std::string& name, const int32_t* order, int64_t n);
 
-  // What was set lives as long as this. Throw std::invalid_argument for a name that there is not, MissingWeightError
-  // for a weight that was not set; a bias that was not is null.
+  // Return a weight, which lives as long as this object; null for a missing bias. Throw std::invalid_argument for an unknown name,
+  // MissingWeightError for a weight that is not set.
   Matrix matrix(const std::string& name) const;
   const float* vector(const std::string& name, int64_t* n) const;
 
-  std::pair<int64_t, int64_t> shape(const std::string& name) const;  // (n_out, n_in), of a vector (n, 0)
-  int64_t orders() const { return orders_; }  // set so far; for who holds a Crew
-  std::string missing() const;  // the first weight that was not set, or ""
+  std::pair<int64_t, int64_t> shape(const std::string& name) const;  // (n_out, n_in), or (n, 0) for a vector
+  int64_t orders() const { return orders_; }  // number of orders set; the caller must hold a Crew
+  std::string missing() const;  // name of the first missing weight, or ""
   void check_complete();        // throws MissingWeightError
   size_t bytes() const;
-  // Bytes of matrices that phases of a kind read in a step of one row.
+  // Bytes of matrices that a step of one row reads, per kind of phase.
   std::array<int64_t, kPhaseKinds> phase_bytes() const;
 
  private:
   struct Weight {
     std::string name;
-    Matrix* matrix;          // or null, and then
-    const float** vector;    // this is not
-    int64_t n_out, n_in;     // of a vector n_out values
+    Matrix* matrix;          // null for a vector
+    const float** vector;    // null for a matrix
+    int64_t n_out, n_in;     // n_out is the length of a vector
     Use use;
     bool optional;
     bool is_set() const { return matrix != nullptr ? matrix->codes != nullptr : *vector != nullptr; }

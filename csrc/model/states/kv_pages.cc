@@ -11,9 +11,9 @@
 namespace ipex_lookahead {
 namespace {
 
-// `count` pages of zeros behind each other. Large ones are the system's own, not malloc's: they live for minutes among a step's
-// arrays, which live for milliseconds, and a heap of both kinds is never given back (a server of a 135M model grew by 10 MiB a
-// second). Each is given back by itself, also of many that were made together, as a prompt's are, for huge pages' sake.
+// Returns `count` pages of zeros. Large pages are mapped from the system instead of malloc: they live for minutes among a step's
+// short-lived arrays, and a mixed heap never shrinks (a server with a 135M model grew by 10 MiB/s). Pages that are made together
+// are contiguous, so that huge pages can back them, and are freed one by one.
 std::vector<std::shared_ptr<uint8_t>> new_pages(int64_t bytes, int64_t count) {
   constexpr size_t kLarge = size_t(1) << 17;
   std::vector<std::shared_ptr<uint8_t>> pages;
@@ -28,13 +28,13 @@ std::vector<std::shared_ptr<uint8_t>> new_pages(int64_t bytes, int64_t count) {
     }
     return pages;
   }
-  // An odd number of system pages: at a distance of many times two, pages drive each other out of the cache's sets.
+  // An odd number of system pages: at multiples of large powers of two, pages would evict each other from the cache's sets.
   const size_t size = ((size_t(bytes) + kSystemPage - 1) / kSystemPage | 1) * kSystemPage;
   uint8_t* const memory = map_zeros(size * size_t(count));
   try {
     while (pages.size() < size_t(count))
       pages.emplace_back(memory + pages.size() * size, [size](uint8_t* page) { munmap(page, size); });
-  } catch (...) {  // the page whose owner there was no memory for has been given back
+  } catch (...) {  // emplace_back freed the page that it had no memory for
     const size_t gone = pages.size() + 1;
     if (gone < size_t(count)) munmap(memory + gone * size, (size_t(count) - gone) * size);
     throw;
@@ -43,7 +43,7 @@ std::vector<std::shared_ptr<uint8_t>> new_pages(int64_t bytes, int64_t count) {
 }
 std::shared_ptr<uint8_t> new_page(int64_t bytes) { return std::move(new_pages(bytes, 1)[0]); }
 
-// Where one slot's elements lie in a page: `count` of `size` bytes, `stride` bytes apart.
+// Position of one slot's elements in a page: `count` elements of `size` bytes, `stride` bytes apart.
 struct SlotPart {
   int64_t begin, stride, size, count;
   void copy(const SlotPart& to, const uint8_t* source, uint8_t* target) const {
@@ -52,7 +52,7 @@ struct SlotPart {
   }
 };
 
-// Keys are [4][head_dim][16], or of int8 [4][head_dim / 4][16][4]; values [64][value_dim16], or of int8 [16][value_dim16][4].
+// Keys are [4][head_dim][16], as int8 [4][head_dim / 4][16][4]; values are [64][value_dim16], as int8 [16][value_dim16][4].
 SlotPart key_part(const KvShape& shape, int64_t offset, int64_t slot) {
   const bool by_fours = shape.format == KvFormat::int8;
   const int64_t size = by_fours ? 4 : 2, count = by_fours ? shape.head_dim / 4 : shape.head_dim;
@@ -70,14 +70,14 @@ int64_t pages_of(int64_t positions) { return (positions + kPage - 1) / kPage; }
 
 void KvPages::prepare(int64_t length, int64_t rows, int64_t) { grow(length / kPage, pages_of(length + rows)); }
 
-// Makes the pages [first, needed) writable.
+// Makes the pages [first, needed) exist and writable.
 void KvPages::grow(int64_t first, int64_t needed) {
   held_.reserve(size_t(needed));
   raw_.reserve(size_t(needed));
   const int64_t bytes = shape_.page_bytes(), held = int64_t(held_.size());
   for (size_t i = size_t(first); i < size_t(std::min(needed, held)); ++i) {
     if (held_[i].use_count() == 1) continue;
-    auto fresh = new_page(bytes);  // shared with a fork: go on with a copy
+    auto fresh = new_page(bytes);  // shared with a fork: copy on write
     std::memcpy(fresh.get(), held_[i].get(), size_t(bytes));
     held_[i] = std::move(fresh);
     raw_[i] = held_[i].get();
@@ -94,7 +94,7 @@ int64_t KvPages::first_needed(int64_t length, int64_t spare) const {
 }
 
 void KvPages::keep(int64_t length, const int64_t* rows, int64_t count) {
-  // A path's rows are strictly ascending (parents come before children), so rows[i] >= i and nothing is overwritten early.
+  // A path's rows are strictly ascending (parents come before children), so rows[i] >= i and no slot is overwritten early.
   for (int64_t i = 0; i < count; ++i)
     if (rows[i] != i) move_slot(length + rows[i], length + i);
   for (const int64_t needed = first_needed(length + count, kKeptBehind); first_ < needed; ++first_) {  // behind the window
@@ -103,7 +103,7 @@ void KvPages::keep(int64_t length, const int64_t* rows, int64_t count) {
   }
 }
 
-// Keys that the window would show again may have been given back; then there is no way but to begin anew.
+// If keys that the window would show again were freed, only length 0 can be reached.
 int64_t KvPages::reach(int64_t length) const { return first_needed(length, 0) < first_ ? 0 : length; }
 
 void KvPages::crop(int64_t length) {
@@ -112,7 +112,7 @@ void KvPages::crop(int64_t length) {
   if (length == 0) first_ = 0;
 }
 
-// Where a step may still be kept, its last page is not shared: keep() moves slots there.
+// If rows of a step may still be kept, the last page must not be shared: keep() moves slots in it.
 std::unique_ptr<State> KvPages::fork(int64_t length, bool stepped) const {
   auto copy = std::make_unique<KvPages>(shape_);
   const size_t needed = size_t(pages_of(length)), bytes = size_t(shape_.page_bytes());
@@ -131,7 +131,7 @@ void KvPages::fill_blank(int64_t length) {
   held_.assign(size_t(first_), nullptr);
   raw_.assign(size_t(first_), nullptr);
   grow(first_, pages_of(length));
-  // Written to: what was never written to is one page of zeros for the whole of it, and in the cache.
+  // Write the pages: unwritten memory is one shared page of zeros, which would stay in the cache.
   for (int64_t i = first_; i < pages_of(length); ++i) std::memset(raw_[size_t(i)], 0, size_t(shape_.page_bytes()));
 }
 

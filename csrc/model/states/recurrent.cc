@@ -11,7 +11,7 @@
 namespace ipex_lookahead {
 namespace {
 
-// Zeros, from the system itself: states live long among short-lived arrays.
+// Zeroed memory mapped from the system: states live long among short-lived arrays.
 std::shared_ptr<float> zeros(int64_t floats) {
   const size_t size = (size_t(floats) * sizeof(float) + kSystemPage - 1) / kSystemPage * kSystemPage;
   if (size == 0) return nullptr;
@@ -19,7 +19,7 @@ std::shared_ptr<float> zeros(int64_t floats) {
   return {static_cast<float*>(memory), [size](float* at) { munmap(at, size); }};
 }
 
-// Memory for drafts grows by so many rows: a draft model's come one by one.
+// Granularity in rows of the memory for drafts, because a draft model adds one row per step.
 constexpr int64_t kDraftRows = 8;
 
 bool shared(const std::shared_ptr<float>& memory) { return memory.use_count() > 1; }
