@@ -1,4 +1,4 @@
-// What the bindings take from Python: arrays, checked before anything is computed from their sizes.
+// Conversion of Python arguments: arrays are checked before their sizes are used.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,14 +27,14 @@ using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::devi
 using OutMatrix = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using AnyMatrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// An array may lie anywhere in a mapped file.
+// An array may start at any address of a mapped file.
 template <typename Array>
 void check_aligned(const Array& array, size_t to) {
   if (array.size() != 0 && reinterpret_cast<uintptr_t>(array.data()) % to != 0)
     throw std::invalid_argument("an array's memory is not aligned to its items (numpy.require(array, requirements='A'))");
 }
 
-// Which of the words it is.
+// Returns the index of the word.
 inline int one_of(const char* name, const std::string& got, std::initializer_list<const char*> words) {
   std::string known;
   int i = 0;
@@ -45,7 +45,7 @@ inline int one_of(const char* name, const std::string& got, std::initializer_lis
   throw std::invalid_argument(std::string(name) + " is '" + got + "'; it must be one of " + known);
 }
 
-// Arrays for Python that own their memory, zeroed unless all of it will be written.
+// Arrays returned to Python that own their memory; zeroed unless they will be fully overwritten.
 enum class Fill { zero, none };
 template <typename T, Fill fill = Fill::zero>
 struct Owned {
@@ -59,7 +59,7 @@ struct Owned {
   }
 };
 
-// Sizes of which sums and products fit into 64 bits, and tiles into a phase (Phases::kMostItems).
+// Limits for which sums and products of sizes fit into 64 bits, and tiles into a phase (Phases::kMostItems).
 constexpr int64_t kMostOutputs = int64_t(1) << 27, kMostInputs = int64_t(1) << 27;
 
 inline void check_size(int64_t n_out, int64_t n_in) {

@@ -1,4 +1,4 @@
-// The Python module ipex_lookahead._native: checks what it is handed, calls, nothing else.
+// The Python module ipex_lookahead._native. It checks arguments and calls the core; it has no logic of its own.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -42,12 +42,12 @@ void check_linear(const LinearLayer& l, const FloatMatrix& x) {
   if (int64_t(x.shape(1)) != l.matrix().n_in) throw std::invalid_argument("x must have shape [rows, n_in]");
 }
 
-// Cosines and sines [positions][half] and the queries' factors, for kernels that are not the core's.
+// Cosines and sines [positions][half] and query factors, for kernels outside the core.
 nb::tuple rope_tables(const nb::object& description, int64_t positions) {
   const Rope rope = rope_of(Description(description));
   if (positions < 1 || positions > kMostOutputs)
     throw std::invalid_argument("positions must be from 1 to " + std::to_string(kMostOutputs));
-  if (rope.query_beta != 0 && rope.query_original < 1) throw std::invalid_argument("query_original must be from 1 on");
+  if (rope.query_beta != 0 && rope.query_original < 1) throw std::invalid_argument("query_original must be at least 1");
   RopeTable table;
   table.reserve(rope, positions, positions);
   const auto copy = [](const auto& from, auto... shape) {
@@ -66,7 +66,7 @@ nb::object export_vector(const float* values, int64_t n) {
   return copy.array(n);
 }
 
-// [(name, phases, seconds, seconds at work, bytes of weights that a step of one row reads in them)], in a step's order.
+// [(name, phases, seconds, seconds at work, bytes of weights that a step of one row reads)], in step order.
 nb::list phase_times(const PhaseTimes& times, const std::array<int64_t, kPhaseKinds>& bytes) {
   nb::list found;
   for (size_t i = 0; i < times.size(); ++i)
@@ -74,19 +74,19 @@ nb::list phase_times(const PhaseTimes& times, const std::array<int64_t, kPhaseKi
   return found;
 }
 
-// Rows as the caller lists them, copied, since other threads may change the array meanwhile; all where it lists none.
+// Copies the listed rows, because other threads may change the array meanwhile; all rows if none are listed.
 std::vector<int32_t> rows_of(const std::optional<IntVector>& listed, int64_t rows) {
   if (!listed) {
     std::vector<int32_t> every(static_cast<size_t>(rows));
     std::iota(every.begin(), every.end(), 0);
     return every;
   }
-  if (int64_t(listed->shape(0)) > rows) throw std::invalid_argument("more rows are wanted than the step has");
+  if (int64_t(listed->shape(0)) > rows) throw std::invalid_argument("more rows are requested than the step has");
   check_aligned(*listed, sizeof(int32_t));
   return {listed->data(), listed->data() + listed->shape(0)};
 }
 
-// Features [rows][width] of a step, copied; the model's own are as wide as its hidden states.
+// Copies the features [rows][width] of a step. The model's own features have the width of its hidden states.
 std::vector<float> features_of(const Decoder& d, const std::optional<FloatMatrix>& given, int64_t rows, bool own) {
   if (!given) return {};
   check_aligned(*given, sizeof(float));
@@ -98,7 +98,7 @@ std::vector<float> features_of(const Decoder& d, const std::optional<FloatMatrix
 
 void check_sampling(const SamplingParams& p) {
   if (!(p.temperature >= 0 && p.temperature <= std::numeric_limits<double>::max() && p.top_p >= 0 && p.min_p >= 0) || p.top_k < 0)
-    throw std::invalid_argument("temperature, top_k, top_p and min_p must be numbers from 0, temperature a finite one");
+    throw std::invalid_argument("temperature, top_k, top_p and min_p must be at least 0, and temperature finite");
 }
 
 void check_drafts(const Decoder& head, const Cache& target, const std::vector<int32_t>& tokens) {
@@ -109,7 +109,7 @@ void check_drafts(const Decoder& head, const Cache& target, const std::vector<in
       throw std::invalid_argument("token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(head.shape().vocab));
 }
 
-// (tokens, probabilities): see draft_chain. `draw`: temperature, top_k, top_p, min_p, seed, sequence, position; or None.
+// Returns (tokens, probabilities); see draft_chain. `draw`: temperature, top_k, top_p, min_p, seed, sequence, position; or None.
 nb::tuple draft(Decoder& d, Cache& target, int32_t last, const std::vector<int32_t>& copied, int64_t most,
                 const std::vector<float>& rates, float least, const std::vector<int32_t>& ends,
                 std::optional<std::tuple<double, int64_t, double, double, uint64_t, uint32_t, uint32_t>> draw) {
@@ -135,7 +135,7 @@ nb::tuple draft(Decoder& d, Cache& target, int32_t last, const std::vector<int32
   return nb::make_tuple(chain.tokens, chain.probs);
 }
 
-// Logits [vocab] of what follows the token, or None.
+// Returns the logits [vocab] after the token, or None.
 nb::object draft_one(Decoder& d, Cache& target, int32_t token, bool first) {
   check_drafts(d, target, {token});
   std::vector<float> logits;
@@ -146,8 +146,8 @@ nb::object draft_one(Decoder& d, Cache& target, int32_t token, bool first) {
   return logits.empty() ? nb::none() : nb::object(export_vector(logits.data(), int64_t(logits.size())));
 }
 
-// (ids [wanted, top], logits [wanted, outputs], hidden states [layers, hidden rows, hidden], phases, centroids whose outputs the
-// logits are of [wanted, used]), None for what is not wanted, or not there. Tokens and parents are copied too, and caches held.
+// Returns (ids [wanted, top], logits [wanted, outputs], hidden states [layers, hidden rows, hidden], phases, centroids of the
+// logits [wanted, used]), with None for what is not requested. Tokens and parents are copied, and caches are kept alive.
 nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::vector<int64_t>& counts,
                   const std::vector<int64_t>& settled, IntVector tokens,
                   IntVector parents, std::optional<IntVector> want, bool logits, int top,
@@ -167,7 +167,7 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   if (parents.shape(0) != tokens.shape(0)) throw std::invalid_argument("tokens and parents must have the same length");
   if (step.rows < 1 || step.rows > kMostRows)
     throw std::invalid_argument("a step has from 1 to " + std::to_string(kMostRows) + " rows");
-  if (hidden_layers.size() > d.shape().layers.size() + 2) throw std::invalid_argument("a layer is wanted twice");
+  if (hidden_layers.size() > d.shape().layers.size() + 2) throw std::invalid_argument("a layer is requested twice");
   check_aligned(tokens, sizeof(int32_t));
   check_aligned(parents, sizeof(int32_t));
   const std::vector<int32_t> own_tokens(tokens.data(), tokens.data() + step.rows);
@@ -226,7 +226,7 @@ int32_t sample_one(FloatVector logits, double temperature, int64_t top_k, double
   return sample(logits.data(), int64_t(logits.shape(0)), params, seed, sequence, position, workspace);
 }
 
-// The caller answers for what lies at the addresses; what the numbers alone show to be wrong is refused.
+// The caller guarantees that the addresses are valid; what the numbers alone show to be wrong is rejected.
 void run_at(LinearLayer& l, uintptr_t x, int64_t rows, uintptr_t out) {
   if (rows < 0 || rows > Phases::kMostItems)
     throw std::invalid_argument("rows is " + std::to_string(rows) + "; it must be from 0 to " +
@@ -245,7 +245,7 @@ void run_at(LinearLayer& l, uintptr_t x, int64_t rows, uintptr_t out) {
 
 NB_MODULE(_native, m) {
 #ifdef NDEBUG
-  nb::set_leak_warnings(false);  // what is alive when the interpreter ends is a script's own business
+  nb::set_leak_warnings(false);  // objects alive at interpreter exit are the script's business
 #endif
   m.doc() = "Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler.";
   nb::exception<BusyError>(m, "BusyError", PyExc_RuntimeError);
@@ -321,8 +321,8 @@ NB_MODULE(_native, m) {
             nb::gil_scoped_release release;
             l.run(x.data(), int64_t(x.shape(0)), out.data());
           },
-          "x"_a, "out"_a.noconvert())  // else a copy would be written to
-      .def("run_at", &run_at, "x"_a, "rows"_a, "out"_a)  // addresses: a small layer takes less time than wrapping arrays
+          "x"_a, "out"_a.noconvert())  // noconvert: a conversion would write to a copy
+      .def("run_at", &run_at, "x"_a, "rows"_a, "out"_a)  // addresses: for a small layer, wrapping arrays takes longer than the product
       .def("__call__", [](LinearLayer& l, FloatMatrix x) {
         check_linear(l, x);
         const int64_t rows = int64_t(x.shape(0)), n_out = l.matrix().n_out;

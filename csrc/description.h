@@ -1,4 +1,4 @@
-// A decoder's shape from the package's description of a model (ipex_lookahead/architectures/spec.py), field by field.
+// Converts the Python description of a model (ipex_lookahead/architectures/spec.py) to a decoder's shape, field by field.
 #pragma once
 
 #include <string>
@@ -23,12 +23,12 @@ class Description {
     for (nb::handle one : nb::iter(of_.attr(name))) found.emplace_back(one);
     return found;
   }
-  // Throws a TypeError for what is not of that type, or beyond its range.
+  // Throws a TypeError for a value of another type or out of range.
   template <typename T>
   T get(const char* name) const {
-    const nb::object found = of_.attr(name);  // here, where it may throw
+    const nb::object found = of_.attr(name);  // not in the initializer below: it may throw
     T value;
-    if (!nb::try_cast(found, value)) throw nb::type_error((std::string(name) + " is of another type, or too large").c_str());
+    if (!nb::try_cast(found, value)) throw nb::type_error((std::string(name) + " has another type or is too large").c_str());
     return value;
   }
   template <typename T>
@@ -52,7 +52,7 @@ inline Rope rope_of(const Description& d) {
           d.get<int64_t>("query_original"), d.get<bool>("interleaved")};
 }
 
-// Layers with the same rope share its tables.
+// Index of a rope; layers with the same rope object share its tables.
 inline int number_of(const Description& rope, std::vector<nb::object>& seen, std::vector<Rope>& ropes) {
   if (rope.is_none()) return -1;
   for (size_t i = 0; i < seen.size(); ++i)
@@ -185,7 +185,7 @@ inline DecoderShape shape_of(const nb::object& spec, KvFormat kv_format) {
       return BranchShape{operation_of(block[name], seen, shape.ropes), norm_of(block[before.c_str()]), norm_of(block[after.c_str()]),
               block.get<float>("residual_multiplier")};
     };
-    std::optional<BranchShape> per_layer;  // of x as it is, and added as it is
+    std::optional<BranchShape> per_layer;  // without a norm before it and with a factor of 1
     if (const Description gate = block["per_layer"]; !gate.is_none())
       per_layer = BranchShape{operation_of(gate, seen, shape.ropes), {}, norm_of(block["per_layer_after"]), 1};
     shape.layers.push_back({branch("mixer"), branch("feed_forward"), per_layer, block.get<bool>("parallel"),

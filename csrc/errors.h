@@ -1,21 +1,21 @@
-// What a caller may want to tell apart from the standard library's exceptions; each has a type of its own in Python.
+// Exceptions with their own Python type.
 #pragma once
 
 #include <stdexcept>
 
 namespace ipex_lookahead {
 
-// Another thread is at the cache.
+// Another thread uses the cache.
 class BusyError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A step before all weights were set.
+// A step ran before all weights were set.
 class MissingWeightError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The model's logits hold NaN or infinity.
+// The model's logits are NaN or infinite.
 class NonFiniteError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };

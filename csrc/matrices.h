@@ -1,4 +1,4 @@
-// What the bindings do with weight matrices by themselves: hand them out, prepack them for others, quantise.
+// Weight matrices in the bindings: export, prepacking for other devices, quantization.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace ipex_lookahead {
 
-// A matrix in plain order, as the arguments that make it; `fill` writes the streams.
+// A matrix in plain order, as the constructor arguments that recreate it; `fill` writes the streams.
 template <typename Fill>
 nb::object export_matrix(const Matrix m, const Fill& fill) {
   const StreamFacts& facts = stream_facts(m.format);
@@ -47,7 +47,7 @@ nb::object minifloat_of(const Minifloat<Magnitude, Mantissa, Bias>*) {
 }
 inline nb::object minifloat_of(const void*) { return nb::none(); }
 
-// What a format is, for Python: its record in plain order, and what its tiles are made of (kernels/formats.h).
+// A format's properties for Python: its plain record and its tile layout (kernels/formats.h).
 template <class Format>
 nb::dict facts_of() {
   const StreamFacts& facts = stream_facts(Format::kFormat);
@@ -75,7 +75,7 @@ inline nb::dict weight_formats() {
   return all;
 }
 
-// A matrix's prepacked tiles as other devices' kernels read them: codes, scales, minimums, steps; None for what it has not.
+// Prepacked tiles of a matrix for other devices' kernels: codes, scales, minimums, steps; None for absent streams.
 inline nb::tuple prepack_tiles(const std::string& format, int64_t n_out, int64_t n_in, int group, const AnyMatrix& codes,
                                const std::optional<HalfMatrix>& scales, const std::optional<HalfMatrix>& minimums,
                                int threads) {
@@ -95,7 +95,7 @@ inline nb::tuple prepack_tiles(const std::string& format, int64_t n_out, int64_t
                         or_none(tile_minimums, bytes.minimums / 2), or_none(steps, bytes.steps));
 }
 
-// The way back: the matrix in plain order, as the arguments that make it.
+// The inverse: the matrix in plain order, as the constructor arguments that recreate it.
 inline nb::object unpack_tiles(const std::string& format, int64_t n_out, int64_t n_in, int group, const ByteVector& codes,
                                const std::optional<HalfVector>& scales, const std::optional<HalfVector>& minimums,
                                const std::optional<ByteVector>& steps, int threads) {
@@ -124,11 +124,11 @@ inline nb::object unpack_tiles(const std::string& format, int64_t n_out, int64_t
   });
 }
 
-// Row codes and scales are written into: nothing of a matrix is copied on its way.
+// Output arrays for codes and scales, so that matrices are not copied.
 using OutBytes = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using OutHalves = nb::ndarray<uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// What `quantize` says of a float matrix, whose low-bit streams it writes.
+// Quantizes a float matrix into the given low-bit streams. Returns the first row that cannot be quantized, or -1.
 inline int64_t quantize_matrix(const std::string& format, const AnyMatrix& values, const std::string& kind,
                                const FloatVector& importance, const std::string& searched, int size,
                                const FloatVector& numbers, bool whole, const FloatVector& tries, int step_limit,
@@ -151,28 +151,28 @@ inline int64_t quantize_matrix(const std::string& format, const AnyMatrix& value
   check_aligned(tries, sizeof(float));
   if (facts.inputs == 1) fail(format + " has no scales to search for");
   const SearchKind of = SearchKind(one_of("searched", searched, {"scale", "float_scale", "minimum", "zero", "exponent"}));
-  // A group of a stream is one part; a record is one block of all its parts.
+  // A group of a separate stream is one part; a record is one block with all its parts.
   const int64_t inputs = facts.scales ? size : facts.inputs, parts = size > 0 ? inputs / size : 0;
   if (size < 1 || size > kMostSearched || inputs != parts * size || parts < 1 || parts > kMostParts || (parts & (parts - 1)))
     fail("a block has 1, 2, 4, 8 or 16 parts of 1 to " + std::to_string(kMostSearched) + " inputs");
   if (facts.scales && (size < kGroup || (size & (size - 1))))
-    fail("a group is a power of two from " + std::to_string(kGroup) + " on");
+    fail("a group must be a power of two of at least " + std::to_string(kGroup) + " inputs");
   if (int64_t(importance.size()) != (q.n_in + inputs - 1) / inputs * inputs)
-    fail("importance must have the whole blocks of a row");
+    fail("importance must cover the whole blocks of a row");
   if (numbers.size() < 1 || numbers.size() > size_t(kMostNumbers) || tries.size() > size_t(kMostNumbers) ||
       code_of.size() != size_t(kMostNumbers))
-    fail("there are 1 to " + std::to_string(kMostNumbers) + " numbers, a code of each byte, and no more tries");
+    fail("there must be 1 to " + std::to_string(kMostNumbers) + " numbers, one code for each, and no more tries than numbers");
   const bool from_zero = of == SearchKind::minimum || of == SearchKind::zero;
   if (from_zero && (!whole || numbers.data()[0] != 0 || numbers.data()[numbers.size() - 1] > 255))
-    fail("with minimums and zero points, numbers are whole and go from 0 to at most 255");
-  if (of == SearchKind::zero && tries.size() == 0) fail("a zero point takes a try");
+    fail("with minimums and zero points, numbers must be the integers from 0 to at most 255");
+  if (of == SearchKind::zero && tries.size() == 0) fail("a search for a zero point needs at least one try");
   const bool stepped = of == SearchKind::scale || of == SearchKind::minimum;
   const int least = of == SearchKind::scale ? -128 : 0, most = of == SearchKind::minimum ? 255 : 0;
   if (step_limit < least || step_limit > most || (parts > 1) != (step_limit != 0) || (parts > 1 && !stepped))
-    fail("parts have steps from -128 on, or with minimums up to 255; and a block of several parts has steps");
-  if (!fits(f, of, int(parts))) fail(format + " does not hold what a search for " + searched + " finds");
+    fail("step_limit must be at least -128, or with minimums at most 255; a block of several parts must have steps");
+  if (!fits(f, of, int(parts))) fail(format + " cannot store the result of a search for " + searched);
   const int most_lanes = most_search_lanes();
-  if (lanes == 0) lanes = of == SearchKind::minimum ? std::min(most_lanes, 8) : most_lanes;  // what is the fastest
+  if (lanes == 0) lanes = of == SearchKind::minimum ? std::min(most_lanes, 8) : most_lanes;  // the fastest
   if ((lanes != 4 && lanes != 8 && lanes != 16) || lanes > most_lanes)
     fail("lanes is " + std::to_string(lanes) + "; it must be 4, 8 or 16, and here at most " + std::to_string(most_lanes));
   checked_threads(threads);
@@ -182,7 +182,7 @@ inline int64_t quantize_matrix(const std::string& format, const AnyMatrix& value
   const int64_t groups = groups_of(f, q.n_in, int(inputs));
   if (!has(codes, code_bytes(f, q.n_in)) || bool(scales) != facts.scales || bool(minimums) != facts.minimums ||
       (scales && !has(*scales, groups)) || (minimums && !has(*minimums, groups)))
-    fail("the streams have other shapes than a " + format + " matrix [" + std::to_string(q.n_out) + ", " +
+    fail("the streams do not have the shapes of a " + format + " matrix [" + std::to_string(q.n_out) + ", " +
          std::to_string(q.n_in) + "]");
   if (scales) check_aligned(*scales, 2);
   if (minimums) check_aligned(*minimums, 2);

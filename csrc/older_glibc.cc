@@ -1,17 +1,17 @@
-// The names of newer glibc that the core would need, taken back to those of 2.28: so that what is built on a machine of
-// today runs on RHEL 8, Debian 10 and Amazon Linux 2023 too. Part of the module itself, so that libstdc++'s own calls end
-// here as well; exports.map keeps the names inside, and CMakeLists.txt asks for the library that they were in.
+// Redirects newer glibc symbols to those of glibc 2.28, so that binaries built on a current machine run on RHEL 8, Debian 10 and
+// Amazon Linux 2023. Linked into the module, so that calls from libstdc++ are redirected too; exports.map hides the names, and
+// CMakeLists.txt links the library that had them.
 #include <pthread.h>
 
 #ifdef __GLIBC_PREREQ
 
 #if __GLIBC_PREREQ(2, 32)
-// Whether this process is known to have one thread: libstdc++ then counts shared_ptr without atomics. Never, here.
+// True if the process is known to have one thread; libstdc++ then skips atomics for shared_ptr. Always false here.
 extern "C" char __libc_single_threaded;
 char __libc_single_threaded = 0;
 #endif
 
-#if __GLIBC_PREREQ(2, 34)  // where libpthread became a part of libc, and its names got a second version
+#if __GLIBC_PREREQ(2, 34)  // libpthread became part of libc, and its symbols got a second version
 extern "C" {
 int pthread_create_before(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
 int pthread_detach_before(pthread_t);

@@ -17,17 +17,17 @@ constexpr int64_t kBlock = 64;
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kLn2High = 0.6931471803691238;
 constexpr double kLn2Low = 1.9082149292705877e-10;
-constexpr double kLn2Above = 0.69314718056;  // a little more than ln 2, for bounds
+constexpr double kLn2Above = 0.69314718056;  // slightly above ln 2, for bounds
 constexpr double kSqrtHalf = 0.7071067811865476;
 constexpr double kSteepest = 1e30;
 
 constexpr uint32_t kPhilox0 = 0xD2511F53, kPhilox1 = 0xCD9E8D57;  // Salmon et al., table 2
 constexpr uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
 
-// exp(x) for x <= 0, and 0 below -708. Without a branch, so that a loop over it becomes vector code.
+// exp(x) for x <= 0, and 0 below -708. Branch-free, so that the compiler vectorizes loops over it.
 inline double exponential(double x) {
   const double inside = x < -708.0 ? -708.0 : x;
-  const double shifter = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to a whole number, ties to even,
+  const double shifter = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, ties to even,
   const double shifted = inside * kLog2E + shifter;  // which the low bits of the sum then hold
   const double k = shifted - shifter;
   const double r = (inside - k * kLn2High) - k * kLn2Low;
@@ -47,7 +47,7 @@ inline double exponential(double x) {
   p = p * r + 1.0;
   uint64_t bits;
   std::memcpy(&bits, &shifted, sizeof bits);
-  bits = (bits + 1023) << 52;  // 2^k: k >= -1022, so it is normal
+  bits = (bits + 1023) << 52;  // 2^k is normal: k >= -1022
   double scale;
   std::memcpy(&scale, &bits, sizeof scale);
   return x < -708.0 ? 0.0 : p * scale;
@@ -78,7 +78,7 @@ double gumbel(uint64_t bits) {
   return -logarithm(-logarithm(uniform));
 }
 
-// At least gumbel(bits): -log(v) >= 1 - v, and 1 - v lies above a power of two that the leading ones of `bits` tell.
+// A lower bound of gumbel(bits): -log(v) >= 1 - v, and 1 - v is above a power of two given by the leading ones of `bits`.
 double gumbel_bound(uint64_t bits) {
   const uint64_t rest = ~bits;
   const int ones = rest >> 12 ? __builtin_clzll(rest) : 52;
@@ -86,7 +86,7 @@ double gumbel_bound(uint64_t bits) {
 }
 constexpr double kLargestGumbel = 53 * kLn2Above;
 
-// The noise of tokens 2i and 2i + 1 comes from block i of the generator.
+// The noise of tokens 2 i and 2 i + 1 comes from block i of the generator.
 struct Noise {
   uint64_t seed;
   uint32_t sequence, position;
@@ -98,8 +98,8 @@ struct Noise {
     return uint64_t(pair[1]) << 32 | pair[0];
   }
 
-  // Of the tokens 2 * block, 2 * block + 1, ..., 2 * kLanes in all: even ones and odd ones. The rounds of philox4x32,
-  // two blocks to a vector of the baseline instruction set; words sit in 64-bit lanes, whose upper halves mean nothing.
+  // Noise of the 2 * kLanes tokens from 2 * block on: even tokens and odd tokens. Runs the rounds of philox4x32 on two blocks per
+  // SSE2 vector; words are in 64-bit lanes with undefined upper halves.
   static constexpr int kLanes = 8;
   void of_many(uint32_t block, uint64_t even[kLanes], uint64_t odd[kLanes]) const {
     constexpr int kVectors = kLanes / 2;
@@ -134,7 +134,7 @@ struct Noise {
   }
 };
 
-// The best token so far.
+// The best token found.
 struct Best {
   double score;
   int32_t token;
@@ -146,7 +146,7 @@ struct Best {
   }
 };
 
-// Unsigned order of the results = falling order of the floats; -0 and +0 are one.
+// Maps floats to unsigned integers in descending order; -0 and +0 map to the same value.
 uint32_t descending(float value) {
   value += 0.0f;
   uint32_t bits;
@@ -154,7 +154,7 @@ uint32_t descending(float value) {
   return bits >> 31 ? bits : ~bits & 0x7FFFFFFFu;
 }
 
-// The k-th largest logit, 0 < k < n. A threshold rises while we read, so that nearly every block is passed over.
+// The k-th largest logit, 0 < k < n. The threshold rises during the scan, so nearly every block is skipped.
 float kth_largest(const float* logits, int64_t n, int64_t k, std::vector<float>& found) {
   const size_t full = size_t(std::max<int64_t>(4 * k, 1024));
   found.clear();
@@ -182,7 +182,7 @@ float kth_largest(const float* logits, int64_t n, int64_t k, std::vector<float>&
   return threshold;
 }
 
-// Top-p over ids and x in place. Sorts as few as are needed: the 64 largest, then eight times as many, and so on.
+// Applies top-p to ids and x in place. Sorts only the 64 largest first, then eight times more, and so on until top_p is reached.
 void keep_top_p(const float* logits, int64_t n, double top_p, SamplingWorkspace& workspace) {
   auto& ids = workspace.ids;
   auto& x = workspace.x;
@@ -198,7 +198,7 @@ void keep_top_p(const float* logits, int64_t n, double top_p, SamplingWorkspace&
   size_t kept = 0;
   double mass = 0.0;
   for (int64_t some = 64;; some *= 8) {
-    // Falling logit, then rising index, as one integer. Ties with the last are all in: a round extends the one before.
+    // Descending logit, then ascending index, as one integer. All ties with the last are included: a round extends the previous one.
     const float lowest = some < int64_t(count) ? kth_largest(logits, n, some, workspace.largest) : -kInfinity;
     order.clear();
     for (size_t i = 0; i < count; ++i)
@@ -218,7 +218,7 @@ void keep_top_p(const float* logits, int64_t n, double top_p, SamplingWorkspace&
   x.resize(kept);
 }
 
-// What top-p leaves: tokens with a logit above `logit`, and those at it up to the id `last`.
+// The tokens of top-p: those with a logit above `logit`, and those equal to it with an id up to `last`.
 struct Nucleus {
   float logit = -kInfinity;
   int32_t last = -1;
@@ -227,10 +227,10 @@ struct Nucleus {
 
 constexpr int kBins = 1024;
 constexpr int kGroup = 16;
-constexpr double kRounding = 1e-9;  // far above what adding up to 2^20 masses in another order can change, relatively
-constexpr double kCoarse = 2e-5;    // and above the relative error of coarse_mass
+constexpr double kRounding = 1e-9;  // far above the relative change from adding up to 2^20 masses in another order
+constexpr double kCoarse = 2e-5;    // above the relative error of coarse_mass
 
-// exponential(), two at a time.
+// exponential() of two values.
 inline __m128d exponentials(__m128d x) {
   const __m128d low = _mm_set1_pd(-708.0), inside = _mm_max_pd(x, low), shifter = _mm_set1_pd(6755399441055744.0);
   const __m128d shifted = _mm_add_pd(_mm_mul_pd(inside, _mm_set1_pd(kLog2E)), shifter);
@@ -245,7 +245,7 @@ inline __m128d exponentials(__m128d x) {
   return _mm_andnot_pd(_mm_cmplt_pd(x, low), _mm_mul_pd(p, _mm_castsi128_pd(scale)));
 }
 
-// The sum of exp((l - largest) * slope) over a group, in float, to kCoarse of it or 1e-36.
+// The sum of exp((l - largest) * slope) over a group, in float, within a relative error of kCoarse or 1e-36.
 inline float coarse_mass(const float* logits, float largest, float slope) {
   __m128 sum = _mm_setzero_ps();
   for (int i = 0; i < kGroup; i += 4) {
@@ -263,17 +263,17 @@ inline float coarse_mass(const float* logits, float largest, float slope) {
   return _mm_cvtss_f32(sum) + _mm_cvtss_f32(_mm_shuffle_ps(sum, sum, 1));
 }
 
-// The nucleus of all tokens without sorting them. Masses of tokens with x >= -depth are summed by bins of equal width
-// in x, and only the bin in which the mass is reached is sorted; of the others only the sum is taken, roughly. Where
-// rounding, or the rough sum's error, might decide, or the nucleus goes deeper, the answer is false.
+// Finds the nucleus without sorting all tokens. Masses of tokens with x >= -depth are summed in bins of equal width in x, and only
+// the bin in which top_p is reached is sorted; masses below -depth are summed approximately. Returns false if rounding or the
+// approximation could change the result, or if the nucleus extends beyond depth.
 bool find_nucleus(const float* logits, int64_t n, float largest, double slope, double top_p, double depth,
                   SamplingWorkspace& workspace, Nucleus& nucleus) {
-  double masses[2][kBins] = {};  // neighbours in different rows, so that one need not wait for the other
+  double masses[2][kBins] = {};  // neighbors in different rows, so that their additions do not depend on each other
   constexpr int kLast = kBins - 1;
   const double scale = kLast / depth;
-  const float far = float(double(largest) - depth / slope);  // it does not matter on which side rounding puts it
+  const float far = float(double(largest) - depth / slope);  // the result does not depend on its rounding
   double others = 0.0;
-  auto& bins = workspace.bins;  // the bin of each token; kLast = none
+  auto& bins = workspace.bins;  // the bin of each token; kLast: none
   bins.assign(size_t(n), int16_t(kLast));
   for (int64_t first = 0; first < n; first += kGroup) {
     const float* group = logits + first;
@@ -318,7 +318,7 @@ bool find_nucleus(const float* logits, int64_t n, float largest, double slope, d
   std::sort(order.begin(), order.end());
   for (size_t at = 0; at < order.size(); ++at) {
     const int64_t id = uint32_t(order[at]);
-    if (at > 0 || bin > 0) {  // the likeliest token is in whatever its mass
+    if (at > 0 || bin > 0) {  // the most likely token is included whatever its mass
       if (mass >= enough + doubt) return true;
       if (mass > enough - doubt) return false;
     }
@@ -339,10 +339,10 @@ int32_t best_of_all(const float* logits, int64_t n, double slope, double min_p, 
     float top = -kInfinity;
     for (int64_t i = first; i < end; ++i) top = logits[i] > top ? logits[i] : top;
     const double gap = best.score - (double(top) - largest) * slope;
-    if (!(gap <= kLargestGumbel) || top < nucleus.logit) continue;  // none can win, whatever its noise
+    if (!(gap <= kLargestGumbel) || top < nucleus.logit) continue;  // no token of the group can win, whatever its noise
     noise.of_many(uint32_t(first >> 1), bits[0], bits[1]);
 
-    // To close the gap takes this many leading ones, by gumbel_bound; mostly nobody in the group has them.
+    // Minimum number of leading ones to close the gap, by gumbel_bound; most groups have no such token.
     const int ones = std::min(32, std::max(0, int(gap / kLn2Above) - 1));
     const uint64_t needed = ones ? ~uint64_t(0) << (64 - ones) : 0;
     int any = 0;
@@ -378,7 +378,7 @@ void philox4x32(uint32_t w[4], uint64_t key) {
 
 int32_t sample(const float* logits, int64_t n, const SamplingParams& params, uint64_t seed, uint32_t sequence,
                uint32_t position, SamplingWorkspace& workspace) {
-  // `!(l < inf)` is true for NaN and for +inf, and keeps the loop free of branches.
+  // `!(l < inf)` is true for NaN and +inf, and keeps the loop branch-free.
   int bad = 0;
   float largest = -kInfinity;
   for (int64_t i = 0; i < n; ++i) {

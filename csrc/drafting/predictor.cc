@@ -7,16 +7,16 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr size_t kConsidered = 6;     // most recent children looked at, each a miss of every cache
+constexpr size_t kConsidered = 6;     // most recent children considered; each may be a cache miss
 constexpr double kMemory = 64;       // trials after which old evidence counts half
-constexpr double kPrior = 8;         // trials that a prior is worth,
-constexpr double kRankPrior = 16;    // and for lists
-constexpr double kRecent = 0.3;      // what having come last adds to a count
-constexpr double kBelow = 2;         // counts that the shorter contexts' word on the followers is worth
+constexpr double kPrior = 8;         // weight of a prior, in trials,
+constexpr double kRankPrior = 16;    // and of the prior of lists
+constexpr double kRecent = 0.3;      // added to the count of the most recent follower
+constexpr double kBelow = 2;         // weight of the shorter contexts' distribution, in counts
 
-// Where evidence starts: shares measured over answers of SmolLM2-135M-Instruct to some 250 prompts of chat, mathematics
-// and code; scripts/predictor_prior.py counts them anew, from recordings of bench replay. Columns: seen once; twice, always
-// the same follower, and not; 3 to 5 times, the same; more often, the same.
+// Priors: rates measured over answers of SmolLM2-135M-Instruct to about 250 prompts of chat, mathematics and code;
+// scripts/predictor_prior.py recomputes them from recordings of bench replay. Columns: seen once; twice with the same follower;
+// twice with different followers; 3 to 5 times with one follower; ditto with several; more often with one; with several.
 constexpr int kLengths = 6, kColumns = 7;
 constexpr double kEscapes[2][kLengths][kColumns] = {
     {{0.72, 0.43, 0.70, 0.43, 0.64, 0.13, 0.33},  // store: contexts of 1, 2, 3, 4, 5 and 6, 7 and more tokens
@@ -25,7 +25,7 @@ constexpr double kEscapes[2][kLengths][kColumns] = {
      {0.48, 0.38, 0.56, 0.17, 0.48, 0.10, 0.32},
      {0.41, 0.26, 0.55, 0.13, 0.41, 0.06, 0.18},
      {0.33, 0.24, 0.55, 0.06, 0.38, 0.02, 0.12}},
-    {{0.38, 0.28, 0.44, 0.11, 0.36, 0.02, 0.17},  // the own text
+    {{0.38, 0.28, 0.44, 0.11, 0.36, 0.02, 0.17},  // the text itself
      {0.25, 0.17, 0.33, 0.06, 0.26, 0.01, 0.09},
      {0.19, 0.11, 0.35, 0.04, 0.22, 0.01, 0.09},
      {0.16, 0.09, 0.35, 0.03, 0.19, 0.01, 0.09},
@@ -115,7 +115,7 @@ void Predictor::note_successor(int32_t token, int32_t follower) {
   const int32_t row = rows_[0].at(uint32_t(token), fresh);
   if (row == fresh) successors_.resize(successors_.size() + size_t(width_), -1);
   int32_t* to = successors_.data() + int64_t(row) * width_;
-  int32_t* place = std::find(to, to + width_ - 1, follower);  // the last place is given up if it is nowhere
+  int32_t* place = std::find(to, to + width_ - 1, follower);  // the last place is reused if it is not in the list
   std::copy_backward(to, place, place + 1);
   to[0] = follower;
 }
@@ -134,7 +134,7 @@ void Predictor::commit_step(const int32_t* tokens, const int32_t* parents, int64
 void Predictor::begin(const int32_t* prompt, int64_t count) {
   forget();
   for (int64_t i = 0; i < count; ++i) {
-    // Where the text itself is not indexed, its pairs stand in until the target's lists come.
+    // If the text itself is not indexed, its pairs serve as successors until the target's lists arrive.
     if (depth_ == 0 && width_ > 0 && here_.last >= 0) note_successor(here_.last, prompt[i]);
     take(prompt[i]);
   }
@@ -180,7 +180,7 @@ void Predictor::learn(int32_t token) {
     }
 }
 
-// Notes a follower of the context at hand, with its weight among the followers.
+// Adds a follower of the current context, with its weight among the followers.
 void Predictor::follow(int32_t token, double weight, Source source) {
   size_t at = 0;
   while (at < guesses_.size() && guesses_[at].token != token) ++at;
@@ -188,16 +188,16 @@ void Predictor::follow(int32_t token, double weight, Source source) {
   followers_.push_back({at, weight, source});
 }
 
-// Followers share 1 - out by their weights and by what shorter contexts gave them; the others share `out`.
+// Followers share 1 - out by their weights and their probabilities in shorter contexts; other tokens share `out`.
 void Predictor::mix(double out, double weight) {
   double before = 0;
   for (const Follower& f : followers_) before += guesses_[f.guess].p;
-  if (!(weight + before > 0)) return;  // evidence that has faded to nothing
+  if (!(weight + before > 0)) return;  // evidence that has decayed to zero
   const double in = (1 - out) / (weight + (before > 0 ? kBelow : 0)), below = before > 0 ? kBelow / before : 0;
   const double rest = before < 0.99 ? out / (1 - before) : out / 0.01;
   for (const Follower& f : followers_) {
     Guess& g = guesses_[f.guess];
-    g.p = -in * (f.weight + below * g.p);  // the sign tells the followers from the others
+    g.p = -in * (f.weight + below * g.p);  // the sign marks followers
     g.source = f.source;
   }
   for (Guess& g : guesses_) g.p = g.p < 0 ? -g.p : g.p * rest;

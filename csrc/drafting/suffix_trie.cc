@@ -91,7 +91,7 @@ int32_t SuffixTrie::count_child(int32_t parent, int32_t token) {
   ++node.count;
   ++above.total;
   if (above.first_child == id) return id;
-  if (id != fresh) {  // out of its place in the list
+  if (id != fresh) {  // moves it to the front of the list
     nodes_[size_t(node.previous)].next = node.next;
     if (node.next >= 0) nodes_[size_t(node.next)].previous = node.previous;
   }

@@ -1,4 +1,4 @@
-// Memory for weights and pages: 64-byte aligned, zeroed, huge pages advised. Nothing is given back before the end.
+// Memory for weights and pages: 64-byte aligned, zeroed, with huge pages advised. Freed with the arena only.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,8 +12,8 @@
 
 namespace ipex_lookahead {
 
-// A vector whose memory begins on a page: no value straddles cache lines by the accident of an address, and two runs of a
-// program do not differ in speed by where the heap happened to lie.
+// A vector with page-aligned memory: no value straddles cache lines by chance, and the speed of a program does not depend on
+// where the heap happens to be.
 template <typename T>
 struct PageAllocator {
   using value_type = T;
@@ -39,7 +39,7 @@ class Arena {
     for (auto& c : chunks_) munmap(c.base, c.size);
   }
 
-  // Zeroed memory that lives as long as the arena. Throws std::bad_alloc.
+  // Returns zeroed memory that lives as long as the arena. Throws std::bad_alloc.
   void* take(size_t bytes) {
     bytes = (bytes + 63) & ~size_t(63);
     if (chunks_.empty() || chunks_.back().size - chunks_.back().used < bytes) grow(bytes);

@@ -9,7 +9,7 @@ namespace {
 
 bool bit(uint32_t word, int n) { return (word >> n) & 1u; }
 
-uint64_t enabled_registers() {  // xgetbv(0), by its bytes so that no -mxsave is needed
+uint64_t enabled_registers() {  // xgetbv(0), as bytes, so that -mxsave is not needed
   uint32_t low, high;
   __asm__ volatile(".byte 0x0f, 0x01, 0xd0" : "=a"(low), "=d"(high) : "c"(0));
   return (uint64_t(high) << 32) | low;

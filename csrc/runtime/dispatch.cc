@@ -12,17 +12,17 @@ struct Entry {
   const char* name;
   const KernelTable* (*table)();
   bool available;
-  std::string problem;  // where the processor may have it and it is not available all the same
+  std::string problem;  // why the ISA is unavailable although the processor may have it
 };
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = {
-#ifdef HAS_AMX_INT8  // compilers before gcc 11 cannot build it; avx512_vnni serves then
+#ifdef HAS_AMX_INT8  // compilers before gcc 11 cannot build it; avx512_vnni is used then
       {"amx_int8", amx_int8_kernels, tile_registers_problem().empty(),
        cpu_features().amx_int8 ? tile_registers_problem() : ""},
 #endif
       {"avx512_vnni", avx512_vnni_kernels, cpu_features().avx512_vnni, ""},
-#ifdef HAS_AVX_VNNI  // nor this; avx2 serves then
+#ifdef HAS_AVX_VNNI  // likewise; avx2 is used then
       {"avx_vnni", avx_vnni_kernels, cpu_features().avx_vnni, ""},
 #endif
       {"avx2", avx2_kernels, cpu_features().avx2, ""},

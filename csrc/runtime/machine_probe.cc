@@ -18,7 +18,7 @@ constexpr int kPasses = 9;
 constexpr int64_t kMostBytes = int64_t(1) << 34;  // far above any cache
 
 template <typename Work>
-double best_seconds(Crew& crew, const Work& work) {  // one item a thread
+double best_seconds(Crew& crew, const Work& work) {  // one item per thread
   double best = 1e30;
   for (int pass = 0; pass < kPasses; ++pass) {
     const auto start = std::chrono::steady_clock::now();
@@ -39,7 +39,7 @@ double read_bandwidth(int64_t bytes, int threads, const std::string& isa) {
   Arena arena;
   bytes = bytes / 256 * 256;
   uint8_t* data = static_cast<uint8_t*>(arena.take(size_t(bytes)));
-  std::memset(data, 1, size_t(bytes));  // pages exist only once written
+  std::memset(data, 1, size_t(bytes));  // pages are allocated on the first write
   std::atomic<int> sink{0};
   const double seconds = best_seconds(crew, [&](int64_t thread) {
     const auto part = part_of(bytes / 256, threads, thread);

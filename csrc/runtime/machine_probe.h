@@ -1,4 +1,4 @@
-// What this machine can do at best: the two roofs that benchmarks are held against.
+// The two hardware limits that benchmarks compare with: memory bandwidth and integer throughput.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,10 @@
 
 namespace ipex_lookahead {
 
-// Bytes a second that `threads` threads together read from a buffer of `bytes`, best of several passes.
+// Bytes per second that `threads` threads together read from a buffer of `bytes`; best of several passes.
 double read_bandwidth(int64_t bytes, int threads, const std::string& isa);
 
-// Integer multiply-adds a second (int8 x uint8 into int32) from registers, best of several runs; one is two operations.
+// Integer multiply-adds per second (int8 x uint8 into int32) in registers; best of several runs. One counts as two operations.
 double integer_peak(int threads, const std::string& isa);
 
 }  // namespace ipex_lookahead

@@ -1,4 +1,4 @@
-// Memory behind the rows of activations that linear layers read.
+// Memory of activation rows that linear layers read.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ void ensure(Vector& v, int64_t n) {
   if (int64_t(v.size()) < n) v.resize(size_t(n));
 }
 
-// Memory behind Rows, reused for every width.
+// Memory of Rows, reused for every width.
 class RowsMemory {
  public:
   void reserve(int64_t rows, int64_t width) {
@@ -48,14 +48,14 @@ class RowsMemory {
   Buffer<int32_t> bias4_, bias8_, halves_;
 };
 
-// `count` of the rows, from `first` on.
+// Rows [first, first + count).
 inline Rows rows_of(Rows r, int64_t first, int64_t count) {
   r.first += first;
   r.count = count;
   return r;
 }
 
-// `count` rows in bands of their own, in the memory that the rows from `first` on have: for who writes and reads them so.
+// `count` rows in bands of their own, in the memory of the rows from `first`; writer and reader must both use this layout.
 inline Rows rows_apart(Rows r, int64_t first, int64_t count) {
   r.values += first * r.stride;
   r.codes += first * r.stride;
@@ -68,7 +68,7 @@ inline Rows rows_apart(Rows r, int64_t first, int64_t count) {
   return r;
 }
 
-// Copies n rows, what integer weights read and what float weights read.
+// Copies n rows: the quantized data for integer weights, the values for float weights.
 inline void gather(const Rows& from, const int32_t* rows, int64_t n, bool integer, bool floats, const Rows& to) {
   for (int64_t i = 0; i < n; ++i) {
     if (floats) std::copy_n(from.values_of(rows[i]), from.stride, to.values_of(i));

@@ -1,5 +1,5 @@
-// Zeroed memory of the system's own, huge pages advised where it spans some: a walk over much memory waits for the processor's
-// tables of pages else (attention over 4,096 int8 positions: a seventh of its time).
+// Zeroed memory mapped from the system, with huge pages advised if it spans any. Without huge pages, page table walks cost a seventh
+// of the time of attention over 4,096 int8 positions.
 #pragma once
 
 #include <sys/mman.h>
@@ -12,10 +12,10 @@ namespace ipex_lookahead {
 
 constexpr size_t kSystemPage = 4096, kHugePage = size_t(2) << 20;
 
-// `size` bytes, a multiple of kSystemPage, of which any part of whole system pages may be unmapped by itself. `flags` are
-// mmap's. Throws std::bad_alloc.
+// Maps `size` bytes, a multiple of kSystemPage; any whole system pages of it may be unmapped separately. `flags` are mmap's.
+// Throws std::bad_alloc.
 inline uint8_t* map_zeros(size_t size, int flags = 0) {
-  const size_t room = size < kHugePage ? 0 : kHugePage;  // to move the start up to where a huge page may lie
+  const size_t room = size < kHugePage ? 0 : kHugePage;  // room to align the start to a huge page
   void* raw = mmap(nullptr, size + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
   if (raw == MAP_FAILED) throw std::bad_alloc();
   uint8_t* base = static_cast<uint8_t*>(raw);
@@ -24,7 +24,7 @@ inline uint8_t* map_zeros(size_t size, int flags = 0) {
   if (before > 0) munmap(base, before);
   base += before;
   if (room > before) munmap(base + size, room - before);
-  madvise(base, size, MADV_HUGEPAGE);  // advice only: without huge pages it is merely slower
+  madvise(base, size, MADV_HUGEPAGE);  // advice only: it may have no effect
   return base;
 }
 

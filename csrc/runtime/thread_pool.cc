@@ -17,8 +17,8 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr int kSpin = 20000;      // pauses before a worker without a job sleeps: about half a millisecond
-constexpr int kPhaseSpin = 2000;  // pauses before a thread that waits for others gives its core away
+constexpr int kSpin = 20000;      // pauses before an idle worker sleeps: about half a millisecond
+constexpr int kPhaseSpin = 2000;  // pauses before a thread that waits for others yields its core
 
 void pause_or_yield(int spins) {
   if (spins < kPhaseSpin)
@@ -27,8 +27,8 @@ void pause_or_yield(int spins) {
     sched_yield();
 }
 
-// Moves this thread off a core where the caller runs: the kernel wakes a thread where its waker is and may leave the two
-// there for many steps, sharing one core while another is idle. Where the thread may run is as before afterwards.
+// Moves this thread off the caller's core: the kernel wakes a thread on the waker's core and may leave both there for many steps
+// while another core is idle. The thread's affinity is restored afterwards.
 void leave_core(int core) {
   cpu_set_t allowed, others;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
@@ -38,7 +38,7 @@ void leave_core(int core) {
   if (sched_setaffinity(0, sizeof others, &others) == 0) sched_setaffinity(0, sizeof allowed, &allowed);
 }
 
-// Rounding to nearest, no flush to zero, no traps, whatever another library has set in this thread.
+// Round to nearest, no flush to zero, no traps, whatever other libraries have set in this thread.
 class DefaultFloatMode {
  public:
   DefaultFloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
@@ -54,7 +54,7 @@ class ThreadPool {
  public:
   void run(int threads, const std::function<void(int)>& job);
 
-  std::mutex crew;  // held by the crew at work
+  std::mutex crew;  // held by the active crew
 
  private:
   struct alignas(64) Worker {
@@ -73,16 +73,16 @@ class ThreadPool {
   bool grown_ = true;  // false once the system has refused a thread
   const std::function<void(int)>* job_ = nullptr;
   alignas(64) std::atomic<uint64_t> generation_{0};  // odd while a job is open
-  std::atomic<int> wanted_{0};                       // threads of the job, the caller among them
+  std::atomic<int> wanted_{0};                       // threads of the job, including the caller
   std::atomic<int> caller_core_{-1};
-  alignas(64) std::atomic<int> inside_{0};  // workers that may touch the job
+  alignas(64) std::atomic<int> inside_{0};  // workers that may access the job
   std::mutex sleep_;
 };
 
 namespace {
 
-// This process's pool. Never destroyed: its threads may be asleep in it when the process ends, and a child after fork()
-// must not touch what its parent's threads wait on.
+// This process's pool. Never destroyed: its threads may sleep in it when the process ends, and a child after fork() must not
+// touch what its parent's threads wait on.
 std::atomic<ThreadPool*> the_pool{new ThreadPool};
 
 void before_fork() { the_pool.load()->crew.lock(); }
@@ -101,7 +101,7 @@ int checked_threads(int threads) {
 }
 
 Crew::Crew(int threads) : pool_(*the_pool.load()), threads_(checked_threads(threads)) {
-  if (hooked != 0) throw std::bad_alloc();  // the only reason there is
+  if (hooked != 0) throw std::bad_alloc();  // the only possible reason
   pool_.crew.lock();
 }
 
@@ -115,9 +115,9 @@ void Crew::for_each(int64_t items, const std::function<void(int64_t)>& work) {
   run([&](int thread) { phases.run(thread, 0, items, work); });
 }
 
-// A worker takes part in a job that wants its number. It first says that it is inside and then looks whether the job is
-// open; the caller first closes it (generation_ becomes even) and then looks whether anyone is inside. All four are
-// sequentially consistent, so one of the two sees the other: no worker touches a job that the caller has left.
+// A worker first announces itself in inside_ and then checks whether the job is open; the caller first closes the job
+// (generation_ becomes even) and then checks inside_. All four accesses are sequentially consistent, so one of the two sees the
+// other: no worker touches a job that the caller has left.
 void ThreadPool::run(int threads, const std::function<void(int)>& job) {
   DefaultFloatMode mode;
   if (threads == 1) {
@@ -140,7 +140,7 @@ void ThreadPool::run(int threads, const std::function<void(int)>& job) {
   for (int spins = 0; inside_.load() != 0; ++spins) pause_or_yield(spins);
 }
 
-// Where the system has no more threads to give, those that there are do the work: the result is the same.
+// If the system refuses more threads, the existing ones do the work: the result is the same.
 void ThreadPool::grow(int threads) {
   while (grown_ && int(workers_.size()) < threads - 1) {
     const int thread = int(workers_.size()) + 1;
@@ -165,7 +165,7 @@ void ThreadPool::work(Worker& self, int thread, uint64_t seen) {
     uint64_t now;
     for (int spins = 0; !is_wanted(thread, seen, now = generation_.load(std::memory_order_acquire));) {
       if (++spins < kSpin) {
-        // The caller may do all the work before a worker that shares its core is let in, so this is the place to look.
+        // The caller may do all the work before a worker on its core runs, so the check is here.
         if (spins % 1024 == 0) leave_caller();
         _mm_pause();
         continue;
@@ -176,7 +176,7 @@ void ThreadPool::work(Worker& self, int thread, uint64_t seen) {
       self.asleep.store(false);
     }
     seen = now;
-    if (now % 2 == 0) continue;  // closed again before we came
+    if (now % 2 == 0) continue;  // closed again
     inside_.fetch_add(1);
     if (generation_.load() == now) {
       leave_caller();

@@ -1,17 +1,17 @@
-// The process's threads, for one job at a time, and phases in which they share out work.
+// The process's thread pool, which runs one job at a time, and phases that split work among its threads.
 //
-// There is one pool a process, whichever models use it: a draft model's threads never wait awake on the cores of its
-// target's, and two callers take turns instead of running twice as many threads as there are cores. It has as many threads
-// as the largest number asked for; a job says how many of them may take part. Threads come with the first job that wants
-// them and stay, asleep, until the process ends.
+// All models of a process share one pool. So the threads of a draft model never spin on the cores of its target, and two callers
+// alternate instead of running twice as many threads as there are cores. The pool has as many threads as the largest requested
+// number; each job sets how many take part. Threads are started by the first job that needs them and sleep between jobs until the
+// process ends.
 //
-// Nobody waits for a thread that has not come: work is counted by items done, not by threads arrived. So a core that the
-// system has given to someone else, a slower core or a worker still asleep costs its share of the speed and no more, and
-// the result is the same, since items are fixed blocks of outputs, whoever does them.
+// No thread waits for another to arrive: work is counted by completed items, not by arrived threads. A core that the system uses
+// for another process, a slower core or a sleeping worker costs its share of the speed and no more, and the result is the same,
+// because items are fixed blocks of outputs.
 //
-// fork() waits until no job is under way, so that what jobs write is whole in the child too. The child has none of its
-// parent's threads: it gets a fresh pool, and the inherited one is neither used nor destroyed there. Whatever a thread
-// changes without holding Python's lock, it changes while it holds a Crew.
+// fork() waits until no job runs, so that what jobs write is complete in the child. The child has none of its parent's threads:
+// it gets a new pool, and the inherited one is neither used nor destroyed. Whatever a thread changes without the GIL, it changes
+// while it holds a Crew.
 #pragma once
 
 #include <atomic>
@@ -25,21 +25,21 @@ namespace ipex_lookahead {
 class ThreadPool;
 
 constexpr int kMostThreads = 1024;
-int checked_threads(int threads);  // itself; std::invalid_argument outside 1 to kMostThreads
+int checked_threads(int threads);  // returns `threads`; std::invalid_argument outside 1 to kMostThreads
 
-// The right to the process's threads: who makes one waits until it has them, and has them until it goes. Not to be made
-// by a thread that has one, nor inside a job; and who has one must not wait for Python's lock.
+// Exclusive use of the process's threads. The constructor waits for it; the destructor releases it. A thread that holds one, or
+// runs inside a job, must not create another; a holder must not wait for the GIL.
 class Crew {
  public:
-  explicit Crew(int threads);  // at most so many, the caller among them
+  explicit Crew(int threads);  // maximum number of threads, including the caller
   ~Crew();
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
   int size() const { return threads_; }
 
-  // Runs job(thread) on the caller (thread 0) and on those workers that come before the caller is through. The job must
-  // be complete when job(0) returns; workers inside it are waited for. A job must not throw.
+  // Runs job(thread) on the caller (thread 0) and on the workers that arrive before the caller finishes. The job must be complete
+  // when job(0) returns; workers inside it are waited for. A job must not throw.
   void run(const std::function<void(int)>& job);
 
   // Runs work(item) for every item in [0, items).
@@ -50,27 +50,27 @@ class Crew {
   const int threads_;
 };
 
-// Phases of a job, each a number of items. Every thread goes through the same phases in the same order.
+// Phases of a job, each with a number of items. Every thread goes through the same phases in the same order.
 //
-// Each thread has a share of a phase's items, the same in every step, so that what an item reads is still in the cache of
-// the core that did it the last time; whoever is through with its own share helps the others with theirs.
+// Each thread has a fixed share of a phase's items, the same in every step, so that its data is still in the core's cache. A
+// thread that completes its share helps with the others.
 //
-// The counters serve every phase of every job and are never reset: each carries the number of the phase it counts for,
-// and counts from zero for a thread that is further on. Nobody is further on before all items are done, so a thread that
-// finds a later phase's number knows that its own phase is over.
+// The counters serve every phase of every job and are never reset: each stores the number of its phase, and counts from zero for
+// a thread in a later phase. No thread enters a later phase before all items are done, so a thread that reads a later phase's
+// number knows that its own phase is over.
 class Phases {
  public:
-  static constexpr int64_t kMostItems = (int64_t(1) << 24) - 1;  // of a phase: what a counter counts
+  static constexpr int64_t kMostItems = (int64_t(1) << 24) - 1;  // per phase: the range of a counter
 
   explicit Phases(int threads) : next_(size_t(threads)) {}
 
-  // Numbers the phases of a job; between jobs only.
+  // Numbers the phases of a job; called between jobs.
   void begin(size_t count) {
     first_ = end_;
     end_ += count;
   }
 
-  // Does items of phase `phase` until none is left, and returns when all are done, whoever did them.
+  // Works on items of phase `phase` until none is left, and returns when all are done.
   template <typename Work>
   void run(int thread, size_t phase, int64_t items, const Work& work) {
     const uint64_t number = first_ + phase;
@@ -89,7 +89,7 @@ class Phases {
  private:
   class Counter {
    public:
-    // Counts one more of `limit` for the phase of that number; what the count was, or `limit` where that is reached.
+    // Increments the count of phase `number` up to `limit`. Returns the previous count, or `limit` if it was reached.
     int64_t advance(uint64_t number, int64_t limit) {
       uint64_t value = value_.load(std::memory_order_relaxed);
       for (;;) {
@@ -115,11 +115,11 @@ class Phases {
   static void pause_or_yield(int spins);
 
   uint64_t first_ = 1, end_ = 1;
-  std::vector<Counter> next_;  // a thread's share: items begun
+  std::vector<Counter> next_;  // per thread: number of items started of its share
   Counter done_;
 };
 
-// Item i of `items` as a range of `count` things.
+// Item i of `items` as a range of `count` elements.
 inline std::pair<int64_t, int64_t> part_of(int64_t count, int64_t items, int64_t i) {
   return {count * i / items, count * (i + 1) / items};
 }

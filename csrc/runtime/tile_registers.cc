@@ -20,8 +20,8 @@ namespace {
 
 constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
-// A product of the kernels themselves: 49 rows, 24 outputs, 8 blocks, of formats with one scale a block, with two steps, and with
-// steps and minimums.
+// Compares a product with the scalar kernels: 49 rows, 24 outputs, 8 blocks, for formats with one scale per block, with two steps,
+// and with steps and minimums.
 bool equals_scalar(WeightFormat format) {
   constexpr int64_t kCount = 49, kOutputs = 24, kBlocks = 8, kStride = kBlocks * kGroup, kTiles = 2;
   std::vector<uint8_t> codes(kTiles * kBlocks * 512), steps(kTiles * kBlocks * 32);
@@ -64,12 +64,12 @@ std::string find_problem() {
 
 }  // namespace
 
-// The first tile operations run in a child, whatever they end in. It is made without fork(): no handlers of other libraries
-// run, and no signal tells the process of a child that it does not know.
+// The first tile operations run in a child process, because they may crash. clone() instead of fork(): no handlers of other
+// libraries run, and no signal about an unknown child reaches the process.
 std::string problem_in_child(bool (*test)()) {
   const long child = syscall(SYS_clone, 0UL, nullptr, nullptr, nullptr, 0UL);
   if (child == 0) {
-    for (int fault : {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGTRAP}) signal(fault, SIG_DFL);  // not another library's handlers
+    for (int fault : {SIGILL, SIGSEGV, SIGBUS, SIGFPE, SIGTRAP}) signal(fault, SIG_DFL);  // drop other libraries' handlers
     const rlimit none = {0, 0};
     setrlimit(RLIMIT_CORE, &none);
     alarm(10);

@@ -55,7 +55,7 @@ void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* 
     r.bias8 = bias8_.data();
     r.halves = halves_.data();
   }
-  // Rows of whole blocks are read where they are: nothing writes to values.
+  // Rows without padding are read in place.
   const bool in_place = r.stride == matrix.n_in;
   if (!in_place) values_.resize(size_t(rows * r.stride));
   r.values = in_place ? const_cast<float*>(x) : values_.data();
@@ -66,7 +66,7 @@ void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* 
     }
     if (integer) kernels_->quantize_row(r, i);
   };
-  const int64_t pairs = (matrix.tiles() + 1) / 2;  // kernels take two tiles at a time
+  const int64_t pairs = (matrix.tiles() + 1) / 2;  // kernels process two tiles at a time
   const int64_t items = std::min<int64_t>(pairs, 4 * threads_);
   const auto multiply = [&](int64_t item) {
     const auto part = part_of(pairs, items, item);

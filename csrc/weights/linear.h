@@ -1,5 +1,4 @@
-// Linear layers without a decoder: what the torch engine's modules run on, what tests compare with their oracles, and
-// what the kernel benchmark times.
+// Linear layers without a decoder, for the torch engine's modules, for tests against oracles, and for the kernel benchmark.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +12,8 @@
 
 namespace ipex_lookahead {
 
-// What the layers of one model share: their number of threads, memory for weights, and room for quantised activations.
-// Whoever changes it holds the process's threads meanwhile (a Crew): calls from several threads wait for each other.
+// State shared by the layers of a model: threads, memory for weights, and scratch for quantized activations. Methods that change
+// it hold the process's thread pool (a Crew), so calls from several threads wait for each other.
 class LinearPool {
  public:
   LinearPool(int threads, const std::string& isa);
@@ -23,12 +22,12 @@ class LinearPool {
   int threads() const { return threads_; }
   int64_t weight_bytes() const;
 
-  // Prepacks a weight. It lives as long as the pool.
+  // Prepacks a weight, which lives as long as the pool.
   Matrix add(const PlainMatrix& plain, const float* bias);
-  void plain(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums);  // the streams, sizes as in packing.h
+  void plain(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums);  // writes the plain streams, with sizes as in packing.h
 
-  // out [rows][n_out] = x [rows][n_in] W^T + bias, through the very path a decoder step takes. Throws
-  // std::invalid_argument for more rows than a phase has items.
+  // out [rows][n_out] = x [rows][n_in] W^T + bias, with the kernels of a decoder step. Throws std::invalid_argument for more rows
+  // than a phase has items.
   void run(const Matrix& matrix, const float* x, int64_t rows, float* out);
 
  private:

@@ -1,4 +1,4 @@
-// MinimumSearch of search.py, beside the searches of searcher.h, and which of them a search is.
+// MinimumSearch of search.py, in addition to the searches of searcher.h, and the selection of the search.
 #pragma once
 
 #include <algorithm>
@@ -133,7 +133,7 @@ struct MinimumSearcher : Searcher<L> {
     }
   }
 
-  // Scales or minimums of parts as binary16 of blocks times whole steps.
+  // Scales or minimums of parts as a binary16 number per block times integer steps.
   ALWAYS_INLINE void first_steps(const PerPart& of_parts, uint16_t* of_block, PerPart& steps) const {
     const int count = parts_of_block();
     for (int p = 0; p < kChunk; p += count)

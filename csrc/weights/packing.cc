@@ -13,17 +13,17 @@ namespace {
 template <bool kConst, typename T>
 using ConstIf = std::conditional_t<kConst, const T, T>;
 
-// The plain streams of one tile's rows, and the tiles' own: those that are converted from are read only.
+// The plain streams of one tile's rows. A conversion only reads the streams that it converts from.
 template <bool kToTile>
 struct PlainRows {
   ConstIf<kToTile, uint8_t>* codes;
   ConstIf<kToTile, uint16_t>*scales, *minimums;
-  int64_t row_bytes, lanes;  // of a row of codes; outputs that there are
+  int64_t row_bytes, lanes;  // bytes of a row of codes; number of existing outputs
 };
 template <bool kToTile>
 using Tiles = std::conditional_t<kToTile, TileStreams, Matrix>;
 
-// As many vectors as each has elements, columns for rows: every round deals them out like two halves of a pack of cards.
+// Transposes as many vectors as each has elements: every round interleaves the two halves (a perfect shuffle).
 template <typename T>
 void transpose(__m128i* vectors) {
   constexpr int kCount = 16 / sizeof(T);
@@ -72,7 +72,7 @@ void transpose(ConstIf<!kToTile, T>* tile, ConstIf<kToTile, T>* plain, int64_t c
     for (int64_t lane = 0; lane < lanes; ++lane) move<kToTile>(tile[k * kLanes + lane], plain[lane * count + k]);
 }
 
-// How one format's tiles are made, and taken apart again.
+// Packing and unpacking of a format's tiles.
 template <class Format, bool kFloats = Format::kArithmetic == Arithmetic::floats>
 struct Layout {
   using Codes = typename Format::Codes;
@@ -138,7 +138,7 @@ struct Layout {
     }
   }
 
-  // The codes of block j in the records at byte `at` of each row.
+  // Writes the codes of block j of the records at byte `at` of each row.
   static void put_codes(uint8_t* tile, const PlainRows<true>& plain, int64_t at, int j) {
     for (int64_t lane = 0; lane < plain.lanes; lane += 4) {
       __m128i words[8];
@@ -154,7 +154,7 @@ struct Layout {
     }
   }
 
-  // The steps of the records at byte `at`: those of `blocks` blocks from b on.
+  // Writes the steps of the records at byte `at`: `blocks` blocks from block b.
   static void put_all_steps(uint8_t* tile, const PlainRows<true>& plain, int64_t at, int64_t b, int blocks) {
     if constexpr (kAllSteps) {
       __m128i rows[kLanes] = {};
@@ -214,7 +214,7 @@ const Functions& functions(WeightFormat format) {
   return all.of[int(format)];
 }
 
-// The rows of one tile.
+// Converts the rows of one tile.
 template <bool kToTile, typename Bytes, typename Halves>
 PlainRows<kToTile> rows_of(const Matrix& m, int64_t tile, Bytes* codes, Halves* scales, Halves* minimums) {
   const int64_t row = tile * kLanes, row_bytes = code_bytes(m.format, m.n_in);

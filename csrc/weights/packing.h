@@ -1,5 +1,5 @@
-// Plain (serialisable) weights to prepacked tiles, and back. The layouts are described at Matrix in kernels.h and in the
-// Python package: each format's streams.
+// Conversion between plain (serializable) weights and prepacked tiles. The layouts are described at Matrix in kernels.h and, for
+// each format's plain streams, in the Python package.
 #pragma once
 
 #include <cstdint>
@@ -13,47 +13,47 @@ namespace ipex_lookahead {
 
 constexpr int kMostGroup = 1024;
 
-// A weight in plain order: rows of code_bytes(), and of binary16 scales and minimums where the format keeps them apart.
+// A weight in plain order: rows of code_bytes(), and binary16 scales and minimums if the format stores them separately.
 struct PlainMatrix {
   WeightFormat format;
   int64_t n_out, n_in;
-  int group;  // a power of two from 32 to kMostGroup; ignored where there are no scales
+  int group;  // a power of two from 32 to kMostGroup; ignored without scales
   const void* codes;
   const uint16_t* scales;
   const uint16_t* minimums;
 };
 
-// What the streams of a format look like.
+// Layout of a format's streams.
 struct StreamFacts {
   const char* name;
-  int64_t inputs, bytes;  // of a record of codes
-  bool scales, minimums;  // binary16, one a row and group, in streams of their own
+  int64_t inputs, bytes;  // per record of codes
+  bool scales, minimums;  // binary16, one per row and group, in separate streams
 };
 const StreamFacts& stream_facts(WeightFormat format);
-WeightFormat format_of(const std::string& name);  // std::invalid_argument for a name that no kernel knows
+WeightFormat format_of(const std::string& name);  // std::invalid_argument for an unknown name
 
-int64_t code_bytes(WeightFormat format, int64_t n_in);  // of one plain row
-int64_t groups_of(WeightFormat format, int64_t n_in, int group);  // scales of one row; 0 where they are no stream
+int64_t code_bytes(WeightFormat format, int64_t n_in);  // per plain row
+int64_t groups_of(WeightFormat format, int64_t n_in, int group);  // scales per row; 0 if there is no stream of scales
 
-// A matrix whose streams are not there yet, and how long they are to be; 0: the format has none.
+// A matrix without streams, and the required lengths of its streams; 0: the format has none.
 Matrix unset_matrix(WeightFormat format, int64_t n_out, int64_t n_in, int group);
 struct TileBytes {
   int64_t codes, scales, minimums, steps;
 };
 TileBytes tile_bytes(const Matrix& matrix);
 
-// Where a matrix's streams are written to; null for those that it has not.
+// Destinations of a matrix's streams; null for absent ones.
 struct TileStreams {
   uint8_t* codes;
   uint16_t *scales, *minimums;
   uint8_t* steps;
 };
 
-// Fills the streams (zeros before) of a matrix of the plain one's format and shape; or makes it, in the arena.
+// Packs `plain` into zeroed streams of a matrix of its format and shape; or allocates the matrix in the arena.
 void prepack(const PlainMatrix& plain, const Matrix& shape, const TileStreams& into, Crew& crew);
 Matrix prepack(const PlainMatrix& plain, Arena& arena, Crew& crew);
 
-// Fills the plain streams (sizes as above, zeros before) from a prepacked matrix.
+// Unpacks a matrix into zeroed plain streams with the sizes above.
 void unpack(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums, Crew& crew);
 
 }  // namespace ipex_lookahead

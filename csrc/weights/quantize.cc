@@ -14,10 +14,10 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr int64_t kInHand = int64_t(1) << 15;  // values of an item: they and what is found for them stay in a core's cache
-constexpr int64_t kItemsAtOnce = 512;          // before others have their turn
+constexpr int64_t kInHand = int64_t(1) << 15;  // values per item: with their results they fit a core's cache
+constexpr int64_t kItemsAtOnce = 512;          // items per Crew, so that steps of other threads can run in between
 
-// A binary16 that must be a number.
+// A finite binary16 number.
 bool is_number(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
 
 float bfloat_to_float(uint16_t bits) {
@@ -27,7 +27,7 @@ float bfloat_to_float(uint16_t bits) {
   return value;
 }
 
-// half_to_float without a branch, so that the compiler can make vectors of it; what is no number becomes infinite.
+// half_to_float without a branch, so that the compiler vectorizes it; NaN becomes infinite.
 float wide_half(uint16_t half) {
   const uint32_t bits = uint32_t(half & 0x7fff) << 13;
   float value;
@@ -36,7 +36,7 @@ float wide_half(uint16_t half) {
   return half & 0x8000 ? -value : value;
 }
 
-// A row in float32; whether its values are no larger than `largest`.
+// Converts a row to float32. Returns false if a value is larger than `largest`.
 bool widen(const Quantization& q, int64_t row, float* to) {
   const int64_t n = q.n_in;
   const auto from = [&](auto* values) { return values + row * n; };
@@ -54,7 +54,7 @@ bool widen(const Quantization& q, int64_t row, float* to) {
   return !beyond;
 }
 
-// What is in hand of a thread: some rows, and what was found for them.
+// A thread's rows and the search results for them.
 struct Found {
   std::vector<float> values, float_scales;
   std::vector<uint8_t> codes;
@@ -73,7 +73,7 @@ struct Found {
   }
 };
 
-// The bytes that a record holds of the steps of its 32 inputs number j, whose block's first part is `part`.
+// Writes the record bytes with the steps of its j-th 32 inputs; `part` is the first part of their block.
 template <class Scales>
 void stored_steps(const Found& f, int64_t block, int64_t part, int j, uint8_t* steps) {
   const int16_t *one = f.steps.data() + part, *two = f.minimum_steps.data() + part;
@@ -96,7 +96,7 @@ void stored_steps(const Found& f, int64_t block, int64_t part, int j, uint8_t* s
   }
 }
 
-// Row `row` of those in hand as the streams have it; false where a scale is none. Whatever is not reached stays 0.
+// Writes row `row` of the thread's rows to the streams; false if a scale is not finite. Unreached bytes stay 0.
 template <class Format>
 bool pack_row(const Quantization& q, const Found& f, int64_t row, uint8_t* codes, uint16_t* scales, uint16_t* minimums) {
   using Record = RecordOf<Format>;
@@ -106,7 +106,7 @@ bool pack_row(const Quantization& q, const Found& f, int64_t row, uint8_t* codes
   const int64_t inputs = q.search.inputs, blocks = (q.n_in + inputs - 1) / inputs, first = row * blocks;
   for (int64_t b = first; kHalves<Scales> && b < first + blocks; ++b)
     if (!is_number(f.scales[size_t(b)]) || (Scales::kMinimum && !is_number(f.minimums[size_t(b)]))) return false;
-  // What a group of a stream of its own has beyond the row's end stands for 0; a record's scale is searched for with it.
+  // Padding of a group in a separate stream encodes 0; in a record, the scale search includes the padding.
   uint8_t padding = uint8_t(Format::kZero ^ Record::kFlip);
   if (kZeroPoint<Scales>) padding = uint8_t(half_to_float(f.minimums[size_t(first + blocks - 1)]));
   const int64_t parts = inputs / q.search.size;
@@ -163,7 +163,7 @@ template <class Format>
 struct PackRowOf {
   static PackRow value() {
     if constexpr (Format::kArithmetic == Arithmetic::floats)
-      return nullptr;  // there is nothing to search for
+      return nullptr;  // there is no scale to search for
     else
       return pack_row<Format>;
   }
@@ -197,7 +197,7 @@ int64_t quantize(const Quantization& q, uint8_t* codes, uint16_t* scales, uint16
         std::fill(values + q.n_in, values + blocks * inputs, values[q.n_in - 1]);
       } else {
         refuse(from + row);
-        rows = row;  // an earlier one may be refused for its scales
+        rows = row;  // an earlier row may fail for its scales
       }
     }
     search_blocks(q.search, found.values.data(), q.importance, rows * blocks, blocks, q.lanes, found.parts());

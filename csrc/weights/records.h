@@ -1,10 +1,10 @@
-// Where a code's bits lie: in a plain row, as files hold it, and in a tile, as the kernels read it (kernels/formats.h).
+// Bit layouts of codes: in a plain row, as files store it, and in a tile, as the kernels read it (kernels/formats.h).
 //
-// Both are made of planes. A plane holds some bits of every code; the 32 codes of a block come from it as eight words of
-// four, one code a byte. Converting a block moves each word's bits from the planes of one side to those of the other.
+// Both consist of planes. A plane stores some bits of every code; the 32 codes of a block are read from it as eight words of four
+// codes, one per byte. Converting a block moves the bits of each word between the planes of the two layouts.
 //
-// get and put say where a word is. get4 and put_block do the same for four words and more at a time, with what every x86-64 has: loading
-// is bound by memory then, and wider registers would gain little.
+// get and put access one word; get4 and put_block access four or more words with SSE2 instructions. Loading is memory bound then,
+// so wider registers would gain little.
 #pragma once
 
 #include <emmintrin.h>
@@ -16,7 +16,7 @@
 
 namespace ipex_lookahead {
 
-// Whether words 4 h ... 4 h + 3 of a block lie one after the other, and equally far up in their bytes.
+// True if words 4 h ... 4 h + 3 of a block are consecutive and have the same bit shift.
 template <class Place>
 constexpr bool in_runs() {
   for (int j = 0; j < 8; ++j)
@@ -26,7 +26,7 @@ constexpr bool in_runs() {
   return true;
 }
 
-// Whether words 4 h ... 4 h + 3 are two words that lie one after the other, and the same two further up in their bytes.
+// True if words 4 h ... 4 h + 3 are two consecutive words, followed by the same two at another bit shift.
 template <class Place>
 constexpr bool in_pairs() {
   for (int j = 0; j < 8; ++j)
@@ -41,8 +41,8 @@ inline void store(void* p, __m128i v) { _mm_storeu_si128(static_cast<__m128i*>(p
 inline __m128i right(__m128i words, int bits) { return _mm_srl_epi32(words, _mm_cvtsi32_si128(bits)); }
 inline __m128i left(__m128i words, int bits) { return _mm_sll_epi32(words, _mm_cvtsi32_si128(bits)); }
 
-// `Bits` bits of every code, which are the code's bits from `Up` on. The word of codes 4 c ... 4 c + 3 of a record's
-// block j lies at byte Place::at(j, c), Place::shift(j, c) bits up in each byte.
+// A plane with `Bits` bits of every code, the code's bits from `Up`. The word of codes 4 c ... 4 c + 3 of a record's block j is
+// stored at byte Place::at(j, c), shifted by Place::shift(j, c) bits in each byte.
 template <int Bits, int Up, class Place>
 struct Plane {
   static constexpr uint32_t kMask = 0x01010101u * ((1u << Bits) - 1);
@@ -51,13 +51,13 @@ struct Plane {
     std::memcpy(&word, p + Place::at(j, c), 4);
     return (word >> Place::shift(j, c) & kMask) << Up;
   }
-  static void put(uint8_t* p, int j, int c, uint32_t codes) {  // into bits that are zero
+  static void put(uint8_t* p, int j, int c, uint32_t codes) {  // the bits must be zero before
     uint32_t word;
     std::memcpy(&word, p + Place::at(j, c), 4);
     word |= (codes >> Up & kMask) << Place::shift(j, c);
     std::memcpy(p + Place::at(j, c), &word, 4);
   }
-  // Words 4 h ... 4 h + 3 of block j.
+  // Returns words 4 h ... 4 h + 3 of block j.
   static __m128i get4(const uint8_t* p, int j, int h) {
     static_assert(in_runs<Place>() || in_pairs<Place>());
     __m128i words;
@@ -69,7 +69,7 @@ struct Plane {
     }
     return left(_mm_and_si128(words, _mm_set1_epi32(int(kMask))), Up);
   }
-  // A block of four outputs of a tile: words 0 ... 7.
+  // Writes a block of four outputs of a tile: words 0 ... 7.
   static void put_block(uint8_t* p, const __m128i* words) {
 #pragma GCC unroll 8
     for (int c = 0; c < 8; ++c) {
@@ -98,8 +98,8 @@ struct Planes {
   static void put_block(uint8_t* p, const __m128i* words) { (Each::put_block(p, words), ...); }
 };
 
-// Codes 4 c ... of one byte each, and of a nibble: code i low and code i + 16 high. `Stride` is what a step of c moves by:
-// 4 in a plain row, 64 in a tile, where 16 outputs lie between.
+// Byte codes, and nibble codes with code i in the low and code i + 16 in the high nibble. `Stride` is the distance between words: 4
+// in a plain row, 64 in a tile, which interleaves 16 outputs.
 template <int Stride>
 struct BytePlace {
   static constexpr int at(int, int c) { return Stride * c; }
@@ -111,7 +111,7 @@ struct NibblePlace {
   static constexpr int shift(int, int c) { return 4 * (c / 4); }
 };
 
-// Codes that stand bit by bit, eight of an input's sub-blocks a byte; or two by two, four a byte, for 128 inputs.
+// One-bit codes, eight sub-blocks' bits of an input per byte; or two-bit codes, four per byte, for 128 inputs.
 template <int Base>
 struct BitPlace {
   static constexpr int at(int, int c) { return Base + 4 * c; }
@@ -122,7 +122,7 @@ struct CrumbPlace {
   static constexpr int at(int j, int c) { return Base + 32 * (j / 4) + 4 * c; }
   static constexpr int shift(int j, int) { return 2 * (j % 4); }
 };
-// 32 bytes of nibbles hold two consecutive sub-blocks, the first low (q4_k, q5_k); 64 hold four, two low (q6_k).
+// 32 bytes of nibbles hold two consecutive sub-blocks, the first in the low nibbles (q4_k, q5_k); 64 hold four, two low (q6_k).
 template <int Base>
 struct PairPlace {
   static constexpr int at(int j, int c) { return Base + 32 * (j / 2) + 4 * c; }
@@ -132,13 +132,13 @@ struct QuadPlace {
   static constexpr int at(int j, int c) { return 64 * (j / 4) + 32 * (j % 2) + 4 * c; }
   static constexpr int shift(int j, int) { return 4 * (j % 4 / 2); }
 };
-// Nibbles as in NibblePlace, from byte Base on, in sub-blocks of 16 bytes.
+// Nibbles as in NibblePlace, from byte Base, in sub-blocks of 16 bytes.
 template <int Base>
 struct SubNibblePlace {
   static constexpr int at(int j, int c) { return Base + 16 * j + 4 * (c % 4); }
   static constexpr int shift(int, int c) { return 4 * (c / 4); }
 };
-// In a tile: bit c of 64 bytes belongs to row c; two bits of 64 bytes to each of four rows.
+// In a tile: bit c of 64 bytes belongs to row c; or two bits of 64 bytes belong to each of four rows.
 template <int Base>
 struct TileBitPlace {
   static constexpr int at(int, int) { return Base; }
@@ -150,7 +150,7 @@ struct TileCrumbPlace {
   static constexpr int shift(int, int c) { return 2 * (c % 4); }
 };
 
-// In 32 codes of our own blocks: two bits of code i, i + 8, i + 16 and i + 24 share byte i; a byte a code.
+// In 32 codes of our own block formats: two bits of codes i, i + 8, i + 16 and i + 24 in byte i; or one byte per code.
 template <int Base>
 struct OwnCrumbPlace {
   static constexpr int at(int, int c) { return Base + 4 * (c % 2); }
@@ -162,7 +162,7 @@ struct FromByte {
   static constexpr int shift(int, int) { return 0; }
 };
 
-// One more bit a code, as q5_0 and q5_1 have the fifth: bit i of a word is code i's.
+// One extra bit per code, such as the fifth bit of q5_0 and q5_1: bit i of a word belongs to code i.
 template <int Base, int Up>
 struct OneBit {
   static uint32_t get(const uint8_t* p, int, int c) {
@@ -181,7 +181,7 @@ struct OneBit {
   }
 };
 
-// Planes of the codes in a tile; a record's block number is always 0 there.
+// Planes of the codes in a tile; the block number of a record is always 0 there.
 template <class Codes>
 struct TilePlanes;
 template <>
@@ -201,10 +201,10 @@ struct TilePlanes<E2m1> : TilePlanes<Nibbles> {};
 template <>
 struct TilePlanes<Iq4> : TilePlanes<Nibbles> {};
 
-// What a record is: kInputs of a row in kBytes; kFlip is what a tile's codes differ by from the record's, which may be signed;
-// kScale and kMinimum are the bytes where its binary16 numbers lie, or kApart: in streams of their own. kSubtracted: the
-// minimum is subtracted, and lies negated in a tile. A record with steps has get_steps and put_steps for its block j; one with
-// two for each of eight blocks also has all_steps: of block 0 both, and so on.
+// Record layouts: kInputs values of a row in kBytes bytes. kFlip is XORed to the record's codes, which may be signed, to get the
+// tile's codes. kScale and kMinimum are the byte offsets of its binary16 numbers, or kApart if they are separate streams. If
+// kSubtracted, the minimum is subtracted, and the tile stores it negated. A record with steps has get_steps and put_steps for its
+// block j; one with two steps for each of eight blocks also has all_steps: both of block 0, then of block 1, and so on.
 constexpr int kApart = -1;
 template <int Inputs, int Bytes, int Scale = kApart, int Minimum = kApart, bool Subtracted = false>
 struct Record {
@@ -231,14 +231,14 @@ struct RecordOf<ZeroInt4> : RecordOf<AsymInt4> {};
 template <>
 struct RecordOf<ZeroInt8> : Record<32, 32>, Planes<Plane<8, 0, BytePlace<4>>> {};
 
-// The rest are GGUF's own blocks.
+// The remaining records are GGUF's blocks.
 template <>
 struct RecordOf<SymInt5> : Record<32, 22, 0>, Planes<Plane<4, 0, SubNibblePlace<6>>, OneBit<2, 4>> {};
 template <>
 struct RecordOf<AsymInt5> : Record<32, 24, 0, 2>, Planes<Plane<4, 0, SubNibblePlace<8>>, OneBit<4, 4>> {};
 template <>
 struct RecordOf<Iq4Nl> : Record<32, 18, 0>, Planes<Plane<4, 0, SubNibblePlace<2>>> {};
-// Blocks of our own, in the manner of those: a scale, then the planes.
+// Our own blocks in the style of GGUF's: a scale, then the planes.
 template <>
 struct RecordOf<SymInt3> : Record<32, 14, 0>, Planes<Plane<2, 0, OwnCrumbPlace<2>>, OneBit<10, 2>> {};
 template <>
@@ -255,7 +255,7 @@ template <>
 struct RecordOf<Fp8E4m3> : Record<32, 34, 0>, Planes<Plane<8, 0, FromByte<2>>> {};
 template <>
 struct RecordOf<Fp8E5m2> : RecordOf<Fp8E4m3> {};
-// Both blocks of a record have its float32 scale.
+// Both blocks of a record share its float32 scale.
 struct FloatInFront {
   static void get_steps(const uint8_t* p, int, uint8_t* steps) { std::memcpy(steps, p, 4); }
   static void put_steps(uint8_t* p, int, const uint8_t* steps) { std::memcpy(p, steps, 4); }
@@ -283,7 +283,7 @@ struct RecordOf<Mxfp4> : Record<32, 17>, Planes<Plane<4, 0, SubNibblePlace<1>>> 
 };
 template <>
 struct RecordOf<Iq4Xs> : Record<256, 136, 0>, Planes<Plane<4, 0, SubNibblePlace<8>>> {
-  // Bytes 2, 3: two high bits of each step; bytes 4 ... 7: the low nibbles.
+  // Bytes 2 and 3: two high bits of each step; bytes 4 ... 7: the low nibbles.
   static void get_steps(const uint8_t* p, int j, uint8_t* steps) {
     steps[0] = uint8_t((p[4 + j / 2] >> 4 * (j % 2) & 15) | (p[2 + j / 4] >> 2 * (j % 4) & 3) << 4);
   }
@@ -292,8 +292,8 @@ struct RecordOf<Iq4Xs> : Record<256, 136, 0>, Planes<Plane<4, 0, SubNibblePlace<
     p[2 + j / 4] |= uint8_t((steps[0] >> 4) << 2 * (j % 4));
   }
 };
-// Six-bit steps of scale and minimum in twelve bytes from byte 4 on: of the first four sub-blocks in the low bits of bytes
-// 0 ... 3 and 4 ... 7, of the others in the nibbles of bytes 8 ... 11 and the top bits of the earlier bytes.
+// Six-bit steps of scale and minimum in the twelve bytes from byte 4: for the first four sub-blocks in the low bits of bytes 0 ... 3
+// and 4 ... 7, for the others in the nibbles of bytes 8 ... 11 and the top bits of the earlier bytes.
 struct SixBitPairs {
   static __m128i all_steps(const uint8_t* p) {
     uint32_t a, b, c;
@@ -347,7 +347,7 @@ struct RecordOf<Q6K> : Record<256, 210, 208>, Planes<Plane<4, 0, QuadPlace>, Pla
 };
 template <>
 struct RecordOf<Q3K> : Record<256, 110, 108>, Planes<Plane<2, 0, CrumbPlace<32>>, Plane<1, 2, BitPlace<0>>> {
-  // From byte 96 on: eight bytes of low nibbles, of steps i and i + 8; four of two high bits, of i, i + 4, i + 8, i + 12.
+  // From byte 96: eight bytes with low nibbles of steps i and i + 8; four bytes with two high bits of steps i, i + 4, i + 8, i + 12.
   static __m128i all_steps(const uint8_t* p) {
     uint32_t twos;
     std::memcpy(&twos, p + 104, 4);
@@ -377,7 +377,7 @@ struct RecordOf<Q2K> : Record<256, 84, 80, 82, true>, Planes<Plane<2, 0, CrumbPl
   static void put_steps(uint8_t* p, int j, const uint8_t* steps) { std::memcpy(p + 2 * j, steps, 2); }
 };
 
-// Steps of block b in a tile's stream, for the output whose bytes begin at p.
+// Steps of block b in a tile's stream, for the output with its first byte at p.
 template <class Scales>
 struct TileSteps {
   static void get(const uint8_t* p, int64_t b, uint8_t* steps) {
@@ -386,7 +386,7 @@ struct TileSteps {
   static void put(uint8_t* p, int64_t b, const uint8_t* steps) {
     for (int i = 0; i < Scales::kSteps; ++i) p[(b * Scales::kSteps + i) * kLanes] = steps[i];
   }
-  // Of 16 outputs and up to eight blocks from b, a multiple of eight, on: a row for each step.
+  // Writes steps of 16 outputs and up to eight blocks from b, a multiple of eight: one row per step.
   static void put_rows(uint8_t* p, int64_t b, int blocks, const __m128i* rows) {
     for (int i = 0; i < 2 * blocks; ++i) store(p + (b * 2 + i) * kLanes, rows[i]);
   }

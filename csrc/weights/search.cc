@@ -1,4 +1,4 @@
-// The searches of searcher.h and minimum_searcher.h, for the instruction sets of this CPU.
+// Dispatch of the searches in searcher.h and minimum_searcher.h to the instruction sets of this CPU.
 #include "weights/search.h"
 
 #include "weights/minimum_searcher.h"

@@ -1,7 +1,7 @@
-// One search for every number of lanes, in vectors of the compiler's: a lane is a part, a column of search.py. search.cc
-// compiles it three times, for the baseline, AVX2 and AVX-512; all execute the same IEEE operations in the same order (no
-// fma: -ffp-contract=off), hence the same bits. Names and order are those of
-// search.py and columns.py; what they explain is not said again. MinimumSearch is in minimum_searcher.h.
+// One implementation of each search for every number of lanes, in compiler vectors: a lane is a part, a column of search.py.
+// search.cc compiles it for the baseline, AVX2 and AVX-512. All execute the same IEEE operations in the same order (no fma:
+// -ffp-contract=off), so results are bit-equal. Names and order follow search.py and columns.py, which explain the algorithms.
+// MinimumSearch is in minimum_searcher.h.
 #pragma once
 
 #include <algorithm>
@@ -17,10 +17,10 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr float kLeastScale = 1e-30f;  // float_scales.py's
+constexpr float kLeastScale = 1e-30f;  // as in float_scales.py
 constexpr float kTiny = 1e-38f, kSingular = 4e-6f, kClearly = 1 + 0x1p-22f;
 constexpr int kNear[] = {0, -1, 1};
-constexpr int kChunk = kMostParts;  // parts in hand: whole blocks
+constexpr int kChunk = kMostParts;  // parts per chunk: whole blocks
 
 template <int L>
 struct Lanes {
@@ -29,7 +29,7 @@ struct Lanes {
   typedef uint8_t Bytes __attribute__((vector_size(L)));
 };
 
-// Numbers that codes stand for: whole ones; ascending ones with the negative of each; or ascending ones.
+// Tables of numbers: integers; ascending numbers with the negative of each; or ascending numbers.
 enum class Table { whole, mirrored, any };
 
 template <int L>
@@ -39,7 +39,7 @@ struct Searcher {
   using Bytes = typename Lanes<L>::Bytes;
   static constexpr int kVectors = kChunk / L;
 
-  // One number for each part in hand.
+  // One number for each part of the chunk.
   struct PerPart {
     alignas(64) float of[kChunk];
     ALWAYS_INLINE F get(int v) const {
@@ -50,7 +50,7 @@ struct Searcher {
     ALWAYS_INLINE void set(int v, F value) { std::memcpy(of + v * L, &value, sizeof value); }
   };
 
-  // Blocks in hand with steps; error is that of parts, or in the first lane of each block the block's.
+  // The chunk's blocks with steps; `error` is per part, or, in the first lane of each block, per block.
   struct Stepped {
     uint16_t scale[kChunk], minimum[kChunk];
     PerPart steps, minimum_steps, error;
@@ -59,7 +59,7 @@ struct Searcher {
   const Search& search;
   const int least_number, most_number;
   float middles[kMostNumbers];
-  size_t first_middle = 0;  // of those that are looked at: where numbers are mirrored about a 0, above that
+  size_t first_middle = 0;  // first middle to compare: for mirrored numbers, the first above 0
   alignas(64) F x[kVectors][kMostSearched], w[kVectors][kMostSearched];
 
   ALWAYS_INLINE explicit Searcher(const Search& s)
@@ -71,7 +71,7 @@ struct Searcher {
   }
 
   static ALWAYS_INLINE F all(float value) { return F{} + value; }
-  static ALWAYS_INLINE F nothing_yet() { return all(-0.0f); }  // what a sum begins with: adding to it changes no bit
+  static ALWAYS_INLINE F nothing_yet() { return all(-0.0f); }  // neutral start of a sum: adding to -0 changes no bit
   static ALWAYS_INLINE F magnitude(F value) { return (F)((I)value & 0x7fffffff); }
   static ALWAYS_INLINE F inverse_of(F scale) {
     const F inverse = 1.0f / scale;
@@ -83,8 +83,8 @@ struct Searcher {
     return value > all(high) ? all(high) : value;
   }
 
-  // The nearest whole number from low to high: the sum's bits are in order as integers are, however large the value, and
-  // integers are limited in one instruction where floats, which might be NaN, take two.
+  // The nearest integer in [low, high]. Clamps the sum's bits as integers, which order like the floats and take one instruction;
+  // clamping floats takes two, because they may be NaN.
   static ALWAYS_INLINE F whole(F value, int low, int high) {
     I sum = (I)(value + 12582912.0f);
     const I least = I{} + (0x4b400000 + low), most = I{} + (0x4b400000 + high);
@@ -114,13 +114,13 @@ struct Searcher {
     return (mirrored ? -count : count) + int(first_middle);
   }
 
-  // What a negative value is compared as among the positive numbers: just above its magnitude, since of two numbers as near
-  // the lower one is meant, which is the one farther from 0 there.
+  // Maps a negative value to the positive numbers for comparison: just above its magnitude, because a tie goes to the lower number,
+  // which is the one farther from 0.
   static ALWAYS_INLINE F on_one_side(F value, I mirrored) {
     return mirrored ? (F)((I)magnitude(value) + 1) : value;
   }
 
-  // The chunk's parts as lanes, and the weights of their squared errors. What there is not is 0.
+  // Loads the chunk's parts as lanes, and the weights of their squared errors. Padding is 0.
   ALWAYS_INLINE void load(const float* values, const float* importance, int64_t first, int64_t parts, int64_t repeated) {
     static const float nothing[kMostSearched] = {};
     const int size = search.size;
@@ -265,7 +265,7 @@ struct Searcher {
   // ---- ZeroSearch ------------------------------------------------------------------------------------------------
 
   ALWAYS_INLINE void zeros(int64_t first, int64_t parts, const FoundParts& out) const {
-    constexpr int kFar = 1 << 20;  // beyond every code, and exact
+    constexpr int kFar = 1 << 20;  // beyond every code, and exact in float
     for (int v = 0; v < kVectors; ++v) {
       F low = all(0), high = all(0);
       for (int i = 0; i < search.size; ++i) {
@@ -300,7 +300,7 @@ struct Searcher {
           error = error + w[v][i] * rest * rest;
           tried[i] = __builtin_convertvector(__builtin_convertvector(number, I), Bytes);
         }
-        const I first_try = I{} - int(part == search.tries.front());  // which stays where a scale is beyond binary16
+        const I first_try = I{} - int(part == search.tries.front());  // the fallback if a scale is beyond binary16
         const I better = (error < least) | first_try;
         least = better ? error : least;
         best_zero = better ? zero : best_zero;
@@ -345,7 +345,7 @@ struct Searcher {
   ALWAYS_INLINE int parts_of_block() const { return search.inputs / search.size; }
   ALWAYS_INLINE bool of_minimums() const { return search.kind == SearchKind::minimum; }
 
-  // Each part has its block's number, which stands at the block's first part.
+  // Broadcasts each block's number, stored at its first part, to its parts.
   ALWAYS_INLINE F of_blocks(const uint16_t* halves, int v) const {
     F found{};
     for (int lane = 0; lane < L; ++lane) found[lane] = half_to_float(halves[(v * L + lane) & -parts_of_block()]);
@@ -376,7 +376,7 @@ struct Searcher {
     return clamped(steps, float(search.step_limit), float(-search.step_limit - 1));
   }
 
-  // A vector's codes, code i of each lane in row i.
+  // Writes a vector's codes: code i of each lane is in row i.
   ALWAYS_INLINE void put_codes(const Bytes* codes, int v, int64_t first, int64_t parts, const FoundParts& out) const {
     const int64_t from = first + v * L;
     const int there = int(std::max<int64_t>(0, std::min<int64_t>(L, parts - from)));
