@@ -1,9 +1,8 @@
-// The weight formats as the kernels read them, declared once: WEIGHT_FORMATS says of each how a tile holds its codes (Codes),
-// what a code stands for (its value less kZero, or Values), and where its scales come from (Scales). The enumeration, the
-// tables of functions, what Python reads (weight_formats) and the OpenCL kernels' options are made of that list; where a
-// record in a file has its bits stands in weights/records.h.
+// The weight formats of the kernels, declared once. WEIGHT_FORMATS lists for each format how a tile stores its codes (Codes), the
+// value of a code (code - kZero, or Values), and its scales (Scales). The enumeration, the function tables, weight_formats in Python
+// and the OpenCL kernels' options are generated from that list. weights/records.h has the bit layout of records in files.
 //
-// Types and constants alone: every instruction set compiles this in its own way (generic/codes.inl, generic/scales.inl).
+// Types and constants only: every instruction set compiles them separately (generic/codes.inl, generic/scales.inl).
 #pragma once
 
 #include <cstdint>
@@ -11,8 +10,8 @@
 
 namespace ipex_lookahead {
 
-// Codes: 16 outputs x 32 inputs in kBytes. A tile unpacks into eight rows of 64 bytes, byte j of row c being output j / 4,
-// input 4 c + j % 4. kMost is the largest unsigned code: it decides how many products fit 16 bits where there is no VNNI.
+// Codes: 16 outputs x 32 inputs in kBytes. A tile unpacks into eight rows of 64 bytes; byte j of row c is output j / 4, input
+// 4 c + j % 4. kMost is the largest unsigned code: it limits the number of products that fit 16 bits without VNNI.
 struct Bytes {  // [8][64]
   static constexpr const char* kName = "BYTES";
   static constexpr int kBytes = 512, kMost = 255;
@@ -38,7 +37,7 @@ struct Crumbs3 {  // [2][64] as Crumbs, then [64]: bit c is the third of row c
   static constexpr const char* kName = "CRUMBS3";
   static constexpr int kBytes = 192, kMost = 7;
 };
-// Nibbles that count the entries of a table of whole numbers. kTable holds value + zero point, which is positive.
+// Nibbles that index a table of integers. kTable holds value + zero point, which is positive.
 struct E2m1 : Nibbles {  // 0, 0.5, 1, 1.5, 2, 3, 4, 6, doubled, then negative
   static constexpr const char* kName = "E2M1";
   static constexpr int kMost = 31;
@@ -50,9 +49,9 @@ struct Iq4 : Nibbles {  // llama.cpp's non-linear four bits: -127, -104, -83, -6
   static constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 };
 
-// Scales. kBlocks: blocks of 32 inputs that share a binary16 scale of an output, 0 = the matrix's group_blocks. kSteps: bytes
-// an output and block beside it. kMinimum: whether there is a second binary16 number, which is added to what codes are
-// multiplied to; or, where kZeroPoint, a whole number that is taken from the codes before.
+// Scales. kBlocks: number of 32-input blocks that share a binary16 scale of an output; 0: the matrix's group_blocks. kSteps:
+// additional bytes per output and block. kMinimum: there is a second binary16 number, which is added to the scaled code, or, if
+// kZeroPoint, an integer that is subtracted from the codes.
 struct GroupScale {  // value = scale * code
   static constexpr const char* kName = "GROUP_SCALE";
   static constexpr int kBlocks = 0, kSteps = 0;
@@ -66,7 +65,7 @@ struct GroupScaleAndMinimum {  // scale * code + minimum
 struct HalvedGroupScale : GroupScale {  // scale / 2 * code
   static constexpr const char* kName = "HALVED_GROUP_SCALE";
 };
-struct GroupScaleAndZero {  // scale * (code - zero), zero a whole number
+struct GroupScaleAndZero {  // scale * (code - zero), zero an integer
   static constexpr const char* kName = "GROUP_SCALE_AND_ZERO";
   static constexpr int kBlocks = 0, kSteps = 0;
   static constexpr bool kMinimum = true;
@@ -107,7 +106,7 @@ struct HalfStepsAndMinimums {  // scale * (step & 15) * code + minimum * (step >
   static constexpr bool kMinimum = true;
 };
 template <class Scales>
-constexpr int64_t step_bytes(int64_t blocks) {  // of one tile
+constexpr int64_t step_bytes(int64_t blocks) {  // per tile
   return 16 * Scales::kSteps * blocks;
 }
 template <>
@@ -123,13 +122,13 @@ constexpr bool kZeroPoint = std::is_same_v<Scales, GroupScaleAndZero>;
 template <class Scales>
 constexpr bool kHalves = !std::is_same_v<Scales, ExponentScale> && !std::is_same_v<Scales, FloatScale>;  // binary16 scales
 
-// How a product is taken: of floats; of whole numbers, activations quantised to int8; of floats that codes stand for.
+// Arithmetic of products: floats; integers, with activations quantized to int8; or floats looked up from codes.
 enum class Arithmetic { floats, whole, codebook };
 
 template <int Size>
 struct FloatFormat {
   static constexpr Arithmetic kArithmetic = Arithmetic::floats;
-  static constexpr int kSize = Size;  // bytes of a weight
+  static constexpr int kSize = Size;  // bytes per weight
 };
 template <class CodesOf, int Zero, class ScalesOf>
 struct IntegerFormat {
@@ -138,8 +137,7 @@ struct IntegerFormat {
   using Codes = CodesOf;
   using Scales = ScalesOf;
 };
-// A weight is scale * what its code stands for, rounded once; no table of int8 would be exact to the definition. Values
-// are what codes stand for: a table of floats, or minifloats.
+// weight = scale * value of its code, rounded once; an int8 table would not be exact. Values is a table of floats, or minifloats.
 template <class CodesOf, class Values, class ScalesOf = GroupScale>
 struct CodebookFormat : Values {
   static constexpr Arithmetic kArithmetic = Arithmetic::codebook;
@@ -161,8 +159,8 @@ struct BitsandbytesFloat4 {
   static constexpr float kTable[16] = {0.0f,  0.005208333333f,  0.66666667f,  1.0f,  0.33333333f,  0.5f,  0.16666667f,  0.25f,
                                        -0.0f, -0.005208333333f, -0.66666667f, -1.0f, -0.33333333f, -0.5f, -0.16666667f, -0.25f};
 };
-// The upper two bytes of a float32 are linear in exponent and mantissa of a shorter one, but for the subnormals: what is to be
-// added to upper = magnitude >> (Mantissa + 1) and lower = magnitude << (7 - Mantissa), for magnitudes up to 14, and from 15 on.
+// The upper two bytes of a float32 are linear in the exponent and mantissa of a shorter float, except for subnormals. Holds the
+// addends of upper = magnitude >> (Mantissa + 1) and lower = magnitude << (7 - Mantissa), for magnitudes up to 14, and from 15 on.
 struct UpperBytes {
   uint8_t upper[16], lower[16];
 };
@@ -179,7 +177,7 @@ constexpr UpperBytes upper_bytes(int mantissa, int bias) {
   }
   return r;
 }
-// Floats of a sign, and of exponent and mantissa in Magnitude bits.
+// Minifloats with a sign, and exponent and mantissa in Magnitude bits.
 template <int Magnitude, int Mantissa, int Bias>
 struct Minifloat {
   static_assert(Bias % 2 == 1 && Mantissa < 4, "biases differ by whole steps of the upper byte; subnormals are looked up");
@@ -187,7 +185,7 @@ struct Minifloat {
   static constexpr UpperBytes kUpperBytes = upper_bytes(Mantissa, Bias);
 };
 
-// Every format, once: its name, its struct, and what it is.
+// Every format, once: its name, its struct, and its description.
 #define WEIGHT_FORMATS(FORMAT)                                                                                      \
   FORMAT(fp32, Fp32, FloatFormat<4>)                                                                                \
   FORMAT(fp16, Fp16, FloatFormat<2>)                                                                                \
@@ -234,9 +232,9 @@ WEIGHT_FORMATS(WEIGHT_FORMAT)
 constexpr bool kFloatActivations[] = {WEIGHT_FORMATS(WEIGHT_FORMAT)};
 #undef WEIGHT_FORMAT
 constexpr int kFormats = sizeof(kFloatActivations);
-inline bool is_float(WeightFormat f) { return kFloatActivations[int(f)]; }  // whether its activations stay floats
+inline bool is_float(WeightFormat f) { return kFloatActivations[int(f)]; }  // activations stay floats
 
-// One value for each format, in the order of WeightFormat: Make<Format>::value().
+// One value per format, in the order of WeightFormat: Make<Format>::value().
 #define WEIGHT_FORMAT(name, Format, ...) Make<Format>::value(),
 template <template <class> class Make>
 __attribute__((always_inline)) inline auto format_table() {

@@ -34,7 +34,7 @@ static inline uint16_t float_to_half(float f) {
   if (bits < 0x38800000u) {                                  // below 2^-14: subnormal, in units of 2^-24
     float magnitude;
     std::memcpy(&magnitude, &bits, 4);
-    const float aligned = magnitude + 0.5f;  // the sum's last bit is worth 2^-24, so the addition rounds for us
+    const float aligned = magnitude + 0.5f;  // the sum's last bit is 2^-24, so the addition rounds
     uint32_t rounded;
     std::memcpy(&rounded, &aligned, 4);
     return uint16_t(sign | (rounded - 0x3f000000u));

@@ -1,5 +1,5 @@
-// The tile operations of AMX in plain C++, by Intel's Software Developer's Manual (volume 2, the instructions' pages): for
-// tests on machines without it. What the processor would fault on ends the program with a sentence.
+// The AMX tile operations in plain C++, as specified in Intel's Software Developer's Manual (volume 2), for tests on machines
+// without AMX. Where the processor would fault, it prints a message and aborts.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct TileFile {
   Tile tiles[8];
 };
 inline TileFile& file() {
-  static thread_local TileFile registers;  // each thread has its own
+  static thread_local TileFile registers;  // per thread
   return registers;
 }
 inline void demand(bool holds, const char* what) {
@@ -69,7 +69,7 @@ inline void store_tile(int from, void* memory, int64_t stride) {
   for (int r = 0; r < t.rows; ++r)
     std::memcpy(static_cast<uint8_t*>(memory) + r * stride, t.bytes[r], size_t(t.row_bytes));
 }
-// to[m][n] += sum over k, i of a[m][4 k + i] * b[k][4 n + i], bytes with signs, sums of 32 bits.
+// to[m][n] += sum over k, i of a[m][4 k + i] * b[k][4 n + i], for signed bytes with 32-bit sums.
 inline void dot_signed(int to, int first, int second) {
   Tile& c = tile(to);
   const Tile &a = tile(first), &b = tile(second);

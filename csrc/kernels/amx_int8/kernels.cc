@@ -1,6 +1,6 @@
-// AMX (Sapphire Rapids and later): avx512_vnni, but many rows of whole numbers go through tile registers.
+// AMX (Sapphire Rapids and later): avx512_vnni, with tile registers for integer products of many rows.
 //
-// EMULATED_TILES builds the same on plain C++ throughout, for tests on any machine (emulated.h).
+// EMULATED_TILES builds the same code on plain C++, for tests on any machine (emulated.h).
 #include <memory>
 #include <new>
 #include <type_traits>
@@ -38,7 +38,7 @@ static KernelTable table() {
   return kernels;
 }
 
-// Sums of 32 and of 16 products, plainly.
+// Checks sums of 32 and of 16 products against plain loops.
 static bool tiles_multiply() {
   alignas(64) int8_t a[kMostRows][kGroup], b[8][64];
   alignas(64) int32_t of_block[kMostRows][kLanes], of_half[kMostRows][kLanes];

@@ -1,30 +1,28 @@
-// Linear layers of whole numbers for many rows: the dot products of a band of up to 16 rows with the 16 outputs of a tile
-// are one instruction a block of 32 inputs. It gives whole numbers, exact in any order, and what is made of them stands in
-// generic/scales.inl, so the bits are those of every other instruction set. No dot product goes beyond a block: a scale
-// lies between.
+// Integer linear layers for many rows: one instruction computes the dot products of a band of up to 16 rows with the 16 outputs of
+// a tile over a block of 32 inputs. The results are integers, exact in any order, and generic/scales.inl applies the scales, so the
+// bits equal those of every other instruction set. A dot product cannot span blocks, because each block has its own scale.
 
-// Calls of fewer rows are quicker, or as quick, without tiles (measured in whole steps: docs/dev/LOG.md).
+// Calls with fewer rows are at least as fast without tiles (measured in whole steps: docs/dev/LOG.md).
 constexpr int64_t kFewestOfCall = 24;
-constexpr int kFewestRows = 11, kMostRows = 16;  // of a band
-// What is worked on at a time stays in the first-level cache: so many blocks of so many tiles, unpacked once for so many
-// bands.
+constexpr int kFewestRows = 11, kMostRows = 16;  // per band
+// Blocks, tiles and bands per panel, chosen so that the panel fits the L1 cache: weights are unpacked once for kBands bands.
 constexpr int kPanel = 8, kTiles = 2, kBands = 4;
-constexpr int kAhead = 3;  // blocks whose dot products are under way while those before them are scaled
+constexpr int kAhead = 3;  // blocks between a dot product and its scaling, so that both overlap
 constexpr int kTileValues = kBands * kMostRows * kLanes;
 
 SIMD_INLINE int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
 
-// The rows of a call as bands of the same number of rows: 24 are 2 of 12, 33 are 3 of 11. The last band may begin before
-// the one before it ends: the rows between are computed twice, to the same bits.
+// Splits the rows of a call into bands of equal size: 24 rows are 2 bands of 12, 33 are 3 of 11. The last band may overlap the one
+// before it: the rows in both are computed twice, with the same bits.
 struct Bands {
   int64_t count, number, rows;
   explicit Bands(int64_t row_count)
       : count(row_count), number((count + kMostRows - 1) / kMostRows), rows((count + number - 1) / number) {}
   int64_t begin(int64_t band) const { return band * rows < count - rows ? band * rows : count - rows; }
-  int64_t repeated(int64_t band) const { return band * rows - begin(band); }  // rows that the band before has as well
+  int64_t repeated(int64_t band) const { return band * rows - begin(band); }  // rows shared with the previous band
 };
 
-// Tile registers: 0 the sums, 1 a band's codes, 2 a block of weights; 3 and 4 the same for half a block; 5 to 7 more sums.
+// Tile registers: 0: sums; 1: a band's codes; 2: a block of weights; 3 and 4: the same for half a block; 5 to 7: more sums.
 class Tiles {
  public:
   explicit Tiles(int64_t rows) {
@@ -37,18 +35,18 @@ class Tiles {
     written();
     _tile_loadconfig(&config);
   }
-  ~Tiles() { _tile_release(); }  // else every switch of threads would save them
+  ~Tiles() { _tile_release(); }  // otherwise every thread switch would save them
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
-  // The compiler does not know that tiles are read from memory: what is written stands there from here on.
+  // A compiler barrier: the compiler does not know that tile loads read memory.
   static void written() { __asm__ volatile("" ::: "memory"); }
 };
 
 template <class Format>
 using BlockOf = decltype(std::declval<Scaling<Format>>().at(0));
 
-// Blocks of a tile as the tile registers read them: 8 rows of 64 bytes, each the value of a code.
+// Weights of blocks as tile registers read them: 8 rows of 64 signed bytes.
 template <class Format>
 struct Panel {
   alignas(64) uint8_t codes[kPanel][8][64];
@@ -59,7 +57,7 @@ struct Panel {
     const uint8_t* from = w.codes + (tile * w.blocks + first) * Codes::kBytes;
     const Scaling<Format> scales(w, tile);
     for (int64_t b = 0; b < count; ++b) {
-      // What comes next is this tile's, and behind its end not the next tile's, which is being read as well.
+      // Prefetch within this tile: beyond its end is the next tile, which is read at the same time.
       const int64_t tiles_on = ((first + b) * Codes::kBytes + kPrefetchBytes) / (w.blocks * Codes::kBytes);
       const int64_t ahead = kPrefetchBytes + tiles_on * (kTiles - 1) * w.blocks * Codes::kBytes;
       prefetch_ahead(from + b * Codes::kBytes, ahead, Codes::kBytes);
@@ -74,7 +72,7 @@ struct Panel {
   }
 };
 
-// Whole numbers [dots][row][output] of one block.
+// The integer dot products [dots][row][output] of one block.
 template <class Format, int M>
 struct Dots {
   static constexpr int kDots = BlockOf<Format>::kDots;
@@ -107,8 +105,8 @@ struct Dots {
   }
 };
 
-// Blocks of a band's activations, row after row of each: as they come, rows that lie a power of two apart would drive each
-// other out of the cache.
+// Activations of a band's blocks, copied row by row: in place, rows at distances of a power of two would evict each other from the
+// cache.
 struct BandPanel {
   alignas(64) int8_t codes[kPanel][kMostRows][kGroup];
   float scales[kMostRows][kPanel], sums[kMostRows][kPanel];
@@ -124,7 +122,7 @@ struct BandPanel {
   }
 
  private:
-  template <int Whole>  // the count where it is known: copies of a fixed size are a few instructions
+  template <int Whole>  // a known size: fixed-size copies are a few instructions
   void take_blocks(const Rows& x, int64_t row, int64_t rows, int64_t first, int64_t some) {
     const int64_t count = Whole != 0 ? Whole : some;
     for (int64_t m = 0; m < rows; ++m) {
@@ -140,7 +138,7 @@ struct BandPanel {
   }
 };
 
-// Up to kBands bands of a call, put in order once for all its tiles: [panel][band].
+// Up to kBands bands of a call, copied once for all its tiles: [panel][band].
 class BandPanels {
  public:
   const int64_t bands;
@@ -154,7 +152,7 @@ class BandPanels {
   }
   const BandPanel& at(int64_t panel, int64_t band) const { return panels_[panel * bands + band]; }
 
-  // A thread's own, kept from call to call; null where there is no memory for it.
+  // The thread's own memory, reused by later calls; null if there is none.
   static BandPanel* room(const Rows& x, const Bands& all) {
     static thread_local std::unique_ptr<BandPanel[]> panels;
     static thread_local int64_t size = 0;
@@ -205,7 +203,7 @@ static void multiply(const Matrix& w, int64_t tile, int64_t tiles, const BandPan
 
 using Multiply = void (*)(const Matrix&, int64_t, int64_t, const BandPanels&, float (*)[kTileValues]);
 struct BandFunctions {
-  int64_t fewest;  // rows of a call for which tiles pay
+  int64_t fewest;  // minimum rows per call for which tile registers pay
   Multiply of_rows[kMostRows + 1];
 };
 template <class Format, int M>
@@ -236,7 +234,7 @@ static const BandFunctions& functions(WeightFormat format) {
   return all.of[int(format)];
 }
 
-// f(row, where its 16 outputs are in a tile's values) for each row of the bands from `from` on that are in `a`, once.
+// Calls f(row, its 16 outputs in `a`) once for each row of the bands from `from` on that are in `a`.
 template <class F>
 SIMD_INLINE void for_each_row(const Bands& bands, int64_t from, const BandPanels& a, const F& f) {
   for (int64_t i = 0; i < a.bands; ++i)
@@ -300,7 +298,7 @@ static void gate_up(const Matrix& gate, const Matrix& up, const Activation& acti
   }
 }
 
-// Of blocks of 32 inputs, which is half of what tiles of 64 would do: no kernel here may have those.
+// With blocks of 32 inputs, half the throughput of full tiles of 64: no kernel here can use those.
 static int32_t integer_peak(int64_t repeats) {
   constexpr int64_t kOthers = 4 * kMostRows * kLanes * kGroup / (8 * 64);  // repeats of KernelTable's in one of these
   alignas(64) int8_t a[kMostRows][kGroup], b[8][64];

@@ -1,4 +1,4 @@
-// AVX2 with FMA and F16C (Haswell, Zen and later): two 256-bit registers stand for one tile row of 16.
+// AVX2 with FMA and F16C (Haswell, Zen and later): two 256-bit registers hold one tile row of 16.
 #pragma once
 
 #include <immintrin.h>
@@ -13,24 +13,24 @@ namespace ipex_lookahead {
 namespace avx2 {
 
 constexpr int kMaxRows = 16;
-constexpr int kFixedRows = 4;     // up to so many have functions of their own
+constexpr int kFixedRows = 4;     // row counts up to this have specialized functions
 constexpr int kTilesAtOnce = 2;
-constexpr int kRowsTogether = 4;  // by one tile's 16 outputs: 8 sums in registers beside two of weights
-constexpr int kMaxFloatRows = 16;  // of plain floats
+constexpr int kRowsTogether = 4;  // by one tile's 16 outputs: 8 sums in registers next to two registers of weights
+constexpr int kMaxFloatRows = 16;  // for float weights
 constexpr int kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0;  // 8 sums in registers
 constexpr int kFloatRowsTogether = 6;  // 12 sums
 constexpr int kQueryTile = 3;      // queries x 2 vectors of keys or values in registers
-constexpr int kQueriesOfFour = 1;  // so many queries have 4
+constexpr int kQueriesOfFour = 1;  // up to this number of queries use 4
 
 #include "vectors.inl"
 
-// 16 outputs x 32 inputs of codes, unpacked once and then used for every row of activations. Codes beyond 63 are kept signed
-// (less 128): two products of 255 * 127 would not fit the 16 bits that maddubs adds in.
+// 16 outputs x 32 inputs of codes, unpacked once for all rows of activations. Codes above 63 are stored signed (minus 128): two
+// products of 255 * 127 would overflow the 16 bits in which maddubs adds.
 template <int Most>
 struct CodeTile {
   static constexpr bool kSigned = Most > 63;
-  static constexpr int kTaken = kSigned ? 128 : 0;  // from each code
-  // Sums of pairs that still fit int16: a pair is at most 2 * Most * 127.
+  static constexpr int kTaken = kSigned ? 128 : 0;  // subtracted from each code
+  // Number of pair sums that fit int16: a pair is at most 2 * Most * 127.
   static constexpr int kPairs = Most <= 15 ? 8 : Most <= 31 ? 4 : 2;
   u8x64 rows[8];
   SIMD_METHOD void settle() {
@@ -38,18 +38,18 @@ struct CodeTile {
     const __m256i bias = _mm256_set1_epi8(-128);
     for (int c = 0; c < 8; ++c) rows[c] = {_mm256_xor_si256(rows[c].lo, bias), _mm256_xor_si256(rows[c].hi, bias)};
   }
-  // Stored here and now, once, for rows that go past it one part after the other: compilers store and load each code twice.
+  // Forces the codes into memory once, for row groups that read them one after the other; compilers store and reload each code.
   SIMD_METHOD void lay_down() { __asm__("" : "+m"(rows)); }
 };
 SIMD_INLINE __m256i add_pairs(__m256i sum, __m256i pairs) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
-// Sums are made where they stand: compilers put all products first, which no registers hold.
+// Forces the sum at this point: compilers move all products to the front and run out of registers.
 SIMD_INLINE __m256i now(__m256i x) {
   __asm__("" : "+x"(x));
   return x;
 }
-// sums[m] += codes * a[m], over `Count` rows of the tile from `First` on; row by row, so that a weight is loaded once.
+// sums[m] += codes * a[m], over `Count` rows of the tile from `First`, row by row, so that each weight is loaded once.
 template <int First, int Count, int M, int Most>
 SIMD_INLINE void add_unsigned(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
   constexpr int kPairs = CodeTile<Most>::kPairs < Count ? CodeTile<Most>::kPairs : Count;
@@ -68,7 +68,7 @@ SIMD_INLINE void add_unsigned(const CodeTile<Most>& t, const int8_t* a, i32x16 (
     for (int m = 0; m < M; ++m) sums[m] = {add_pairs(sums[m].lo, lo[m]), add_pairs(sums[m].hi, hi[m])};
   }
 }
-// |w| as the unsigned operand and a with w's sign: a pair is at most 2 * 128 * 127 = 32,512, exact in int16.
+// |w| is the unsigned operand and a gets w's sign: a pair is at most 2 * 128 * 127 = 32,512, exact in int16.
 template <int First, int Count, int M, int Most>
 SIMD_INLINE void add_signed(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
 #pragma GCC unroll 8
@@ -90,7 +90,7 @@ SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (
     add_unsigned<First, Count>(t, a, sums);
 }
 
-// Whole numbers of 14 bits by fours, as numbers of 16.
+// Stores 14-bit integers in groups of four as int16.
 SIMD_INLINE void store_fours(uint8_t* out, i32x16 x) {
   const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xd8);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), words);
@@ -100,8 +100,8 @@ SIMD_INLINE __m256i broadcast8(const uint8_t* p) {
   std::memcpy(&x, p, 8);
   return _mm256_set1_epi64x(x);
 }
-// sum + x * four such numbers, which are loaded for this product alone: compilers would keep those of three queries, for which
-// there is no register beside twelve sums, and one sum in memory instead.
+// sum + x * four such integers, which are loaded for this product only: compilers would keep those of three queries in registers
+// and spill a sum, because no register is left next to twelve sums.
 SIMD_INLINE __m256i add_anew(__m256i sum, __m256i x, const uint8_t* numbers) {
   __m256i product;
   __asm__("vpbroadcastq %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0"
@@ -110,7 +110,7 @@ SIMD_INLINE __m256i add_anew(__m256i sum, __m256i x, const uint8_t* numbers) {
   return sum;
 }
 SIMD_INLINE __m256i joined(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xd8); }
-// Q x S times sixteen sums of products of unsigned bytes with such numbers: four in a register, of two parts each.
+// Q x S x 16 sums of products of unsigned bytes with such integers: four per register, in two parts.
 template <int Q, int S>
 struct Dots {
   __m256i parts[Q][S][4];
@@ -122,7 +122,7 @@ struct Dots {
 #pragma GCC unroll 4
         for (int part = 0; part < 4; ++part) parts[i][s][part] = _mm256_setzero_si256();
   }
-  // of(i, s) += the four at numbers(i) * four bytes a lane of 64 at p + s stride.
+  // of(i, s) += the four integers at numbers(i) * four bytes per 64-byte lane at p + s stride.
   template <class Numbers>
   SIMD_METHOD void add(const uint8_t* p, int64_t stride, const Numbers& numbers) {
 #pragma GCC unroll 3
@@ -147,8 +147,8 @@ struct Dots {
   }
 };
 
-// Integer dot products for measuring the peak, as many at a time as there are registers for: 64 multiply-adds a call, and after
-// eight of them, which is as many as 16 bits hold, the sums are widened.
+// Integer dot products for measuring the peak, as many chains as registers allow: 64 multiply-adds per call. The 16-bit sums hold
+// eight calls and are then widened.
 constexpr int kDotChains = 3;
 struct DotAccumulator {
   __m256i lo, hi;
@@ -160,7 +160,7 @@ SIMD_INLINE DotAccumulator start_dots() {
 }
 SIMD_INLINE void more_dots(DotAccumulator& a) {
   __m256i x = _mm256_set1_epi8(1);
-  __asm__ volatile("" : "+x"(x));  // as if another one each time, which no compiler works out once for all
+  __asm__ volatile("" : "+x"(x));  // makes x opaque, so that the compiler does not hoist the product
   a.lo = now(_mm256_add_epi16(a.lo, _mm256_maddubs_epi16(_mm256_set1_epi8(3), x)));
   a.hi = now(_mm256_add_epi16(a.hi, _mm256_maddubs_epi16(_mm256_set1_epi8(5), x)));
 }

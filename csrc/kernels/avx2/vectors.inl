@@ -1,4 +1,4 @@
-// Sixteen lanes in two 256-bit registers: everything AVX2 and AVX-VNNI have in common. Included inside a namespace.
+// Sixteen lanes in two 256-bit registers: the common part of AVX2 and AVX-VNNI. Included inside a namespace.
 
 struct f32x16 {
   __m256 lo, hi;
@@ -88,7 +88,7 @@ SIMD_INLINE int32_t reduce_add(i32x16 a) {
   q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1));
   return _mm_cvtsi128_si32(q);
 }
-// The sums of the first 16 and of the last 16 of 32 signed bytes: of bytes 128 more, less that.
+// The sums of the first and the last 16 of 32 signed bytes, computed on bytes plus 128.
 SIMD_INLINE void half_sums(const int8_t* codes, int32_t& first, int32_t& second) {
   const __m128i flip = _mm_set1_epi8(-128), none = _mm_setzero_si128();
   const __m128i* p = reinterpret_cast<const __m128i*>(codes);
@@ -99,7 +99,7 @@ SIMD_INLINE void half_sums(const int8_t* codes, int32_t& first, int32_t& second)
   second = _mm_extract_epi32(sums, 2) - 16 * 128;
 }
 
-// A row of a tile: 64 bytes, outputs 0 ... 7 in the first half.
+// A tile row: 64 bytes, outputs 0 ... 7 in the first half.
 struct u8x64 {
   __m256i lo, hi;
 };
@@ -121,7 +121,7 @@ SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
   const __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table)));
   return {_mm256_shuffle_epi8(t, x.lo), _mm256_shuffle_epi8(t, x.hi)};
 }
-// Of whole numbers or of bytes: there, what comes in from a neighbour is masked away afterwards.
+// Shifts integers or bytes; for bytes, bits shifted in from a neighbor must be masked away afterwards.
 template <int N, class Two>
 SIMD_INLINE Two shr(Two x) {
   return {_mm256_srli_epi32(x.lo, N), _mm256_srli_epi32(x.hi, N)};
@@ -139,13 +139,13 @@ SIMD_INLINE u8x64 min8(u8x64 x, uint8_t most) {
   const __m256i m = _mm256_set1_epi8(char(most));
   return {_mm256_min_epu8(x.lo, m), _mm256_min_epu8(x.hi, m)};
 }
-SIMD_INLINE i32x16 lanes(u8x64 x) { return {x.lo, x.hi}; }  // four bytes a lane
-// Of each 16 bytes, which are four lanes: the first two of each lane, then the others.
+SIMD_INLINE i32x16 lanes(u8x64 x) { return {x.lo, x.hi}; }  // four bytes per lane
+// Of each 16 bytes (four lanes): the first two bytes of each lane, then the others.
 SIMD_INLINE u8x64 pairs_apart(u8x64 x) {
   const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
   return {_mm256_shuffle_epi8(x.lo, order), _mm256_shuffle_epi8(x.hi, order)};
 }
-// The first or the second eight of each 16 bytes, as the lower and the upper half of numbers of 16 bits, two a lane.
+// Widens the first or the second eight of each 16 bytes to 16 bits, two per lane.
 template <int Half>
 SIMD_INLINE __m256i zip(__m256i lower, __m256i upper) {
   return Half == 0 ? _mm256_unpacklo_epi8(lower, upper) : _mm256_unpackhi_epi8(lower, upper);
@@ -155,15 +155,15 @@ SIMD_INLINE i32x16 zip(u8x64 lower, u8x64 upper) {
   return {zip<Half>(lower.lo, upper.lo), zip<Half>(lower.hi, upper.hi)};
 }
 SIMD_INLINE f32x16 as_float(i32x16 bits) { return {_mm256_castsi256_ps(bits.lo), _mm256_castsi256_ps(bits.hi)}; }
-// A table of 16 floats is looked up byte by byte, 32 codes at a time: a lookup of whole floats takes eight, and half the table.
+// A table of 16 floats is looked up byte by byte, 32 codes at a time: a float lookup covers eight codes and half the table.
 #define SIMD_TABLE_BY_BYTES
-// Byte `byte` of each of 16 floats, twice.
+// Byte `byte` of each of 16 floats, duplicated.
 SIMD_INLINE __m256i bytes_of(const float* table, int byte) {
   alignas(16) uint8_t bytes[16];
   for (int i = 0; i < 16; ++i) std::memcpy(bytes + i, reinterpret_cast<const uint8_t*>(table + i) + byte, 1);
   return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
-// w[i], of eight outputs, by the i-th byte of each 32-bit lane.
+// w[i], of eight outputs, selected by the i-th byte of each 32-bit lane.
 SIMD_INLINE void lookup_fours(const __m256i (&table)[4], __m256i codes, __m256 (&w)[4]) {
   const __m256i by_input = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
   const __m256i x = _mm256_shuffle_epi8(codes, by_input);
@@ -188,7 +188,7 @@ SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_unpackhi_epi64(x, x))};
 }
-// 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
+// 2^(e - 128): the factor of a shared-exponent byte for doubled values; 0 and 1 give subnormals.
 SIMD_INLINE __m256 half_powers(__m256i e) {
   const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
   const __m256i tiny = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
@@ -198,7 +198,7 @@ SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
   const i32x16 e = widen_u8(p);
   return {half_powers(e.lo), half_powers(e.hi)};
 }
-// Two numbers of 16 bits, the first low, by those of each lane: the sum of both products.
+// Multiplies two 16-bit integers (the first in the low half) with those of each lane and adds the products.
 SIMD_INLINE i32x16 set_pairs(int16_t first, int16_t second) {
   const __m256i pairs = _mm256_set1_epi32(int32_t(uint16_t(first) | uint32_t(uint16_t(second)) << 16));
   return {pairs, pairs};

@@ -16,15 +16,15 @@ namespace avx512_vnni {
 using f32x16 = __m512;
 using i32x16 = __m512i;
 
-constexpr int kMaxRows = 16;      // of a tile at a time; of whole numbers held in registers
-constexpr int kFixedRows = 16;    // up to so many have functions of their own
-constexpr int kTilesAtOnce = 2;   // of whole numbers, by all these rows
-constexpr int kRowsTogether = 1;  // rows whose products are taken in turn: here one after the other
-constexpr int kMaxFloatRows = 4;  // of plain floats: to widen them again costs less than to keep them
+constexpr int kMaxRows = 16;      // rows of a tile at a time, with integer sums in registers
+constexpr int kFixedRows = 16;    // row counts up to this have specialized functions
+constexpr int kTilesAtOnce = 2;   // integer tiles, for all these rows
+constexpr int kRowsTogether = 1;  // rows with interleaved products; here one after the other
+constexpr int kMaxFloatRows = 4;  // for float weights: widening again costs less than storing the result
 constexpr int kFixedFloatRows = 4, kFloatRowsOfTwoTiles = 1;  // 16 and 8 sums in registers
 constexpr int kFloatRowsTogether = 16;
 constexpr int kQueryTile = 12;      // queries x 2 vectors of keys or values in registers
-constexpr int kQueriesOfFour = 4;   // so many queries have 4
+constexpr int kQueriesOfFour = 4;   // up to this number of queries use 4
 constexpr bool kFewRegisters = false;
 
 SIMD_INLINE f32x16 zero() { return _mm512_setzero_ps(); }
@@ -41,7 +41,7 @@ SIMD_INLINE f32x16 min(f32x16 a, f32x16 b) { return _mm512_min_ps(a, b); }
 SIMD_INLINE f32x16 abs(f32x16 a) { return _mm512_abs_ps(a); }
 SIMD_INLINE i32x16 round(f32x16 a) { return _mm512_cvtps_epi32(a); }  // half to even
 SIMD_INLINE f32x16 to_float(i32x16 a) { return _mm512_cvtepi32_ps(a); }
-SIMD_INLINE f32x16 scale_by_power(f32x16 a, i32x16 n) {  // a * 2^n, for n that keeps the result normal
+SIMD_INLINE f32x16 scale_by_power(f32x16 a, i32x16 n) {  // a * 2^n, for n with a normal result
   return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(n, 23)));
 }
 SIMD_INLINE f32x16 load_f16(const uint16_t* p) {
@@ -73,7 +73,7 @@ SIMD_INLINE bool any_greater(f32x16 a, float b) { return _mm512_cmp_ps_mask(a, _
 SIMD_INLINE bool any_nan(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0; }
 SIMD_INLINE float reduce_max(f32x16 a) { return _mm512_reduce_max_ps(a); }
 SIMD_INLINE i32x16 add(i32x16 a, i32x16 b) { return _mm512_add_epi32(a, b); }
-// The sums of the first 16 and of the last 16 of 32 signed bytes: of bytes 128 more, less that.
+// The sums of the first and the last 16 of 32 signed bytes, computed on bytes plus 128.
 SIMD_INLINE void half_sums(const int8_t* codes, int32_t& first, int32_t& second) {
   const __m128i flip = _mm_set1_epi8(-128), none = _mm_setzero_si128();
   const __m128i* p = reinterpret_cast<const __m128i*>(codes);
@@ -89,7 +89,7 @@ SIMD_INLINE i32x16 load_i32(const int32_t* p) { return _mm512_loadu_si512(p); }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) {
   return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
-// Of whole numbers or of the bytes below: there, what comes in from a neighbour is masked away afterwards.
+// Shifts integers or the bytes below; for bytes, bits shifted in from a neighbor must be masked away afterwards.
 template <int N>
 SIMD_INLINE __m512i shr(__m512i x) {
   return _mm512_srli_epi32(x, N);
@@ -99,20 +99,20 @@ SIMD_INLINE __m512i shl(__m512i x) {
   return _mm512_slli_epi32(x, N);
 }
 SIMD_INLINE i32x16 mask32(i32x16 x, int32_t mask) { return _mm512_and_si512(x, _mm512_set1_epi32(mask)); }
-// 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
+// 2^(e - 128): the factor of a shared-exponent byte for doubled values; 0 and 1 give subnormals.
 SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
   const __m512i e = widen_u8(p);
   const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
   const __m512i tiny = _mm512_sllv_epi32(_mm512_set1_epi32(0x00200000), e);
   return _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)), tiny));
 }
-// Two numbers of 16 bits, the first low, by those of each lane: the sum of both products.
+// Multiplies two 16-bit integers (the first in the low half) with those of each lane and adds the products.
 SIMD_INLINE i32x16 set_pairs(int16_t first, int16_t second) {
   return _mm512_set1_epi32(int32_t(uint16_t(first) | uint32_t(uint16_t(second)) << 16));
 }
 SIMD_INLINE i32x16 dot_pairs(i32x16 pairs, int32_t pair) { return _mm512_madd_epi16(pairs, _mm512_set1_epi32(pair)); }
 
-// A row of a tile: 64 bytes. (The same register as i32x16: shr and shl serve both.)
+// A tile row: 64 bytes. (The same register as i32x16: shr and shl apply to both.)
 using u8x64 = __m512i;
 SIMD_INLINE u8x64 load64(const uint8_t* p) { return _mm512_loadu_si512(p); }
 SIMD_INLINE void store64(uint8_t* p, u8x64 v) { _mm512_storeu_si512(p, v); }
@@ -125,22 +125,22 @@ SIMD_INLINE u8x64 lookup(const uint8_t* table, u8x64 x) {
   return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(table))), x);
 }
 
-// The bytes of each 32-bit lane: 0, 1, 2 and 3 times what the lane holds, which is below 64.
+// The bytes of each 32-bit lane: 0, 1, 2 and 3 times the lane's value, which is below 64.
 SIMD_INLINE u8x64 multiples(i32x16 x) {
   return _mm512_mullo_epi16(_mm512_or_si512(x, _mm512_slli_epi32(x, 16)), _mm512_set1_epi32(0x03020100));
 }
-// Each byte of x, from 0 to 3, as that byte of its lane.
+// Replaces each byte of x, from 0 to 3, by that byte of its lane.
 SIMD_INLINE u8x64 lookup4(u8x64 lanes, u8x64 x) {
   const __m512i starts = _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c));
   return _mm512_shuffle_epi8(lanes, _mm512_or_si512(x, starts));
 }
 
-SIMD_INLINE i32x16 lanes(u8x64 x) { return x; }  // four bytes a lane
-// Of each 16 bytes, which are four lanes: the first two of each lane, then the others.
+SIMD_INLINE i32x16 lanes(u8x64 x) { return x; }  // four bytes per lane
+// Of each 16 bytes (four lanes): the first two bytes of each lane, then the others.
 SIMD_INLINE u8x64 pairs_apart(u8x64 x) {
   return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15)));
 }
-// The first or the second eight of each 16 bytes, as the lower and the upper half of numbers of 16 bits, two a lane.
+// Widens the first or the second eight of each 16 bytes to 16 bits, two per lane.
 template <int Half>
 SIMD_INLINE i32x16 zip(u8x64 lower, u8x64 upper) {
   return Half == 0 ? _mm512_unpacklo_epi8(lower, upper) : _mm512_unpackhi_epi8(lower, upper);
@@ -150,20 +150,20 @@ SIMD_INLINE f32x16 lookup(const float* table, i32x16 x) {  // by the lowest four
   return _mm512_permutexvar_ps(x, _mm512_loadu_ps(table));
 }
 
-// 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row.
+// 16 outputs x 32 inputs of unsigned codes, unpacked once for all rows.
 template <int Most>
 struct CodeTile {
-  static constexpr int kTaken = 0;  // from each code
+  static constexpr int kTaken = 0;  // subtracted from each code
   u8x64 rows[8];
   SIMD_METHOD void settle() {}
-  SIMD_METHOD void lay_down() {}  // registers hold it
+  SIMD_METHOD void lay_down() {}  // already in registers
 };
 SIMD_INLINE __m512i broadcast4(const int8_t* a) {
   int32_t x;
   std::memcpy(&x, a, 4);
   return _mm512_set1_epi32(x);
 }
-// sums[m] += codes * a[m], over `Count` rows of the tile from `First` on. One chain: two tiles by some rows are enough of them.
+// sums[m] += codes * a[m], over `Count` rows of the tile from `First`. One chain: two tiles by several rows are enough chains.
 template <int First, int Count, int M, int Most>
 SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
   for (int m = 0; m < M; ++m)
@@ -171,7 +171,7 @@ SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (
       sums[m] = _mm512_dpbusd_epi32(sums[m], t.rows[c], broadcast4(a + m * kGroup + 4 * c));
 }
 
-// Whole numbers of 14 bits by fours, 8 bytes each: the upper seven bits of the four, rounded, then what is left of them.
+// Stores 14-bit integers in groups of four, 8 bytes each: the upper seven bits of the four, rounded, then the remainders.
 SIMD_INLINE void store_fours(uint8_t* out, i32x16 x) {
   const __m512i upper = _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(64)), 7);
   const __m128i high = _mm512_cvtepi32_epi8(upper);
@@ -179,12 +179,12 @@ SIMD_INLINE void store_fours(uint8_t* out, i32x16 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi32(high, low));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi32(high, low));
 }
-// Sums stay in registers: GCC 12 stores every one of them in each round otherwise.
+// Keeps sums in registers: GCC 12 otherwise stores every one of them in each iteration.
 SIMD_INLINE __m512i now(__m512i x) {
   __asm__("" : "+v"(x));
   return x;
 }
-// Q x S times sixteen sums of products of unsigned bytes with such numbers.
+// Q x S x 16 sums of products of unsigned bytes with such integers.
 template <int Q, int S>
 struct Dots {
   __m512i high[Q][S], low[Q][S];
@@ -194,7 +194,7 @@ struct Dots {
 #pragma GCC unroll 4
       for (int s = 0; s < S; ++s) high[i][s] = low[i][s] = _mm512_setzero_si512();
   }
-  // of(i, s) += the four at numbers(i) * four bytes a lane of 64 at p + s stride.
+  // of(i, s) += the four integers at numbers(i) * four bytes per 64-byte lane at p + s stride.
   template <class Numbers>
   SIMD_METHOD void add(const uint8_t* p, int64_t stride, const Numbers& numbers) {
     __m512i x[S];
@@ -214,7 +214,7 @@ struct Dots {
   SIMD_METHOD i32x16 of(int i, int s) const { return _mm512_add_epi32(_mm512_slli_epi32(high[i][s], 7), low[i][s]); }
 };
 
-// Independent integer dot products for measuring the peak: 64 multiply-adds a call.
+// Independent integer dot products for measuring the peak: 64 multiply-adds per call.
 constexpr int kDotChains = 8;
 using DotAccumulator = __m512i;
 SIMD_INLINE DotAccumulator start_dots() { return _mm512_setzero_si512(); }

@@ -14,23 +14,23 @@ namespace avx_vnni {
 
 constexpr int kMaxRows = 16, kFixedRows = 4;
 constexpr int kTilesAtOnce = 2;
-constexpr int kRowsTogether = 4;  // by one tile's 16 outputs: 8 sums in registers beside two of weights
+constexpr int kRowsTogether = 4;  // by one tile's 16 outputs: 8 sums in registers next to two registers of weights
 constexpr int kMaxFloatRows = 16, kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0, kFloatRowsTogether = 6;
 constexpr int kQueryTile = 3;
 constexpr int kQueriesOfFour = 1;
 
 #include "../avx2/vectors.inl"
 
-// 16 outputs x 32 inputs of unsigned codes, unpacked once and then used for every row of activations.
+// 16 outputs x 32 inputs of unsigned codes, unpacked once for all rows of activations.
 template <int Most>
 struct CodeTile {
-  static constexpr int kTaken = 0;  // from each code
+  static constexpr int kTaken = 0;  // subtracted from each code
   u8x64 rows[8];
   SIMD_METHOD void settle() {}
   SIMD_METHOD void lay_down() { __asm__("" : "+m"(rows)); }  // as in avx2/simd.h
 };
-// sums[m] += codes * a[m], over `Count` rows of the tile from `First` on; row by row, so that a weight is loaded once. The
-// weights are the unsigned operand.
+// sums[m] += codes * a[m], over `Count` rows of the tile from `First`, row by row, so that each weight is loaded once. The weights
+// are the unsigned operand.
 template <int First, int Count, int M, int Most>
 SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
 #pragma GCC unroll 8
@@ -43,7 +43,7 @@ SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (
     }
 }
 
-// Whole numbers of 14 bits by fours, 8 bytes each: the upper seven bits of the four, rounded, then what is left of them.
+// Stores 14-bit integers in groups of four, 8 bytes each: the upper seven bits of the four, rounded, then the remainders.
 SIMD_INLINE void store_fours(uint8_t* out, i32x16 x) {
   const i32x16 up = add(x, set1_i32(64));
   const i32x16 upper = {_mm256_srai_epi32(up.lo, 7), _mm256_srai_epi32(up.hi, 7)}, left = shl<7>(upper);
@@ -55,12 +55,12 @@ SIMD_INLINE void store_fours(uint8_t* out, i32x16 x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi32(h, l));
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 16), _mm_unpackhi_epi32(h, l));
 }
-// Sums stay in registers: GCC 12 stores every one of them in each round otherwise.
+// Keeps sums in registers: GCC 12 otherwise stores every one of them in each iteration.
 SIMD_INLINE __m256i now(__m256i x) {
   __asm__("" : "+x"(x));
   return x;
 }
-// Q x S times sixteen sums of products of unsigned bytes with such numbers.
+// Q x S x 16 sums of products of unsigned bytes with such integers.
 template <int Q, int S>
 struct Dots {
   i32x16 high[Q][S], low[Q][S];
@@ -70,7 +70,7 @@ struct Dots {
 #pragma GCC unroll 4
       for (int s = 0; s < S; ++s) high[i][s] = low[i][s] = set1_i32(0);
   }
-  // of(i, s) += the four at numbers(i) * four bytes a lane of 64 at p + s stride.
+  // of(i, s) += the four integers at numbers(i) * four bytes per 64-byte lane at p + s stride.
   template <class Numbers>
   SIMD_METHOD void add(const uint8_t* p, int64_t stride, const Numbers& numbers) {
 #pragma GCC unroll 3
@@ -90,7 +90,7 @@ struct Dots {
   SIMD_METHOD i32x16 of(int i, int s) const { return ipex_lookahead::avx_vnni::add(shl<7>(high[i][s]), low[i][s]); }
 };
 
-// Independent integer dot products for measuring the peak: 64 multiply-adds a call.
+// Independent integer dot products for measuring the peak: 64 multiply-adds per call.
 constexpr int kDotChains = 8;
 using DotAccumulator = i32x16;
 SIMD_INLINE DotAccumulator start_dots() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }

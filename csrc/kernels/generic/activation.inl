@@ -1,15 +1,15 @@
-// What becomes of a gated layer's gate and up, and the next layer's rows out of it; written once against <isa>/simd.h.
+// Activation functions of gated layers, and quantization of the next layer's rows; written once against <isa>/simd.h.
 
-// What is not a finite number stays so on its way to the logits, where it is an error: no function here makes a number of
-// a NaN, and those that would make one of an infinity make a NaN of it.
+// Non-finite values must reach the logits, where they are an error: no function here turns a NaN into a number, and a function that
+// would turn an infinity into a number returns NaN.
 
-// e^x, clamped to [-87, 88]: 2^n times a degree-6 Taylor polynomial on |r| <= ln(2) / 2 (relative error below 2e-7); NaN
-// for NaN. Explicit fma everywhere, so the bits are the same on every instruction set.
+// e^x, clamped to [-87, 88]: 2^n times a degree-6 Taylor polynomial on |r| <= ln(2) / 2 (relative error below 2e-7). NaN for NaN.
+// Explicit fma everywhere, so that all instruction sets have the same bits.
 SIMD_INLINE f32x16 exponential(f32x16 x) {
-  x = min(set1(88.0f), max(set1(-87.0f), x));  // in this order: the second operand is the result where one is NaN
+  x = min(set1(88.0f), max(set1(-87.0f), x));  // the operand order matters: the second one is returned if one is NaN
   const i32x16 n = round(mul(x, set1(1.44269504f)));
   const f32x16 nf = to_float(n);
-  f32x16 r = fma(nf, set1(-0.693359375f), x);  // ln 2 in two parts, the first exact in products with n
+  f32x16 r = fma(nf, set1(-0.693359375f), x);  // ln 2 in two parts; products of the first with n are exact
   r = fma(nf, set1(2.12194440e-4f), r);
   f32x16 p = set1(1.0f / 720);
   p = fma(p, r, set1(1.0f / 120));
@@ -21,7 +21,7 @@ SIMD_INLINE f32x16 exponential(f32x16 x) {
   return scale_by_power(p, n);
 }
 
-// e^x - 1, as exponential() takes e^x; near 0 as exact as x is.
+// e^x - 1, computed like exponential(); near 0 its relative error is that of x.
 SIMD_INLINE f32x16 exponential_less_1(f32x16 x) {
   x = min(set1(88.0f), max(set1(-87.0f), x));
   const i32x16 n = round(mul(x, set1(1.44269504f)));
@@ -38,7 +38,7 @@ SIMD_INLINE f32x16 exponential_less_1(f32x16 x) {
   return fma(power, p, sub(power, set1(1.0f)));
 }
 
-// x / (1 + e^-y): silu and its kin.
+// x / (1 + e^-y), used by silu and similar functions.
 SIMD_INLINE f32x16 gated(f32x16 x, f32x16 y) { return div(x, add(set1(1.0f), exponential(sub(zero(), y)))); }
 
 SIMD_INLINE f32x16 activated(const Activation& a, f32x16 gate, f32x16 up) {
@@ -48,17 +48,17 @@ SIMD_INLINE f32x16 activated(const Activation& a, f32x16 gate, f32x16 up) {
       return mul(gated(gate, mul(fma(cube, set1(0.044715f), gate), set1(1.5957691216f))), up);
     }
     case ActivationKind::clamped: {
-      // The operand that is NaN comes second, so that NaN stays NaN.
+      // The operand that may be NaN comes second, so that NaN propagates.
       const f32x16 g = min(set1(a.limit), gate), u = max(set1(-a.limit), min(set1(a.limit), up));
       return mul(gated(g, mul(g, set1(a.alpha))), add(u, set1(1.0f)));
     }
     case ActivationKind::relu_squared: {
-      const f32x16 positive = max(zero(), gate);  // NaN where that is NaN
+      const f32x16 positive = max(zero(), gate);  // NaN if gate is NaN
       return mul(mul(positive, positive), up);
     }
     case ActivationKind::xielu: {
       const f32x16 above = max(zero(), gate), below = min(zero(), gate);
-      const f32x16 is_below = min(set1(1.0f), mul(below, set1(-3e38f)));  // 1 or 0, and for numbers next to 0 between them
+      const f32x16 is_below = min(set1(1.0f), mul(below, set1(-3e38f)));  // 1 or 0; between them for values next to 0
       const f32x16 bend = sub(exponential_less_1(min(set1(a.epsilon), gate)), below);
       const f32x16 line = fma(gate, set1(a.beta), mul(mul(bend, set1(a.alpha_below)), is_below));
       return mul(fma(mul(above, above), set1(a.alpha), line), up);
@@ -68,7 +68,7 @@ SIMD_INLINE f32x16 activated(const Activation& a, f32x16 gate, f32x16 up) {
   }
 }
 
-// Codes, scale and sums of one group of 32 values. The scale of a group that holds NaN or an infinity is NaN.
+// Quantizes one group of 32 values: codes, scale and sums. The scale of a group with NaN or an infinity is NaN.
 SIMD_INLINE void quantize_group(const Rows& x, int64_t r, int64_t b, f32x16 low, f32x16 high) {
   const int64_t at = x.at(r, b);
   int8_t* codes = x.codes + at * kGroup;

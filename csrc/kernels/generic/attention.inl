@@ -1,20 +1,20 @@
-// Attention of a few rows or many over the KV cache, in blocks of 256 logical positions.
+// Attention of a few or many rows over the KV cache, in blocks of 256 logical positions.
 //
-// The bits of a (row, head) are defined without regard to where its keys lie or which rows come with it:
-//   score(p)   of binary16: fma over the head's dimensions in ascending order, one accumulator per position; of int8: in
-//              whole numbers (attention_int8.inl); then the cap
+// The bits of a (row, head) do not depend on where its keys are stored or on the other rows of the step:
+//   score(p)   binary16: fma over the head's dimensions in ascending order, one accumulator per position; int8: integer sums
+//              (attention_int8.inl); then the soft cap
 //   block      m = max; e = exp(score - m); sum: lane p % 16 ascending, then the canonical reduction;
-//              values: of binary16: fma over the block's positions in ascending order, one accumulator per dimension; of
-//              int8: in whole numbers
+//              values: binary16: fma over the block's positions in ascending order, one accumulator per dimension; int8:
+//              integer sums
 //   blocks     merged in ascending order by merge() (the online softmax of Milakov & Gimelshein, arXiv 1805.02867)
-// A row's positions are the committed prefix, its ancestors in the step and itself, of these the last `window`; the others
+// A row sees the committed prefix, its ancestors in the step and itself, limited to the last `window` positions. Other rows' keys
 // are skipped, not masked.
 
 constexpr int kMaxHead = 1024;
 
 SIMD_INLINE int padded_head(int head_dim) { return (head_dim + kLanes - 1) / kLanes * kLanes; }
 
-// 16 elements of a head from d on, zero beyond it.
+// 16 elements of a head from dimension d, zero beyond its end.
 SIMD_INLINE f32x16 head_chunk(const float* x, int d, int head_dim) {
   if (head_dim - d >= kLanes) return load(x + d);
   alignas(64) float in[kLanes];
@@ -22,15 +22,15 @@ SIMD_INLINE f32x16 head_chunk(const float* x, int d, int head_dim) {
   return load(in);
 }
 
-// A page's keys or values lie far from the next page's, where no prefetcher of the hardware looks: who reads a page
-// fetches what comes after it. Keys are followed by the next page's keys, those of the range's last page by the first
-// page's values; values by the next page's values, those of a block's last page by the next block's keys.
+// Pages are not adjacent in memory, so hardware prefetchers do not cross them: readers of a page prefetch what comes next. After keys:
+// the next page's keys, or after the range's last page the first page's values. After values: the next page's values, or after a
+// block's last page the next block's keys.
 SIMD_INLINE const uint8_t* page_or(const Keys& keys, int64_t page, int64_t offset, const uint8_t* otherwise) {
   return page * kPage < keys.length ? keys.pages[page] + offset : otherwise;
 }
 
-// f(first slot, sub-blocks of 16, page, how far ahead of its keys to fetch) for the slots from begin, a multiple of 16, to
-// end (rounded up to one).
+// Calls f(first slot, sub-blocks of 16, page, prefetch distance of its keys) for the slots from begin, a multiple of 16, to end
+// (rounded up to one).
 template <class F>
 SIMD_INLINE void for_key_pages(const Keys& keys, int64_t begin, int64_t end, const F& f) {
   for (int64_t slot = begin; slot < end;) {
@@ -45,7 +45,7 @@ SIMD_INLINE void for_key_pages(const Keys& keys, int64_t begin, int64_t end, con
   }
 }
 
-// f(first slot, where its page ends, page, how far ahead of its values to fetch) for the slots [begin, end).
+// Calls f(first slot, end of its page, page, prefetch distance of its values) for the slots [begin, end).
 template <class F>
 SIMD_INLINE void for_value_pages(const Keys& keys, int64_t begin, int64_t end, const F& f) {
   for (int64_t slot = begin; slot < end;) {
@@ -57,8 +57,8 @@ SIMD_INLINE void for_value_pages(const Keys& keys, int64_t begin, int64_t end, c
   }
 }
 
-// Turns the scores [begin, end) into exponentials in place (zero down to the last and up to the next multiple of 16); the
-// block's maximum and sum.
+// Replaces the scores [begin, end) by exponentials (zero from the last multiple of 16 below and up to the next one above), and
+// returns the block's maximum and sum.
 SIMD_INLINE void softmax_block(float* scores, int64_t begin, int64_t end, float softcap, float* maximum, float* sum) {
   const int64_t from = begin / kLanes * kLanes, to = (end + kLanes - 1) / kLanes * kLanes;
   for (int64_t p = from; p < begin; ++p) scores[p] = scores[begin];
@@ -87,7 +87,7 @@ static void softmax(float* x, int64_t n) {
   for (int64_t i = 0; i < n; i += kLanes) store(x + i, div(load(x + i), set1(sum)));
 }
 
-// The rows and heads attended to together, positions counted from the block's first.
+// Rows and heads attended to together; positions are relative to the block's first.
 struct QueryTile {
   int count = 0;
   const float* queries[kQueries];
@@ -123,14 +123,14 @@ SIMD_INLINE QueryTile query_tile(const Keys& keys, const Attend& a, int64_t r0, 
   return t;
 }
 
-// What a tile's queries see of a block; positions count from its first.
+// The visible positions of a tile's queries in a block, relative to its first position.
 struct Span {
   int64_t first;                       // the block's first position
-  int64_t prefix;                      // the committed ones end here
-  int64_t lowest, highest;             // of all queries
-  int64_t latest_begin, earliest_end;  // what every query sees, where that is something
-  int64_t from, direct;                // slots equal positions: from, a multiple of 16, to here
-  bool chain;                          // the step's rows are one, so that slots equal positions everywhere
+  int64_t prefix;                      // end of the committed positions
+  int64_t lowest, highest;             // over all queries
+  int64_t latest_begin, earliest_end;  // positions that every query sees, if not empty
+  int64_t from, direct;                // range in which slots equal positions; `from` is a multiple of 16
+  bool chain;                          // the step's rows are a chain, so slots equal positions everywhere
 
   SIMD_METHOD Span(const Keys& keys, const Attend& a, const QueryTile& t)
       : first(a.block * kBlock), prefix(keys.length - first), lowest(kBlock), highest(0), latest_begin(0),
@@ -144,18 +144,18 @@ struct Span {
     from = lowest / kLanes * kLanes;
     direct = chain || prefix > highest ? highest : prefix > from ? prefix : from;
   }
-  // Of a row's position beyond the prefix, where rows are no chain.
+  // The slot of a row's position beyond the prefix, for rows that are not a chain.
   SIMD_METHOD int64_t slot(const Keys& keys, int64_t row, int64_t position) const {
     return keys.length + keys.ancestors[row * keys.ancestor_stride + position - prefix];
   }
 };
 
-#define INLINED __attribute__((always_inline))  // lambdas: or sums would live in memory
+#define INLINED __attribute__((always_inline))  // for lambdas: otherwise sums go through memory
 #include "attention_fp16.inl"
 #include "attention_int8.inl"
 #undef INLINED
 
-// `Kept`: Fp16 or Int8, how keys and values are held.
+// `Kept`: Fp16 or Int8, the storage of keys and values.
 template <class Kept>
 static void attend_tile(const Keys& keys, const Attend& a, const QueryTile& t) {
   const Span span(keys, a, t);

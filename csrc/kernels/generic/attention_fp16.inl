@@ -1,9 +1,9 @@
-// Keys and values of binary16, attended to in floats; the order of each sum is part of its definition (attention.inl).
+// Attention over binary16 keys and values, in floats; the order of each sum is part of its definition (attention.inl).
 
-// The head padded to a multiple of 16. One with an element that is not finite, or not as binary16, is NaN throughout: an
-// infinite key may else score -inf, which looks like a key of no weight.
+// Stores a head padded to a multiple of 16. If an element is not finite in binary16, all elements become NaN: an infinite key could
+// otherwise give a score of -inf, which would look like a key of weight 0.
 SIMD_INLINE void store_halves(const float* x, int head_dim, uint16_t* out) {
-  f32x16 zeros = zero();  // sums of 0 * element: NaN once one is not finite
+  f32x16 zeros = zero();  // sums of 0 * element: NaN if an element is not finite
   for (int d = 0; d < head_dim; d += kLanes) {
     store_f16(out + d, head_chunk(x, d, head_dim));
     zeros = fma(load_f16(out + d), zero(), zeros);
@@ -12,13 +12,12 @@ SIMD_INLINE void store_halves(const float* x, int head_dim, uint16_t* out) {
     for (int d = 0; d < head_dim; d += kLanes) store_f16(out + d, set1(__builtin_nanf("")));
 }
 
-// Vectors of keys or values that Q queries are multiplied by together: of many queries few, so that what is widened from
-// memory is used often.
+// Number of key or value vectors that Q queries multiply together: fewer for more queries, so that each widened vector is reused.
 template <int Q>
 constexpr int kWidened = Q > kQueriesOfFour ? 2 : 4;
 
-// acc[i][s] += vector(s) * number(i). With sixteen registers the vectors come in turn, and of many numbers each anew for each
-// of them: one sum would else be in memory, a chain of stores and loads that takes twice as long as the products.
+// acc[i][s] += vector(s) * number(i). With sixteen registers, vectors are loaded one after the other, and numbers are reloaded for
+// each: otherwise one sum is in memory, and its store-load chain takes twice as long as the products.
 template <int Q, int S, class Vector, class Number>
 SIMD_INLINE void add_products(f32x16 (&acc)[Q][S], const Vector& vector, const Number& number) {
   if constexpr (kFewRegisters) {
@@ -37,12 +36,12 @@ SIMD_INLINE void add_products(f32x16 (&acc)[Q][S], const Vector& vector, const N
   }
 }
 
-// Scores of Q queries against S sub-blocks of 16 slots: the keys are widened once for all queries. Meanwhile memory as
-// much as the keys take is fetched, `ahead` bytes from them.
+// Scores of Q queries against S sub-blocks of 16 slots: keys are widened once for all queries. Prefetches the same number of bytes,
+// `ahead` bytes after the keys.
 template <int Q, int S>
 SIMD_INLINE void score_slots(const uint16_t* keys, int64_t ahead, const float* const* q, int head_dim,
                              float* const* scores, int64_t at) {
-  constexpr int kEvery = 64 / (kLanes * 2);  // dimensions in a cache line
+  constexpr int kEvery = 64 / (kLanes * 2);  // dimensions per cache line
   f32x16 acc[Q][S];
   for (int i = 0; i < Q; ++i)
     for (int s = 0; s < S; ++s) acc[i][s] = zero();
@@ -68,7 +67,7 @@ SIMD_INLINE void score_page(const uint16_t* keys, int64_t ahead, const float* co
   for (; s < sub_blocks; ++s) score_slots<Q, 1>(keys + s * step, ahead, q, head_dim, scores, at + s * kLanes);
 }
 
-// values[i] += e[i][slot - begin] * V[slot] for the slots [begin, end) in ascending order, 16 C dimensions from d on.
+// values[i] += e[i][slot - begin] * V[slot] for the slots [begin, end) in ascending order, 16 C dimensions from d.
 template <int Q, int C>
 SIMD_INLINE void add_values(const Keys& keys, int padded, int64_t begin, int64_t end, const float* const* e, int d,
                             float* const* values) {
@@ -123,12 +122,12 @@ struct Fp16 {
       const uint16_t* k = reinterpret_cast<const uint16_t*>(page + keys.k_offset) + slot % kPage * head_dim;
       in_parts<kQueryTile>(0, count, [&](auto tile, int i) {
         score_page<tile()>(k, ahead, queries.q + i, head_dim, scores + i, slot - begin, sub_blocks);
-        ahead = 0;  // has been fetched
+        ahead = 0;  // already prefetched
       });
     });
   }
 
-  // Adds the block's values, weighed by its exponentials, to those of every query.
+  // Adds the block's values, weighted by its exponentials, to the results of every query.
   static void add_values(const Keys& keys, const Attend& a, const QueryTile& t, const Span& span) {
     const int padded = padded_head(a.value_dim);
     const float* e[kQueries];

@@ -1,25 +1,25 @@
-// Keys and values of int8, attended to in whole numbers. A query's head, and the weights of a block's positions, become whole
-// numbers of at most 14 bits with a scale; what is summed are whole numbers, which is exact in any order:
+// Attention over int8 keys and values, in integers. A query's head, and the weights of a block's positions, are converted to
+// integers of at most 14 bits with a scale; sums of integers are exact in any order:
 //   score(p)  ((sum over dimensions of query * key) * query's scale) * key's scale
 //   value(d)  (sum over the block's positions of weight * value) * weights' scale, weight = e * value's scale
-// No sum leaves 32 bits: 1,024 dimensions of 8191 * 255, 256 positions of 16319 * 255.
+// All sums fit 32 bits: 1,024 dimensions of 8191 * 255, 256 positions of 16319 * 255.
 //
-// Bytes are held 128 larger, unsigned as dot products of bytes want them, and by fours, as those add them: keys
+// Bytes are stored plus 128, unsigned as dot products of bytes require, in groups of four, as those instructions add: keys
 // [4][head_dim / 4][16 positions][4 dimensions], values [16][value_dim16][4 positions].
 
 constexpr float kMostQuery = 8191, kMostWeight = 127 * 128 + 63;  // two bytes of seven bits, the lower one rounded to
 constexpr int kFour = 4;
 constexpr int64_t kFourBytes = 64;  // 16 lanes of four bytes
-constexpr int64_t kPackedFour = 8;  // four whole numbers
+constexpr int64_t kPackedFour = 8;  // four integers
 
-// What whole numbers stand for: times the scale. `excess` is what bytes 128 larger add to a sum over all of them.
+// value = integer * scale. `excess` is what the 128 added to each byte contributes to a sum over all of them.
 struct Scaled {
   float scale = 0;
   int32_t excess = 0;
 };
 
-// Makes whole numbers up to `most` of floats, in two passes over multiples of 16 of them: look() at all, then pack() them by
-// fours of 8 bytes (simd.h), which may be written over the floats. Floats that are not all finite have NaN for a scale.
+// Converts floats to integers up to `most`, in two passes over multiples of 16: look() at all, then pack() them in groups of four
+// of 8 bytes (simd.h), possibly in place. If a float is not finite, the scale is NaN.
 class WholeNumbers {
  public:
   SIMD_METHOD explicit WholeNumbers(float most)
@@ -30,7 +30,7 @@ class WholeNumbers {
   }
   SIMD_METHOD void look(f32x16 x) {
     largest_ = max(largest_, abs(x));
-    zeros_ = fma(x, zero(), zeros_);  // NaN once one is not finite
+    zeros_ = fma(x, zero(), zeros_);  // NaN if an element is not finite
   }
   SIMD_METHOD void decide_scale() {
     const float top = reduce_max(largest_);
@@ -38,7 +38,7 @@ class WholeNumbers {
     scale_ = !finite ? __builtin_nanf("") : tiny ? 0.0f : top / most_;
     inverse_ = set1(tiny || !finite ? 0.0f : most_ / top);
   }
-  // Within the bounds also what is not finite, which has no bounds of its own.
+  // The result is within the bounds even if x is not finite.
   SIMD_METHOD i32x16 of(f32x16 x) const { return round(max(min(mul(x, inverse_), set1(most_)), set1(-most_))); }
   SIMD_METHOD void pack(const float* x, int64_t n, uint8_t* out) {
     for (int64_t i = 0; i < n; i += kLanes) {
@@ -59,12 +59,12 @@ SIMD_INLINE f32x16 scaled(i32x16 sums, const Scaled& by) {
   return mul(to_float(add(sums, set1_i32(-by.excess))), set1(by.scale));
 }
 
-// Sixteen lanes that Q queries are multiplied with together: as many as their sums leave registers for.
+// Number of 16-lane vectors that Q queries multiply together, limited by the registers left for sums.
 template <int Q>
 constexpr int kLanesTogether = kQueryTile / Q < 4 ? kQueryTile / Q : 4;
 
-// At one distance from each other, which the compiler knows: a register for each query's address would not be left.
-// A cache line more than a power of two, or they would drive each other out of the cache's sets.
+// Queries at a compile-time distance, because there are no registers for every query's address. The distance is a cache line more
+// than a power of two, so that queries do not evict each other from the cache's sets.
 struct PackedQuery {
   alignas(64) uint8_t fours[2 * kMaxHead + 64];
 };
@@ -72,7 +72,7 @@ struct PackedWeights {
   alignas(64) uint8_t fours[2 * kBlock + 64];
 };
 
-// Scores of Q queries against S sub-blocks of 16 slots. Meanwhile as much memory is fetched, `ahead` bytes from the keys.
+// Scores of Q queries against S sub-blocks of 16 slots. Prefetches the same number of bytes, `ahead` bytes after the keys.
 template <int Q, int S>
 SIMD_INLINE void score_slots(const uint8_t* keys, int64_t ahead, const float* scales, const PackedQuery* q,
                              const Scaled* by, int fours, float* const* scores, int64_t at) {
@@ -88,8 +88,8 @@ SIMD_INLINE void score_slots(const uint8_t* keys, int64_t ahead, const float* sc
       store(scores[i] + at + s * kLanes, mul(scaled(sums.of(i, s), by[i]), load(scales + s * kLanes)));
 }
 
-// sums += w * V for the slots [begin, end), multiples of 4, in 16 C dimensions from d on; w(i) are the fours of a query's
-// weights, begin's first.
+// sums += w * V for the slots [begin, end), multiples of 4, in 16 C dimensions from d; w(i) points to query i's groups of four
+// weights, starting at `begin`.
 template <int Q, int C, class W>
 SIMD_INLINE void weigh_slots(const Keys& keys, int padded, int64_t begin, int64_t end, int d, const W& w,
                              Dots<Q, C>& sums) {
@@ -124,7 +124,7 @@ struct Int8 {
     }
   };
 
-  // A head's floats become its whole numbers, two bytes each, and what these stand for behind them.
+  // Converts a head's floats in place to integers of two bytes each, followed by their Scaled.
   static void prepare_query(float* q, int head_dim) {
     const PaddedHead head(q, head_dim);
     WholeNumbers whole(kMostQuery);
@@ -137,7 +137,7 @@ struct Int8 {
     __builtin_memcpy(q + head_dim / 2, &by, sizeof(Scaled));
   }
 
-  // The head's bytes, padded to a multiple of 16; returns their scale. A head with an element that is not finite is NaN.
+  // Encodes a head as bytes padded to a multiple of 16 and returns their scale: NaN if an element is not finite.
   static float encode(const float* x, int head_dim, uint8_t* out) {
     const PaddedHead head(x, head_dim);
     WholeNumbers whole(127);
@@ -181,12 +181,12 @@ struct Int8 {
         int64_t s = 0;
         for (; s + S <= sub_blocks; s += S) slots(std::integral_constant<int, S>(), s);
         for (; s < sub_blocks; ++s) slots(std::integral_constant<int, 1>(), s);
-        ahead = 0;  // has been fetched
+        ahead = 0;  // already prefetched
       });
     });
   }
 
-  // The slots of a step whose rows are no chain, and so in no order of positions: from a multiple of 16 on.
+  // Slots of a step with rows that are not a chain, so not in position order: from a multiple of 16.
   struct StepSlots {
     int64_t begin, count;
     StepSlots(const Keys& keys, const Attend& a)
@@ -194,8 +194,8 @@ struct Int8 {
           count((keys.length + a.step_rows - begin + kLanes - 1) / kLanes * kLanes) {}
   };
 
-  // A query's weights: of the slots that equal positions at `direct`, from span.from on; of the step's, where those do not, as
-  // floats and then as fours at t.exact[i]. Zero for what it does not see.
+  // A query's weights: for slots that equal positions, packed at `direct` from span.from; for the step's other slots, as floats and
+  // then packed at t.exact[i]. Zero for positions that it does not see.
   static Scaled weights(const Keys& keys, const QueryTile& t, const Span& span, int64_t end, const StepSlots* step, int i,
                         uint8_t* direct) {
     float *x = t.scores[i], *by_slot = t.exact[i];
@@ -215,7 +215,7 @@ struct Int8 {
     for (int64_t p = span.from; p < end; p += kLanes) {
       f32x16 weights = mul(load(x + p), load(scales(span.first + p)));
       store(x + p, weights);
-      if (p < begin || p + kLanes > stop) {  // beyond what it sees there are whatever scores and scales there were
+      if (p < begin || p + kLanes > stop) {  // outside its visible range, scores and scales are undefined
         for (int64_t i = p; i < begin && i < p + kLanes; ++i) x[i] = 0.0f;
         for (int64_t i = stop > p ? stop : p; i < p + kLanes; ++i) x[i] = 0.0f;
         weights = load(x + p);

@@ -1,13 +1,13 @@
-// Codes of a tile from memory to registers, written once against the byte operations of <isa>/simd.h: u8x64, a row of a
-// tile, with load64, mask8 (one byte everywhere), bor, shr, shl, lookup (in a table of 16).
+// Unpacking of a tile's codes from memory to registers, written once against the byte operations of <isa>/simd.h: u8x64 (a tile
+// row), load64, mask8 (one byte everywhere), bor, shr, shl, lookup (in a table of 16).
 
-// Weights are fetched this far ahead into the second-level cache: further than the hardware does, and not into the first
-// level, whose few outstanding misses are what then bounds the stream (4 rows out of DRAM: 18 -> 12 ns a block).
+// Prefetch distance of weights into L2: longer than the hardware's, and not into L1, where the few outstanding misses limit the
+// stream (4 rows out of DRAM: 18 -> 12 ns per block).
 constexpr int64_t kPrefetchBytes = 8192;
 
 SIMD_INLINE void prefetch_ahead(const uint8_t* p, int64_t ahead, int64_t bytes) {
   const uint8_t* at = p + ahead;
-  __asm__("" : "+r"(at));  // one address and displacements, not a register for each line
+  __asm__("" : "+r"(at));  // one address plus displacements, not a register for each line
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
 }
 
@@ -22,7 +22,7 @@ SIMD_INLINE void unpack(const uint8_t* p, u8x64 (&w)[8], Nibbles) {
   }
 }
 
-// (x >> From << To) & mask, From != To being where a bit lies and where it belongs.
+// (x >> From << To) & mask: moves a bit from position From to To.
 template <int From, int To>
 SIMD_INLINE u8x64 moved(u8x64 x, uint8_t mask) {
   return mask8(shl<(To > From ? To - From : 0)>(shr<(From > To ? From - To : 0)>(x)), mask);

@@ -1,4 +1,4 @@
-// Norm, rope, activations, quantisation and argmax of one row, in fixed orders.
+// Norms, rope, activations, quantization and argmax of one row, in fixed orders.
 
 #include "activation.inl"
 
@@ -15,7 +15,7 @@ static void rms_norm(const float* x, const float* weight, int64_t n, float eps, 
     squares = fma(v, v, squares);
   }
   const float mean = reduce_add(squares) / float(n);
-  const float inverse_of_infinite = 0.0f * mean;  // NaN where the squares overflow, which would else give zeros
+  const float inverse_of_infinite = 0.0f * mean;  // NaN if the squares overflow, which would otherwise give zeros
   const f32x16 inverse = add(div(set1(1.0f), set1(__builtin_sqrtf(mean + eps))), set1(inverse_of_infinite));
   for (int64_t k = 0; k < n; k += kLanes) store(out + k, mul(mul(load(x + k), inverse), load(weight + k)));
 }
@@ -27,7 +27,7 @@ static void layer_norm(const float* x, const float* weight, const float* bias, i
   f32x16 squares = zero();
   for (int64_t k = 0; k < n; k += kLanes) {
     store(out + k, sub(load(x + k), mean));
-    for (int64_t rest = n; rest < k + kLanes; ++rest) out[rest] = 0;  // what fills up is no value, and must stay zero
+    for (int64_t rest = n; rest < k + kLanes; ++rest) out[rest] = 0;  // padding must stay zero
     const f32x16 v = load(out + k);
     squares = fma(v, v, squares);
   }
@@ -54,7 +54,7 @@ static void rope(float* head, const float* cos, const float* sin, int half, int 
   for (int i = 2 * half; i < head_dim; ++i) head[i] *= scale;
 }
 
-// out[i] = f(x[i], out[i]) for vectors of 16, the last one filled up.
+// out[i] = f(x[i], out[i]) for vectors of 16, the last one padded.
 template <typename F>
 SIMD_INLINE void for_each_vector(const float* x, int64_t n, float* out, const F& f) {
   int64_t i = 0;
@@ -77,8 +77,8 @@ static void add_scaled(const float* x, int64_t n, float factor, float* out) {
   for_each_vector(x, n, out, [&](f32x16 v, f32x16 sum) { return fma(v, set1(factor), sum); });
 }
 
-// limit * tanh(x * inverse), inverse = 1 / limit. The product with zero is NaN where x is not finite: a limit must not hide
-// that something overflowed.
+// limit * tanh(x * inverse), inverse = 1 / limit. The product with zero makes the result NaN if x is not finite, so that the limit
+// does not hide an overflow.
 SIMD_INLINE f32x16 capped(f32x16 x, float limit, float inverse) {
   const f32x16 y = mul(x, set1(2.0f * inverse));
   const f32x16 tanh = sub(set1(1.0f), div(set1(2.0f), add(exponential(y), set1(1.0f))));
@@ -93,7 +93,7 @@ static void cap(float* x, int64_t n, float factor, float limit) {
   });
 }
 
-// Keeps the k largest so far in order; `count` of them are there.
+// Inserts a value into the sorted k largest, of which `count` exist.
 SIMD_INLINE int insert_top(float value, int32_t index, int k, int count, float* values, int32_t* indices) {
   int at = count < k ? count : k - 1;
   for (; at > 0 && values[at - 1] < value; --at) {
@@ -107,18 +107,18 @@ SIMD_INLINE int insert_top(float value, int32_t index, int k, int count, float* 
 
 static int top_k(const float* x, int64_t n, int64_t first, int k, float* values, int32_t* indices) {
   int count = 0;
-  float least = -__builtin_inff();  // what a value must exceed to enter
+  float least = -__builtin_inff();  // threshold to enter the k largest
   const auto look = [&](int64_t i) {
     if (!(x[i] > least)) return;
     count = insert_top(x[i], int32_t(first + i), k, count, values, indices);
     if (count == k) least = values[k - 1];
   };
-  f32x16 zeros[2] = {zero(), zero()};  // sums of 0 * x: NaN once an x is not finite
+  f32x16 zeros[2] = {zero(), zero()};  // sums of 0 * x: NaN if an x is not finite
   int64_t i = 0;
   const auto look_at_vector = [&](f32x16& zeros_of_it) {
     const f32x16 v = load(x + i);
     zeros_of_it = fma(v, zero(), zeros_of_it);
-    // A whole vector is looked at lane by lane only if something in it may enter.
+    // A vector is examined lane by lane only if one of its lanes may enter.
     if (any_greater(v, least))
       for (int64_t j = i; j < i + kLanes; ++j) look(j);
     i += kLanes;
@@ -150,7 +150,7 @@ static float read(const uint8_t* data, int64_t bytes) {
 }
 
 static int32_t integer_peak(int64_t repeats) {
-  constexpr int kSettled = 8;  // after so many of each chain
+  constexpr int kSettled = 8;  // steps of each chain per settle_dots()
   DotAccumulator acc[kDotChains];
   for (auto& a : acc) a = start_dots();
   for (int64_t i = 0; i < repeats; i += kDotChains) {

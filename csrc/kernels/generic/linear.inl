@@ -1,22 +1,22 @@
 // Linear layers over prepacked tiles, written once against the names of <isa>/simd.h.
 //
-// Integer weights: inside a group of 32 inputs the dot product is an integer, exact in any order; the groups are added
-// in ascending order, one float accumulator per output. Float weights: four accumulators per output, input k in number
-// k % 4, joined as (0 + 1) + (2 + 3). Neither depends on the number of rows.
+// Integer weights: inside a group of 32 inputs the dot product is an integer, exact in any order; groups are added in ascending
+// order with one float accumulator per output. Float weights: four accumulators per output, input k in accumulator k % 4, joined
+// as (0 + 1) + (2 + 3). Neither depends on the number of rows.
 
 #include "codes.inl"
 #include "scales.inl"
 #include "outputs.inl"
 
-// f(Q, i) for the things [i, count), Q at a time: as many as registers hold, then fewer. Four are two pairs instead of three
-// and one: of what a query reads, widening is most.
+// Calls f(Q, i) for the elements [i, count), Q at a time, then fewer. Four are two pairs instead of three and one, because widening
+// dominates the work per query.
 template <int Q, class F>
 SIMD_INLINE void in_parts(int i, int count, const F& f) {
   for (; i + Q <= count && !(Q == 3 && count - i == 4); i += Q) f(std::integral_constant<int, Q>{}, i);
   if constexpr (Q > 1) in_parts<(Q > 8 ? 8 : Q > 4 ? 4 : Q - 1)>(i, count, f);
 }
 
-// One tile's streams.
+// Streams of one tile.
 template <class Format>
 struct TileStreams {
   const uint8_t* codes;
@@ -29,8 +29,8 @@ struct TileStreams {
   }
 };
 
-// How many blocks ahead the T tiles that are worked on together are fetched: what comes next is theirs, and behind their ends not
-// the next tile's, which is being read as well, but that of the next so many.
+// Prefetch distance in blocks for T tiles that are processed together: within these tiles, and beyond their ends into the next T
+// tiles rather than the next tile, which is read at the same time.
 template <int T>
 class BlocksAhead {
  public:
@@ -52,18 +52,18 @@ class BlocksAhead {
 template <class Format>
 struct UnpackedBlock {
   using Scaled = decltype(std::declval<const Scaling<Format>>().at(0));
-  // Of halves less a zero point more sums live at a time: a row fewer.
+  // Half-block dot products with a zero point need more live sums: one row fewer.
   static constexpr int kTogether = Scaled::kDots > 1 && Format::kZero != 0 ? kRowsTogether - 1 : kRowsTogether;
   Scaled scaled;
   typename Scaled::Tile codes;
   SIMD_METHOD UnpackedBlock(const TileStreams<Format>& tile, int64_t b) : scaled(tile.scales.at(b)) {
     unpack(tile.codes + b * Format::Codes::kBytes, codes.rows, typename Format::Codes{});
     scaled.weigh(codes.rows);
-    codes.settle();  // as its instruction set multiplies them
+    codes.settle();  // in the form that this instruction set multiplies
   }
 };
 
-// acc[t][m] += a block's products with the N rows from m on, row m standing at `at + m`.
+// acc[t][m] += a block's products with N rows from m; row m is stored at `at + m`.
 template <int N, class Format, int M>
 SIMD_INLINE void add_block(const UnpackedBlock<Format>* blocks, const Rows& x, int64_t at, int m,
                            f32x16 (&acc)[kTilesAtOnce][M]) {
@@ -71,7 +71,7 @@ SIMD_INLINE void add_block(const UnpackedBlock<Format>* blocks, const Rows& x, i
   for (int t = 0; t < kTilesAtOnce; ++t) {
     int64_t first = at + m;
     f32x16* sums = acc[t] + m;
-    // As if each tile's were others: else the compiler keeps what it loads of rows for the next tile, where no register is.
+    // Makes the addresses opaque per tile: otherwise the compiler keeps loaded rows for the next tile and runs out of registers.
     if (N > 2 || M > kFixedRows) __asm__ volatile("" : "+r"(first), "+r"(sums) : : "memory");
     RowBlock rows[N];
     for (int n = 0; n < N; ++n) {
@@ -82,9 +82,9 @@ SIMD_INLINE void add_block(const UnpackedBlock<Format>* blocks, const Rows& x, i
   }
 }
 
-// out[t][m] = the 16 outputs of kTilesAtOnce tiles, `tile` and `tile + step`, for row `row + m`, m < rows, rows that lie in one
-// band. Two tiles are two streams, which bring more of the memory than one, and share what is loaded of the rows. M is the
-// number of rows where that has a function of its own, else the most that there are.
+// out[t][m] = the 16 outputs of kTilesAtOnce tiles, `tile` and `tile + step`, for row `row + m`, m < rows; the rows are in one band.
+// Two tiles are two memory streams, which raises bandwidth, and share loaded rows. M is the number of rows if it has a specialized
+// function, else the maximum.
 template <class Format, int M>
 static void integer_tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
   if (M <= kFixedRows) rows = M;
@@ -99,10 +99,10 @@ static void integer_tiles(const Matrix& w, int64_t tile, int64_t step, const Row
   for (int64_t b = 0; b < w.blocks; ++b, at += band, ahead.next()) {
     for (int t = 0; t < kTilesAtOnce; ++t) tiles[t].fetch(b, ahead.now());
     UnpackedBlock<Format> blocks[2] = {{tiles[0], b}, {tiles[kTilesAtOnce - 1], b}};
-    if (M > kFixedRows && !std::is_same<typename Format::Codes, Bytes>::value)  // which lie there as they are
+    if (M > kFixedRows && !std::is_same<typename Format::Codes, Bytes>::value)  // byte codes need no unpacking
       for (int t = 0; t < kTilesAtOnce; ++t) blocks[t].codes.lay_down();
     if constexpr (kRowsTogether == 1) {
-#pragma GCC unroll 16  // else the compiler keeps 16 rows' accumulators in memory
+#pragma GCC unroll 16  // otherwise the compiler keeps 16 rows' accumulators in memory
       for (int m = 0; m < M; ++m) add_block<1>(blocks, x, at, m, acc);
     } else if constexpr (M <= kFixedRows) {
       add_block<M>(blocks, x, at, 0, acc);
@@ -124,7 +124,7 @@ struct IsMinifloat : std::false_type {};
 template <class Format>
 struct IsMinifloat<Format, decltype(void(Format::kMagnitude))> : std::true_type {};
 
-// What the codes of inputs 4 c ... 4 c + 3 stand for: each 32-bit lane of row c holds four codes of one output.
+// Values of the codes of inputs 4 c ... 4 c + 3: each 32-bit lane of row c holds four codes of one output.
 template <class Format>
 SIMD_INLINE void decode(u8x64 row, f32x16 (&w)[4], std::false_type) {
 #ifdef SIMD_TABLE_BY_BYTES
@@ -137,8 +137,8 @@ SIMD_INLINE void decode(u8x64 row, f32x16 (&w)[4], std::false_type) {
   w[3] = lookup(Format::kTable, shr<24>(codes));
 #endif
 }
-// Bytes are worked on first, and with a table for subnormals: moved into a float32's place and multiplied, subnormals would
-// be subnormal there too, which takes processors a hundred times as long.
+// Works on bytes first, with a table for subnormals: moved into a float32 and multiplied, subnormals would be float32 subnormals,
+// which take some processors a hundred times as long.
 template <class Format>
 SIMD_INLINE void decode(u8x64 row, f32x16 (&w)[4], std::true_type) {
   constexpr int magnitude = Format::kMagnitude, down = Format::kMantissa + 1, up = 7 - Format::kMantissa;
@@ -160,7 +160,7 @@ SIMD_INLINE void decode(u8x64 row, f32x16 scale, f32x16 (&w)[4]) {
   for (int i = 0; i < 4; ++i) w[i] = mul(w[i], scale);
 }
 
-// A tile's weights of 32 inputs at a time as floats: f(k, the 16 outputs' weights of input k), ascending.
+// A tile's weights as floats, 32 inputs at a time: f(k, the 16 outputs' weights of input k), ascending.
 template <class Format, Arithmetic = Format::kArithmetic>
 struct FloatStreams {
   static constexpr int64_t kInput = kLanes * Format::kSize, kBytes = kGroup * kInput;
@@ -175,12 +175,12 @@ struct FloatStreams {
   SIMD_METHOD void for_each_input(int64_t b, const F& f) const {
     alignas(64) uint8_t filled[kBytes];
     const uint8_t* from = n_in - b * kGroup < kGroup ? fill(b, filled) : weights + b * kBytes;
-#pragma GCC unroll 32  // else the sums go through memory
+#pragma GCC unroll 32  // otherwise the sums go through memory
     for (int k = 0; k < kGroup; ++k) f(k, load_weights(from + k * kInput, Format{}));
   }
 
  private:
-  // The last block of inputs that 32 does not divide, filled up with -0, which times 0 and added changes no sum, not even -0.
+  // Pads the last block of inputs with -0: multiplied and added, it changes no sum, not even -0.
   const uint8_t* fill(int64_t b, uint8_t* to) const {
     for (int64_t i = 0; i < kBytes; ++i) to[i] = i % Format::kSize == Format::kSize - 1 ? 0x80 : 0;
     __builtin_memcpy(to, weights + b * kBytes, size_t((n_in - b * kGroup) * kInput));
@@ -196,7 +196,7 @@ struct FloatStreams<Format, Arithmetic::codebook> : TileStreams<Format> {
     u8x64 rows[8];
     unpack(this->codes + b * kBytes, rows, typename Format::Codes{});
     const f32x16 scale = this->scales.at(b).scale;
-#pragma GCC unroll 8  // else the rows go through memory
+#pragma GCC unroll 8  // otherwise the rows go through memory
     for (int c = 0; c < 8; ++c) {
       f32x16 weights[4];
       decode<Format>(rows[c], scale, weights);
@@ -208,7 +208,7 @@ struct FloatStreams<Format, Arithmetic::codebook> : TileStreams<Format> {
 
 SIMD_INLINE f32x16 joined(const f32x16 (&sums)[4]) { return add(add(sums[0], sums[1]), add(sums[2], sums[3])); }
 
-// Few rows: multiplied as weights are loaded, four sums of each row in registers; of T tiles at once where these are enough.
+// Few rows: multiplied while weights are loaded, with four sums of each row in registers; T tiles at a time if they fit.
 template <class Format, int M, int T>
 SIMD_INLINE void few_rows_of(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, float* out) {
   const FloatStreams<Format> tiles[2] = {{w, tile}, {w, tile + step}};
@@ -222,7 +222,7 @@ SIMD_INLINE void few_rows_of(const Matrix& w, int64_t tile, int64_t step, const 
 #pragma GCC unroll 4
     for (int m = 0; m < M; ++m) {
       values[m] = x.values_of(row + m) + b * kGroup;
-      __asm__("" : "+r"(values[m]));  // an address a row and displacements, not a register for each value
+      __asm__("" : "+r"(values[m]));  // an address per row plus displacements, not a register for each value
     }
 #pragma GCC unroll 2
     for (int t = 0; t < T; ++t) {
@@ -237,7 +237,7 @@ SIMD_INLINE void few_rows_of(const Matrix& w, int64_t tile, int64_t step, const 
     for (int m = 0; m < M; ++m) store(out + (t * M + m) * kLanes, joined(acc[t][m]));
 }
 
-// The same of one tile of plain floats: with no blocks to stop at, sums never leave their registers.
+// The same for one tile of float weights without scales: there are no blocks, so sums never leave their registers.
 template <class Format, int M>
 SIMD_INLINE void few_rows_of_one(const Matrix& w, int64_t tile, const Rows& x, int64_t row, float* out) {
   constexpr int64_t bytes = kLanes * Format::kSize;  // of the weights of one input
@@ -262,8 +262,8 @@ SIMD_INLINE void few_rows_of_one(const Matrix& w, int64_t tile, const Rows& x, i
   for (int m = 0; m < M; ++m) store(out + m * kLanes, joined(acc[m]));
 }
 
-// acc[m][i] += the products of inputs 4 c + i with M rows. Of one i at a time, for so many sums fit the registers; and once for
-// all formats, for it is the same.
+// acc[m][i] += the products of inputs 4 c + i with M rows. One i at a time, because only that number of sums fits the registers;
+// shared by all formats.
 template <int M>
 static void add_inputs(const f32x16 (&weights)[kGroup], const float (*values)[kGroup], f32x16 (*acc)[4]) {
   for (int i = 0; i < 4; ++i) {
@@ -279,8 +279,8 @@ static void add_inputs(const f32x16 (&weights)[kGroup], const float (*values)[kG
   }
 }
 
-// Many rows: the weights of a block are made floats first, and the rows' values of it are copied to one place, since rows that
-// lie a power of two apart would drive each other out of the cache.
+// Many rows: a block's weights are converted to floats first, and the rows' values are copied next to each other, because rows at
+// distances of a power of two would evict each other from the cache.
 template <class Format>
 SIMD_INLINE void many_rows_of(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
   const FloatStreams<Format> tiles[2] = {{w, tile}, {w, tile + step}};
@@ -305,7 +305,7 @@ SIMD_INLINE void many_rows_of(const Matrix& w, int64_t tile, int64_t step, const
     for (int m = 0; m < rows; ++m) store(out + (t * rows + m) * kLanes, joined(acc[t][m]));
 }
 
-// As integer_tiles, of float weights.
+// As integer_tiles, for float weights.
 template <class Format, int M>
 static void float_tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
   if constexpr (M > kFixedFloatRows) {
@@ -323,7 +323,7 @@ static void float_tiles(const Matrix& w, int64_t tile, int64_t step, const Rows&
 }
 
 template <class Format, Arithmetic = Format::kArithmetic>
-struct Linear {  // of whole numbers
+struct Linear {  // of integers
   template <int M>
   static constexpr auto tiles = integer_tiles<Format, M>;
   static constexpr int kFixed = kFixedRows, kRows = kMaxRows;
@@ -390,7 +390,7 @@ struct Linear<Format, Arithmetic::floats> {
   }
 };
 
-// What there is for one format: kTilesAtOnce tiles by 1 .. rows rows, and one row of the matrix as floats.
+// The functions of one format: kTilesAtOnce tiles by 1 .. rows rows, and one row of the matrix as floats.
 struct LinearFunctions {
   int rows;
   void (*tiles[kMaxRows])(const Matrix&, int64_t tile, int64_t step, const Rows&, int64_t row, int rows, float* out);
@@ -425,7 +425,7 @@ static const LinearFunctions& functions(WeightFormat format) {
 
 SIMD_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// Tiles `tile` and, where there are two at once and a second before `end`, `tile + 1`, with the bias added: out[t][m].
+// Tiles `tile` and, if two are processed at once and `tile + 1` < `end`, `tile + 1`, with the bias added: out[t][m].
 SIMD_INLINE void biased_tiles(const Matrix& w, const LinearFunctions& f, int64_t tile, int64_t end, const Rows& x, int64_t row,
                               int rows, float* out) {
   f.tiles[rows - 1](w, tile, tile + 1 < end, x, row, rows, out);
@@ -456,7 +456,7 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
     }
 }
 
-// Two tiles are a group of 32.
+// Two tiles are one group of 32.
 static void gate_up(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                     int64_t end, const Rows& out, bool quantize) {
   const bool gated = gate.codes != nullptr;

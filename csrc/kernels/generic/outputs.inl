@@ -1,4 +1,4 @@
-// Where the outputs of linear layers go.
+// Stores of linear layers' outputs.
 
 SIMD_INLINE void store_outputs(float* out, const float* values, int64_t count, bool add_to) {
   if (count >= kLanes) {
@@ -9,7 +9,7 @@ SIMD_INLINE void store_outputs(float* out, const float* values, int64_t count, b
   }
 }
 
-// 32 values of row r, as the next layer takes them.
+// Stores 32 values of row r as the next layer reads them.
 SIMD_INLINE void store_group(const Rows& out, int64_t r, int64_t group, f32x16 low, f32x16 high, bool quantize) {
   if (quantize) {
     quantize_group(out, r, group, low, high);

@@ -1,5 +1,5 @@
-// What layers with a recurrent state compute of a row: the convolution over the rows before it, the recurrence of one tile of
-// 16 values, and the numbers and gates that go with them; written once against <isa>/simd.h.
+// Kernels of layers with a recurrent state: the convolution over preceding rows, the recurrence of one tile of 16 values, and step
+// sizes and gates; written once against <isa>/simd.h.
 
 // x f(gate) for vectors of 16.
 SIMD_INLINE f32x16 gated_by(GateKind kind, f32x16 gate, f32x16 x) {
@@ -19,7 +19,7 @@ static void gate(const float* by, int64_t n, GateKind kind, float* x) {
   for_each_vector(by, n, x, [&](f32x16 g, f32x16 v) { return gated_by(kind, g, v); });
 }
 
-// The n < 16 values at p, and zeros.
+// The n < 16 values at p, padded with zeros.
 SIMD_INLINE f32x16 load_some(const float* p, int64_t n) {
   alignas(64) float some[kLanes] = {};
   for (int64_t i = 0; i < n; ++i) some[i] = p[i];
@@ -41,7 +41,7 @@ static void convolve(const float* const* taps, int kernel, const float* weight, 
   }
 }
 
-// ln(1 + y) for y in [0, 1], as 2 artanh(y / (2 + y)): an odd series in at most 1 / 3.
+// ln(1 + y) for y in [0, 1], as 2 artanh(y / (2 + y)): an odd series in an argument of at most 1 / 3.
 SIMD_INLINE f32x16 log_of_one_and(f32x16 y) {
   const f32x16 z = div(y, add(y, set1(2.0f))), s = mul(z, z);
   f32x16 p = set1(1.0f / 15);
@@ -78,7 +78,7 @@ static void exponentials(float* x, int64_t n) {
   for_each_vector(x, n, x, [](f32x16 v, f32x16) { return exponential(v); });
 }
 
-// Sums over keys go in four, key k to sum k % 4, which are added (0 + 1) + (2 + 3).
+// Sums over keys use four accumulators, key k in sum k % 4, joined as (0 + 1) + (2 + 3).
 template <typename Term>
 SIMD_INLINE f32x16 sum_over_keys(int64_t keys, const Term& term) {
   f32x16 sums[4] = {zero(), zero(), zero(), zero()};

@@ -1,7 +1,7 @@
-// Scales of a tile. `Scaling` is made for one tile; `at` loads what block b needs for all rows, as one of three kinds of
-// block: `weigh` makes of its codes what is multiplied, and `add_dots` gives acc + sum of weights * activations of a row where
-// the dot products, of codes less kZero, are known: kDots of them, of the whole block or of its halves. The dot products are
-// whole numbers, exact in any order (`add_rows`); every float operation stands here, once, in its order.
+// Scales of a tile. A `Scaling` belongs to one tile; `at` loads what all rows need for block b, as one of three kinds of block.
+// `weigh` converts its codes to the operand of the dot products, and `add_dots` returns acc + sum of weights * activations of a row
+// from kDots dot products of (code - kZero): of the whole block or of its halves. Dot products are integers, exact in any order
+// (`add_rows`); every float operation is defined here, once, in its order.
 
 // One row of activations at one block.
 struct RowBlock {
@@ -11,7 +11,7 @@ struct RowBlock {
   int32_t halves;        // the sums of its halves, as in Rows
 };
 
-// Where sums of codes begin, so that it is as if Zero had been taken from each; and the sums of one half.
+// Initial values of sums of codes, equivalent to subtracting Zero from each code; and the sums of one half.
 template <int Zero>
 SIMD_INLINE i32x16 start_of(const RowBlock& x) {
   return set1_i32(Zero == 0 ? 0 : Zero == 8 ? x.bias4 : Zero == 128 ? x.bias8 : (x.bias4 >> 3) * Zero);
@@ -22,7 +22,7 @@ SIMD_INLINE i32x16 start_of_half(const RowBlock& x) {
   return dot_pairs(set_pairs(Half == 0 ? -Zero : 0, Half == 0 ? 0 : -Zero), x.halves);
 }
 
-// acc[m] + sum of weights * activations, for M rows whose activations follow each other.
+// acc[m] + sum of weights * activations, for M consecutive rows.
 template <int Zero, class Block, int M>
 SIMD_INLINE void add_rows(const Block& scaled, const typename Block::Tile& codes, const RowBlock (&x)[M], f32x16* acc) {
   constexpr int left = Zero - Block::Tile::kTaken;
@@ -45,7 +45,7 @@ SIMD_INLINE void add_rows(const Block& scaled, const typename Block::Tile& codes
   for (int m = 0; m < M; ++m) acc[m] = scaled.add_dots(acc[m], dots[m], x[m]);
 }
 
-// One scale, and perhaps a minimum, for the 32 inputs.
+// One scale, and optionally a minimum, for the 32 inputs.
 template <class Format>
 struct WholeBlock {
   static constexpr int kDots = 1;
@@ -56,7 +56,7 @@ struct WholeBlock {
   SIMD_METHOD f32x16 add_dots(f32x16 acc, const f32x16 (&dots)[1], const RowBlock& x) const {
     f32x16 sum = dots[0];
     if (kZeroPoint<typename Format::Scales>)
-      sum = fma(minimum, set1(float(x.bias8 >> 7)), sum);  // whole numbers below 2^22: exact
+      sum = fma(minimum, set1(float(x.bias8 >> 7)), sum);  // integers below 2^22: exact
     else if (Format::Scales::kMinimum)
       acc = fma(minimum, set1(x.sum), acc);
     return fma(sum, mul(scale, set1(x.scale)), acc);
@@ -65,8 +65,8 @@ struct WholeBlock {
   SIMD_METHOD f32x16 minimum_of(int) const { return minimum; }
 };
 
-// A step for each 16 inputs. step * dot is a whole number below 2^24 (at most 2 * 16 * 32 * 127 * 128 for both halves, in
-// q6_k), so that the only rounding is that of the fma at the end.
+// A step for each 16 inputs. step * dot is an integer below 2^24 (at most 2 * 16 * 32 * 127 * 128 for both halves, in q6_k), so only
+// the final fma rounds.
 template <class Format>
 struct HalvedBlock {
   static constexpr int kDots = 2;
@@ -82,8 +82,8 @@ struct HalvedBlock {
   SIMD_METHOD f32x16 minimum_of(int) const { return zero(); }
 };
 
-// A step below 16 for each 16 inputs, and minimums. Where SIMD_WEIGHED_CODES, codes below 4 times steps are looked up once for
-// all rows; where a tile fills the registers, that costs one row more than it saves many.
+// A step below 16 for each 16 inputs, and minimums. With SIMD_WEIGHED_CODES, products of 2-bit codes and steps are looked up once for
+// all rows; if a tile fills the registers, that costs one row more than it saves for many.
 template <class Format>
 struct SteppedBlock {
   f32x16 scale, minimum;
@@ -116,13 +116,13 @@ struct SteppedBlock {
   SIMD_METHOD f32x16 minimum_of(int half) const { return mul(minimum, to_float(minimum_steps[half])); }
 };
 
-// `Bytes` a block of a stream beside the codes, fetched a cache line at a time.
+// Prefetches a stream of `Bytes` per block in addition to the codes, a cache line at a time.
 template <int Bytes, class T>
 SIMD_INLINE void prefetch_beside(const T* at, int64_t block, int64_t blocks_ahead) {
   if (block % (64 / Bytes) == 0) prefetch_ahead(reinterpret_cast<const uint8_t*>(at), blocks_ahead * Bytes, 64);
 }
 
-// What the policies have in common: where the tile's streams begin, and which scale a block has.
+// Common part of the policies: the tile's streams, and the index of a block's scale.
 template <class Format>
 struct ScaleStreams {
   using Scales = typename Format::Scales;
@@ -131,7 +131,7 @@ struct ScaleStreams {
   int shift;
 
   SIMD_METHOD ScaleStreams(const Matrix& w, int64_t tile) {
-    const int groups = __builtin_ctz(uint32_t(w.group_blocks));  // a power of two: divisions would show
+    const int groups = __builtin_ctz(uint32_t(w.group_blocks));  // a power of two: a division would be measurable
     const int64_t first = tile * ((w.blocks + w.group_blocks - 1) >> groups) * kLanes;
     scales = w.scales + first;
     minimums = Scales::kMinimum ? w.minimums + first : nullptr;
@@ -140,7 +140,7 @@ struct ScaleStreams {
   }
   SIMD_METHOD int64_t scale_at(int64_t b) const { return (b >> shift) * kLanes; }
   SIMD_METHOD void prefetch(int64_t b, int64_t blocks_ahead) const {
-    constexpr int bytes = Scales::kBlocks == 8 ? 4 : 32;  // as if no scale were shared: a line too often does no harm
+    constexpr int bytes = Scales::kBlocks == 8 ? 4 : 32;  // as if each block had its own scale: an extra prefetched line is harmless
     constexpr int step = 16 * (Scales::kSteps ? Scales::kSteps : 1);
     if (kHalves<Scales>) prefetch_beside<bytes>(scales + scale_at(b), b, blocks_ahead);
     if (Scales::kMinimum) prefetch_beside<bytes>(minimums + scale_at(b), b, blocks_ahead);
@@ -156,7 +156,7 @@ struct Scaling : ScaleStreams<Format> {  // GroupScale, GroupScaleAndMinimum, Gr
   using ScaleStreams<Format>::ScaleStreams;
   SIMD_METHOD WholeBlock<Format> at(int64_t b) const {
     f32x16 minimum = this->minimum(b);
-    if (kZeroPoint<Scales> && Format::kZero != 0) minimum = sub(minimum, set1(float(Format::kZero)));  // as the codes are
+    if (kZeroPoint<Scales> && Format::kZero != 0) minimum = sub(minimum, set1(float(Format::kZero)));  // like the codes
     return {this->scale(b), minimum};
   }
 };

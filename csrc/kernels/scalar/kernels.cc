@@ -1,4 +1,4 @@
-// The kernels compiled for scalar. Everything but the one function below stays inside this file.
+// The kernels compiled for scalar. Only the function below is visible outside this file.
 #include <type_traits>
 #include <utility>
 

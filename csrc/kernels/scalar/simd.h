@@ -1,4 +1,4 @@
-// Plain C++: the oracle that every other instruction set must equal bit for bit. Runs on any x86-64.
+// Plain C++: the oracle that every other instruction set must match bit for bit. Runs on any x86-64.
 #pragma once
 
 #include <cmath>
@@ -44,7 +44,7 @@ SIMD_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { f32x16 r; LANES(r, std::f
 SIMD_INLINE f32x16 max(f32x16 a, f32x16 b) { f32x16 r; LANES(r, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); return r; }
 SIMD_INLINE f32x16 min(f32x16 a, f32x16 b) { f32x16 r; LANES(r, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); return r; }
 SIMD_INLINE f32x16 abs(f32x16 a) { f32x16 r; LANES(r, std::fabs(a.v[i])); return r; }
-SIMD_INLINE int32_t round_one(float x) {  // as the vector conversion does: half to even, out of range gives INT_MIN
+SIMD_INLINE int32_t round_one(float x) {  // like the vector conversion: half to even, INT_MIN if out of range
   return x >= -0x1p31f && x < 0x1p31f ? int32_t(std::lrintf(x)) : INT32_MIN;
 }
 SIMD_INLINE i32x16 round(f32x16 a) { i32x16 r; LANES(r, round_one(a.v[i])); return r; }
@@ -108,7 +108,7 @@ SIMD_INLINE void half_sums(const int8_t* codes, int32_t& first, int32_t& second)
   }
 }
 
-// A row of a tile: 64 bytes.
+// A tile row: 64 bytes.
 struct u8x64 {
   uint8_t v[64];
 };
@@ -170,18 +170,18 @@ SIMD_INLINE i32x16 bor(i32x16 a, const i32x16& b) {
   for (int i = 0; i < 16; ++i) a.v[i] |= b.v[i];
   return a;
 }
-SIMD_INLINE i32x16 lanes(const u8x64& x) {  // four bytes a lane
+SIMD_INLINE i32x16 lanes(const u8x64& x) {  // four bytes per lane
   i32x16 r;
   std::memcpy(r.v, x.v, sizeof r.v);
   return r;
 }
-// Of each 16 bytes, which are four lanes: the first two of each lane, then the others.
+// Of each 16 bytes (four lanes): the first two bytes of each lane, then the others.
 SIMD_INLINE u8x64 pairs_apart(const u8x64& x) {
   u8x64 r;
   for (int i = 0; i < 64; ++i) r.v[i] = x.v[i / 16 * 16 + i % 8 / 2 * 4 + i % 16 / 8 * 2 + i % 2];
   return r;
 }
-// The first or the second eight of each 16 bytes, as the lower and the upper half of numbers of 16 bits, two a lane.
+// Widens the first or the second eight of each 16 bytes to 16 bits, two per lane.
 template <int Half>
 SIMD_INLINE i32x16 zip(const u8x64& lower, const u8x64& upper) {
   u8x64 r;
@@ -201,7 +201,7 @@ SIMD_INLINE f32x16 lookup(const float* table, const i32x16& x) {  // by the lowe
 SIMD_INLINE i32x16 set1_i32(int32_t x) { i32x16 r; LANES(r, x); return r; }
 SIMD_INLINE i32x16 load_i32(const int32_t* p) { i32x16 r; LANES(r, p[i]); return r; }
 SIMD_INLINE i32x16 widen_u8(const uint8_t* p) { i32x16 r; LANES(r, p[i]); return r; }
-// 2^(e - 128): what a byte of a shared exponent multiplies doubled values by; 0 and 1 give subnormals.
+// 2^(e - 128): the factor of a shared-exponent byte for doubled values; 0 and 1 give subnormals.
 SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
   f32x16 r;
   uint32_t bits[16];
@@ -209,7 +209,7 @@ SIMD_INLINE f32x16 load_half_powers(const uint8_t* p) {
   std::memcpy(r.v, bits, sizeof bits);
   return r;
 }
-// Two numbers of 16 bits, the first low, by those of each lane: the sum of both products.
+// Multiplies two 16-bit integers (the first in the low half) with those of each lane and adds the products.
 SIMD_INLINE i32x16 set_pairs(int16_t first, int16_t second) {
   i32x16 r;
   LANES(r, int32_t(uint16_t(first) | uint32_t(uint16_t(second)) << 16));
@@ -223,7 +223,7 @@ SIMD_INLINE i32x16 dot_pairs(i32x16 pairs, int32_t pair) {
 // 16 outputs x 32 inputs of unsigned codes: [input][output].
 template <int Most>
 struct CodeTile {
-  static constexpr int kTaken = 0;  // from each code
+  static constexpr int kTaken = 0;  // subtracted from each code
   u8x64 rows[8];
   int16_t w[32][16];
   SIMD_METHOD void settle() {
@@ -232,7 +232,7 @@ struct CodeTile {
   }
   SIMD_METHOD void lay_down() {}
 };
-// sums[m] += codes * a[m], over 4 Count inputs from 4 First on.
+// sums[m] += codes * a[m], over 4 Count inputs from 4 First.
 template <int First, int Count, int M, int Most>
 SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
   for (int m = 0; m < M; ++m)
@@ -240,17 +240,17 @@ SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (
       for (int i = 0; i < 16; ++i) sums[m].v[i] += int32_t(t.w[k][i]) * a[m * kGroup + k];
 }
 
-// Whole numbers of 14 bits by fours, as numbers of 16.
+// Stores 14-bit integers in groups of four as int16.
 SIMD_INLINE void store_fours(uint8_t* out, const i32x16& x) {
   int16_t words[16];
   for (int i = 0; i < 16; ++i) words[i] = int16_t(x.v[i]);
   std::memcpy(out, words, sizeof words);
 }
-// Q x S times sixteen sums of products of unsigned bytes with such numbers.
+// Q x S x 16 sums of products of unsigned bytes with such integers.
 template <int Q, int S>
 struct Dots {
   i32x16 sums[Q][S] = {};
-  // of(i, s) += the four at numbers(i) * four bytes a lane of 64 at p + s stride.
+  // of(i, s) += the four integers at numbers(i) * four bytes per 64-byte lane at p + s stride.
   template <class Numbers>
   void add(const uint8_t* p, int64_t stride, const Numbers& numbers) {
     for (int i = 0; i < Q; ++i) {
@@ -264,13 +264,13 @@ struct Dots {
   const i32x16& of(int i, int s) const { return sums[i][s]; }
 };
 
-// Independent integer dot products for measuring the peak: 64 multiply-adds a call.
+// Independent integer dot products for measuring the peak: 64 multiply-adds per call.
 constexpr int kDotChains = 8;
 using DotAccumulator = i32x16;
 SIMD_INLINE DotAccumulator start_dots() { i32x16 r; LANES(r, 0); return r; }
 SIMD_INLINE void more_dots(DotAccumulator& a) {
   int32_t x = 1;
-  __asm__ volatile("" : "+r"(x));  // as if another one each time
+  __asm__ volatile("" : "+r"(x));  // makes x opaque
   for (int k = 0; k < 4; ++k)
     for (int i = 0; i < 16; ++i) a.v[i] += 3 * (x + i + k);
 }
