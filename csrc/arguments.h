@@ -59,12 +59,12 @@ struct Owned {
   }
 };
 
-// Limits for which sums and products of sizes fit into 64 bits, and tiles into a phase (Phases::kMostItems).
-constexpr int64_t kMostOutputs = int64_t(1) << 27, kMostInputs = int64_t(1) << 27;
+// Limits for which sums and products of sizes fit into 64 bits, and tiles into a phase (Phases::kMaxItems).
+constexpr int64_t kMaxOutputs = int64_t(1) << 27, kMaxInputs = int64_t(1) << 27;
 
 inline void check_size(int64_t n_out, int64_t n_in) {
-  if (n_out < 1 || n_in < 1 || n_out > kMostOutputs || n_in > kMostInputs)
-    throw std::invalid_argument("a weight matrix has from 1 to " + std::to_string(kMostOutputs) +
+  if (n_out < 1 || n_in < 1 || n_out > kMaxOutputs || n_in > kMaxInputs)
+    throw std::invalid_argument("a weight matrix has from 1 to " + std::to_string(kMaxOutputs) +
                                 " outputs and inputs, not [" + std::to_string(n_out) + ", " + std::to_string(n_in) + "]");
 }
 
@@ -81,8 +81,8 @@ inline PlainMatrix plain_of(const std::string& format, int64_t n_out, int64_t n_
     fail("codes of a " + format + " matrix [" + std::to_string(n_out) + ", " + std::to_string(n_in) +
          "] have the wrong shape");
   if (facts.scales) {
-    if (group < kGroup || group > kMostGroup || (group & (group - 1)) != 0)
-      fail("group size is " + std::to_string(group) + "; it must be a power of two from 32 to " + std::to_string(kMostGroup));
+    if (group < kGroup || group > kMaxGroup || (group & (group - 1)) != 0)
+      fail("group size is " + std::to_string(group) + "; it must be a power of two from 32 to " + std::to_string(kMaxGroup));
     const int64_t groups = groups_of(f, n_in, group);
     const auto fits = [&](const std::optional<HalfMatrix>& s) {
       return s && int64_t(s->shape(0)) == n_out && int64_t(s->shape(1)) == groups;

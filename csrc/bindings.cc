@@ -45,8 +45,8 @@ void check_linear(const LinearLayer& l, const FloatMatrix& x) {
 // Cosines and sines [positions][half] and query factors, for kernels outside the core.
 nb::tuple rope_tables(const nb::object& description, int64_t positions) {
   const Rope rope = rope_of(Description(description));
-  if (positions < 1 || positions > kMostOutputs)
-    throw std::invalid_argument("positions must be from 1 to " + std::to_string(kMostOutputs));
+  if (positions < 1 || positions > kMaxOutputs)
+    throw std::invalid_argument("positions must be from 1 to " + std::to_string(kMaxOutputs));
   if (rope.query_beta != 0 && rope.query_original < 1) throw std::invalid_argument("query_original must be at least 1");
   RopeTable table;
   table.reserve(rope, positions, positions);
@@ -110,17 +110,17 @@ void check_drafts(const Decoder& head, const Cache& target, const std::vector<in
 }
 
 // Returns (tokens, probabilities); see draft_chain. `draw`: temperature, top_k, top_p, min_p, seed, sequence, position; or None.
-nb::tuple draft(Decoder& d, Cache& target, int32_t last, const std::vector<int32_t>& copied, int64_t most,
-                const std::vector<float>& rates, float least, const std::vector<int32_t>& ends,
+nb::tuple draft(Decoder& d, Cache& target, int32_t last, const std::vector<int32_t>& copied, int64_t max_tokens,
+                const std::vector<float>& rates, float min_chance, const std::vector<int32_t>& ends,
                 std::optional<std::tuple<double, int64_t, double, double, uint64_t, uint32_t, uint32_t>> draw) {
   check_drafts(d, target, copied);
   check_drafts(d, target, {last});
   DraftRequest request;
   request.last = last;
   request.copied = copied;
-  request.most = most;
+  request.max_tokens = max_tokens;
   request.rates = rates;
-  request.least = least;
+  request.min_chance = min_chance;
   request.ends = ends;
   if (draw) {
     const auto [temperature, top_k, top_p, min_p, seed, sequence, position] = *draw;
@@ -153,7 +153,7 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
                   IntVector parents, std::optional<IntVector> want, bool logits, int top,
                   const std::vector<int32_t>& hidden_layers, std::optional<IntVector> hidden_rows, bool timings,
                   std::optional<FloatMatrix> features, bool own) {
-  if (top < 1 || top > kMostTop) throw std::invalid_argument("top must be from 1 to " + std::to_string(kMostTop));
+  if (top < 1 || top > kMaxTop) throw std::invalid_argument("top must be from 1 to " + std::to_string(kMaxTop));
   Step step;
   for (nb::handle cache : caches) {
     step.caches.emplace_back();
@@ -165,8 +165,8 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   step.settled.resize(settled.empty() ? counts.size() : settled.size());
   step.rows = int64_t(tokens.shape(0));
   if (parents.shape(0) != tokens.shape(0)) throw std::invalid_argument("tokens and parents must have the same length");
-  if (step.rows < 1 || step.rows > kMostRows)
-    throw std::invalid_argument("a step has from 1 to " + std::to_string(kMostRows) + " rows");
+  if (step.rows < 1 || step.rows > kMaxStepRows)
+    throw std::invalid_argument("a step has from 1 to " + std::to_string(kMaxStepRows) + " rows");
   if (hidden_layers.size() > d.shape().layers.size() + 2) throw std::invalid_argument("a layer is requested twice");
   check_aligned(tokens, sizeof(int32_t));
   check_aligned(parents, sizeof(int32_t));
@@ -228,9 +228,9 @@ int32_t sample_one(FloatVector logits, double temperature, int64_t top_k, double
 
 // The caller guarantees that the addresses are valid; what the numbers alone show to be wrong is rejected.
 void run_at(LinearLayer& l, uintptr_t x, int64_t rows, uintptr_t out) {
-  if (rows < 0 || rows > Phases::kMostItems)
+  if (rows < 0 || rows > Phases::kMaxItems)
     throw std::invalid_argument("rows is " + std::to_string(rows) + "; it must be from 0 to " +
-                                std::to_string(Phases::kMostItems));
+                                std::to_string(Phases::kMaxItems));
   if (rows == 0) return;
   const uint64_t read = uint64_t(rows * l.matrix().n_in) * sizeof(float);
   const uint64_t written = uint64_t(rows * l.matrix().n_out) * sizeof(float);
@@ -247,7 +247,7 @@ NB_MODULE(_native, m) {
 #ifdef NDEBUG
   nb::set_leak_warnings(false);  // objects alive at interpreter exit are the script's business
 #endif
-  m.doc() = "Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler.";
+  m.doc() = "Native core of ipex_lookahead: decoder, KV cache, quantizers, sampler.";
   nb::exception<BusyError>(m, "BusyError", PyExc_RuntimeError);
   nb::exception<MissingWeightError>(m, "MissingWeightError", PyExc_RuntimeError);
   nb::exception<NonFiniteError>(m, "NonFiniteError", PyExc_RuntimeError);
@@ -415,9 +415,9 @@ NB_MODULE(_native, m) {
       .def("fork", &Cache::fork)
       .def("checkpoint", &Cache::checkpoint)
       .def("follow", &Cache::follow, "head"_a)
-      .def("see", [](Cache& c, IntVector tokens) {
+      .def("allow_tokens", [](Cache& c, IntVector tokens) {
         check_aligned(tokens, sizeof(int32_t));
-        c.see(tokens.data(), int64_t(tokens.shape(0)));
+        c.allow_tokens(tokens.data(), int64_t(tokens.shape(0)));
       }, "tokens"_a.noconvert())
       .def("end_draft", &end_draft)
       .def("fill_blank", &Cache::fill_blank, "length"_a)
@@ -463,7 +463,7 @@ NB_MODULE(_native, m) {
       .def("forward", &forward, "caches"_a, "counts"_a, "settled"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a, "hidden_layers"_a, "hidden_rows"_a.none().noconvert(),
            "timings"_a, "features"_a.none() = nb::none(), "own_features"_a = false)
-      .def("draft", &draft, "cache"_a, "last"_a, "copied"_a, "most"_a, "rates"_a, "least"_a, "ends"_a, "draw"_a.none())
+      .def("draft", &draft, "cache"_a, "last"_a, "copied"_a, "max_tokens"_a, "rates"_a, "min_chance"_a, "ends"_a, "draw"_a.none())
       .def("draft_step", &draft_one, "cache"_a, "token"_a, "first"_a)
       .def("set_outputs",
            [](Decoder& d, IntVector tokens) {

@@ -124,7 +124,7 @@ inline OperationShape operation_of(const Description& d, std::vector<nb::object>
   for (const Description& one : d.parts("experts")) mixture.experts.push_back(mlp_of(one));
   mixture.used = d.get<int>("used");
   mixture.scores = RouterScores(one_of("scores", d.get<std::string>("scores"), {"all", "chosen", "sigmoid"}));
-  mixture.renormalise = d.get<bool>("renormalise");
+  mixture.renormalize = d.get<bool>("renormalise");
   mixture.sum_epsilon = d.get<float>("sum_epsilon");
   mixture.correction = !d["correction"].is_none();
   mixture.groups = d.get<int>("groups");
@@ -149,7 +149,7 @@ inline FeatureInputsShape features_of(const Description& d, int embedding) {
   f.width = d.get<int>("width");
   f.layers = d.get<std::vector<int32_t>>("layers");
   f.feedback = d.get<int32_t>("feeds_back");
-  f.beside = d.get<bool>("beside");
+  f.keep_embedding = d.get<bool>("keep_embedding");
   f.embedding_norm = norm_of(d["embedding_norm"]);
   f.after = norm_of(d["after"]);
   for (const Description& one : d.parts("norms")) f.norms.push_back(norm_of(one));

@@ -102,8 +102,8 @@ inline nb::object unpack_tiles(const std::string& format, int64_t n_out, int64_t
   const WeightFormat f = format_of(format);
   check_size(n_out, n_in);
   checked_threads(threads);
-  if (stream_facts(f).scales && (group < kGroup || group > kMostGroup || (group & (group - 1)) != 0))
-    throw std::invalid_argument("group size must be a power of two from 32 to " + std::to_string(kMostGroup));
+  if (stream_facts(f).scales && (group < kGroup || group > kMaxGroup || (group & (group - 1)) != 0))
+    throw std::invalid_argument("group size must be a power of two from 32 to " + std::to_string(kMaxGroup));
   Matrix m = unset_matrix(f, n_out, n_in, group);
   const TileBytes bytes = tile_bytes(m);
   check_aligned(codes, stream_facts(f).inputs == 1 ? size_t(stream_facts(f).bytes) : 1);
@@ -153,15 +153,15 @@ inline int64_t quantize_matrix(const std::string& format, const AnyMatrix& value
   const SearchKind of = SearchKind(one_of("searched", searched, {"scale", "float_scale", "minimum", "zero", "exponent"}));
   // A group of a separate stream is one part; a record is one block with all its parts.
   const int64_t inputs = facts.scales ? size : facts.inputs, parts = size > 0 ? inputs / size : 0;
-  if (size < 1 || size > kMostSearched || inputs != parts * size || parts < 1 || parts > kMostParts || (parts & (parts - 1)))
-    fail("a block has 1, 2, 4, 8 or 16 parts of 1 to " + std::to_string(kMostSearched) + " inputs");
+  if (size < 1 || size > kMaxSearched || inputs != parts * size || parts < 1 || parts > kMaxParts || (parts & (parts - 1)))
+    fail("a block has 1, 2, 4, 8 or 16 parts of 1 to " + std::to_string(kMaxSearched) + " inputs");
   if (facts.scales && (size < kGroup || (size & (size - 1))))
     fail("a group must be a power of two of at least " + std::to_string(kGroup) + " inputs");
   if (int64_t(importance.size()) != (q.n_in + inputs - 1) / inputs * inputs)
     fail("importance must cover the whole blocks of a row");
-  if (numbers.size() < 1 || numbers.size() > size_t(kMostNumbers) || tries.size() > size_t(kMostNumbers) ||
-      code_of.size() != size_t(kMostNumbers))
-    fail("there must be 1 to " + std::to_string(kMostNumbers) + " numbers, one code for each, and no more tries than numbers");
+  if (numbers.size() < 1 || numbers.size() > size_t(kMaxNumbers) || tries.size() > size_t(kMaxNumbers) ||
+      code_of.size() != size_t(kMaxNumbers))
+    fail("there must be 1 to " + std::to_string(kMaxNumbers) + " numbers, one code for each, and no more tries than numbers");
   const bool from_zero = of == SearchKind::minimum || of == SearchKind::zero;
   if (from_zero && (!whole || numbers.data()[0] != 0 || numbers.data()[numbers.size() - 1] > 255))
     fail("with minimums and zero points, numbers must be the integers from 0 to at most 255");
@@ -191,7 +191,7 @@ inline int64_t quantize_matrix(const std::string& format, const AnyMatrix& value
   q.largest = std::min(largest, std::numeric_limits<float>::max());
   q.search = {of, int(inputs), size, {numbers.data(), numbers.data() + numbers.size()}, whole,
               {tries.data(), tries.data() + tries.size()}, step_limit};
-  std::copy_n(code_of.data(), kMostNumbers, q.code_of);
+  std::copy_n(code_of.data(), kMaxNumbers, q.code_of);
   q.lanes = lanes;
   nb::gil_scoped_release release;
   return quantize(q, codes.data(), scales ? scales->data() : nullptr, minimums ? minimums->data() : nullptr, threads);

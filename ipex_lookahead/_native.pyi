@@ -1,4 +1,4 @@
-"""Native core of ipex_lookahead: decoder, KV cache, quantisers, sampler."""
+"""Native core of ipex_lookahead: decoder, KV cache, quantizers, sampler."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -155,7 +155,7 @@ class Cache:
     def fork(self) -> Cache: ...
     def checkpoint(self) -> None: ...
     def follow(self, head: Decoder) -> None: ...
-    def see(
+    def allow_tokens(
         self, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order="C", device="cpu", writable=False)]
     ) -> None: ...
     def end_draft(self) -> None: ...
@@ -216,9 +216,9 @@ class Decoder:
         cache: Cache,
         last: int,
         copied: Sequence[int],
-        most: int,
+        max_tokens: int,
         rates: Sequence[float],
-        least: float,
+        min_chance: float,
         ends: Sequence[int],
         draw: tuple[float, int, float, float, int, int, int] | None,
     ) -> tuple: ...

@@ -250,9 +250,9 @@ DraftTree Predictor::propose(int64_t budget) {
     bool operator<(const Open& o) const { return path != o.path ? path < o.path : order > o.order; }
   };
   DraftTree tree;
-  if (budget > kMostDrafts)
+  if (budget > kMaxDrafts)
     throw std::invalid_argument("the budget is " + std::to_string(budget) + "; it must be at most " +
-                                std::to_string(kMostDrafts));
+                                std::to_string(kMaxDrafts));
   if (budget <= 0) return tree;
   std::vector<Open> open;
   std::vector<State> states;

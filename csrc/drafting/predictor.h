@@ -16,7 +16,7 @@ namespace ipex_lookahead {
 
 enum class Source : uint8_t { recycling, store, suffix };
 
-constexpr int64_t kMostDrafts = 1 << 16;
+constexpr int64_t kMaxDrafts = 1 << 16;
 
 struct DraftTree {
   std::vector<int32_t> tokens, parents;  // parents precede children; -1: the last committed token
@@ -37,7 +37,7 @@ class Predictor {
   // The order matters: a list that already holds the answer would bias the statistics.
   void commit_step(const int32_t* tokens, const int32_t* parents, int64_t count, const int32_t* emitted,
                    int64_t emitted_count, const int32_t* top, int64_t wide);
-  // Returns at most `budget` tokens; std::invalid_argument above kMostDrafts.
+  // Returns at most `budget` tokens; std::invalid_argument above kMaxDrafts.
   DraftTree propose(int64_t budget);
 
  private:

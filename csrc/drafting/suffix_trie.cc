@@ -10,7 +10,7 @@ constexpr size_t kFirstSlots = 256;
 
 uint64_t key_of(int32_t parent, int32_t token) { return uint64_t(uint32_t(parent)) << 32 | uint32_t(token); }
 
-// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 uint64_t scatter(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;

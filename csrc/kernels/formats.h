@@ -11,41 +11,41 @@
 namespace ipex_lookahead {
 
 // Codes: 16 outputs x 32 inputs in kBytes. A tile unpacks into eight rows of 64 bytes; byte j of row c is output j / 4, input
-// 4 c + j % 4. kMost is the largest unsigned code: it limits the number of products that fit 16 bits without VNNI.
+// 4 c + j % 4. kMaxCode is the largest unsigned code: it limits the number of products that fit 16 bits without VNNI.
 struct Bytes {  // [8][64]
   static constexpr const char* kName = "BYTES";
-  static constexpr int kBytes = 512, kMost = 255;
+  static constexpr int kBytes = 512, kMaxCode = 255;
 };
 struct Nibbles {  // [4][64]: row c low, row c + 4 high
   static constexpr const char* kName = "NIBBLES";
-  static constexpr int kBytes = 256, kMost = 15;
+  static constexpr int kBytes = 256, kMaxCode = 15;
 };
 
 struct Nibbles5 {  // [4][64] as Nibbles, then [64]: bit c is the fifth of row c
   static constexpr const char* kName = "NIBBLES5";
-  static constexpr int kBytes = 320, kMost = 31;
+  static constexpr int kBytes = 320, kMaxCode = 31;
 };
 struct Nibbles6 {  // [4][64] as Nibbles, then [2][64]: two bits of rows 4 h ... 4 h + 3, the first row's lowest
   static constexpr const char* kName = "NIBBLES6";
-  static constexpr int kBytes = 384, kMost = 63;
+  static constexpr int kBytes = 384, kMaxCode = 63;
 };
 struct Crumbs {  // [2][64]: rows 4 h ... 4 h + 3, the first row's lowest
   static constexpr const char* kName = "CRUMBS";
-  static constexpr int kBytes = 128, kMost = 3;
+  static constexpr int kBytes = 128, kMaxCode = 3;
 };
 struct Crumbs3 {  // [2][64] as Crumbs, then [64]: bit c is the third of row c
   static constexpr const char* kName = "CRUMBS3";
-  static constexpr int kBytes = 192, kMost = 7;
+  static constexpr int kBytes = 192, kMaxCode = 7;
 };
 // Nibbles that index a table of integers. kTable holds value + zero point, which is positive.
 struct E2m1 : Nibbles {  // 0, 0.5, 1, 1.5, 2, 3, 4, 6, doubled, then negative
   static constexpr const char* kName = "E2M1";
-  static constexpr int kMost = 31;
+  static constexpr int kMaxCode = 31;
   static constexpr uint8_t kTable[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
 };
 struct Iq4 : Nibbles {  // llama.cpp's non-linear four bits: -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, ...
   static constexpr const char* kName = "IQ4";
-  static constexpr int kMost = 255;
+  static constexpr int kMaxCode = 255;
   static constexpr uint8_t kTable[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 };
 

@@ -7,7 +7,7 @@ namespace ipex_lookahead {
 namespace {
 
 // Minimum number of heads per piece for rope and stores; splitting fewer costs more than it saves.
-constexpr int64_t kLeastHeads = 4;
+constexpr int64_t kMinHeads = 4;
 
 }  // namespace
 
@@ -64,7 +64,7 @@ void Attention::run(ThreadContext& context, StepRows& rows) {
   });
   context.enter(Phase::heads);
   if (whole_norm) context.each(rows.count, [&](int64_t row) { norm_whole(context, rows, row); });
-  if (!fused) context.split(heads, kLeastHeads, [&](int64_t begin, int64_t end) { finish_heads(rows, begin, end); });
+  if (!fused) context.split(heads, kMinHeads, [&](int64_t begin, int64_t end) { finish_heads(rows, begin, end); });
   cached_.run(context, rows, scratch_.qkv.data(), stride_);
   context.enter(Phase::output);
   auto merged = context.inputs(rows.count, shape_.q_width(), !is_float(o_.format), o_order_,
@@ -79,7 +79,7 @@ void Attention::make_input(ThreadContext& context, StepRows& rows, int64_t row, 
   if (!shape_.with_embedding) return input(rows, row, out);
   const size_t bytes = size_t(rows.width) * sizeof(float);
   input(rows, row, context.scratch());  // norms write whole vectors
-  std::memcpy(out, rows.beside.data() + row * rows.stride, bytes);
+  std::memcpy(out, rows.embeddings.data() + row * rows.stride, bytes);
   std::memcpy(out + rows.width, context.scratch(), bytes);
 }
 
@@ -174,7 +174,7 @@ void Attention::turn(const StepRows& rows, const Norm& norm, int64_t position, f
   const bool normed = norm.width == d;
   if (normed && !shape_.norm_after_rope) norm_head(rows, norm, x);
   if (half > 0 && scratch_.rope(shape_.rope).interleaved) {  // converted to half layout: products of q and k are the same
-    float second[kMostHeadDim / 2];
+    float second[kMaxHeadDim / 2];
     for (int i = 0; i < half; ++i) {
       second[i] = x[2 * i + 1];
       x[i] = x[2 * i];
@@ -191,7 +191,7 @@ void Attention::turn(const StepRows& rows, const Norm& norm, int64_t position, f
 
 // Copies the head, because the norm reads and writes whole vectors of 16, beyond the head's end.
 void Attention::norm_head(const StepRows& rows, const Norm& norm, float* x) const {
-  alignas(64) float in[kMostHeadDim], out[kMostHeadDim];
+  alignas(64) float in[kMaxHeadDim], out[kMaxHeadDim];
   const int d = shape_.head_dim;
   std::memcpy(in, x, size_t(d) * sizeof(float));
   std::fill(in + d, in + padded(d, kLanes), 0.0f);

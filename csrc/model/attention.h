@@ -44,7 +44,7 @@ class Attention : public Operation {
   Matrix q_, k_, v_, gate_, o_;
   Norm q_norm_, k_norm_;
   const float* sinks_ = nullptr;
-  std::array<float, kMostHeadDim> ones_;  // weights of the norm without weights
+  std::array<float, kMaxHeadDim> ones_;  // weights of the norm without weights
   const int32_t *order_ = nullptr, *o_order_ = nullptr;  // input orders of q, k, v and of o
   int64_t k_column_, v_column_, gate_column_, stride_;                 // of rows in scratch_.qkv
 };

@@ -119,10 +119,10 @@ void Cache::follow(const std::shared_ptr<Decoder>& head) {
   settled_ = 0;
 }
 
-void Cache::see(const int32_t* tokens, int64_t count) {
+void Cache::allow_tokens(const int32_t* tokens, int64_t count) {
   if (head_ == nullptr) return;
-  const Claim claim(claimable_, "see");
-  head_->see(tokens, count);
+  const Claim claim(claimable_, "allow_tokens");
+  head_->allow_tokens(tokens, count);
 }
 
 void Cache::catch_up() {

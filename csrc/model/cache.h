@@ -74,7 +74,7 @@ class Cache {
   // The state of the drafting head, or null.
   HeadState* head() const { return head_; }
   // Allows the head to draft tokens outside its part of the lm_head; see HeadState::allow_tokens.
-  void see(const int32_t* tokens, int64_t count);
+  void allow_tokens(const int32_t* tokens, int64_t count);
   // Runs the head over its pending features if there are many; called between steps.
   void catch_up();
   Cache fork();

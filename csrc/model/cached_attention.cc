@@ -45,7 +45,7 @@ void AttentionScratch::plan(Plan& plan, const StepRows& rows, bool by_blocks) co
   // With few items, heads that share keys become separate items: the second read of the keys hits the cache.
   const bool apart = by_blocks && items < 4 * threads_ && threads_ > 1;
   const int heads = apart ? std::max(1, int(group * items / (4 * threads_))) : group;
-  if (items > Phases::kMostItems) throw std::invalid_argument("the step has too many rows for this number of heads");
+  if (items > Phases::kMaxItems) throw std::invalid_argument("the step has too many rows for this number of heads");
   for (size_t i = 0; i < rows.sequences.size(); ++i) {
     const Sequence& s = rows.sequences[i];
     for (int kv = 0; kv < plan.kv_heads; ++kv)

@@ -54,7 +54,7 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa,
       attention_(shape_.ropes, shape.max_context, threads) {
   const int64_t embedding = features_.any() ? shape.features.embedding : shape.hidden;
   if (!shape.tied) weights_.declare("embedding", own_embedding_, shape.vocab, embedding, {Phase::embedding, 0});
-  rows_.ahead = target == nullptr ? 0 : 1;
+  rows_.position_offset = target == nullptr ? 0 : 1;
   blocks_.reserve(shape.layers.size());
   for (size_t i = 0; i < shape.layers.size(); ++i) {
     const std::string block = "layers." + std::to_string(i) + ".";
@@ -62,8 +62,8 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa,
     const std::string scale = scaled ? block + "output_scale" : "", none;  // of the last operation
     blocks_.emplace_back();
     if (mixer) blocks_.back().push_back(operation_of(*mixer, block + "mixer", {parallel, nullptr, feed_forward || per_layer ? none : scale}));
-    const Operation* const beside = parallel ? blocks_.back().front().get() : nullptr;
-    if (feed_forward) blocks_.back().push_back(operation_of(*feed_forward, block + "feed_forward", {false, beside, per_layer ? none : scale}));
+    const Operation* const mixer_operation = parallel ? blocks_.back().front().get() : nullptr;
+    if (feed_forward) blocks_.back().push_back(operation_of(*feed_forward, block + "feed_forward", {false, mixer_operation, per_layer ? none : scale}));
     if (per_layer) blocks_.back().push_back(operation_of(*per_layer, block + "per_layer", {false, nullptr, scale}));
   }
   for (Block& block : blocks_)
@@ -82,8 +82,8 @@ std::unique_ptr<Operation> Decoder::operation_of(const BranchShape& shape, const
   const std::vector<Block>& blocks = target_ == nullptr ? blocks_ : target_->blocks_;
   const Operation* const shared =
       attends == nullptr || attends->has_keys() ? nullptr : blocks[size_t(attends->shared)].front().get();
-  const OperationParts of{shape,          name, shape_.hidden, shape_.kv_format, weights_, cache_shape_, placed.held,
-                          placed.beside, placed.output_scale, shared, target_ != nullptr};
+  const OperationParts of{shape,          name, shape_.hidden, shape_.kv_format, weights_, cache_shape_, placed.defer_residual_add,
+                          placed.parallel_mixer, placed.output_scale, shared, target_ != nullptr};
   if (std::holds_alternative<AttentionShape>(shape.operation)) return std::make_unique<Attention>(of, attention_);
   if (std::holds_alternative<LatentAttentionShape>(shape.operation)) return std::make_unique<LatentAttention>(of, attention_, latent_);
   if (std::holds_alternative<RecurrenceShape>(shape.operation)) return std::make_unique<LinearRecurrence>(of, recurrent_);
@@ -122,8 +122,8 @@ int64_t Decoder::experts_touched() const {
 void Decoder::check(const Step& step, const StepOutputs& out) const {
   const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
   if (step.caches.size() != step.counts.size() || step.settled.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache, and one of settled rows");
-  if (step.rows < 1 || step.rows > kMostRows || step.wanted < 0 || step.wanted > step.rows)
-    fail("a step has from 1 to " + std::to_string(kMostRows) + " rows, and wants no more of them");
+  if (step.rows < 1 || step.rows > kMaxStepRows || step.wanted < 0 || step.wanted > step.rows)
+    fail("a step has from 1 to " + std::to_string(kMaxStepRows) + " rows, and not more wanted rows than rows");
   if (step.own_features && step.features == nullptr) fail("own_features is set, but features are not given");
   if ((step.features != nullptr) != features_.any())
     fail(features_.any() ? "a drafting head needs the target's features for its rows" : "only drafting heads take features");
@@ -136,7 +136,7 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
     if (const HeadState* const head = cache->head(); head != nullptr && target_ == nullptr) {
       const FeatureInputsShape& features = head->head().shape().features;
       const int64_t layers = int64_t(features.layers.size());
-      if (layers * shape_.hidden != features.width || layers > int64_t(kMostFeatureLayers) ||
+      if (layers * shape_.hidden != features.width || layers > int64_t(kMaxFeatureLayers) ||
           *std::max_element(features.layers.begin(), features.layers.end()) > int64_t(blocks_.size()))
         fail("the cache follows a drafting head of another model");
     }
@@ -181,7 +181,7 @@ void Decoder::plan(const Step& step) {
   ensure(rows_.sequence_of, step.rows);
   int64_t first = 0, paths = 0, furthest = 0;
   for (size_t i = 0; i < step.caches.size(); ++i) {
-    const int64_t rows = step.counts[i], length = step.caches[i]->length() - rows_.ahead;
+    const int64_t rows = step.counts[i], length = step.caches[i]->length() - rows_.position_offset;
     bool chain = true;
     int64_t deepest = 0;
     for (int64_t r = 0; r < rows; ++r) {
@@ -192,16 +192,16 @@ void Decoder::plan(const Step& step) {
       deepest = std::max<int64_t>(deepest, depth);
       chain = chain && (parent == r - 1 || target_ != nullptr);  // rows see none of the step's rows
     }
-    const int64_t last = length + deepest + rows_.ahead;
+    const int64_t last = length + deepest + rows_.position_offset;
     if (last >= shape_.max_context)
       throw std::out_of_range("position " + std::to_string(last) + " is beyond the context of " +
                               std::to_string(shape_.max_context) + " tokens");
     furthest = std::max(furthest, last);
     rows_.sequences.push_back({step.caches[i], first, rows, length, step.settled[i], chain, paths, (length + deepest) / kBlock + 1});
     if (!chain) {
-      if (rows > kMostTree)
+      if (rows > kMaxTree)
         throw std::invalid_argument("a tree has " + std::to_string(rows) + " rows; it may have " +
-                                    std::to_string(kMostTree));
+                                    std::to_string(kMaxTree));
       ensure(rows_.ancestors, paths + rows * rows);
       for (int64_t r = 0; r < rows; ++r) {
         int64_t at = r;

@@ -28,9 +28,9 @@
 
 namespace ipex_lookahead {
 
-constexpr int64_t kMostRows = 1 << 20;  // per step
-constexpr int64_t kMostTree = 1 << 13;  // per sequence that is not a chain
-constexpr int kMostTop = 64;
+constexpr int64_t kMaxStepRows = 1 << 20;  // per step
+constexpr int64_t kMaxTree = 1 << 13;  // per sequence that is not a chain
+constexpr int kMaxTop = 64;
 
 // Input of a step: rows of several sequences, each with its cache.
 struct Step {
@@ -109,8 +109,8 @@ class Decoder {
  private:
   // Position of an operation in its block; see OperationParts.
   struct Placed {
-    bool held = false;
-    const Operation* beside = nullptr;
+    bool defer_residual_add = false;
+    const Operation* parallel_mixer = nullptr;
     std::string output_scale = {};
   };
   std::unique_ptr<Operation> operation_of(const BranchShape& shape, const std::string& name, const Placed& placed);

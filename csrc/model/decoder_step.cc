@@ -50,7 +50,7 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
   ensure(top_counts_, head_items_ * step.wanted);
   ensure(merge_at_, head_items_);
   rows_.reserve_scratch(step.wanted * (tiles / head_items_ + 1) * kLanes);
-  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 16 + kMostFeatureLayers);
+  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 16 + kMaxFeatureLayers);
 }
 
 void Decoder::run(int thread, const Step& step, const StepOutputs& out) {

@@ -78,7 +78,7 @@ DraftChain draft_chain(Cache& target, const DraftRequest& request) {
   const Claim claim(target.claimable(), "draft");
   HeadState& state = head_of(target);
   DraftChain chain;
-  bool going = request.most > 0 && state.first(target, request.last);
+  bool going = request.max_tokens > 0 && state.first(target, request.last);
   for (size_t i = 0; going && i < request.copied.size(); ++i) going = state.next(target, request.copied[i], i + 1 == request.copied.size());
   std::vector<float> all;
   uint32_t position = request.draw ? request.draw->position + uint32_t(request.copied.size()) : 0;
@@ -89,7 +89,7 @@ DraftChain draft_chain(Cache& target, const DraftRequest& request) {
     chain.probs.push_back(chosen.prob);
     chance *= rate(request.rates, chosen.prob);
     const bool ends = std::find(request.ends.begin(), request.ends.end(), chosen.token) != request.ends.end();
-    if (ends || int64_t(chain.tokens.size()) >= request.most || chance < request.least) break;
+    if (ends || int64_t(chain.tokens.size()) >= request.max_tokens || chance < request.min_chance) break;
     going = state.next(target, chosen.token);
   }
   state.end();

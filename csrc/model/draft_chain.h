@@ -26,11 +26,11 @@ struct Draw {
 struct DraftRequest {
   int32_t last = 0;             // the last token of the text, which the target has not run
   std::vector<int32_t> copied;  // draft tokens of another proposer that follow `last`; the chain continues after them
-  int64_t most = 0;             // maximum number of tokens, >= 1
+  int64_t max_tokens = 0;       // at least 1
   // Calibration: rates[i] is the measured acceptance rate of tokens with a probability in the i-th of n equal intervals of [0, 1];
-  // empty: the probability. The chain ends after the token at which the product of the rates falls below `least`.
+  // empty: the probability. The chain ends after the token at which the product of the rates falls below `min_chance`.
   std::vector<float> rates;
-  float least = 0;
+  float min_chance = 0;
   std::vector<int32_t> ends;    // no token is drafted after one of these
   std::optional<Draw> draw;     // none: greedy
 };

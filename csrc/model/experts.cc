@@ -112,7 +112,7 @@ void Experts::choose(const KernelTable& kernels, const float* logits, float* scr
     sum += weights[k];
   }
   for (int k = 0; k < used_; ++k) {
-    if (shape_.renormalise) weights[k] /= sum + shape_.sum_epsilon;
+    if (shape_.renormalize) weights[k] /= sum + shape_.sum_epsilon;
     if (shape_.scale != 1) weights[k] *= shape_.scale;
     if (expert_scales_ != nullptr) weights[k] *= expert_scales_[experts[k]];
     if (!std::isfinite(logits[experts[k]])) weights[k] = NAN;  // an overflow must stay visible
@@ -150,8 +150,8 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
   const bool integer = (shares && shared_.integer()) || std::any_of(experts_.begin(), experts_.end(), [](const GatedMlp& mlp) { return mlp.integer(); });
   const bool apart = shape_.apart();
   // Prepares the rows after `norm`, or as all operations read them. Invalidates the previously prepared rows.
-  const auto inputs = [&](bool quantised, const Norm* norm, float multiplier = 1) {
-    return context.inputs(rows.count, rows.width, quantised, nullptr, [&rows, norm, multiplier, this](int64_t row, float* out) {
+  const auto inputs = [&](bool quantized, const Norm* norm, float multiplier = 1) {
+    return context.inputs(rows.count, rows.width, quantized, nullptr, [&rows, norm, multiplier, this](int64_t row, float* out) {
       if (norm == nullptr) return input(rows, row, out);
       (*norm)(rows.kernels, rows.row(row), out);
       if (multiplier != 1) rows.kernels.scale(out, rows.width, multiplier);

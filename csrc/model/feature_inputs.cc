@@ -22,7 +22,7 @@ void FeatureInputs::reserve(StepRows& rows) {
   rows.reserve_inputs(before() + shape_.width, false);
   rows.reserve_scratch(2 * std::max(padded(shape_.width, kLanes), rows.stride));
   ensure(rows.branch, rows.count * rows.stride);
-  if (shape_.beside) ensure(rows.beside, rows.count * rows.stride);
+  if (shape_.keep_embedding) ensure(rows.embeddings, rows.count * rows.stride);
   if (wide()) ensure(embeddings_, rows.count * stride_);
   if (!shape_.back) return;
   rows.reserve_inputs(hidden_, false);
@@ -31,12 +31,12 @@ void FeatureInputs::reserve(StepRows& rows) {
 
 void FeatureInputs::run(ThreadContext& context, StepRows& rows, const float* features, bool own) {
   if (!any()) return;
-  const bool made = own && shape_.beside, narrow = own && shape_.back;
+  const bool made = own && shape_.keep_embedding, narrow = own && shape_.back;
   if (narrow) widen(context, rows, features);
   if (!made) project(context, rows, narrow ? widened_.data() : features, narrow ? padded(shape_.width, kLanes) : shape_.width);
   context.each(rows.count, [&](int64_t r) {
     float* const row = rows.row(r);
-    if (shape_.beside) embedding_norm_(rows.kernels, row, rows.beside.data() + r * rows.stride);
+    if (shape_.keep_embedding) embedding_norm_(rows.kernels, row, rows.embeddings.data() + r * rows.stride);
     float* const x = made ? context.scratch() : rows.branch.data() + r * rows.stride;
     if (made) {
       std::memcpy(x, features + r * hidden_, size_t(hidden_) * sizeof(float));

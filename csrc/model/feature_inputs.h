@@ -28,7 +28,7 @@ class FeatureInputs {
  private:
   bool wide() const { return any() && shape_.embedding != hidden_; }
   // Number of inputs of `project` before the features.
-  int64_t before() const { return shape_.beside ? 0 : shape_.embedding; }
+  int64_t before() const { return shape_.keep_embedding ? 0 : shape_.embedding; }
   void project(ThreadContext& context, StepRows& rows, const float* features, int64_t stride);
   void widen(ThreadContext& context, StepRows& rows, const float* features);
   void norm_features(const StepRows& rows, const float* features, float* scratch, float* out) const;

@@ -10,10 +10,10 @@ namespace ipex_lookahead {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 512;
-constexpr int64_t kMostWaiting = 64;  // features beyond this number of rows are read between steps: they take more memory than keys
+constexpr int64_t kMaxPending = 64;  // features beyond this number of rows are read between steps: they take more memory than keys
 constexpr int64_t kRowsHeld = 129;  // rows of scratch that stay allocated: a token and the longest draft
 // Maximum number of allowed tiles of 16 tokens: an eighth of a part of 32,768 outputs. The latest tiles are kept.
-constexpr size_t kMostTiles = 256;
+constexpr size_t kMaxDraftTiles = 256;
 
 }  // namespace
 
@@ -22,22 +22,22 @@ HeadState::HeadState(std::shared_ptr<Decoder> head, int64_t length) : HeadState(
 HeadState::HeadState(std::shared_ptr<Decoder> head, Cache keys)
     : head_(std::move(head)), width_(head_->shape().features.width), keys_(std::move(keys)) {}
 
-void HeadState::see(const int32_t* tokens, int64_t count) {
+void HeadState::allow_tokens(const int32_t* tokens, int64_t count) {
   if (!head_->has_whole_head()) return;
   for (int64_t i = 0; i < count; ++i) {
     if (tokens[i] < 0 || tokens[i] >= head_->shape().vocab || head_->drafts(tokens[i])) continue;
     const int32_t tile = tokens[i] / kLanes;
     const auto found = std::find(tiles_.begin(), tiles_.end(), tile);
     if (found != tiles_.end()) tiles_.erase(found);
-    else if (tiles_.size() == kMostTiles) tiles_.erase(tiles_.begin());
+    else if (tiles_.size() == kMaxDraftTiles) tiles_.erase(tiles_.begin());
     tiles_.push_back(tile);
   }
 }
 
 void HeadState::prepare(int64_t, int64_t rows, int64_t) {
   if (int64_t(step_features_.size()) < rows * width_) step_features_.resize(size_t(rows * width_));
-  const size_t most = head_->has_target_keys() ? size_t(width_) : waiting_.size() + size_t(rows * width_);
-  if (waiting_.capacity() < most) waiting_.reserve(std::max(most, 2 * waiting_.size()));
+  const size_t most = head_->has_target_keys() ? size_t(width_) : pending_.size() + size_t(rows * width_);
+  if (pending_.capacity() < most) pending_.reserve(std::max(most, 2 * pending_.size()));
 }
 
 void HeadState::keep(int64_t length, const int64_t* rows, int64_t count) {
@@ -46,19 +46,19 @@ void HeadState::keep(int64_t length, const int64_t* rows, int64_t count) {
     const int32_t token = step_tokens_[size_t(rows[i])];
     const int64_t position = length + i;
     if (head_->has_target_keys())
-      waiting_.clear();
-    else if (!waiting_.empty())
+      pending_.clear();
+    else if (!pending_.empty())
       tokens_.push_back(token);
     else if (end_ == position && !read_.empty() && token != read_.back())
       forget(position - 1);  // another text than the one that it drafted for
     else if (end_ + 1 < position)
       continue;  // beyond the end of its context
-    waiting_.insert(waiting_.end(), features(rows[i]), features(rows[i]) + width_);
-    see(&token, 1);
+    pending_.insert(pending_.end(), features(rows[i]), features(rows[i]) + width_);
+    allow_tokens(&token, 1);
   }
   length_ = length + count;
-  if (!head_->has_target_keys() && keys_.length() + waits() >= head_->shape().max_context) {  // its context is full
-    waiting_ = {};
+  if (!head_->has_target_keys() && keys_.length() + pending() >= head_->shape().max_context) {  // its context is full
+    pending_ = {};
     tokens_.clear();
   }
   if (int64_t(step_features_.size()) > kRowsHeld * width_) step_features_ = {};  // frees a prompt's features
@@ -68,12 +68,12 @@ void HeadState::keep(int64_t length, const int64_t* rows, int64_t count) {
 // changes cannot be recomputed.
 void HeadState::crop(int64_t length) {
   end();
-  const int64_t first = length_ - waits();
+  const int64_t first = length_ - pending();
   if (length > first) {  // a head on its target's keys keeps the last position only
-    waiting_.resize(size_t((length - first) * width_));
+    pending_.resize(size_t((length - first) * width_));
     tokens_.resize(size_t(length - first - 1));
   } else if (length < length_) {
-    waiting_.clear();
+    pending_.clear();
     tokens_.clear();
     if (length < end_) forget(length);
   }
@@ -90,7 +90,7 @@ std::unique_ptr<State> HeadState::fork(int64_t, bool) const {
   std::unique_ptr<HeadState> other(new HeadState(head_, keys_.fork()));
   other->length_ = length_;
   other->end_ = end_;
-  other->waiting_ = waiting_;
+  other->pending_ = pending_;
   other->tokens_ = tokens_;
   other->read_ = read_;
   other->tiles_ = tiles_;
@@ -104,15 +104,15 @@ int64_t HeadState::bytes() const {
 
 void HeadState::catch_up() {
   end();
-  if (int64_t(tokens_.size()) >= kMostWaiting) read(false);
+  if (int64_t(tokens_.size()) >= kMaxPending) read(false);
 }
 
 bool HeadState::first(Cache& target, int32_t token) {
   end();
-  if (waiting_.empty()) return false;
+  if (pending_.empty()) return false;
   if (head_->has_target_keys()) {
     if (target.length() >= head_->shape().max_context) return false;
-    return feed(target, &token, waiting_.data(), 1, true, false, true);
+    return feed(target, &token, pending_.data(), 1, true, false, true);
   }
   tokens_.push_back(token);
   bool found = false;
@@ -155,16 +155,16 @@ bool HeadState::read(bool answer) {
     for (int64_t first = 0; first < rows; first += kRowsAtOnce) {
       const int64_t some = std::min(kRowsAtOnce, rows - first);
       const bool last = answer && first + some == rows;
-      found = feed(keys_, tokens_.data() + first, waiting_.data() + first * width_, some, last, false, last);
+      found = feed(keys_, tokens_.data() + first, pending_.data() + first * width_, some, last, false, last);
     }
   } catch (...) {
     read_.resize(size_t(keys_.crop(length)));
     throw;
   }
-  end_ = length_ - waits() + rows;
+  end_ = length_ - pending() + rows;
   read_.insert(read_.end(), tokens_.begin(), tokens_.end());
-  waiting_.erase(waiting_.begin(), waiting_.begin() + rows * width_);
-  if (rows > kRowsHeld) waiting_.shrink_to_fit();
+  pending_.erase(pending_.begin(), pending_.begin() + rows * width_);
+  if (rows > kRowsHeld) pending_.shrink_to_fit();
   tokens_.clear();
   return found;
 }

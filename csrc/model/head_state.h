@@ -29,7 +29,7 @@ class HeadState : public State {
   float* features(int64_t row) { return step_features_.data() + row * width_; }
 
   // Allows the head to draft these tokens even if its part of the lm_head lacks them: tokens of the text, or likely followers.
-  void see(const int32_t* tokens, int64_t count);
+  void allow_tokens(const int32_t* tokens, int64_t count);
   // Runs the head over pending features if there are many, so that a prompt's features do not accumulate.
   void catch_up();
 
@@ -53,19 +53,19 @@ class HeadState : public State {
   std::unique_ptr<State> fork(int64_t length, bool stepped) const override;
   int64_t bytes() const override;
   // Bytes of the pending features and of the last step's features: up to 64 rows between steps.
-  int64_t feature_bytes() const { return int64_t((waiting_.capacity() + step_features_.capacity()) * sizeof(float)); }
+  int64_t feature_bytes() const { return int64_t((pending_.capacity() + step_features_.capacity()) * sizeof(float)); }
 
  private:
   HeadState(std::shared_ptr<Decoder> head, Cache keys);
   bool feed(Cache& cache, const int32_t* tokens, const float* features, int64_t rows, bool answer, bool own, bool goes_on);
   bool read(bool answer);
   void forget(int64_t length);
-  int64_t waits() const { return int64_t(waiting_.size()) / width_; }
+  int64_t pending() const { return int64_t(pending_.size()) / width_; }
 
   std::shared_ptr<Decoder> head_;
   int64_t width_;
   int64_t length_ = 0;                // length of the target's cache
-  std::vector<float> waiting_;        // features [n][width] of the target's last n positions
+  std::vector<float> pending_;        // features [n][width] of the target's last n positions
   std::vector<int32_t> tokens_;       // the tokens after these positions, except the last
   mutable Cache keys_;                // the head's KV cache; a fork shares its pages
   std::vector<int32_t> read_;         // tokens of its committed rows

@@ -106,9 +106,9 @@ void LatentAttention::project(ThreadContext& context, StepRows& rows) {
 
 // Applies rope to the rotated part of a query or key and writes it to the first values of `head`.
 void LatentAttention::rotate(const StepRows& rows, int64_t row, const float* in, float* head, bool query) const {
-  const bool neighbours = scratch_.rope(shape_.rope).interleaved;  // converted to half layout: products are the same
+  const bool interleaved = scratch_.rope(shape_.rope).interleaved;  // converted to half layout: products are the same
   const int64_t half = shape_.rotated / 2, position = rows.position(row);
-  for (int64_t i = 0; i < shape_.rotated; ++i) head[neighbours ? i % 2 * half + i / 2 : i] = in[i];
+  for (int64_t i = 0; i < shape_.rotated; ++i) head[interleaved ? i % 2 * half + i / 2 : i] = in[i];
   const RopeTable& rope = *scratch_.table(shape_.rope);
   const int64_t pairs = scratch_.rope(shape_.rope).half(), at = position * pairs;
   rows.kernels.rope(head, rope.cos.data() + at, rope.sin.data() + at, int(pairs), int(shape_.key_dim()),

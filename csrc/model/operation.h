@@ -38,18 +38,18 @@ struct StepRows {
   const int64_t width, stride;
   int64_t count = 0;
   // RoPE position minus the index of the last visible KV slot: 1 for a head that shares its target's KV cache, else 0.
-  int64_t ahead = 0;
+  int64_t position_offset = 0;
   std::vector<Sequence> sequences;
   std::vector<int32_t> depth, ancestors, sequence_of;
   Buffer<float> hidden, branch;  // [count][stride]
-  Buffer<float> beside;          // embeddings of a drafting head's rows, [count][stride]
+  Buffer<float> embeddings;        // embeddings of a drafting head's rows, [count][stride]
   std::vector<ThreadMemory> own;  // one per thread
   RowsMemory shared;
 
   float* row(int64_t r) { return hidden.data() + r * stride; }
   const Sequence& sequence(int64_t r) const { return sequences[size_t(sequence_of[size_t(r)])]; }
   int64_t last_seen(int64_t r) const { return sequence(r).length + depth[size_t(r)]; }
-  int64_t position(int64_t r) const { return last_seen(r) + ahead; }
+  int64_t position(int64_t r) const { return last_seen(r) + position_offset; }
 
   // Reserves memory for rows of `inputs` values that linear layers read. `ordered`: also for the values before reordering.
   void reserve_inputs(int64_t inputs, bool ordered);
@@ -117,8 +117,8 @@ struct OperationParts {
   KvFormat kv_format;
   DecoderWeights& weights;
   CacheShape& cache;
-  bool held = false;                  // for the mixer of a parallel block: the MLP adds the mixer's output
-  const Operation* beside = nullptr;  // for the MLP of a parallel block: the mixer, whose norm and input it shares
+  bool defer_residual_add = false;  // for the mixer of a parallel block: the MLP adds the mixer's output
+  const Operation* parallel_mixer = nullptr;  // for the MLP of a parallel block: the mixer; the MLP shares its norm and input
   std::string output_scale = {};      // for the last operation of a block: name of the weight that scales the block's output, or ""
   const Operation* shared = nullptr;  // the attention that owns the keys and values, if not this one
   bool committed = false;             // it sees committed positions only (a head on its target's cache)
@@ -140,8 +140,8 @@ class Operation {
 
  protected:
   explicit Operation(const OperationParts& of)
-      : input_norm_(of.beside == nullptr ? before_ : of.beside->before_),
-        multiplier_(of.shape.multiplier), held_(of.held), joins_(of.beside != nullptr) {
+      : input_norm_(of.parallel_mixer == nullptr ? before_ : of.parallel_mixer->before_),
+        multiplier_(of.shape.multiplier), defer_residual_add_(of.defer_residual_add), adds_mixer_(of.parallel_mixer != nullptr) {
     before_.declare(of.name + "_norm", of.shape.before, of.weights);
     after_.declare(of.name + "_after", of.shape.after, of.weights);
     if (!of.output_scale.empty()) of.weights.declare(of.output_scale, output_scale_, 1);
@@ -160,7 +160,7 @@ class Operation {
   template <typename Linear>
   void add_to_hidden(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most = INT64_MAX) const {
     const int64_t tiles = rows.stride / kLanes;
-    if (held_ || joins_) return add_beside(context, rows, linear, most);
+    if (defer_residual_add_ || adds_mixer_) return add_parallel(context, rows, linear, most);
     if (after_.weight == nullptr && multiplier_ == 1) {
       const auto add = [&](int64_t begin, int64_t end) { linear(begin, end, rows.hidden.data() + begin * kLanes, true); };
       context.split_tiles(tiles, add, most);
@@ -200,10 +200,10 @@ class Operation {
 
   // For a parallel block: the mixer's output waits in `branch`, because the hidden state is still the MLP's input.
   template <typename Linear>
-  void add_beside(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most) const {
+  void add_parallel(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most) const {
     context.split_tiles(rows.stride / kLanes, [&](int64_t begin, int64_t end) {
       const int64_t first = begin * kLanes, n = std::min<int64_t>(end * kLanes, rows.width) - first;
-      if (held_) return linear(begin, end, rows.branch.data() + first, false);
+      if (defer_residual_add_) return linear(begin, end, rows.branch.data() + first, false);
       for (int64_t r = 0; r < rows.count; ++r)
         rows.kernels.add_scaled(rows.branch.data() + r * rows.stride + first, n, 1, rows.row(r) + first);
       linear(begin, end, rows.hidden.data() + first, true);
@@ -212,7 +212,7 @@ class Operation {
 
   const Norm& input_norm_;
   const float multiplier_;
-  const bool held_, joins_;
+  const bool defer_residual_add_, adds_mixer_;
   const float* output_scale_ = nullptr;
 };
 

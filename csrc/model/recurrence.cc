@@ -103,7 +103,7 @@ void LinearRecurrence::run(ThreadContext& context, StepRows& rows) {
 // Convolves one unit's channels for every row of a sequence.
 void LinearRecurrence::convolve(const StepRows& rows, size_t sequence, const Unit& unit) const {
   const Lineage line = lineage(rows, sequence);
-  const float* taps[kMostTaps];
+  const float* taps[kMaxTaps];
   const float* const bias = convolution_bias_ == nullptr ? nullptr : convolution_bias_ + unit.channel;
   for (int64_t row = 0; row < line.count(); ++row) {
     float* const out = mixed(sequence, row) + unit.column;

@@ -66,7 +66,7 @@ void ShortConv::convolve(const StepRows& rows, size_t sequence, int64_t channel,
   const Sequence& s = rows.sequences[sequence];
   const Lineage line{rows, s, s.cache->state<RecurrentState>(state_), number_, state_shape_, scratch_.raw.data(), raw_width_};
   const int64_t column = padded(channels_, kLanes);
-  const float* taps[kMostTaps];
+  const float* taps[kMaxTaps];
   for (int64_t row = s.first_row; row < s.first_row + s.rows; ++row) {
     float* const raw = scratch_.raw.data() + row * raw_width_ + channel;
     rows.kernels.gate(raw + column, width, GateKind::none, raw);

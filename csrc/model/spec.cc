@@ -40,12 +40,12 @@ void check(const std::string& name, const NormShape& norm, std::initializer_list
 }
 
 void check(const AttentionShape& a, const DecoderShape& shape) {
-  within("heads", a.heads, 1, kMostHeads);
+  within("heads", a.heads, 1, kMaxHeads);
   within("kv_heads", a.kv_heads, 1, a.heads);
-  within("head_dim", a.head_dim, 1, kMostHeadDim);
+  within("head_dim", a.head_dim, 1, kMaxHeadDim);
   if (a.heads % a.kv_heads != 0) throw std::invalid_argument("heads must be a multiple of kv_heads");
   if (a.head_dim % 8 != 0) throw std::invalid_argument("head_dim must be a multiple of 8");
-  if (a.with_embedding && !shape.features.beside)
+  if (a.with_embedding && !shape.features.keep_embedding)
     throw std::invalid_argument("attention with_embedding needs features that keep the embedding");
   within("rope", a.rope, -1, int64_t(shape.ropes.size()) - 1);
   if (a.rope >= 0) check(shape.ropes[size_t(a.rope)], a.head_dim);
@@ -67,12 +67,12 @@ void check(const AttentionShape& a, const DecoderShape& shape) {
 }
 
 void check(const LatentAttentionShape& a, const DecoderShape& shape) {
-  within("heads", a.heads, 1, kMostHeads);
-  within("latent", a.latent, 1, kMostHeadDim);
-  within("passed", a.passed, 1, kMostHeadDim);
-  within("rotated", a.rotated, 2, kMostHeadDim);
-  within("value_dim", a.value_dim, 1, kMostHeadDim);
-  within("latent and rotated", a.key_dim(), 1, kMostHeadDim);
+  within("heads", a.heads, 1, kMaxHeads);
+  within("latent", a.latent, 1, kMaxHeadDim);
+  within("passed", a.passed, 1, kMaxHeadDim);
+  within("rotated", a.rotated, 2, kMaxHeadDim);
+  within("value_dim", a.value_dim, 1, kMaxHeadDim);
+  within("latent and rotated", a.key_dim(), 1, kMaxHeadDim);
   if (a.key_dim() % 8 != 0 || a.rotated % 2 != 0)
     throw std::invalid_argument("rotated must be even, and with latent a multiple of 8");
   within("rope", a.rope, 0, int64_t(shape.ropes.size()) - 1);
@@ -80,7 +80,7 @@ void check(const LatentAttentionShape& a, const DecoderShape& shape) {
   if (shape.ropes[size_t(a.rope)].half() != a.rotated / 2) throw std::invalid_argument("the rope must cover exactly the rotated part");
   finite("query_scale", a.query_scale, -INFINITY);
   if (a.q_norm.width != 0) {
-    within("q_norm", a.q_norm.width, 1, kMostWidth);
+    within("q_norm", a.q_norm.width, 1, kMaxLayerWidth);
     finite("q_norm's epsilon", a.q_norm.epsilon, 0);
   }
   if (a.kv_norm.width == 0) throw std::invalid_argument("latents must have a norm");
@@ -88,12 +88,12 @@ void check(const LatentAttentionShape& a, const DecoderShape& shape) {
 }
 
 void check(const RecurrenceShape& r, const DecoderShape&) {
-  within("heads", r.heads, 1, kMostHeads);
+  within("heads", r.heads, 1, kMaxHeads);
   within("groups", r.groups, 1, r.heads);
   if (r.heads % r.groups != 0) throw std::invalid_argument("heads must be a multiple of groups");
-  within("key_dim", r.key_dim, 1, kMostHeadDim);
-  within("value_dim", r.value_dim, 1, kMostHeadDim);
-  within("kernel", r.kernel, 1, kMostTaps);
+  within("key_dim", r.key_dim, 1, kMaxHeadDim);
+  within("value_dim", r.value_dim, 1, kMaxHeadDim);
+  within("kernel", r.kernel, 1, kMaxTaps);
   finite("least_step", r.least_step, 0);
   if (!(r.most_step >= r.least_step)) throw std::invalid_argument("most_step must not be below least_step");
   finite("length_epsilon", r.length_epsilon, 0);
@@ -103,7 +103,7 @@ void check(const RecurrenceShape& r, const DecoderShape&) {
   check("norm", r.norm, {r.norm_group, r.values()});
 }
 
-void check(const ShortConvShape& s, const DecoderShape&) { within("kernel", s.kernel, 1, kMostTaps); }
+void check(const ShortConvShape& s, const DecoderShape&) { within("kernel", s.kernel, 1, kMaxTaps); }
 
 void check(const PerLayerGateShape& gate, const DecoderShape& shape) {
   within("the layer of a per-layer gate", gate.layer, 0, int64_t(shape.per_layer.layers) - 1);
@@ -112,8 +112,8 @@ void check(const PerLayerGateShape& gate, const DecoderShape& shape) {
 void check(const PerLayerShape& p, const DecoderShape& shape) {
   within("the number of layers with per-layer values", p.layers, 0, int64_t(shape.layers.size()));
   if (p.layers == 0) return;
-  within("the rows of the per-layer table", p.tokens, shape.vocab, kMostVocab);
-  within("the per-layer values of a row", p.width, 1, kMostWidth / p.layers);
+  within("the rows of the per-layer table", p.tokens, shape.vocab, kMaxVocab);
+  within("the per-layer values of a row", p.width, 1, kMaxLayerWidth / p.layers);
   finite("table_multiplier", p.table_multiplier, -INFINITY);
   finite("projection_multiplier", p.projection_multiplier, -INFINITY);
   finite("multiplier", p.multiplier, -INFINITY);
@@ -122,21 +122,21 @@ void check(const PerLayerShape& p, const DecoderShape& shape) {
 }
 
 void check(const FeatureInputsShape& features, const DecoderShape& shape) {
-  within("the width of a row's features", features.width, 0, kMostWidth);
+  within("the width of a row's features", features.width, 0, kMaxLayerWidth);
   if (features.width == 0) return;
   const int64_t states = int64_t(features.layers.size()), layers = int64_t(shape.layers.size());
-  within("the number of hidden states that are features", states, 1, kMostLayers);
+  within("the number of hidden states that are features", states, 1, kMaxLayers);
   if (features.width % states != 0)
     throw std::invalid_argument("features of " + std::to_string(features.width) + " values are not " + std::to_string(states) +
                                 " hidden states of one width");
   for (size_t i = 0; i < features.layers.size(); ++i)
-    within("a hidden state that is a feature", features.layers[i], i == 0 ? -1 : features.layers[i - 1], kMostLayers);
+    within("a hidden state that is a feature", features.layers[i], i == 0 ? -1 : features.layers[i - 1], kMaxLayers);
   within("the hidden state that is fed back", features.feedback, -1, layers);
-  within("the width of the embedding of a head with features", features.embedding, 1, kMostWidth);
-  if (features.beside && (features.embedding_norm.width == 0 || features.embedding != shape.hidden))
+  within("the width of the embedding of a head with features", features.embedding, 1, kMaxLayerWidth);
+  if (features.keep_embedding && (features.embedding_norm.width == 0 || features.embedding != shape.hidden))
     throw std::invalid_argument("an embedding that is kept for attention must have a norm and the width of the rows");
   check("the norm of the embedding of a head with features", features.embedding_norm, {features.embedding});
-  if (!features.beside && !features.back && features.width != shape.hidden)
+  if (!features.keep_embedding && !features.back && features.width != shape.hidden)
     throw std::invalid_argument("a head's own features of " + std::to_string(shape.hidden) + " values cannot stand for the target's " +
                                 std::to_string(features.width));
   if (shape.tied && features.embedding != shape.hidden) throw std::invalid_argument("an embedding of another width than the hidden state cannot be tied to the lm_head");
@@ -160,13 +160,13 @@ void check(const CandidatesShape& candidates, const DecoderShape& shape) {
 }
 
 void check(const MlpShape& mlp, const DecoderShape&) {
-  within("intermediate", mlp.intermediate, 1, kMostWidth);
+  within("intermediate", mlp.intermediate, 1, kMaxLayerWidth);
   finite("alpha", mlp.activation.alpha, -INFINITY);
   finite("limit", mlp.activation.limit, 0);
 }
 
 void check(const ExpertsShape& mixture, const DecoderShape& shape) {
-  within("experts", int64_t(mixture.experts.size()), 1, kMostExperts);
+  within("experts", int64_t(mixture.experts.size()), 1, kMaxExperts);
   const int64_t count = int64_t(mixture.experts.size());
   within("experts used", mixture.used, 1, count);
   within("groups of experts", mixture.groups, 1, count);
@@ -237,9 +237,9 @@ void check_shared(const DecoderShape& shape, size_t layer, const DecoderShape* t
 const DecoderShape& checked(const DecoderShape& s, const DecoderShape* target) {
   if (s.target_keys != (target != nullptr))
     throw std::invalid_argument(s.target_keys ? "a head with target_keys needs a target" : "only a head with target_keys takes a target");
-  within("the number of layers", int64_t(s.layers.size()), 1, kMostLayers);
-  within("hidden", s.hidden, 1, kMostWidth);
-  within("vocab", s.vocab, 1, kMostVocab);
+  within("the number of layers", int64_t(s.layers.size()), 1, kMaxLayers);
+  within("hidden", s.hidden, 1, kMaxLayerWidth);
+  within("vocab", s.vocab, 1, kMaxVocab);
   within("the lm_head's outputs", s.outputs, 1, s.vocab);
   if (s.tied && s.outputs != s.vocab) throw std::invalid_argument("a tied embedding must have an output for each token");
   within("max_context", s.max_context, 1, INT32_MAX);
@@ -263,7 +263,7 @@ const DecoderShape& checked(const DecoderShape& s, const DecoderShape* target) {
     check(*layer.feed_forward, s);
     mlps += mlps_of(*layer.feed_forward);
   }
-  within("the number of experts in all layers", mlps, 0, kMostMlps);
+  within("the number of experts in all layers", mlps, 0, kMaxMlps);
   return s;
 }
 

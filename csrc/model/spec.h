@@ -81,7 +81,7 @@ struct ExpertsShape {
   std::vector<MlpShape> experts;  // all of one size
   int used = 0;
   RouterScores scores = RouterScores::all;
-  bool renormalise = false;
+  bool renormalize = false;
   float sum_epsilon = 0;            // added to the sum that normalizes the weights
   bool correction = false;          // a bias that enters the choice of experts only
   int groups = 1, groups_used = 1;  // experts are chosen from the groups_used best groups;
@@ -160,13 +160,13 @@ struct FeatureInputsShape {
   int width = 0;                // values per row; 0: none
   std::vector<int32_t> layers;  // the target's hidden states that are concatenated, each of width / layers.size() values
   int32_t feedback = kFinalNorm;        // hidden state of the head that serves as features of a drafted token (kFinalNorm, or a number of layers)
-  bool beside = false;          // the embedding is kept separately for attention that reads (embedding | row)
+  bool keep_embedding = false;  // the embedding is kept separately for attention that reads (embedding | row)
   int embedding = 0;            // width of the token's embedding
   bool back = false;            // the head's own hidden states are projected to the target's width before they are fed back
   NormShape embedding_norm, after;
   std::vector<NormShape> norms;  // over consecutive parts of the features, each as wide as its weights; empty: no norms
 };
-constexpr size_t kMostFeatureLayers = 16;
+constexpr size_t kMaxFeatureLayers = 16;
 
 // Restricts the lm_head to candidate outputs: the outputs are split into `centroids` equal runs, and only the runs of the `used`
 // centroids with the largest product are computed (model/candidates.h).
@@ -193,9 +193,9 @@ struct DecoderShape {
 };
 
 // Limits on a decoder's sizes, chosen so that their sums and products fit into int64_t.
-constexpr int kMostLayers = 1 << 16, kMostHeads = 1 << 16, kMostHeadDim = 1024, kMostWidth = 1 << 24, kMostVocab = 1 << 27;
-constexpr int kMostTaps = 16;
-constexpr int kMostExperts = 1 << 12, kMostMlps = 1 << 17;
+constexpr int kMaxLayers = 1 << 16, kMaxHeads = 1 << 16, kMaxHeadDim = 1024, kMaxLayerWidth = 1 << 24, kMaxVocab = 1 << 27;
+constexpr int kMaxTaps = 16;
+constexpr int kMaxExperts = 1 << 12, kMaxMlps = 1 << 17;
 
 // Number of positions beyond the window that a drafting head may read from the target layer that owns its keys.
 constexpr int64_t kBeyondWindow = 2;

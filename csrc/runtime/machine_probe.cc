@@ -15,7 +15,7 @@ namespace ipex_lookahead {
 namespace {
 
 constexpr int kPasses = 9;
-constexpr int64_t kMostBytes = int64_t(1) << 34;  // far above any cache
+constexpr int64_t kMaxBytes = int64_t(1) << 34;  // far above any cache
 
 template <typename Work>
 double best_seconds(Crew& crew, const Work& work) {  // one item per thread
@@ -31,9 +31,9 @@ double best_seconds(Crew& crew, const Work& work) {  // one item per thread
 }  // namespace
 
 double read_bandwidth(int64_t bytes, int threads, const std::string& isa) {
-  if (bytes < 4096 || bytes > kMostBytes)
+  if (bytes < 4096 || bytes > kMaxBytes)
     throw std::invalid_argument("bytes is " + std::to_string(bytes) + "; it must be from 4096 to " +
-                                std::to_string(kMostBytes));
+                                std::to_string(kMaxBytes));
   const KernelTable* kernels = kernels_for(isa);
   Crew crew(threads);
   Arena arena;

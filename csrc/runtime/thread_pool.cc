@@ -94,9 +94,9 @@ const int hooked = pthread_atfork(before_fork, after_fork_in_parent, after_fork_
 }  // namespace
 
 int checked_threads(int threads) {
-  if (threads < 1 || threads > kMostThreads)
+  if (threads < 1 || threads > kMaxThreads)
     throw std::invalid_argument("threads is " + std::to_string(threads) + "; it must be from 1 to " +
-                                std::to_string(kMostThreads));
+                                std::to_string(kMaxThreads));
   return threads;
 }
 

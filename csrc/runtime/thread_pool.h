@@ -1,8 +1,8 @@
 // The process's thread pool, which runs one job at a time, and phases that split work among its threads.
 //
 // All models of a process share one pool. So the threads of a draft model never spin on the cores of its target, and two callers
-// alternate instead of running twice as many threads as there are cores. The pool has as many threads as the largest requested
-// number; each job sets how many take part. Threads are started by the first job that needs them and sleep between jobs until the
+// alternate instead of oversubscribing the cores. The pool has the largest requested number of threads; each job sets how many of
+// them take part. Threads are started by the first job that needs them and sleep between jobs until the
 // process ends.
 //
 // No thread waits for another to arrive: work is counted by completed items, not by arrived threads. A core that the system uses
@@ -24,8 +24,8 @@ namespace ipex_lookahead {
 
 class ThreadPool;
 
-constexpr int kMostThreads = 1024;
-int checked_threads(int threads);  // returns `threads`; std::invalid_argument outside 1 to kMostThreads
+constexpr int kMaxThreads = 1024;
+int checked_threads(int threads);  // returns `threads`; std::invalid_argument outside 1 to kMaxThreads
 
 // Exclusive use of the process's threads. The constructor waits for it; the destructor releases it. A thread that holds one, or
 // runs inside a job, must not create another; a holder must not wait for the GIL.
@@ -60,7 +60,7 @@ class Crew {
 // number knows that its own phase is over.
 class Phases {
  public:
-  static constexpr int64_t kMostItems = (int64_t(1) << 24) - 1;  // per phase: the range of a counter
+  static constexpr int64_t kMaxItems = (int64_t(1) << 24) - 1;  // per phase: the range of a counter
 
   explicit Phases(int threads) : next_(size_t(threads)) {}
 

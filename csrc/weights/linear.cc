@@ -34,9 +34,9 @@ void LinearPool::plain(const Matrix& matrix, void* codes, uint16_t* scales, uint
 }
 
 void LinearPool::run(const Matrix& matrix, const float* x, int64_t rows, float* out) {
-  if (rows < 0 || rows > Phases::kMostItems)
+  if (rows < 0 || rows > Phases::kMaxItems)
     throw std::invalid_argument("rows is " + std::to_string(rows) + "; it must be from 0 to " +
-                                std::to_string(Phases::kMostItems));
+                                std::to_string(Phases::kMaxItems));
   if (rows == 0) return;
   Crew crew(threads_);
   Rows r;

@@ -173,7 +173,7 @@ struct MinimumSearcher : Searcher<L> {
         start = -(start * found.minimum_steps.get(v));
       }
       const F inverse = inverse_of(stored);
-      Bytes codes[kMostSearched];
+      Bytes codes[kMaxSearched];
       for (int i = 0; i < search.size; ++i) {
         const I numbers = __builtin_convertvector(number_of((x[v][i] - start) * inverse), I);
         codes[i] = __builtin_convertvector(numbers, Bytes);

@@ -23,7 +23,7 @@ struct PlainRows {
 template <bool kToTile>
 using Tiles = std::conditional_t<kToTile, TileStreams, Matrix>;
 
-// Transposes as many vectors as each has elements: every round interleaves the two halves (a perfect shuffle).
+// Transposes n vectors of n elements: every round interleaves the two halves (a perfect shuffle).
 template <typename T>
 void transpose(__m128i* vectors) {
   constexpr int kCount = 16 / sizeof(T);

@@ -11,13 +11,13 @@
 
 namespace ipex_lookahead {
 
-constexpr int kMostGroup = 1024;
+constexpr int kMaxGroup = 1024;
 
 // A weight in plain order: rows of code_bytes(), and binary16 scales and minimums if the format stores them separately.
 struct PlainMatrix {
   WeightFormat format;
   int64_t n_out, n_in;
-  int group;  // a power of two from 32 to kMostGroup; ignored without scales
+  int group;  // a power of two from 32 to kMaxGroup; ignored without scales
   const void* codes;
   const uint16_t* scales;
   const uint16_t* minimums;

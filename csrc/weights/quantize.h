@@ -19,7 +19,7 @@ struct Quantization {
   const float* importance;  // of one row, padded to whole blocks with 0
   float largest;            // maximum magnitude of a value
   Search search;
-  uint8_t code_of[kMostNumbers];  // the stream's code for each code of the search
+  uint8_t code_of[kMaxNumbers];  // the stream's code for each code of the search
   int lanes;                      // see search_blocks
 };
 

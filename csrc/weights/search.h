@@ -6,9 +6,9 @@
 
 namespace ipex_lookahead {
 
-constexpr int kMostSearched = 1024;  // maximum number of inputs that share a scale
-constexpr int kMostParts = 16;       // maximum number of parts of a block
-constexpr int kMostNumbers = 256;
+constexpr int kMaxSearched = 1024;  // maximum number of inputs that share a scale
+constexpr int kMaxParts = 16;       // maximum number of parts of a block
+constexpr int kMaxNumbers = 256;
 
 // ScaleSearch, the same with a float32 scale, MinimumSearch, ZeroSearch, ExponentSearch.
 enum class SearchKind { scale, float_scale, minimum, zero, exponent };

@@ -17,10 +17,10 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr float kLeastScale = 1e-30f;  // as in float_scales.py
+constexpr float kMinScale = 1e-30f;  // as in float_scales.py
 constexpr float kTiny = 1e-38f, kSingular = 4e-6f, kClearly = 1 + 0x1p-22f;
 constexpr int kNear[] = {0, -1, 1};
-constexpr int kChunk = kMostParts;  // parts per chunk: whole blocks
+constexpr int kChunk = kMaxParts;  // parts per chunk: whole blocks
 
 template <int L>
 struct Lanes {
@@ -58,9 +58,9 @@ struct Searcher {
 
   const Search& search;
   const int least_number, most_number;
-  float middles[kMostNumbers];
+  float middles[kMaxNumbers];
   size_t first_middle = 0;  // first middle to compare: for mirrored numbers, the first above 0
-  alignas(64) F x[kVectors][kMostSearched], w[kVectors][kMostSearched];
+  alignas(64) F x[kVectors][kMaxSearched], w[kVectors][kMaxSearched];
 
   ALWAYS_INLINE explicit Searcher(const Search& s)
       : search(s), least_number(int(s.numbers.front())), most_number(int(s.numbers.back())) {
@@ -122,7 +122,7 @@ struct Searcher {
 
   // Loads the chunk's parts as lanes, and the weights of their squared errors. Padding is 0.
   ALWAYS_INLINE void load(const float* values, const float* importance, int64_t first, int64_t parts, int64_t repeated) {
-    static const float nothing[kMostSearched] = {};
+    static const float nothing[kMaxSearched] = {};
     const int size = search.size;
     for (int v = 0; v < kVectors; ++v) {
       const float *from[L], *weighs[L];
@@ -242,7 +242,7 @@ struct Searcher {
       F stored = of_blocks(found.scale, v);
       if (search.step_limit) stored = stored * found.steps.get(v);
       const F inverse = inverse_of(stored);
-      Bytes codes[kMostSearched];
+      Bytes codes[kMaxSearched];
       for (int i = 0; i < search.size; ++i) codes[i] = __builtin_convertvector(code<Of>(x[v][i] * inverse), Bytes);
       put_codes(codes, v, first, parts, out);
     }
@@ -253,9 +253,9 @@ struct Searcher {
   ALWAYS_INLINE void float_scales(const PerPart& scales, int64_t first, int64_t parts, const FoundParts& out) const {
     for (int v = 0; v < kVectors; ++v) {
       F scale = scales.get(v);
-      scale = magnitude(scale) < all(kLeastScale) ? all(0) : scale;
+      scale = magnitude(scale) < all(kMinScale) ? all(0) : scale;
       const F inverse = inverse_of(scale);
-      Bytes codes[kMostSearched];
+      Bytes codes[kMaxSearched];
       for (int i = 0; i < search.size; ++i) codes[i] = __builtin_convertvector(code<Of>(x[v][i] * inverse), Bytes);
       put_codes(codes, v, first, parts, out);
       for (int lane = 0; lane < L && first + v * L + lane < parts; ++lane) out.float_scale[first + v * L + lane] = scale[lane];
@@ -274,7 +274,7 @@ struct Searcher {
       }
       F best_zero = all(0), least = all(std::numeric_limits<float>::infinity());
       uint16_t best[L], bits[L];
-      Bytes codes[kMostSearched];
+      Bytes codes[kMaxSearched];
       for (const float part : search.tries) {
         F scale = (high - low) * (part / float(most_number));
         F inverse = inverse_of(scale);
@@ -293,7 +293,7 @@ struct Searcher {
         }
         inverse = inverse_of(scale);
         F error = nothing_yet();
-        Bytes tried[kMostSearched];
+        Bytes tried[kMaxSearched];
         for (int i = 0; i < search.size; ++i) {
           const F number = clamped(whole(x[v][i] * inverse, -kFar, kFar) + zero, 0, float(most_number));
           const F rest = x[v][i] - scale * (number - zero);
@@ -326,7 +326,7 @@ struct Searcher {
       I exponent = ((I)largest >> 23) - 2;
       exponent = exponent < 0 ? I{} : exponent;
       const I power = exponent < 2 ? (I{} + 0x00200000) << (exponent & 1) : (exponent - 1) << 23;
-      Bytes codes[kMostSearched];
+      Bytes codes[kMaxSearched];
       for (int i = 0; i < search.size; ++i) {
         const F halves = magnitude(x[v][i]) / (F)power;
         I code{};

@@ -214,7 +214,7 @@ def spec(
         width=width,
         layers=config["states"],
         feeds_back=-1 if config.get("norm_output") else len(blocks),
-        beside=True,
+        keep_embedding=True,
         shares=shares,
         embedding_norm=names.norm(0, "input_layernorm", "attn_norm"),
         norms=names.feature_norms(width, len(config["states"])),

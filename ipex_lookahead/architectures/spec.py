@@ -133,7 +133,7 @@ class Attention:
         value_norm: the epsilon of an RMS norm without weights over each head of values; None: there is none.
         shared: the number of the layer whose keys and values it attends to, having neither k nor v (Gemma 4), in a
             head with ``target_keys`` of the target's layer; None: it has its own.
-        with_embedding: q, k and v are [n, 2 * hidden], of (the embedding that ``FeatureInputs`` keeps beside x | x).
+        with_embedding: q, k and v are [n, 2 * hidden], of (the embedding of ``FeatureInputs.keep_embedding`` | x).
     """
 
     heads: int
@@ -405,20 +405,20 @@ class FeatureInputs:
     """A drafting head's rows: x = project(embedding_norm(e) | norms(features)), e being the token's embedding.
 
     Features are another model's hidden states, of the row before (MTP of DeepSeek-V3, arXiv 2412.19437); those of a
-    drafted token are the head's own, or back(the head's own) where that is there (Gemma 4's assistants). Or, with the
-    embedding ``beside``: x = after(project(norms(features))), of the head's own features after(features), and
-    embedding_norm(e) stays beside x, for attention that has ``with_embedding`` (EAGLE-3, arXiv 2503.01840).
+    drafted token are the head's own, or back(the head's own) where that is there (Gemma 4's assistants). Or, with
+    ``keep_embedding``: x = after(project(norms(features))), of the head's own features after(features), and
+    embedding_norm(e) is passed to attention next to x (EAGLE-3, arXiv 2503.01840).
 
     Attributes:
         width: of a row's features.
         layers: which of the target's hidden states they are, one behind the other: those of so many layers, 0 the
             embedding alone, -1 after the final norm; ascending, one perhaps twice, and as wide as each other.
         feeds_back: which of the head's own hidden states, so numbered, are the features of what it drafted.
-        beside: the embedding stays beside x.
+        keep_embedding: the normed embedding is passed to attention next to x (``Attention.with_embedding``).
         shares: "embedding" and "head" where they are the target's. The embedding may be wider than the head's rows.
         embedding_norm: over the embedding; None: there is none.
         norms: over the features, each over as many as it has weights, one behind the other; or none.
-        project: [hidden, embedding + width]; with the embedding beside [hidden, width].
+        project: [hidden, embedding + width]; with ``keep_embedding`` [hidden, width].
         back: [width, hidden], of the head's own features; None: they are as they are.
         after: over what ``project`` comes to; None: there is none.
     """
@@ -426,7 +426,7 @@ class FeatureInputs:
     width: int
     layers: tuple[int, ...] = (-1,)
     feeds_back: int = -1
-    beside: bool = False
+    keep_embedding: bool = False
     shares: tuple[str, ...] = ("embedding", "head")
     embedding_norm: Norm | None = None
     norms: tuple[Norm, ...] = ()

@@ -1,4 +1,4 @@
-// The kernels of amx_int8 beside the scalar ones, by bytes. Built with -DEMULATED_TILES it runs on any machine.
+// Compares the amx_int8 kernels with the scalar ones byte for byte. Built with -DEMULATED_TILES it runs on any machine.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -21,7 +21,7 @@ std::mt19937 random_bits(1);
 
 uint16_t random_half(float most) { return float_to_half(most * (float(random_bits()) / 2147483648.0f - 1.0f)); }
 
-// Every code, step and sign, straight into the prepacked streams.
+// Random codes, steps and signs, written directly to the prepacked streams.
 template <class Format>
 struct Weight {
   std::vector<uint8_t> codes, steps;
@@ -40,7 +40,7 @@ struct Weight {
     codes.resize(size_t(tiles * matrix.blocks * Format::Codes::kBytes));
     steps.resize(size_t(tiles * step_bytes<Scales>(matrix.blocks)));
     for (auto& v : codes) v = uint8_t(random_bits());
-    // Exponents near one; other steps are any byte.
+    // Exponents near one; other steps take any byte value.
     for (auto& v : steps) v = std::is_same_v<Scales, ExponentScale> ? uint8_t(120 + random_bits() % 16) : uint8_t(random_bits());
     for (auto* stream : {&scales, &minimums}) {
       stream->resize(size_t(tiles * groups * kLanes));
@@ -71,7 +71,7 @@ struct Activations {
   Rows part(int64_t first, int64_t count) const { return rows_of(rows, first, count); }
 };
 
-// The first `count` rows, whose codes lie elsewhere where there are more rows behind them.
+// The first `count` rows; their codes are stored elsewhere if more rows follow them.
 bool equal_rows(const Rows& a, const Rows& b, int64_t count) {
   for (int64_t r = 0; r < count; ++r) {
     if (std::memcmp(a.values_of(r), b.values_of(r), size_t(a.stride) * 4) != 0) return false;
@@ -94,7 +94,7 @@ void expect(bool equal, const char* what, const char* format, int64_t n_out, int
                long(n_in), long(rows));
 }
 
-// f(begin, end) for a range in three parts, each in a thread of its own.
+// Calls f(begin, end) for a range in three parts, each in its own thread.
 template <class F>
 void in_threads(int64_t count, const F& f) {
   std::vector<std::thread> threads;
@@ -132,7 +132,7 @@ void check(WeightFormat format, int64_t n_out, int64_t n_in, int group_blocks, c
              "rows behind those", Format::kName, n_out, n_in, count);
     }
     next = Activations(kRows, n_out);
-    const Rows into = count % 2 == 0 ? next.rows : rows_apart(next.rows, 0, count);  // alone, or before others
+    const Rows into = count % 2 == 0 ? next.rows : rows_apart(next.rows, 0, count);  // separate, or before other rows
     for (bool quantize : {false, true})
       in_threads(groups, [&](int64_t begin, int64_t end) {
         tiles->gate_up(weight.matrix, other.matrix, Activation{}, rows, begin, end, rows_of(into, 0, count), quantize);

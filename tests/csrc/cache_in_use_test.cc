@@ -1,7 +1,7 @@
-// Threads that step, keep, crop, fork, set weights and ask for them on the same cache and decoder at the same time, for ThreadSanitizer:
-// what comes at a bad moment is refused, and what is not refused is right to the bit.
+// Threads that step, keep, crop, fork, set weights and read them on the same cache and decoder at the same time, for
+// ThreadSanitizer: conflicting calls are rejected, and all other results are exact to the bit.
 //
-// All tokens are the same, so that the logits after n positions are known for every n.
+// All tokens are the same, so the logits after n positions are known for every n.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +20,7 @@ namespace {
 constexpr int kVocab = 100, kHidden = 64, kLongest = 90, kThreads = 2;
 constexpr int32_t kToken = 3;
 
-// Of different sizes: a late thread must not take one block's experts for the other's.
+// Mixtures of different sizes: a late thread must not use one block's experts for another block.
 DecoderShape with_mixtures() {
   DecoderShape shape = tiny_shape();
   for (size_t i = 0; i < 2; ++i) {
@@ -83,7 +83,7 @@ const std::vector<int32_t> kOne = {-1}, kTree = {-1, -1, 1};  // rows 1 and 2 of
 
 std::atomic<int> refused{0}, done{0};
 
-// One deed of a thread; another thread's turn is no fault.
+// One action of a thread; rejection because of another thread is not a failure.
 template <typename Deed>
 bool attempt(const Deed& deed) {
   try {
@@ -118,7 +118,7 @@ int main(int argc, char** argv) {
   }
   std::atomic<bool> stop{false};
   std::atomic<int> wrong{0};
-  // Steps that nobody keeps; the shared cache's length may be any, and is not to be read here.
+  // Steps without keep(); the shared cache's length may have any value and must not be read here.
   std::thread stepper([&] {
     while (!stop) attempt([&] { step(decoder, shared, kTree); });
   });
@@ -147,7 +147,7 @@ int main(int argc, char** argv) {
       std::this_thread::yield();
     }
   });
-  // Only this thread changes the length: a row more, or back to some page's middle, end or beginning.
+  // Only this thread changes the length: one row more, or back to the middle, end or beginning of a page.
   for (int round = 0; round < rounds; ++round) {
     if (shared.length() >= kLongest) {
       attempt([&] { shared.crop(60 + round % 7); });

@@ -1,4 +1,4 @@
-// Stands in for runtime/dispatch.cc where a program needs no other kernels than the scalar ones.
+// Replaces runtime/dispatch.cc in programs that need the scalar kernels only.
 #include "runtime/dispatch.h"
 
 namespace ipex_lookahead {

@@ -1,4 +1,4 @@
-// The recurrence's kernels of the instruction set ISA, as a library that Python calls.
+// The recurrence kernels of instruction set ISA, as a library for Python.
 #include <type_traits>
 #include <utility>
 

@@ -1,4 +1,4 @@
-// A decoding step takes no memory from the heap: counted at operator new, over rows, trees and threads.
+// A decoding step allocates no heap memory: counted in operator new, over rows, trees and threads.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -63,7 +63,7 @@ long count_in_step(Decoder& decoder, Cache& cache, const std::vector<int32_t>& p
   std::vector<float> states(3 * parents.size() * size_t(decoder.shape().hidden));
   StepOutputs outputs;
   outputs.ids = ids.data();
-  if (logits) {  // and all else that there is
+  if (logits) {  // and all other outputs
     outputs.logits = out.data();
     outputs.hidden_layers = layers;
     outputs.layers = 3;
@@ -88,7 +88,7 @@ void set_weights(Decoder& decoder) {
   }
 }
 
-// Windows, sinks, norms after, heads of several sizes, and mixtures of different sizes.
+// Windows, sinks, norms after operations, heads of several sizes, and mixtures of different sizes.
 DecoderShape with_switches() {
   DecoderShape shape = tiny_shape();
   for (size_t i = 0; i < 2; ++i) {
@@ -112,7 +112,7 @@ int check_steps(const DecoderShape& shape, int threads) {
   Cache cache = decoder.new_cache();
   const std::vector<std::vector<int32_t>> shapes = {{-1}, {-1, 0, 1, 2}, {-1, 0, 0, 1, 2, 2, 4, 0},
                                                  std::vector<int32_t>(20, -1)};
-  // The first steps of each kind may grow buffers; a page of keys and values comes every 64 positions.
+  // The first steps of each kind may grow buffers; a KV page is allocated every 64 positions.
   for (int warm = 0; warm < 2; ++warm)
     for (const auto& parents : shapes)
       for (bool logits : {false, true}) count_in_step(decoder, cache, parents, logits);

@@ -1,6 +1,6 @@
-// The thread pool and its phases by themselves, for ThreadSanitizer: every item exactly once, no phase before its time,
-// jobs that come thick and fast and after sleeps, narrow ones and wide ones, from several callers at once, more threads
-// than cores, children of fork().
+// The thread pool and its phases, for ThreadSanitizer: every item runs exactly once and no phase starts early, for jobs in rapid
+// succession and after sleeps, narrow and wide ones, from several callers at once, with more threads than cores, and in children
+// of fork().
 #include <dirent.h>
 #include <sched.h>
 #include <sys/wait.h>
@@ -38,11 +38,11 @@ void phases_are_ordered(int threads, int rounds) {
     crew.run([&](int thread) {
       for (int p = 0; p < kPhases; ++p)
         phases.run(thread, size_t(p), kItems, [&](int64_t item) {
-          if ((item + p + thread) % 11 == 0) sched_yield();  // shake the order
+          if ((item + p + thread) % 11 == 0) sched_yield();  // vary the order
           if (p % 2 == 0)
             values[size_t(item)] += 1;
           else
-            values[size_t((item * 5) % kItems)] *= 2;  // 5 and 17 share no factor: each once, by another thread
+            values[size_t((item * 5) % kItems)] *= 2;  // 5 and 17 are coprime: each value once, by another thread
         });
     });
     int64_t expected = round;
@@ -77,7 +77,7 @@ int64_t sum_of_100(int threads) {
   return sum.load();
 }
 
-// A draft model's few threads beside its target's many: no job gets a thread that it did not ask for.
+// A draft model with few threads next to its target with many: no job gets more threads than it requested.
 void narrow_jobs_stay_narrow(int most) {
   for (int round = 0; round < 200; ++round) {
     const int threads = 1 + round % most;
@@ -87,7 +87,7 @@ void narrow_jobs_stay_narrow(int most) {
       int seen = highest.load();
       while (seen < thread && !highest.compare_exchange_weak(seen, thread)) {
       }
-      if (round % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // time for others to come
+      if (round % 10 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));  // lets the workers arrive
     });
     check(highest.load() < threads, "a job ran on more threads than it asked for");
   }
@@ -119,7 +119,7 @@ void callers_take_turns() {
   for (auto& t : callers) t.join();
 }
 
-// Exits with 0 where `work` is true; a child that hangs is ended by its alarm.
+// Exits with 0 if `work` is true; an alarm ends a child that hangs.
 template <typename Work>
 void in_a_child(const Work& work, const char* what) {
   const pid_t child = fork();
@@ -155,18 +155,18 @@ void works_in_a_child() {
 }  // namespace
 
 int main(int argc, char**) {
-  constexpr int kMost = 8;
-  // A round gives its core away 40 times, and where other programs want it, each of them takes milliseconds.
+  constexpr int kManyThreads = 8;
+  // Each round yields its core 40 times; if other programs use it, each yield takes milliseconds.
   const int rounds = argc == 1 ? 40 : 400;
-  for (int threads : {1, 2, 3, kMost, 2}) {
+  for (int threads : {1, 2, 3, kManyThreads, 2}) {
     phases_are_ordered(threads, rounds);
     every_item_once(threads);
     wakes_after_sleep(threads);
   }
-  narrow_jobs_stay_narrow(kMost);
+  narrow_jobs_stay_narrow(kManyThreads);
   callers_take_turns();
-  if (argc == 1) works_in_a_child();  // any argument leaves it out: ThreadSanitizer does not follow threads over fork()
-  // ThreadSanitizer has a thread of its own.
-  check(threads_of_this_process() <= kMost + (argc == 1 ? 0 : 1), "there are more threads than any job asked for");
+  if (argc == 1) works_in_a_child();  // any argument skips it: ThreadSanitizer does not follow threads across fork()
+  // ThreadSanitizer has its own thread.
+  check(threads_of_this_process() <= kManyThreads + (argc == 1 ? 0 : 1), "there are more threads than any job asked for");
   std::puts("thread_pool_test: ok");
 }

@@ -1,4 +1,4 @@
-// The self-test of tile registers survives what a processor may do to it, with several threads about.
+// The self-test of tile registers survives every fault of a processor, with several threads running.
 #include "runtime/tile_registers.h"
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 using namespace ipex_lookahead;
 
-// Stand-ins: only the child's part is tried here.
+// Stubs: only the child's part is tested here.
 namespace ipex_lookahead {
 const CpuFeatures& cpu_features() {
   static const CpuFeatures none;

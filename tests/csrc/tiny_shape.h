@@ -1,4 +1,4 @@
-// The decoder of the tests here: two blocks of the Llama form, 64 wide, 100 tokens.
+// The decoder of these tests: two Llama blocks, 64 wide, 100 tokens.
 #pragma once
 
 #include "model/spec.h"

@@ -114,7 +114,7 @@ class Sequence:
                 engine.forward(chain(cache, rows))
                 cache.keep(list(range(len(rows))))
             self.head.follow(cache)
-        self.head.see(cache, np.array(self.seen, np.int32))
+        self.head.allow_tokens(cache, np.array(self.seen, np.int32))
         return self.head.draft(cache, last, most)
 
     def drafts(self, last: int) -> None:
@@ -183,7 +183,7 @@ class Walk:
 
     def see(self, one: Sequence) -> None:
         tokens = [self.token() for _ in range(3)]
-        (one.head or self.heads[0]).see(one.cache, np.array(tokens, np.int32))
+        (one.head or self.heads[0]).allow_tokens(one.cache, np.array(tokens, np.int32))
         one.seen += tokens if one.head is not None else []
 
     def draft(self, one: Sequence) -> None:
@@ -257,11 +257,11 @@ def test_a_head_of_another_model_is_refused_and_another_may_follow(folder: Calla
     engine, other = opened(folder("mtp"), threads=1), opened(folder("eagle3"), threads=1)
     plain, one = Plain(engine), Sequence(engine.new_cache())
     other.head.follow(one.cache)
-    with pytest.raises(InputError, match="follows a head of another model"):
+    with pytest.raises(InputError, match="follows a drafting head of another model"):
         forward(engine, [one.cache], [[1, 2]], [[-1, 0]])
     with pytest.raises(InputError, match="does not follow this head"):
         engine.head.draft(one.cache, 1, 1)
-    with pytest.raises(ValueError, match="no head that drafts"):
+    with pytest.raises(ValueError, match="is not a drafting head"):
         one.cache.raw.follow(engine.decoder)
     one.follow(engine.head)
     assert forward(engine, [one.cache], [[1, 2]], [[-1, 0]])[1].tobytes() == plain.logits([1, 2]).tobytes()
@@ -288,7 +288,7 @@ def test_two_threads_at_one_cache(folder: Callable[[str], Any]) -> None:
                 lambda: head.draft(one.cache, 5, 3),
                 lambda: head.next_logits(one.cache, 5, first=True),
                 lambda: head.follow(one.cache),
-                lambda: head.see(one.cache, np.array([7], np.int32)),
+                lambda: head.allow_tokens(one.cache, np.array([7], np.int32)),
                 lambda: head.end_draft(one.cache),
                 lambda: one.cache.fork(),
             ]

@@ -134,24 +134,24 @@ def reading_decoder(target: Any) -> Any:
     return filled(_native.Decoder(spec, 2, "", "fp16", target), spec)
 
 
-def head_decoder(beside: bool = False) -> Any:
-    """A drafting head, of as many features as hidden values; or of twice as many, with the embedding beside rows."""
+def head_decoder(keep_embedding: bool = False) -> Any:
+    """A drafting head, of as many features as hidden values; or of twice as many, with the embedding kept for attention."""
 
     def norm(name: str) -> Norm:
         return Norm(matrix(name, HIDDEN), 1e-5)
 
     features = FeatureInputs(
-        width=2 * HIDDEN if beside else HIDDEN,
-        layers=(1, 2) if beside else (-1,),
-        feeds_back=2 if beside else -1,
-        beside=beside,
-        after=norm("after") if beside else None,
+        width=2 * HIDDEN if keep_embedding else HIDDEN,
+        layers=(1, 2) if keep_embedding else (-1,),
+        feeds_back=2 if keep_embedding else -1,
+        keep_embedding=keep_embedding,
+        after=norm("after") if keep_embedding else None,
         embedding_norm=norm("one"),
-        norms=(norm("other"), norm("third")) if beside else (norm("other"),),
+        norms=(norm("other"), norm("third")) if keep_embedding else (norm("other"),),
         project=Linear(matrix("project", HIDDEN, 2 * HIDDEN)),
     )
     spec = replace(make_spec(**SIZES), features=features)
-    if beside:
+    if keep_embedding:
         wide = {x: Linear(matrix(f"wide {x}", n, 2 * HIDDEN)) for x, n in (("q", 32), ("k", 16), ("v", 16))}
         first = replace(spec.layers[0], mixer=replace(spec.layers[0].mixer, **wide, with_embedding=True))
         spec = replace(spec, layers=(first, *spec.layers[1:]))
@@ -163,7 +163,7 @@ DECODERS = {
     "other": whole_decoder(),
     "mixture": whole_decoder(**MIXTURE),
     "head": head_decoder(),
-    "beside": head_decoder(beside=True),
+    "keep_embedding": head_decoder(keep_embedding=True),
 }
 DECODERS["reads"] = reading_decoder(DECODERS["whole"])
 
@@ -218,7 +218,7 @@ SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
         "unset": unset_decoder,
         "mixture": lambda: DECODERS["mixture"],
         "head": lambda: DECODERS["head"],
-        "beside": lambda: DECODERS["beside"],
+        "keep_embedding": lambda: DECODERS["keep_embedding"],
         "reads": lambda: DECODERS["reads"],
     },
     "Cache": {
@@ -299,7 +299,7 @@ GOOD: dict[str, Arguments] = {
     "Cache.checkpoint": dict,
     "Cache.bytes": dict,
     "Cache.follow": lambda: {"head": DECODERS["head"]},
-    "Cache.see": lambda: {"tokens": ints(1, 2)},
+    "Cache.allow_tokens": lambda: {"tokens": ints(1, 2)},
     "Cache.end_draft": dict,
     "Cache.state_bytes": dict,
     "Cache.fill_blank": lambda: {"length": 5},
@@ -329,9 +329,9 @@ GOOD: dict[str, Arguments] = {
         "cache": followed_cache(),
         "last": 2,
         "copied": [3],
-        "most": 3,
+        "max_tokens": 3,
         "rates": [0.1, 0.9],
-        "least": 0.0,
+        "min_chance": 0.0,
         "ends": [7],
         "draw": (0.8, 5, 0.9, 0.0, 7, 1, 4),
     },

@@ -3,12 +3,12 @@
 // bits equal those of every other instruction set. A dot product cannot span blocks, because each block has its own scale.
 
 // Calls with fewer rows are at least as fast without tiles (measured in whole steps: docs/dev/LOG.md).
-constexpr int64_t kFewestOfCall = 24;
-constexpr int kFewestRows = 11, kMostRows = 16;  // per band
+constexpr int64_t kMinCallRows = 24;
+constexpr int kMinBandRows = 11, kMaxBandRows = 16;  // per band
 // Blocks, tiles and bands per panel, chosen so that the panel fits the L1 cache: weights are unpacked once for kBands bands.
 constexpr int kPanel = 8, kTiles = 2, kBands = 4;
 constexpr int kAhead = 3;  // blocks between a dot product and its scaling, so that both overlap
-constexpr int kTileValues = kBands * kMostRows * kLanes;
+constexpr int kTileValues = kBands * kMaxBandRows * kLanes;
 
 SIMD_INLINE int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
 
@@ -17,7 +17,7 @@ SIMD_INLINE int64_t at_most(int64_t count, int64_t most) { return count < most ?
 struct Bands {
   int64_t count, number, rows;
   explicit Bands(int64_t row_count)
-      : count(row_count), number((count + kMostRows - 1) / kMostRows), rows((count + number - 1) / number) {}
+      : count(row_count), number((count + kMaxBandRows - 1) / kMaxBandRows), rows((count + number - 1) / number) {}
   int64_t begin(int64_t band) const { return band * rows < count - rows ? band * rows : count - rows; }
   int64_t repeated(int64_t band) const { return band * rows - begin(band); }  // rows shared with the previous band
 };
@@ -108,9 +108,9 @@ struct Dots {
 // Activations of a band's blocks, copied row by row: in place, rows at distances of a power of two would evict each other from the
 // cache.
 struct BandPanel {
-  alignas(64) int8_t codes[kPanel][kMostRows][kGroup];
-  float scales[kMostRows][kPanel], sums[kMostRows][kPanel];
-  int32_t halves[kMostRows][kPanel];
+  alignas(64) int8_t codes[kPanel][kMaxBandRows][kGroup];
+  float scales[kMaxBandRows][kPanel], sums[kMaxBandRows][kPanel];
+  int32_t halves[kMaxBandRows][kPanel];
 
   SIMD_METHOD RowBlock at(int m, int64_t b) const {
     const int32_t two = halves[m][b], sum = int16_t(two) + (two >> 16);
@@ -204,7 +204,7 @@ static void multiply(const Matrix& w, int64_t tile, int64_t tiles, const BandPan
 using Multiply = void (*)(const Matrix&, int64_t, int64_t, const BandPanels&, float (*)[kTileValues]);
 struct BandFunctions {
   int64_t fewest;  // minimum rows per call for which tile registers pay
-  Multiply of_rows[kMostRows + 1];
+  Multiply of_rows[kMaxBandRows + 1];
 };
 template <class Format, int M>
 struct FillBands {
@@ -214,7 +214,7 @@ struct FillBands {
   }
 };
 template <class Format>
-struct FillBands<Format, kFewestRows - 1> {
+struct FillBands<Format, kMinBandRows - 1> {
   static void fill(BandFunctions&) {}
 };
 template <class Format>
@@ -223,8 +223,8 @@ struct BandFunctionsOf {
     BandFunctions f{};
     f.fewest = INT64_MAX;
     if constexpr (Format::kArithmetic == Arithmetic::whole) {
-      f.fewest = kFewestOfCall;
-      FillBands<Format, kMostRows>::fill(f);
+      f.fewest = kMinCallRows;
+      FillBands<Format, kMaxBandRows>::fill(f);
     }
     return f;
   }
@@ -300,12 +300,12 @@ static void gate_up(const Matrix& gate, const Matrix& up, const Activation& acti
 
 // With blocks of 32 inputs, half the throughput of full tiles of 64: no kernel here can use those.
 static int32_t integer_peak(int64_t repeats) {
-  constexpr int64_t kOthers = 4 * kMostRows * kLanes * kGroup / (8 * 64);  // repeats of KernelTable's in one of these
-  alignas(64) int8_t a[kMostRows][kGroup], b[8][64];
-  alignas(64) int32_t sums[kMostRows][kLanes];
+  constexpr int64_t kOthers = 4 * kMaxBandRows * kLanes * kGroup / (8 * 64);  // repeats of KernelTable's in one of these
+  alignas(64) int8_t a[kMaxBandRows][kGroup], b[8][64];
+  alignas(64) int32_t sums[kMaxBandRows][kLanes];
   __builtin_memset(a, 1, sizeof a);
   __builtin_memset(b, 3, sizeof b);
-  const Tiles registers(kMostRows);
+  const Tiles registers(kMaxBandRows);
   Tiles::written();
   _tile_loadd(1, a, kGroup);
   _tile_loadd(2, b, 64);

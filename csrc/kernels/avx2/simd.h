@@ -147,7 +147,7 @@ struct Dots {
   }
 };
 
-// Integer dot products for measuring the peak, as many chains as registers allow: 64 multiply-adds per call. The 16-bit sums hold
+// Integer dot products for measuring the peak, limited by the number of registers: 64 multiply-adds per call. The 16-bit sums hold
 // eight calls and are then widened.
 constexpr int kDotChains = 3;
 struct DotAccumulator {

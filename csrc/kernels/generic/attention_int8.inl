@@ -7,7 +7,7 @@
 // Bytes are stored plus 128, unsigned as dot products of bytes require, in groups of four, as those instructions add: keys
 // [4][head_dim / 4][16 positions][4 dimensions], values [16][value_dim16][4 positions].
 
-constexpr float kMostQuery = 8191, kMostWeight = 127 * 128 + 63;  // two bytes of seven bits, the lower one rounded to
+constexpr float kMaxQuery = 8191, kMaxWeight = 127 * 128 + 63;  // two bytes of seven bits, the lower one rounded to
 constexpr int kFour = 4;
 constexpr int64_t kFourBytes = 64;  // 16 lanes of four bytes
 constexpr int64_t kPackedFour = 8;  // four integers
@@ -127,7 +127,7 @@ struct Int8 {
   // Converts a head's floats in place to integers of two bytes each, followed by their Scaled.
   static void prepare_query(float* q, int head_dim) {
     const PaddedHead head(q, head_dim);
-    WholeNumbers whole(kMostQuery);
+    WholeNumbers whole(kMaxQuery);
     whole.look(head.values, head.size);
     whole.decide_scale();
     PackedQuery packed;
@@ -202,7 +202,7 @@ struct Int8 {
     const auto scales = [&](int64_t slot) {
       return reinterpret_cast<const float*>(keys.pages[slot / kPage] + keys.scale_offset) + kPage + slot % kPage;
     };
-    WholeNumbers whole(kMostWeight);
+    WholeNumbers whole(kMaxWeight);
     if (step != nullptr) {
       for (int64_t s = 0; s < step->count; ++s) by_slot[s] = 0.0f;
       for (int64_t p = span.prefix > t.begins[i] ? span.prefix : t.begins[i]; p < t.ends[i]; ++p) {

@@ -49,7 +49,7 @@ SIMD_INLINE void add_rows(const Block& scaled, const typename Block::Tile& codes
 template <class Format>
 struct WholeBlock {
   static constexpr int kDots = 1;
-  using Tile = CodeTile<Format::Codes::kMost>;
+  using Tile = CodeTile<Format::Codes::kMaxCode>;
   f32x16 scale, minimum;
 
   SIMD_METHOD void weigh(u8x64 (&)[8]) const {}
@@ -70,7 +70,7 @@ struct WholeBlock {
 template <class Format>
 struct HalvedBlock {
   static constexpr int kDots = 2;
-  using Tile = CodeTile<Format::Codes::kMost>;
+  using Tile = CodeTile<Format::Codes::kMaxCode>;
   f32x16 scale;
   f32x16 steps[2];
 
@@ -90,7 +90,7 @@ struct SteppedBlock {
   i32x16 steps[2], minimum_steps[2];
 
 #ifdef SIMD_WEIGHED_CODES
-  static_assert(Format::kZero == 0 && Format::Codes::kMost == 3, "products are looked up by two bits");
+  static_assert(Format::kZero == 0 && Format::Codes::kMaxCode == 3, "products are looked up by two bits");
   static constexpr int kDots = 1;
   using Tile = CodeTile<3 * 15>;
   SIMD_METHOD void weigh(u8x64 (&codes)[8]) const {
@@ -101,7 +101,7 @@ struct SteppedBlock {
   SIMD_METHOD f32x16 product(const f32x16 (&dots)[1]) const { return dots[0]; }
 #else
   static constexpr int kDots = 2;
-  using Tile = CodeTile<Format::Codes::kMost>;
+  using Tile = CodeTile<Format::Codes::kMaxCode>;
   SIMD_METHOD void weigh(u8x64 (&)[8]) const {}
   SIMD_METHOD f32x16 product(const f32x16 (&dots)[2]) const {
     return fma(dots[1], to_float(steps[1]), mul(dots[0], to_float(steps[0])));
@@ -118,7 +118,7 @@ struct SteppedBlock {
 
 // Prefetches a stream of `Bytes` per block in addition to the codes, a cache line at a time.
 template <int Bytes, class T>
-SIMD_INLINE void prefetch_beside(const T* at, int64_t block, int64_t blocks_ahead) {
+SIMD_INLINE void prefetch_stream(const T* at, int64_t block, int64_t blocks_ahead) {
   if (block % (64 / Bytes) == 0) prefetch_ahead(reinterpret_cast<const uint8_t*>(at), blocks_ahead * Bytes, 64);
 }
 
@@ -142,9 +142,9 @@ struct ScaleStreams {
   SIMD_METHOD void prefetch(int64_t b, int64_t blocks_ahead) const {
     constexpr int bytes = Scales::kBlocks == 8 ? 4 : 32;  // as if each block had its own scale: an extra prefetched line is harmless
     constexpr int step = 16 * (Scales::kSteps ? Scales::kSteps : 1);
-    if (kHalves<Scales>) prefetch_beside<bytes>(scales + scale_at(b), b, blocks_ahead);
-    if (Scales::kMinimum) prefetch_beside<bytes>(minimums + scale_at(b), b, blocks_ahead);
-    if (Scales::kSteps) prefetch_beside<step>(steps + step_bytes<Scales>(b), b, blocks_ahead);
+    if (kHalves<Scales>) prefetch_stream<bytes>(scales + scale_at(b), b, blocks_ahead);
+    if (Scales::kMinimum) prefetch_stream<bytes>(minimums + scale_at(b), b, blocks_ahead);
+    if (Scales::kSteps) prefetch_stream<step>(steps + step_bytes<Scales>(b), b, blocks_ahead);
   }
   SIMD_METHOD f32x16 scale(int64_t b) const { return load_f16(scales + scale_at(b)); }
   SIMD_METHOD f32x16 minimum(int64_t b) const { return Scales::kMinimum ? load_f16(minimums + scale_at(b)) : zero(); }

@@ -72,20 +72,20 @@ void KvPages::prepare(int64_t length, int64_t rows, int64_t) { grow(length / kPa
 
 // Makes the pages [first, needed) exist and writable.
 void KvPages::grow(int64_t first, int64_t needed) {
-  held_.reserve(size_t(needed));
+  owned_.reserve(size_t(needed));
   raw_.reserve(size_t(needed));
-  const int64_t bytes = shape_.page_bytes(), held = int64_t(held_.size());
-  for (size_t i = size_t(first); i < size_t(std::min(needed, held)); ++i) {
-    if (held_[i].use_count() == 1) continue;
+  const int64_t bytes = shape_.page_bytes(), owned = int64_t(owned_.size());
+  for (size_t i = size_t(first); i < size_t(std::min(needed, owned)); ++i) {
+    if (owned_[i].use_count() == 1) continue;
     auto fresh = new_page(bytes);  // shared with a fork: copy on write
-    std::memcpy(fresh.get(), held_[i].get(), size_t(bytes));
-    held_[i] = std::move(fresh);
-    raw_[i] = held_[i].get();
+    std::memcpy(fresh.get(), owned_[i].get(), size_t(bytes));
+    owned_[i] = std::move(fresh);
+    raw_[i] = owned_[i].get();
   }
-  if (needed <= held) return;
-  for (auto& fresh : new_pages(bytes, needed - held)) {
+  if (needed <= owned) return;
+  for (auto& fresh : new_pages(bytes, needed - owned)) {
     raw_.push_back(fresh.get());
-    held_.push_back(std::move(fresh));
+    owned_.push_back(std::move(fresh));
   }
 }
 
@@ -98,7 +98,7 @@ void KvPages::keep(int64_t length, const int64_t* rows, int64_t count) {
   for (int64_t i = 0; i < count; ++i)
     if (rows[i] != i) move_slot(length + rows[i], length + i);
   for (const int64_t needed = first_needed(length + count, kKeptBehind); first_ < needed; ++first_) {  // behind the window
-    held_[size_t(first_)].reset();
+    owned_[size_t(first_)].reset();
     raw_[size_t(first_)] = nullptr;
   }
 }
@@ -107,7 +107,7 @@ void KvPages::keep(int64_t length, const int64_t* rows, int64_t count) {
 int64_t KvPages::reach(int64_t length) const { return first_needed(length, 0) < first_ ? 0 : length; }
 
 void KvPages::crop(int64_t length) {
-  held_.resize(size_t(pages_of(length)));
+  owned_.resize(size_t(pages_of(length)));
   raw_.resize(size_t(pages_of(length)));
   if (length == 0) first_ = 0;
 }
@@ -117,18 +117,18 @@ std::unique_ptr<State> KvPages::fork(int64_t length, bool stepped) const {
   auto copy = std::make_unique<KvPages>(shape_);
   const size_t needed = size_t(pages_of(length)), bytes = size_t(shape_.page_bytes());
   copy->first_ = first_;
-  copy->held_.assign(held_.begin(), held_.begin() + std::ptrdiff_t(needed));
+  copy->owned_.assign(owned_.begin(), owned_.begin() + std::ptrdiff_t(needed));
   if (stepped && length % kPage != 0) {
-    copy->held_.back() = new_page(int64_t(bytes));
-    std::memcpy(copy->held_.back().get(), held_[needed - 1].get(), bytes);
+    copy->owned_.back() = new_page(int64_t(bytes));
+    std::memcpy(copy->owned_.back().get(), owned_[needed - 1].get(), bytes);
   }
-  for (const auto& page : copy->held_) copy->raw_.push_back(page.get());
+  for (const auto& page : copy->owned_) copy->raw_.push_back(page.get());
   return copy;
 }
 
 void KvPages::fill_blank(int64_t length) {
   first_ = first_needed(length, kKeptBehind);
-  held_.assign(size_t(first_), nullptr);
+  owned_.assign(size_t(first_), nullptr);
   raw_.assign(size_t(first_), nullptr);
   grow(first_, pages_of(length));
   // Write the pages: unwritten memory is one shared page of zeros, which would stay in the cache.

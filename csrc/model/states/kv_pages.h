@@ -61,7 +61,7 @@ class KvPages : public State {
   void crop(int64_t length) override;
   void fill_blank(int64_t length) override;
   std::unique_ptr<State> fork(int64_t length, bool stepped) const override;
-  int64_t bytes() const override { return (int64_t(held_.size()) - first_) * shape_.page_bytes(); }
+  int64_t bytes() const override { return (int64_t(owned_.size()) - first_) * shape_.page_bytes(); }
 
  private:
   // Index of the first page that a sequence of that length may still need.
@@ -70,7 +70,7 @@ class KvPages : public State {
   void move_slot(int64_t from, int64_t to);
 
   KvShape shape_;
-  std::vector<std::shared_ptr<uint8_t>> held_;  // null: freed
+  std::vector<std::shared_ptr<uint8_t>> owned_;  // null: freed
   std::vector<uint8_t*> raw_;                   // pointers of owned_, as kernels read them
   int64_t first_ = 0;                           // index of the first page that was not freed
 };

@@ -28,10 +28,10 @@ bool shared(const std::shared_ptr<float>& memory) { return memory.use_count() > 
 
 RecurrentState::RecurrentState(const RecurrentShape& shape) : shape_(shape), now_(empty()) {}
 
-RecurrentState::Held RecurrentState::empty() const {
-  Held held;
-  held.history = zeros(shape_.layers * shape_.history());
-  return held;
+RecurrentState::Snapshot RecurrentState::empty() const {
+  Snapshot snapshot;
+  snapshot.history = zeros(shape_.layers * shape_.history());
+  return snapshot;
 }
 
 void RecurrentState::drop_settled() {
@@ -45,16 +45,16 @@ void RecurrentState::prepare(int64_t, int64_t rows, int64_t settled) {
   drop_settled();
   const bool holds = settled == kHold;
   if (holds) settled = 0;
-  held_ = holds ? accepted() : 0;
-  const int64_t matrices = shape_.layers * shape_.matrix(), drafts = held_ + rows - settled;
-  Held& next = next_;
+  deferred_ = holds ? accepted() : 0;
+  const int64_t matrices = shape_.layers * shape_.matrix(), drafts = deferred_ + rows - settled;
+  Snapshot& next = next_;
   if (next.history == nullptr || shared(next.history)) next.history = zeros(shape_.layers * shape_.history());
   if (next.drafts == nullptr || shared(next.drafts) || next.draft_rows < drafts) {
     const int64_t some = (drafts + kDraftRows - 1) / kDraftRows * kDraftRows;
     next.drafts = zeros(shape_.layers * some * shape_.raw());
     next.draft_rows = some;
   }
-  const bool moves = settled > 0 || (accepted() > held_ && (now_.matrix == nullptr || shared(now_.matrix)));
+  const bool moves = settled > 0 || (accepted() > deferred_ && (now_.matrix == nullptr || shared(now_.matrix)));
   if (!moves)
     next.matrix = now_.matrix;
   else
@@ -65,8 +65,8 @@ void RecurrentState::prepare(int64_t, int64_t rows, int64_t settled) {
 
 void RecurrentState::stepped() {
   settled_ = next_settled_;
-  next_.at = now_.length() - held_ + settled_;
-  next_.accepted.resize(size_t(held_));
+  next_.at = now_.length() - deferred_ + settled_;
+  next_.accepted.resize(size_t(deferred_));
   std::iota(next_.accepted.begin(), next_.accepted.end(), 0);
   std::swap(now_, next_);
   if (settled_ > 0)
@@ -76,17 +76,17 @@ void RecurrentState::stepped() {
 }
 
 void RecurrentState::keep(int64_t, const int64_t* rows, int64_t count) {
-  for (int64_t i = settled_; i < count; ++i) now_.accepted.push_back(held_ + rows[i] - settled_);
+  for (int64_t i = settled_; i < count; ++i) now_.accepted.push_back(deferred_ + rows[i] - settled_);
   if (settled_ > 0 && undo_.matrix != nullptr && !shared(undo_.matrix)) spare_ = std::move(undo_.matrix);
   undo_ = {};
   settled_ = 0;
 }
 
 int64_t RecurrentState::reach(int64_t length) const {
-  const Held& now = settled_ > 0 ? undo_ : now_;
+  const Snapshot& now = settled_ > 0 ? undo_ : now_;
   if (now.at <= length && length <= now.length()) return length;
   int64_t furthest = 0;
-  for (const Held& one : checkpoints_)
+  for (const Snapshot& one : checkpoints_)
     if (one.at <= length) furthest = std::max(furthest, std::min(length, one.length()));
   return furthest;
 }
@@ -94,13 +94,13 @@ int64_t RecurrentState::reach(int64_t length) const {
 void RecurrentState::crop(int64_t length) {
   drop_settled();
   if (now_.at > length || length > now_.length()) {
-    const auto holds = [&](const Held& one) { return one.at <= length && length <= one.length(); };
+    const auto holds = [&](const Snapshot& one) { return one.at <= length && length <= one.length(); };
     const auto found = std::find_if(checkpoints_.rbegin(), checkpoints_.rend(), holds);
     now_ = found == checkpoints_.rend() ? empty() : *found;
     now_.at = found == checkpoints_.rend() ? 0 : now_.at;
   }
   now_.accepted.resize(size_t(length - now_.at));
-  const auto beyond = [&](const Held& one) { return one.length() > length; };
+  const auto beyond = [&](const Snapshot& one) { return one.length() > length; };
   checkpoints_.erase(std::remove_if(checkpoints_.begin(), checkpoints_.end(), beyond), checkpoints_.end());
 }
 
@@ -129,16 +129,16 @@ int64_t RecurrentState::bytes() const {
   const auto count = [&](const Memory& memory, int64_t size) {
     if (memory != nullptr && counted.insert(memory.get()).second) floats += size;
   };
-  const auto count_held = [&](const Held& held) {
-    count(held.matrix, shape_.layers * shape_.matrix());
-    count(held.history, shape_.layers * shape_.history());
-    count(held.drafts, shape_.layers * held.draft_rows * shape_.raw());
+  const auto count_snapshot = [&](const Snapshot& snapshot) {
+    count(snapshot.matrix, shape_.layers * shape_.matrix());
+    count(snapshot.history, shape_.layers * shape_.history());
+    count(snapshot.drafts, shape_.layers * snapshot.draft_rows * shape_.raw());
   };
-  count_held(now_);
-  count_held(next_);
-  count_held(undo_);
+  count_snapshot(now_);
+  count_snapshot(next_);
+  count_snapshot(undo_);
   count(spare_, shape_.layers * shape_.matrix());
-  for (const Held& one : checkpoints_) count_held(one);
+  for (const Snapshot& one : checkpoints_) count_snapshot(one);
   return floats * int64_t(sizeof(float));
 }
 

@@ -69,7 +69,7 @@ class RecurrentState : public State {
  private:
   using Memory = std::shared_ptr<float>;
   // A state with its pending rows. Immutable once shared.
-  struct Held {
+  struct Snapshot {
     Memory matrix, history, drafts;  // [layers][...]
     int64_t draft_rows = 0;          // capacity of `drafts`, per layer
     int64_t at = 0;                  // number of positions in the matrix
@@ -77,20 +77,20 @@ class RecurrentState : public State {
     int64_t length() const { return at + int64_t(accepted.size()); }
   };
 
-  float* draft(const Held& held, int layer, int64_t i) const {
-    return held.drafts.get() + (layer * held.draft_rows + i) * shape_.raw();
+  float* draft(const Snapshot& snapshot, int layer, int64_t i) const {
+    return snapshot.drafts.get() + (layer * snapshot.draft_rows + i) * shape_.raw();
   }
-  Held empty() const;
+  Snapshot empty() const;
 
   RecurrentShape shape_;
   void drop_settled();  // rolls back to before the last step if its settled rows were not kept
 
-  Held now_, next_, undo_;     // undo_: now_ before the last step, while its settled rows are not kept
+  Snapshot now_, next_, undo_;     // undo_: now_ before the last step, while its settled rows are not kept
   Memory spare_;               // a matrix for the next settled rows
   int64_t settled_ = 0;        // settled rows of the last step, until keep()
   int64_t next_settled_ = 0;   // settled rows of the current step
-  int64_t held_ = 0;           // accepted rows that the current or last step did not add to the state (kHold)
-  std::vector<Held> checkpoints_;  // ascending
+  int64_t deferred_ = 0;           // accepted rows that the current or last step did not add to the state (kHold)
+  std::vector<Snapshot> checkpoints_;  // ascending
 };
 
 }  // namespace ipex_lookahead

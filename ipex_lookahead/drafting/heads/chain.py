@@ -29,7 +29,7 @@ class Head(Protocol):
         """Have the target's cache keep what the head needs, from now on."""
         ...
 
-    def see(self, cache: Any, tokens: npt.NDArray[np.int32]) -> None:
+    def allow_tokens(self, cache: Any, tokens: npt.NDArray[np.int32]) -> None:
         """Tokens that may be drafted too."""
         ...
 
@@ -96,7 +96,7 @@ class HeadChain:
         self._text = np.array(prompt, np.int64)  # may have room behind the text, for drafted tokens
         self._length = len(prompt)
         self._chain: tuple[Sequence[int], Sequence[int], Sequence[float]] = ((), (), ())
-        self._head.see(self._cache(), np.array(prompt, np.int32))
+        self._head.allow_tokens(self._cache(), np.array(prompt, np.int32))
 
     def propose(self, budget: int) -> Draft:
         """A chain of at most ``budget`` tokens, with the chances that each is right where those before it are."""

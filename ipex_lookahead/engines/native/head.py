@@ -170,9 +170,9 @@ class NativeHead:
         """
         self._of_target(cache.raw.follow, self._decoder)
 
-    def see(self, cache: NativeCache, tokens: Ids) -> None:
+    def allow_tokens(self, cache: NativeCache, tokens: Ids) -> None:
         """Tokens, int32 [n], that may be drafted for this sequence beside ``ids``; what it is fed may be anyway."""
-        self._of_target(cache.raw.see, tokens)
+        self._of_target(cache.raw.allow_tokens, tokens)
 
     def draft(
         self,

@@ -193,7 +193,7 @@ def test_of_a_whole_lm_head_of_its_own_a_part_is_drafted_and_the_texts_tokens(
     cut.follow(cache)
     target.engine.forward(chain(cache, tokens[:-1]))
     cache.keep(list(range(len(tokens) - 1)))
-    cut.see(cache, np.array([33], np.int32))
+    cut.allow_tokens(cache, np.array([33], np.int32))
     more = cut.next_logits(cache, int(tokens[-1]), first=True)
     cut.end_draft(cache)
     seen = np.array(sorted({*ids.tolist(), *range(16), *range(32, 48)}))  # tiles of 16 that tokens of the text are in
@@ -301,11 +301,11 @@ def test_a_quantised_folder_is_read_as_it_is(target: Target, tmp_path: Path, kin
     [
         ({"layers": (3, 2, 5)}, "a hidden state that is a feature is 2; it must be from 3"),
         ({"layers": (-2, 2, 5)}, "a hidden state that is a feature is -2"),
-        ({"layers": ()}, "the hidden states that are features is 0"),
+        ({"layers": ()}, "the number of hidden states that are features is 0"),
         ({"layers": (2, 3, 4, 5, 6)}, "features of 192 values are not 5 hidden states"),
         ({"feeds_back": 2}, "the hidden state that is fed back is 2; it must be from -1 to 1"),
-        ({"width": 1 << 25}, "a row's features is 33554432"),
-        ({"beside": False}, "a head's own features of 64 values cannot stand for the target's 192"),
+        ({"width": 1 << 25}, "the width of a row's features is 33554432"),
+        ({"keep_embedding": False}, "a head's own features of 64 values cannot stand for the target's 192"),
         ({"norms": "half"}, "the norms of features are over 64 values of 192"),
     ],
     ids=str,

@@ -200,13 +200,13 @@ def test_arguments_that_do_not_fit_are_refused(small: tuple[Path, Path]) -> None
     engine = engine_of(small[0])
     head = head_of(small[1], engine)
     cache, states = committed(engine, text(4))
-    with pytest.raises(InputError, match="nothing is committed"):
+    with pytest.raises(InputError, match="target cache is empty"):
         head.run(engine.new_cache(), text(1), states)
     with pytest.raises(InputError, match="shape \\[rows, 64\\]"):
         head.run(cache, text(1), states[:, :40].copy())
     raw, none = head._decoder, np.full(2, -1, np.int32)
     given = (text(2), np.array([-1, 0], np.int32), None, True, 1, [], None, False, np.repeat(states, 2, axis=0))
-    with pytest.raises(ValueError, match="do not follow each other"):
+    with pytest.raises(ValueError, match="must have parent -1"):
         raw.forward([cache.raw], [2], [-1], *given)
     with pytest.raises(ValueError, match="another model"):
         raw.forward([other_cache(small)], [2], [-1], given[0], none, *given[2:])

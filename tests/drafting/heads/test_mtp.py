@@ -225,7 +225,7 @@ def test_a_cut_vocabulary_drafts_its_own_tokens_and_those_of_the_text(folder: Pa
     seen = np.array(sorted({*ids.tolist(), *range(16), *range(32, 48)}))  # tiles of 16 that tokens of the text are in
     np.testing.assert_allclose(more[seen], full[seen], atol=1e-3 * np.abs(full).max())
     assert np.isneginf(np.delete(more, seen)).all()
-    cut.see(cache, np.array([70], np.int32))
+    cut.allow_tokens(cache, np.array([70], np.int32))
     engine.forward(chain(cache, tokens[-1:]))
     cache.keep([0])
     assert np.isfinite(cut.next_logits(cache, 5, first=True)[64:80]).all()

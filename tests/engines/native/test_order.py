@@ -106,10 +106,10 @@ def test_every_isa_gives_the_same_bytes(tmp_path: Path, kind: Kind) -> None:
     [
         ("mixer.q", range(31), "has 31 entries, not 32"),
         ("feed_forward.down", range(32), "has 32 entries, not 64"),
-        ("feed_forward.gate", [*range(31), 32], "no permutation: 32 at 31"),
-        ("mixer.o", [*range(31), -1], "no permutation: -1 at 31"),
-        ("mixer.q", [*range(31), 5], "no permutation: 5 at 31"),
-        ("mixer.k", range(32), "no order of their own"),
+        ("feed_forward.gate", [*range(31), 32], "not a permutation: 32 at 31"),
+        ("mixer.o", [*range(31), -1], "not a permutation: -1 at 31"),
+        ("mixer.q", [*range(31), 5], "not a permutation: 5 at 31"),
+        ("mixer.k", range(32), "takes no input order"),
     ],
 )
 def test_orders_that_are_none_are_refused(slot: str, order: Any, says: str) -> None:

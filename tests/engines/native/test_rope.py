@@ -78,7 +78,7 @@ def test_what_queries_are_multiplied_by_is_the_nearest_float(beta, original):
 
 
 def test_a_rope_that_would_divide_by_zero_is_refused():
-    with pytest.raises(ValueError, match="query_original must be from 1 on"):
+    with pytest.raises(ValueError, match="query_original must be at least 1"):
         rope_tables(Rope(np.float32([1.0]), 1.0, 0.5, 0), 4)
     with pytest.raises(ValueError, match="positions must be from 1"):
         rope_tables(Rope(np.float32([math.pi]), 1.0), 0)
