@@ -30,7 +30,7 @@ from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.heads.choosing import Choosing, takes_next
+from ipex_lookahead.drafting.heads.choosing import Choosing, should_attach_head
 from ipex_lookahead.engines.api import Batch, Engine, OutputRequest, StepOutput
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
@@ -247,7 +247,7 @@ def replay(
         known, truth = CostCurve(calibration), CostCurve(calibration)
         drafter = None if head is None else head(answer)
         if drafter is not None and make is not None and config.adaptive:
-            drafter = drafter if takes_next(drafter.record, drafter.price, known, drafter.most) else None
+            drafter = drafter if should_attach_head(drafter.record, drafter.price, known, drafter.most) else None
         proposer = _Watched(_proposer(config, None if make is None else make(config), drafter, known))
         budget = config.num_draft_tokens
         inner: Any = FixedBudget(budget)
@@ -298,7 +298,7 @@ def replay(
 def _proposer(config: LookaheadConfig, free: Proposer | None, head: SimulatedHead | None, known: CostCurve) -> Any:
     if head is None or (free is None and not config.adaptive):
         return free or head
-    return Choosing(free, head, head.price, known, most=head.most)
+    return Choosing(free, head, head.price, known, max_tokens=head.most)
 
 
 def record(

@@ -99,13 +99,13 @@ def drafter_of(checkpoint: Checkpoint, path: Path, named: Path | None = None) ->
         return open_drafter(named, model), named
     if checkpoint.spec.mtp is not None:
         return Drafter("mtp", checkpoint, checkpoint.spec.mtp), path
-    for beside in drafters_beside(path):
+    for beside in adjacent_drafters(path):
         with contextlib.suppress(LookaheadError):  # another model's, or damaged, of which loading tells
             return open_drafter(beside, model), beside
     return None
 
 
-def drafters_beside(model: Path) -> list[Path]:
+def adjacent_drafters(model: Path) -> list[Path]:
     """What may hold a head, in a model's folder or beside its file: one saved with it, then those alike in name."""
     folder, stem = (model, "") if model.is_dir() else (model.parent, model.stem.lower())
     try:

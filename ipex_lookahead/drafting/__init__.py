@@ -1,4 +1,4 @@
-"""What may come next: one proposer a file. To add one: its file, its preset, and a line here."""
+"""Draft proposers, one per file. To add one: its file, its preset, and a line here."""
 
 from __future__ import annotations
 
@@ -25,24 +25,23 @@ PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
     "recycling": lambda config, store: Recycling(),
     "suffix": lambda config, store: Suffix(store),
 }
-"""Strategy name -> how to make its proposer for one sequence, from the settings and ``Store.suffixes`` or None."""
+"""Strategy name -> factory of its proposer for one sequence, from the settings and ``Store.suffixes`` or None."""
 
 SECOND_MODEL = {
     "draft_model": f"pass {arg('draft_model')} to generate",
     "self_speculation": f"load the model with {arg('speculative', True)}",
 }
-"""Strategies that need the engine of a second model beside their config -> how to give them one."""
+"""Strategies that need the engine of a second model -> how to provide one."""
 
 
 HEADS = frozenset({"head"})
-"""Strategies that a trained head drafts for, which comes with a model."""
+"""Strategies that use a trained head, which is loaded with a model."""
 
 
 def make_proposer(config: LookaheadConfig, store: Any = None) -> Proposer:
-    """A fresh proposer for one sequence. Raises InputError for a strategy that is not known or needs a second model.
+    """Create a proposer for one sequence. Raises InputError for an unknown strategy or one with a second model.
 
-    ``store`` is an open store's ``suffixes``, for the strategies that look there; opening ``config.store`` is the
-    caller's.
+    ``store`` is an open store's ``suffixes``, for the strategies that use it; the caller opens ``config.store``.
     """
     if config.strategy in SECOND_MODEL:
         raise InputError(f"strategy {config.strategy!r} needs a second model; {SECOND_MODEL[config.strategy]}")
@@ -62,10 +61,10 @@ def make_second_model_proposer(
     end_tokens: Collection[int] = (),
     keys: Keys | None = None,
 ) -> DraftModel:
-    """A fresh proposer for one sequence, for a strategy of ``SECOND_MODEL``.
+    """Create a proposer for one sequence, for a strategy of ``SECOND_MODEL``.
 
-    ``engine`` is the second model's, ``cache`` the target's, ``keys`` for the second model where it has caches of its
-    own; see :class:`DraftModel` and :class:`SelfSpeculation`.
+    ``engine`` is the second model's, ``cache`` the target's, and ``keys`` provides caches of the second model if it has
+    its own; see :class:`DraftModel` and :class:`SelfSpeculation`.
     """
     options: dict[str, Any] = {
         "min_prob": config.draft_min_prob,

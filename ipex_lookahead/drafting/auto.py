@@ -1,4 +1,4 @@
-"""Auto: every source that costs nothing, in one tree."""
+"""Auto: all sources without drafting cost, in one tree."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, SUCCESSORS
 
 
 class Auto(PartialMatching):
-    """Suffixes of the own text and of the store, and recycled successors, mixed into one tree without double siblings.
+    """Suffixes of the text and of the store, and recycled successors, mixed into one tree without duplicate siblings.
 
-    Prompt lookup's long copies are the suffixes' longest contexts. A token that several sources name gets one row, the
-    name of the source with the longest context, and a probability from all of them.
+    The suffixes' longest contexts give the long copies of prompt lookup. A token from several sources has one row, the
+    name of the source with the longest context, and a probability from all sources.
 
-    Example: after ``[9, 1, 2]`` the target emitted 3 and thought 4 likely too. When ``9 1 2`` comes again, 3 and 4 both
-    follow the last 2, each once: 3 from ``suffix`` (``recycling`` agrees), 4 from ``recycling`` alone.
+    Example: after ``[9, 1, 2]`` the target emitted 3, with 4 as the second most likely token. When ``9 1 2`` occurs
+        again,
+    3 and 4 both follow the last 2, each once: 3 from ``suffix`` (and ``recycling``), 4 from ``recycling`` alone.
 
     Args:
         store: counted suffixes of earlier texts (``Store.suffixes``), or None.

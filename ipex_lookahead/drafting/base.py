@@ -1,4 +1,4 @@
-"""What every proposer can do."""
+"""The protocol of proposers."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from ipex_lookahead.engines.api import Hidden, OutputRequest
 
 
 class Proposer(Protocol):
-    """Puts drafts forward for one sequence. It sees committed tokens only, so it has nothing to roll back.
+    """Drafts tokens for one sequence. It sees committed tokens only, so it has nothing to roll back.
 
-    The order of calls is ``begin``, then any number of ``propose`` and ``observe`` in turn. A proposer is
-    deterministic: the same calls give the same drafts. Steps without ``propose`` are observed too, but only before the
-    next ``propose``, and those of which nothing but the tokens is shown as one: ``emitted`` are those of all of them.
+    The order of calls is ``begin``, then any number of ``propose`` and ``observe``, alternating. A proposer is
+    deterministic: the same calls return the same drafts. Steps without ``propose`` are observed before the next
+    ``propose``; consecutive ones without further outputs are merged into one outcome with all ``emitted`` tokens.
 
     Attributes:
-        wants: what of the target's step at every row of the sequence the proposer wants in its outcomes, beside the
-            argmax; mostly nothing (``ARGMAX``). It takes time, so of steps that the controller leaves alone there are
-            hidden states only. Its ``rows`` and ``hidden_rows`` are None.
+        wants: outputs of the target at every row that the proposer needs in its outcomes, in addition to the argmax;
+            mostly none (``ARGMAX``). They cost time, so steps without a draft provide hidden states only. Its ``rows``
+            and ``hidden_rows`` are None.
     """
 
     @property
     def wants(self) -> OutputRequest:
-        """What ``observe`` is to find in its outcomes."""
+        """Outputs of the target that ``observe`` needs."""
         ...
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
-        """Start a sequence: the prompt and whatever has been emitted before the first draft, token ids.
+        """Start a sequence with the prompt and all tokens emitted before the first draft.
 
-        ``hidden``, given where ``wants`` has layers, are the hidden states of the tokens before the last one, by layer;
-        of the latest ones only, where keys and values of the first ones were kept from an earlier text, or the prompt
-        has more than 4,096 tokens.
+        ``hidden``, given if ``wants`` has layers, are the hidden states of the tokens before the last one, by layer.
+        They cover the last tokens only if the cache was reused for the first ones or the prompt has more than 4,096
+        tokens.
         """
         ...
 
     def propose(self, budget: int) -> Draft:
-        """At most ``budget`` tokens (scratch rows included) that may follow the committed ones; may be empty."""
+        """Return a draft of at most ``budget`` tokens (including scratch rows); may be empty."""
         ...
 
     def observe(self, outcome: Outcome) -> None:
-        """What verification made of the last draft. ``outcome.emitted`` are the newly committed tokens."""
+        """Process the verification of the last draft. ``outcome.emitted`` are the newly committed tokens."""
         ...

@@ -1,7 +1,7 @@
-"""What a proposer puts forward, and what came of it: flat trees, no model and no device.
+"""Drafts and their outcomes as flat trees, independent of models and devices.
 
-Neither is changed once it is made. They are not frozen, since a frozen dataclass takes three times as long to make, and
-every step makes three of them.
+Both are immutable by convention. They are not frozen dataclasses, because those take three times as long to create, and
+every step creates three.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Draft:
 
     Attributes:
         tokens: draft token ids.
-        parents: for each draft token the index of its parent in ``tokens``; -1 = the last committed token.
-        scratch: how many trailing rows are evaluated but never accepted (their argmax goes back in the Outcome).
-        probs: for each token an estimate, 0 to 1, that it is accepted if its parent is; empty where none is made. A
-            proposer that estimates puts the tokens best first, so that the controller may take the first few.
-        sources: for each token the name of what put it forward, for statistics; empty where one name does for all.
-        match: how many of the last committed tokens it rests on having met before; 0 where that is not known.
+        parents: for each draft token the index of its parent in ``tokens``; -1: the last committed token.
+        scratch: number of trailing rows that are evaluated but never accepted (the Outcome has their argmax).
+        probs: for each token an estimate, 0 to 1, that it is accepted if its parent is; empty without estimates. A
+            proposer with estimates orders tokens best first, so that the controller can take a prefix.
+        sources: for each token the name of its source, for statistics; empty if one name covers all.
+        match: number of last committed tokens that matched earlier text; 0 if unknown.
 
-    Example: after ``... 7``, ``Draft(tokens=[3, 4, 9], parents=[-1, 0, -1])`` says that 3 4 or 9 may follow.
+    Example: after ``... 7``, ``Draft(tokens=[3, 4, 9], parents=[-1, 0, -1])`` predicts 3 4 or 9.
     """
 
     tokens: Sequence[int] = ()
@@ -43,11 +43,11 @@ class Draft:
 
     @classmethod
     def chain(cls, tokens: Sequence[int], match: int = 0) -> Draft:
-        """One path: every token hangs from the one before."""
+        """Return a single path."""
         return cls(tokens, range(-1, len(tokens) - 1), match=match)
 
     def first(self, count: int) -> Draft:
-        """The first ``count`` tokens and no scratch row: a tree again, since parents come before children."""
+        """Return the first ``count`` tokens without scratch rows: a tree, because parents come before children."""
         if count >= len(self.tokens) and not self.scratch:
             return self
         return Draft(
@@ -60,10 +60,10 @@ class Draft:
         )
 
     def best_chain(self) -> Draft:
-        """Of all paths the one that promises the most accepted tokens, and no scratch rows: for engines without trees.
+        """Return the path with the most expected accepted tokens, without scratch rows, for engines without trees.
 
-        With ``probs`` a path is worth the sum of its tokens' chances to be reached and accepted; without, a token is
-        worth one, and among equals the path whose last token comes first wins.
+        With ``probs`` the value of a path is the sum of its tokens' probabilities to be reached and accepted; without,
+        it is the number of tokens. Ties go to the path that ends first.
         """
         count = len(self.tokens) - self.scratch
         if not self.scratch and list(self.parents) == list(range(-1, count - 1)):
@@ -94,18 +94,18 @@ class Draft:
 
 @dataclass(slots=True)
 class Outcome:
-    """What verification made of a draft.
+    """The result of verifying a draft.
 
     Attributes:
         draft: the draft that was verified.
         accepted: indices into ``draft.tokens`` of the accepted path, root first.
-        emitted: the tokens committed by this step: the accepted ones, then the bonus token. Shorter where a stop
-            condition ended the sequence inside the draft.
+        emitted: the tokens committed by this step: the accepted ones, then the bonus token. Shorter if a stop condition
+            ended the sequence inside the draft.
         scratch_argmax: argmax of the target at each scratch row.
         top: the target's most likely ids at every row, most likely first: ``top[0]`` after the last committed token,
-            ``top[i + 1]`` after draft token i, rejected ones included. None unless the proposer ``wants`` it.
-        logits: the target's logits at the same rows, float32 [rows, vocab_size], likewise.
-        hidden: the target's hidden states at the same rows, by layer, float32 [rows, hidden size], likewise; row 0 is
+            ``top[i + 1]`` after draft token i, including rejected ones. None unless the proposer ``wants`` it.
+        logits: the target's logits at the same rows, float32 [rows, vocab_size], or None.
+        hidden: the target's hidden states at the same rows, by layer, float32 [rows, hidden size], or None; row 0 is
             the last committed token's, row i + 1 that of draft token i.
     """
 

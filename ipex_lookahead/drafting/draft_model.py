@@ -1,9 +1,9 @@
-"""A smaller model of the same vocabulary drafts, one token after the other; the target checks them all in one pass.
+"""Speculative decoding: a smaller model of the same vocabulary drafts a chain, which the target verifies in one pass.
 
-The idea is speculative decoding (Leviathan, Kalman and Matias, ICML 2023; Chen et al., 2023), without its rejection
-sampling: the target's choice at a position is a function of its logits and of the noise of that position, so a draft
-model that chooses with the same noise agrees wherever the two models nearly agree, sampled or not, and verification
-only compares tokens.
+The idea is speculative decoding (Leviathan, Kalman and Matias, ICML 2023; Chen et al., 2023) without rejection
+sampling: the target's token at a position is a function of its logits and of the noise of that position. A draft model
+that uses the same noise agrees wherever the two distributions nearly agree, with sampling too, and verification only
+compares tokens.
 """
 
 from __future__ import annotations
@@ -19,49 +19,51 @@ from ipex_lookahead.engines.api import ARGMAX, Cache, Engine, Hidden, OutputRequ
 from ipex_lookahead.engines.prefill import prefill
 
 DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]
-"""(logits float32 [vocab_size], the tokens so far, drafted ones included, int64 [n]) -> the token that follows them
-and how likely it is, 0 to 1, that the target chooses the same; or None: there is nothing to put forward."""
+"""(logits float32 [vocab_size], tokens so far including draft tokens, int64 [n]) -> the next token and the probability,
+0 to 1, that the target chooses the same; or None if there is no token to draft."""
 
 _MATCH_DECAY, _MATCH_GOAL, _STEP, _KEEP = 0.5, 0.9, 0.01, 0.9
-"""ipex-llm's ``auto_parameters``: how the threshold follows the share of drafted tokens that is accepted."""
+"""ipex-llm's ``auto_parameters``: how the threshold follows the acceptance rate."""
 
 
 class Keys(Protocol):
-    """Where a draft model's keys and values come from, and who has them afterwards."""
+    """Provides a draft model's caches and takes them back."""
 
     def take(self, tokens: npt.NDArray[np.int64]) -> Cache:
-        """A cache for a text, int64 [n]; it may hold the first tokens, but not all of them."""
+        """Return a cache for a text, int64 [n]; it may hold a proper prefix of it."""
         ...
 
     def room(self, positions: int) -> bool:
-        """Whether the cache may grow to so many positions."""
+        """Return True if the cache may grow to this number of positions."""
         ...
 
     def keep(self, tokens: npt.NDArray[np.int64], cache: Cache, *, ended: bool) -> None:
-        """The cache holds these tokens, int64 [n]. It goes on, or the sequence has ended and leaves it."""
+        """Report the tokens in the cache, int64 [n]. ``ended``: the sequence has ended and returns the cache."""
         ...
 
 
 class DraftModel:
-    """Drafts a chain with a second engine, on a cache of that engine's.
+    """Drafts a chain with a second engine, on a cache of that engine.
 
-    Say the prompt is ``[5, 6]`` and the draft model goes on with 7, 8, 9. ``begin`` feeds it 5. ``propose(2)`` feeds it
-    6, which gives 7, then 7, which gives 8: the chain ``7 8``. If the target emits ``7 4``, the row of 7 stays in the
-    draft model's cache, and the next ``propose`` feeds 4 alone. If it emits ``7 8 1``, it feeds 8 and 1 in one forward.
+    Example: the prompt is ``[5, 6]`` and the draft model continues with 7, 8, 9. ``begin`` feeds it 5. ``propose(2)``
+        feeds
+    it 6, which gives 7, then 7, which gives 8: the chain ``7 8``. If the target emits ``7 4``, the row of 7 stays in
+        the
+    draft model's cache, and the next ``propose`` feeds 4. If it emits ``7 8 1``, 8 and 1 are fed in one forward.
 
-    A token less likely than ``min_prob`` ends the draft; it is put forward still, since it is there already. The draft
-    also ends with an end token, and where the draft model's context ends: beyond it, drafts are empty.
+    A token less likely than ``min_prob`` ends the draft and is its last token. The draft also ends with an end token,
+    and at the end of the draft model's context: beyond it, drafts are empty.
 
     Args:
-        engine: the draft model, of the target's vocabulary. The target's own engine may serve too.
-        choose: how a token is chosen from the draft model's logits; None takes the most likely, whose probability is
-            the draft model's own.
-        min_prob: 0 to 1. With 0 and no ``choose`` the engine is asked for no logits, and ``probs`` stay empty.
-        min_tokens: drafted whatever their probability, as far as the budget goes (ipex-llm's ``min_step_draft``).
-        adapt: let ``min_prob`` follow the acceptance, as ipex-llm's ``auto_th_stop_draft`` does: up by a thousandth
-            after a step while fewer than nine tenths of the drafted tokens are accepted lately, else down.
+        engine: the draft model, with the target's vocabulary. It may be the target's own engine.
+        choose: chooses a token from the draft model's logits; None takes the most likely one with its probability.
+        min_prob: 0 to 1. With 0 and no ``choose``, no logits are computed, and ``probs`` stay empty.
+        min_tokens: number of tokens drafted regardless of probability, within the budget (ipex-llm's
+            ``min_step_draft``).
+        adapt: let ``min_prob`` follow the acceptance rate, as ipex-llm's ``auto_th_stop_draft`` does: up by a
+            thousandth per step while the recent acceptance rate is below 0.9, else down.
         end_tokens: ids that end a sequence.
-        keys: gives the cache; None makes an empty one. Without room for it, drafts are empty.
+        keys: provides the cache; None creates an empty one. Without room for it, drafts are empty.
     """
 
     wants = ARGMAX
@@ -88,7 +90,7 @@ class DraftModel:
         self.begin(())
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
-        """Read the prompt, all but its last token; one longer than the draft model's context is never read."""
+        """Read the prompt except its last token; a prompt longer than the draft model's context is not read."""
         self._tokens = np.array(prompt, np.int64)
         self._length = len(prompt)
         self._drafted = 0
@@ -97,7 +99,7 @@ class DraftModel:
         self._read_prompt()
 
     def propose(self, budget: int) -> Draft:
-        """A chain of at most ``budget`` tokens, with the draft model's own probabilities."""
+        """Return a chain of at most ``budget`` tokens, with the draft model's probabilities."""
         start = self._length
         # The row of the last token stands at position length - 1; the draft's last token is never fed.
         budget = min(budget, self._engine.max_context - start + 1)
@@ -123,7 +125,7 @@ class DraftModel:
         return Draft(tokens, range(-1, len(tokens) - 1), probs=probs if self._wants_logits else ())
 
     def observe(self, outcome: Outcome) -> None:
-        """Commit what was emitted; the rows of drafted tokens that turned out right stay in the cache."""
+        """Commit the emitted tokens; rows of correct draft tokens stay in the cache."""
         start, emitted = self._length, outcome.emitted
         drafted = self._tokens[start : start + self._drafted].tolist()
         self._reserve(start + len(emitted))
@@ -131,7 +133,7 @@ class DraftModel:
         self._length += len(emitted)
         self._drafted = 0
         right = 0
-        # The last emitted token is fed by the next draft, to get its logits, even where its row is there already.
+        # The last emitted token is fed again by the next draft to get its logits, even if its row is in the cache.
         while right < min(len(drafted), len(emitted) - 1) and drafted[right] == emitted[right]:
             right += 1
         self._crop(start + right)
@@ -139,7 +141,7 @@ class DraftModel:
             self._follow(len(outcome.accepted) / len(outcome.draft))
 
     def end(self) -> None:
-        """The sequence has ended, or pauses: leave the keys and values to whoever gave them."""
+        """Return the cache to its provider: the sequence has ended, or is preempted."""
         if self._keys is not None:
             self._keys.keep(self._tokens[: self._cache.length], self._cache, ended=True)
 
@@ -159,16 +161,16 @@ class DraftModel:
             self._cache.crop(length)
 
     def _next(self, end: int) -> tuple[int, float] | None:
-        """What follows the first ``end`` tokens; those that the draft model has not seen are fed first."""
+        """Choose the token after the first ``end`` tokens; feeds those that the draft model has not read first."""
         output = self._feed(end, answer=True, held=self._drafted > 0)
         if output.logits is None:
             return int(output.argmax[0]), 1.0
         return self._choose(output.logits[0], self._tokens[:end])
 
     def _feed(self, end: int, *, answer: bool = False, held: bool = False) -> StepOutput:
-        """Bring the cache to ``end`` tokens, more than it holds; the output is of the last row, if it is asked for.
+        """Extend the cache to ``end`` tokens and return the output of the last row, if ``answer``.
 
-        ``held``: some of these, which were drafted, may have to go again.
+        ``held``: crop() must be able to roll these tokens back.
         """
         unread = self._tokens[self._cache.length : end].astype(np.int32)
         wanted = None if answer else [()]
@@ -191,7 +193,7 @@ class DraftModel:
 
 
 def with_room(tokens: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int64]:
-    """Return the array where it has ``length`` elements, else a copy that has at least that and twice its own."""
+    """Return the array if it has ``length`` elements, else a copy with at least that and twice its own size."""
     if length <= len(tokens):
         return tokens
     grown = np.empty(max(length, 2 * len(tokens)), np.int64)
@@ -200,12 +202,12 @@ def with_room(tokens: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.int6
 
 
 def most_likely(logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64]) -> tuple[int, float]:
-    """The argmax, the lowest id in a tie, and its probability."""
+    """Return the argmax (the lowest id of a tie) and its probability."""
     token = int(logits.argmax())
     return token, probability(logits, token)
 
 
 def probability(logits: npt.NDArray[np.float32], token: int) -> float:
-    """The softmax of finite ``logits`` (or -inf), float32 [n], at ``token``."""
+    """Return the softmax of ``logits`` (finite or -inf), float32 [n], at ``token``."""
     highest = logits.max()
     return float(np.exp(logits[token] - highest) / np.exp(logits - highest).sum())

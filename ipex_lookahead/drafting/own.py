@@ -1,4 +1,4 @@
-"""A caller's own proposer: its drafts are looked at before an engine reads them, and a wrong one says what one is."""
+"""A user's proposer: its drafts are validated before an engine reads them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ipex_lookahead.engines.api import ARGMAX, MOST_TOP, Hidden, OutputRequest
 from ipex_lookahead.errors import InputError
 
 _DRAFT = (
-    "a Draft (ipex_lookahead.drafting) has tokens, ids of the vocabulary, and parents, for each token the index of the"
-    " one before it in the tree, or -1; Draft.chain(ids) is one path, Draft() is nothing"
+    "a Draft (ipex_lookahead.drafting) has tokens, ids of the vocabulary, and parents, for each token the index of its"
+    " parent token, or -1; Draft.chain(ids) is one path, Draft() is empty"
 )
 _METHODS = ("begin", "propose", "observe")
 
 
 class OwnProposer:
-    """Passes everything on to a proposer of the caller's, and checks its drafts.
+    """Forwards all calls to a user's proposer and validates its drafts.
 
     Args:
-        inner: made by the caller's ``proposer``; see :class:`ipex_lookahead.drafting.Proposer`.
+        inner: made by the user's ``proposer``; see :class:`ipex_lookahead.drafting.Proposer`.
         vocab_size: ids are below it.
 
     Attributes:
-        wants: as the inner proposer; nothing where it does not say.
+        wants: as the inner proposer; ``ARGMAX`` if it has no ``wants``.
 
-    Raises InputError, here and in ``propose``, for what is no proposer and no draft.
+    Raises InputError, here and in ``propose``, for an invalid proposer or draft.
     """
 
     def __init__(self, inner: Any, vocab_size: int) -> None:
@@ -43,8 +43,8 @@ class OwnProposer:
         self.wants = _checked(getattr(inner, "wants", ARGMAX), self._name)
         if getattr(inner, "top", 0) and not hasattr(inner, "wants"):
             raise InputError(
-                f"{self._name}.top is {inner.top!r:.60}, which nothing reads",
-                hint=f"say wants = OutputRequest(top={inner.top!r:.60}) (ipex_lookahead.drafting)",
+                f"{self._name}.top is {inner.top!r:.60}, but proposers have no attribute top",
+                hint=f"set wants = OutputRequest(top={inner.top!r:.60}) (ipex_lookahead.drafting)",
             )
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
@@ -55,16 +55,16 @@ class OwnProposer:
             self._inner.begin(prompt, hidden)
 
     def propose(self, budget: int) -> Draft:
-        """The inner proposer's draft, with plain whole numbers for whatever counts as such (numpy's, say)."""
+        """Return the inner proposer's draft, with integers and floats converted to Python's."""
         draft = self._inner.propose(budget)
         if not isinstance(draft, Draft):
-            raise self._wrong(f"returned {_shown(draft)}, which is no Draft")
+            raise self._wrong(f"returned {_shown(draft)}, not a Draft")
         try:
             tokens, parents = list(map(index, draft.tokens)), list(map(index, draft.parents))
             probs, sources = list(map(float, draft.probs)), list(draft.sources)
             scratch = index(draft.scratch)
         except (TypeError, ValueError) as error:
-            raise self._wrong(f"returned a Draft whose parts are no lists of numbers: {error}") from None
+            raise self._wrong(f"returned a Draft with fields that are not lists of numbers: {error}") from None
         count = len(tokens)
         if count > budget:
             raise InputError(
@@ -77,20 +77,20 @@ class OwnProposer:
             raise self._wrong(f"returned {count} tokens and {len(parents)} parents")
         for at, parent in enumerate(parents):
             if not -1 <= parent < at:
-                raise self._wrong(f"said that the parent of token {at} is {parent}; it must be from -1 to {at - 1}")
+                raise self._wrong(f"returned parent {parent} for token {at}; it must be from -1 to {at - 1}")
         for name, values in (("probs", probs), ("sources", sources)):
             if len(values) not in (0, count):
                 raise self._wrong(f"returned {count} tokens and {len(values)} {name}")
         if not all(0 <= prob <= 1 for prob in probs):
             raise self._wrong("returned probs that are not from 0 to 1")
         if not all(isinstance(source, str) for source in sources):
-            raise self._wrong("returned sources that are no texts")
+            raise self._wrong("returned sources that are not strings")
         if not 0 <= scratch <= count:
             raise self._wrong(f"returned {count} tokens of which {scratch} are scratch rows")
         return Draft(tokens, parents, scratch, probs, sources, draft.match)
 
     def observe(self, outcome: Outcome) -> None:
-        """What verification made of it."""
+        """Pass the outcome to the inner proposer."""
         self._inner.observe(outcome)
 
     def _wrong(self, problem: str) -> InputError:
@@ -98,11 +98,11 @@ class OwnProposer:
 
 
 def _checked(wants: Any, name: str) -> OutputRequest:
-    """What a proposer wants. Raises InputError where it is no request, or one that no step serves."""
+    """Return a proposer's ``wants``. Raises InputError if it is not an OutputRequest that steps support."""
     if not isinstance(wants, OutputRequest) or wants.rows is not None or wants.hidden_rows is not None:
-        raise InputError(f"{name}.wants is {wants!r:.60}; it must be an OutputRequest of all rows")
+        raise InputError(f"{name}.wants is {wants!r:.60}; it must be an OutputRequest for all rows")
     if isinstance(wants.top, bool) or not isinstance(wants.top, int) or not 0 <= wants.top <= MOST_TOP:
-        raise InputError(f"{name}.wants.top is {wants.top!r:.60}; it must be a whole number from 0 to {MOST_TOP}")
+        raise InputError(f"{name}.wants.top is {wants.top!r:.60}; it must be an integer from 0 to {MOST_TOP}")
     return wants
 
 

@@ -1,13 +1,12 @@
-"""Prediction by partial matching: what followed these tokens before, counted, in a tree of drafts, best first.
+"""Prediction by partial matching: counted continuations of the current context as a tree of drafts, best first.
 
-The distributions of short contexts are mixed into those of longer ones (Cleary and Witten, 1984), each trusted by how
-often, so far, the next token was among those that it had seen. Contexts come from up to three sources: counted suffixes
-of the own text, those of a store of earlier texts (both in the way of SuffixDecoding, arXiv 2411.04975), and the
-target's own likeliest successors of a token, and of a pair of tokens, as last seen (Token Recycling, arXiv 2408.08696).
-Every committed token teaches how far each kind of context is to be trusted, drafted or not, so nothing is censored by a
-miss before it.
+The distributions of short contexts are mixed into those of longer ones (Cleary and Witten, 1984). The weight of each is
+how often the next token was among the tokens seen there. Contexts come from up to three sources: counted suffixes of
+the text itself, those of a store of earlier texts (both as in SuffixDecoding, arXiv 2411.04975), and the target's own
+most likely successors of a token and of a pair of tokens, as last seen (Token Recycling, arXiv 2408.08696). Every
+committed token updates these weights, drafted or not, so they are not censored by an earlier miss.
 
-The work is native (csrc/drafting/predictor.cc); tests/support/partial_matching.py says the same in Python.
+The implementation is native (csrc/drafting/predictor.cc); tests/support/partial_matching.py is the same in Python.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from ipex_lookahead.engines.api import Hidden, OutputRequest
 from ipex_lookahead.errors import EngineError, InputError
 
 SOURCES = ("recycling", "store", "suffix")
-"""Names of the sources, by their number in the native core."""
+"""Names of the sources, by their number in the core."""
 
 LONGEST_CONTEXT = 8
 """Tokens of a context; 5 to 12 gave the same acceptance, within 0.3 %, on recorded answers."""
 
 SUCCESSORS = 8
-"""Likeliest ids that are kept for a token, as in the paper."""
+"""Number of most likely ids stored per token, as in the paper."""
 
 
 def native_core() -> Any:
-    """The compiled module. Raises EngineError where it is not built."""
+    """Return the compiled module. Raises EngineError if it is not built."""
     try:
         return importlib.import_module("ipex_lookahead._native")
     except ImportError as error:
@@ -44,18 +43,18 @@ def native_core() -> Any:
 
 
 class PartialMatching:
-    """What the strategies ``suffix``, ``recycling`` and ``auto`` have in common; they differ in their sources.
+    """Common implementation of the strategies ``suffix``, ``recycling`` and ``auto``, which differ in their sources.
 
-    A token costs O(``depth``), a draft O(rows x followers): 8 to 27 microseconds for 16 rows
-    (CPython 3.11, one Zen 4 core).
+    A token costs O(``depth``), a draft O(rows x followers): 8 to 27 microseconds for 16 rows (CPython 3.11, one Zen 4
+    core).
 
     Args:
-        depth: longest context in the own text, 0 (none) to 16.
-        width: successors kept for a token, 0 (none) to 8.
+        depth: longest context in the text itself, 0 (none) to 16.
+        width: number of successors stored per token, 0 (none) to 8.
         store: counted suffixes of earlier texts (``Store.suffixes``), or None.
 
     Raises:
-        InputError: depth or width outside its range, or a store that is none.
+        InputError: depth or width is out of range, or ``store`` is not a store.
 
     Attributes:
         wants: the ``width`` most likely ids of every row.
@@ -69,14 +68,14 @@ class PartialMatching:
             raise InputError(str(error)) from None
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
-        """Forget everything, then index the prompt. Raises InputError for ids that are no int32 >= 0."""
+        """Reset, then index the prompt. Raises InputError for ids that are not int32 >= 0."""
         try:
             self._predictor.begin(np.array(prompt, np.int32))
         except (ValueError, TypeError, OverflowError) as error:
-            raise InputError(f"the prompt holds what is no token id: {error}") from None
+            raise InputError(f"the prompt holds an invalid token id: {error}") from None
 
     def propose(self, budget: int) -> Draft:
-        """A tree of at most ``budget`` tokens, the most likely paths first, with ``probs`` and ``sources``.
+        """Return a tree of at most ``budget`` tokens, most likely paths first, with ``probs`` and ``sources``.
 
         Raises InputError for a budget above 65,536.
         """
@@ -87,7 +86,7 @@ class PartialMatching:
         return Draft(tokens, parents, 0, probs, list(map(SOURCES.__getitem__, sources)))
 
     def observe(self, outcome: Outcome) -> None:
-        """Index the newly committed tokens, and keep the likeliest ids after every row of the step."""
+        """Index the newly committed tokens and store the most likely ids after every row of the step."""
         draft: Draft = outcome.draft
         top: Any = outcome.top if self.wants.top else None
         if top is not None and type(top) is not np.ndarray:
@@ -95,4 +94,4 @@ class PartialMatching:
         try:
             self._predictor.observe(draft.tokens, draft.parents, outcome.emitted, top)
         except (ValueError, TypeError) as error:
-            raise InputError(f"this is no outcome of a draft: {error}") from None
+            raise InputError(f"invalid outcome of a draft: {error}") from None

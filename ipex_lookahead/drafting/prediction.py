@@ -1,4 +1,4 @@
-"""A text that the answer may resemble is drafted from: an edit's original, a form to be filled in."""
+"""Drafting from a text that the answer may resemble: the original of an edit, or a form to fill in."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.api import ARGMAX, Hidden, OutputRequest
 
 SOURCE = "prediction"
-"""Name of what comes of it, in ``Draft.sources``."""
+"""Name of these drafts in ``Draft.sources``."""
 PROB = 0.9
-"""What a token is thought to be worth until the controller has counted."""
+"""Initial probability of a token, until the controller has measured it."""
 CONTEXT = 4
-"""Tokens that find the place in the prediction again after it was left."""
+"""Number of tokens that locate the position in the prediction again after a mismatch."""
 
 
 class Prediction:
-    """Copies the prediction while the output follows it; in between another proposer drafts.
+    """Copies the prediction while the output follows it; otherwise another proposer drafts.
 
     Example: with the prediction ``5 6 7 8 9`` the first draft is ``5 6 7 8 9``. If the output begins ``5 6 1``, the
-    place is lost, and what the inner proposer has is drafted; after ``... 6 7``, which stands in the prediction, the
-    draft is ``8 9``.
+    position is lost and the inner proposer drafts; after ``... 6 7``, which occurs in the prediction, the draft is
+    ``8 9``.
 
     Args:
         prediction: token ids.
-        inner: drafts where the prediction has nothing to say, or None.
+        inner: the proposer after a mismatch, or None.
     """
 
     def __init__(self, prediction: Sequence[int], inner: Proposer | None = None) -> None:
@@ -38,23 +38,23 @@ class Prediction:
         self._last: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
         for size in range(1, CONTEXT + 1):
-            for end in range(len(self._prediction), size - 1, -1):  # the first place stays
+            for end in range(len(self._prediction), size - 1, -1):  # the first position wins
                 self._after[tuple(self._prediction[end - size : end])] = end
 
     @property
     def wants(self) -> OutputRequest:
-        """As the inner proposer."""
+        """The outputs that the inner proposer needs."""
         return ARGMAX if self._inner is None else self._inner.wants
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
-        """The answer has begun with the last token."""
+        """Start a sequence; the last token of the prompt may be the first of the answer."""
         if self._inner is not None:
             self._inner.begin(prompt, hidden)
         self._at, self._last = 0, []
         self._commit(prompt[-1:])
 
     def propose(self, budget: int) -> Draft:
-        """The prediction's next tokens, at most ``budget``, or what the inner proposer has."""
+        """Return the prediction's next tokens, at most ``budget``, or the inner proposer's draft."""
         tokens = self._prediction[self._at : self._at + budget] if self._at >= 0 else []
         if not tokens and self._inner is not None:
             return self._inner.propose(budget)
@@ -62,7 +62,7 @@ class Prediction:
         return Draft(tokens, range(-1, count - 1), 0, [PROB] * count, [SOURCE] * count)
 
     def observe(self, outcome: Outcome) -> None:
-        """Follow the output."""
+        """Update the position in the prediction."""
         if self._inner is not None:
             self._inner.observe(outcome)
         self._commit(outcome.emitted)
@@ -80,12 +80,12 @@ class Prediction:
 
 
 class Filtered:
-    """Another proposer's drafts, cut to what may follow at all.
+    """Another proposer's drafts, reduced to admissible tokens.
 
     Args:
-        inner: whose drafts.
-        admitted: (the sequence so far, int64 [n]; a draft) -> what of it may follow; a tree again.
-        committed: gives the sequence so far.
+        inner: the proposer.
+        admitted: (the sequence so far, int64 [n]; a draft) -> the admissible part of the draft, which is a tree.
+        committed: returns the sequence so far.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Filtered:
 
     @property
     def wants(self) -> OutputRequest:
-        """As the inner proposer."""
+        """The outputs that the inner proposer needs."""
         return self._inner.wants
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
@@ -108,11 +108,11 @@ class Filtered:
         self._inner.begin(prompt, hidden)
 
     def propose(self, budget: int) -> Draft:
-        """What is left of the inner proposer's draft, without its scratch rows."""
+        """Return the admissible part of the inner proposer's draft, without its scratch rows."""
         draft = self._inner.propose(budget)
         draft = draft.first(len(draft.tokens) - draft.scratch)
         return self._admitted(self._committed(), draft) if draft.tokens else draft
 
     def observe(self, outcome: Outcome) -> None:
-        """What verification made of it."""
+        """Pass the outcome to the inner proposer."""
         self._inner.observe(outcome)

@@ -1,8 +1,8 @@
-"""Prompt lookup: what followed these tokens the last time may follow them again.
+"""Prompt lookup: copies the tokens that followed the last occurrence of the current suffix.
 
-The idea is prompt lookup decoding (Apoorv Saxena, 2023), which ipex-llm offers as ``lookahead=N``. Done right, every
-n-gram of the committed tokens is indexed, those inside a several-token accept included, and the most recent occurrence
-is the one that is copied, or the first where that is asked for.
+This is prompt lookup decoding (Apoorv Saxena, 2023), which ipex-llm offers as ``lookahead=N``. Every n-gram of the
+committed tokens is indexed, including those inside a multi-token accept. The most recent occurrence is copied, or on
+request the first.
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ _TOKEN_BITS = 32
 
 
 class PromptLookup:
-    """Copies what followed the most recent earlier occurrence of the longest matching suffix.
+    """Copies the tokens after the most recent earlier occurrence of the longest matching suffix.
 
     With ``max_ngram = 2`` and the committed tokens ``[1, 2, 3, 4, 2, 3]`` the suffix ``2 3`` occurred before, followed
-    by ``4 2 3``: ``propose(2)`` is the chain ``4 2``. After ``[1, 2, 9, 3, 2]`` no 2-gram matches, the 1-gram ``2``
-    does: the chain is ``9 3``. Where a copy runs past the end it goes on into itself: ``[7, 8, 7, 8]`` gives
-    ``7 8 7 8 7``. With ``occurrence="first"`` ``[2, 5, 2, 6, 2]`` gives ``5 2`` instead of ``6 2``.
+    by ``4 2 3``: ``propose(2)`` returns the chain ``4 2``. After ``[1, 2, 9, 3, 2]`` no 2-gram matches, but the 1-gram
+    ``2`` does: the chain is ``9 3``. A copy that reaches the end of the text continues with itself: ``[7, 8, 7, 8]``
+    gives ``7 8 7 8 7``. With ``occurrence="first"``, ``[2, 5, 2, 6, 2]`` gives ``5 2`` instead of ``6 2``.
 
-    The index is a trie of reversed suffixes, each node an n-gram (n = 1 .. ``max_ngram``) with the position where it
-    ended last (or first). Committing a token walks its ``max_ngram`` suffixes once: the deepest node that was already
-    there is the longest match, and its former position the occurrence. So a token costs O(max_ngram), a proposal
-    O(budget).
+    The index is a trie of reversed suffixes. Each node is an n-gram (n = 1 .. ``max_ngram``) with the position of its
+    last (or first) end. Committing a token walks its ``max_ngram`` suffixes once: the deepest existing node is the
+    longest match, and its previous position the occurrence. A token costs O(max_ngram), a proposal O(budget).
 
     Args:
-        max_ngram: longest suffix to look for.
-        occurrence: "last" or "first", the occurrence that is copied from.
+        max_ngram: longest suffix to match.
+        occurrence: "last" or "first", the occurrence that is copied.
     """
 
     wants = ARGMAX
@@ -41,9 +40,9 @@ class PromptLookup:
         self.begin(())
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
-        """Forget everything, then index the prompt."""
+        """Reset, then index the prompt."""
         self._tokens: list[int] = []
-        # Node 0 is the empty suffix; a child is found by (node, the token before it), packed into one integer.
+        # Node 0 is the empty suffix; children are keyed by (node, the preceding token) packed into an integer.
         self._children: dict[int, int] = {}
         self._ended_at: list[int] = [-1]
         self._match = -1
@@ -52,7 +51,7 @@ class PromptLookup:
             self._commit(token)
 
     def propose(self, budget: int) -> Draft:
-        """The continuation of the match, at most ``budget`` tokens; empty where no suffix has occurred before."""
+        """Return the tokens after the match, at most ``budget``; empty if no suffix occurred before."""
         if budget <= 0 or self._match < 0:
             return Draft()
         start = self._match + 1

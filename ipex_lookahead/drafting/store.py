@@ -1,7 +1,7 @@
-"""The store: outputs of earlier generations, which later ones look into.
+"""The store: outputs of earlier generations, which later ones draft from.
 
-Outputs only: what a prompt holds is indexed by its own generation, and a prompt is nobody else's business. The index is
-made of the texts when a store is opened (a quarter of a second for a full one); only the texts are in the file
+It holds outputs only: a prompt is indexed by its own generation and is not shared with other users. The index is built
+when a store is opened (a quarter of a second for a full one); the file has the texts only
 (:mod:`ipex_lookahead.drafting.store_file`).
 """
 
@@ -37,26 +37,26 @@ __all__ = ["Store", "Stores", "is_store", "vocabulary_digest"]
 log = logging.getLogger("ipex_lookahead")
 
 CAPACITY = 131_072
-"""Tokens that a store holds: half a mebibyte in the file, up to 100 in memory."""
+"""Tokens of a store with a file: half a mebibyte in the file, up to 100 in memory."""
 
 MEMORY_CAPACITY = 32_768
-"""Tokens of a store that has no file, which nobody may have asked for: up to 40 mebibytes."""
+"""Tokens of a store without a file, which may be open by default: up to 40 mebibytes."""
 
 MEMORY_IN_ALL = 8 * MEMORY_CAPACITY
-"""Tokens of all stores without a file: where there are more, those that were used least recently go."""
+"""Tokens of all stores without a file; beyond it, the least recently used ones are dropped."""
 
-MOST_MEMORIES = 1024
-"""And there are no more of them than that, however small."""
+MAX_MEMORY_STORES = 1024
+"""Maximum number of stores without a file."""
 
 _LONG_TEXT = 1024
-"""Tokens of a text that is not indexed where it is added, which takes 1 to 4 us a token."""
+"""Tokens from which a text is indexed by the thread instead of in place, which takes 1 to 4 us per token."""
 
 _FIRST_ROOM = 4096
-"""Tokens that an index grows to before one with more room is made: its tables double, up to 50 ms each time."""
+"""Tokens of the first index. A larger one is built in time, because its tables double, which takes up to 50 ms."""
 
 
 def vocabulary_digest(vocabulary: Mapping[str, int]) -> bytes:
-    """SHA-256 of a tokenizer's tokens and their ids (``tokenizer.get_vocab()``), 32 bytes."""
+    """Return the SHA-256 of a tokenizer's tokens and ids (``tokenizer.get_vocab()``), 32 bytes."""
     digest = hashlib.sha256()
     for token, number in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
         digest.update(struct.pack("<q", number) + token.encode("utf-8", "surrogatepass") + b"\0")
@@ -64,23 +64,23 @@ def vocabulary_digest(vocabulary: Mapping[str, int]) -> bytes:
 
 
 _MAX_RESERVED = 1 << 26
-"""Nodes of an index that room is made for at once, the most that the core takes; a larger index grows by itself."""
+"""Maximum number of nodes that an index reserves, a limit of the core; a larger index grows on demand."""
 
 
 class Store:
-    """Texts, oldest first, at most ``capacity`` tokens of them, and the counted suffixes of all.
+    """Texts, oldest first, with at most ``capacity`` tokens, and their counted suffixes.
 
     Example: ``store.add([5, 6, 7])`` makes ``Suffix(store.suffixes)`` draft 7 after ``5 6`` in any later generation.
 
     Args:
         vocab_size: of the model; ids are below it.
-        digest: ``vocabulary_digest`` of its tokenizer, or empty: then the size alone tells models apart.
-        capacity: tokens; where they are exceeded the oldest texts go, a quarter of the store at once.
+        digest: ``vocabulary_digest`` of its tokenizer, or empty: then only the size distinguishes models.
+        capacity: maximum number of tokens; beyond it the oldest texts are dropped, a quarter of the store at a time.
 
     Attributes:
-        suffixes: the native index, for ``Suffix`` and ``Auto``. It grows with ``add``; where old texts go, a new index
-            takes its place, and generations under way keep the one that they began with.
-        is_stale: whether ``suffixes`` is to be made anew: it has texts that are gone, lacks some, or is out of room.
+        suffixes: the native index, for ``Suffix`` and ``Auto``. It grows with ``add``; when texts are dropped, a new
+            index replaces it, and running generations keep the old one.
+        is_stale: ``suffixes`` must be rebuilt: it has dropped texts, lacks texts, or has no room.
     """
 
     def __init__(self, vocab_size: int, digest: bytes = b"", *, capacity: int = CAPACITY) -> None:
@@ -94,31 +94,31 @@ class Store:
     def _fill(self, texts: Iterable[Text]) -> None:
         self._texts = deque(texts)
         self._tokens = sum(map(len, self._texts))
-        self._added = 0  # texts since the store was made
+        self._added = 0  # number of texts added
         self.index([*self._texts], 0)
 
     def __len__(self) -> int:
-        """Tokens held."""
+        """Number of tokens."""
         return self._tokens
 
     def texts(self) -> list[list[int]]:
-        """The texts, oldest first."""
+        """Return the texts, oldest first."""
         return [text.tolist() for text in self._texts]
 
     def add(self, output: Sequence[int] | npt.NDArray[np.int32]) -> None:
-        """Remember the new tokens of a finished generation; of a very long one the end.
+        """Add the new tokens of a finished generation, or the end of a very long one, and update the index.
 
         Raises:
-            InputError: an id outside the vocabulary.
+            InputError: an id is outside the vocabulary.
         """
         self.note(output)
         if self.is_stale:
             self.index(*self.snapshot())
 
     def note(self, output: Sequence[int] | npt.NDArray[np.int32]) -> Text | None:
-        """Remember a text, and index it where that takes a few milliseconds at most; else ``is_stale`` is True then.
+        """Add a text, and index it if that takes a few milliseconds at most; else set ``is_stale``.
 
-        Returns the text as it is kept, or None for an empty one. Raises InputError for an id outside the vocabulary.
+        Returns the stored text, or None for an empty one. Raises InputError for an id outside the vocabulary.
         """
         if len(output) == 0:
             return None
@@ -139,14 +139,14 @@ class Store:
         return text
 
     def snapshot(self) -> tuple[list[Text], int]:
-        """The texts that an index is made of, and how many texts were added in all."""
+        """Return the texts to index, and the number of texts added in all."""
         self._tokens = sum(map(len, self._texts))  # a process can be forked in the middle of note()
         return [*self._texts], self._added
 
     def make_index(self, texts: Sequence[Text]) -> tuple[Any, int]:
-        """Make an index of texts, and the number of tokens that it has room for.
+        """Build an index of texts. Returns it and the number of tokens that it has room for.
 
-        The store is not changed and the interpreter's lock is released most of the time: any thread may call this.
+        The store is not changed and the GIL is released most of the time, so any thread may call this.
         """
         suffixes = native_core().SuffixTrie(LONGEST_CONTEXT)
         lengths = np.array([len(text) for text in texts], np.int32)
@@ -158,7 +158,7 @@ class Store:
         return suffixes, room
 
     def use_index(self, made: tuple[Any, int], texts: Sequence[Text], added: int) -> None:
-        """Let an index that was made of ``snapshot()`` take its place, with the short texts that came meanwhile."""
+        """Install an index that was built from ``snapshot()``, and add the short texts that arrived meanwhile."""
         self.suffixes, self._room = made
         self._indexed = sum(map(len, texts))
         for text in islice(self._texts, max(0, len(self._texts) - (self._added - added)), None):
@@ -167,7 +167,7 @@ class Store:
                 self._indexed += len(text)
 
     def index(self, texts: Sequence[Text], added: int) -> None:
-        """Make the index of a snapshot and use it."""
+        """Build the index of a snapshot and install it."""
         self.is_stale = False
         self.use_index(self.make_index(texts), texts, added)
 
@@ -177,10 +177,10 @@ class Store:
     def open(
         cls, path: str | PathLike[str], vocab_size: int, digest: bytes = b"", *, capacity: int = CAPACITY
     ) -> Store:
-        """Read a store, or begin one where there is no file yet.
+        """Read a store, or create an empty one if the file does not exist.
 
         Raises:
-            InputError: the file cannot be read, is damaged or no store, or belongs to another vocabulary.
+            InputError: the file cannot be read, is damaged, is not a store, or belongs to another vocabulary.
         """
         store = cls(vocab_size, digest, capacity=capacity)
         texts = store_file.read(given_path(path), store.owner)
@@ -189,10 +189,10 @@ class Store:
         return store
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the store so that a reader finds the old file or the new one, whole; the last of two writers wins.
+        """Write the store atomically; with concurrent writers, the last one wins.
 
         Raises:
-            SaveError: the file cannot be written; what was there is as it was.
+            SaveError: the file cannot be written; the old file is unchanged.
         """
         store_file.write(Path(os.path.realpath(given_path(path))), self.owner, self._texts)
 
@@ -206,31 +206,31 @@ class _Unwritten:
 
 
 class Stores:
-    """The stores that a model has open, by file: each is read once, and written after every generation that used it.
+    """The open stores of a model, by file: each is read once, and written after every generation that used it.
 
-    Those that ``is_memory`` tells have no file. A thread of each object makes indexes and writes files; what it has to
-    do is done before the program ends.
+    Stores for which ``is_memory`` is true have no file. One thread per object builds indexes and writes files; its
+    pending work is completed before the program ends.
 
     Args:
         vocab_size: the model's.
-        vocabulary: gives its tokenizer's tokens and ids (``get_vocab``), or None.
+        vocabulary: returns its tokenizer's tokens and ids (``get_vocab``), or None.
     """
 
     def __init__(self, vocab_size: int, vocabulary: Callable[[], Mapping[str, int]] | None = None) -> None:
         self._vocab_size, self._vocabulary = vocab_size, vocabulary
         self._open: dict[str, Store] = {}
-        self._left_out = set[str]()  # those that could not be opened
-        self._warned = set[tuple[str, int | None]]()  # folders that could not be written, with the reason
+        self._left_out = set[str]()  # stores that could not be opened
+        self._warned = set[tuple[str, int | None]]()  # (folder, errno) of failed writes
         self._unwritten: dict[str, _Unwritten] = {}
         self._begin()
         _ALL.add(self)
 
     def _begin(self) -> None:
-        """Start without a thread, in the parent and in each forked process, which may have copied a lock that is held.
+        """Initialize without a thread, in the parent and in each forked process, which may have copied a held lock.
 
-        What is not written yet is the parent's to write.
+        Pending texts are written by the parent.
         """
-        self._lock = threading.RLock()  # generations of several threads may end at a time
+        self._lock = threading.RLock()  # generations of several threads may end at the same time
         self._idle = threading.Condition(self._lock)
         self._thread: ThreadPoolExecutor | None = None
         self._is_working = False
@@ -241,15 +241,14 @@ class Stores:
             store.is_stale = True  # the index may be one that the parent's thread was about to replace
 
     def get(self, path: str) -> Store:
-        """The store of that name. Raises what :meth:`Store.open` raises."""
+        """Return the store of that name. Raises what :meth:`Store.open` raises."""
         with self._lock:
             return self._get(path)
 
     def open_or_none(self, path: str) -> Store | None:
-        """Return the store of that name, or None for one that cannot be opened.
+        """Return the store of that name, or None if it cannot be opened.
 
-        A damaged file must not fail a server's requests. The log says once what is wrong with it; the file stays as it
-        is and is not opened again.
+        A damaged file must not fail a server's requests: the error is logged once, and the file is not opened again.
         """
         with self._lock:
             if path in self._left_out:
@@ -273,10 +272,10 @@ class Stores:
         return found
 
     def _make_room(self) -> None:
-        """Drop stores without a file, the least recently used first, until another full one has room."""
+        """Drop stores without a file, least recently used first, until another full one fits."""
         memories = deque(key for key in self._open if is_memory(key))
         tokens = sum(len(self._open[key]) for key in memories)
-        while tokens + MEMORY_CAPACITY > MEMORY_IN_ALL or len(memories) >= MOST_MEMORIES:
+        while tokens + MEMORY_CAPACITY > MEMORY_IN_ALL or len(memories) >= MAX_MEMORY_STORES:
             tokens -= len(self._open.pop(memories.popleft()))
 
     def forget(self) -> None:
@@ -285,9 +284,9 @@ class Stores:
             self._open = {key: store for key, store in self._open.items() if not is_memory(key)}
 
     def add(self, path: str, outputs: Iterable[Sequence[int] | npt.NDArray[np.int32]]) -> None:
-        """Remember finished generations in a store. A file that cannot be written costs a warning, not the output.
+        """Add finished generations to a store. If its file cannot be written, this logs a warning.
 
-        Later generations may draft from them at once, or, where a new index is needed, a tenth of a second later.
+        Later generations may draft from them at once, or about 0.1 s later if a new index must be built.
         """
         with self._lock:
             key, store = _key(path), self.get(path)
@@ -312,12 +311,12 @@ class Stores:
         self._work()
 
     def flush(self) -> None:
-        """Wait until every index is made and every file is written, or could not be."""
+        """Wait until every index is built and every file is written or has failed."""
         with self._idle:
             self._idle.wait_for(lambda: not self._is_working)
 
     def close(self) -> None:
-        """Wait as ``flush`` does, and end the thread; a later ``add`` starts another."""
+        """Flush and end the thread; a later ``add`` starts another."""
         self.flush()
         with self._lock:
             thread, self._thread = self._thread, None
@@ -329,7 +328,7 @@ class Stores:
     def _work(self) -> None:
         try:
             self._work_off()
-        finally:  # also where the program is interrupted: flush() must return
+        finally:  # also after an interrupt: flush() must return
             with self._lock:
                 self._is_working = False
                 self._idle.notify_all()
@@ -338,7 +337,7 @@ class Stores:
         while True:
             with self._lock:
                 if not self._due:
-                    self._is_working = False  # under the lock, so that a text that comes now starts the work again
+                    self._is_working = False  # under the lock, so that a text that arrives now restarts the work
                     return
                 key = next(iter(self._due))
                 store, unwritten = self._due.pop(key), self._unwritten.get(key)
@@ -347,7 +346,7 @@ class Stores:
                     self._index(store)
                 if unwritten is not None:
                     self._write(key, store, unwritten)
-            except Exception as error:  # such as no memory: later stores are not to wait for this one
+            except Exception as error:  # such as MemoryError: continue with the other stores
                 log.warning("the store %s is not up to date: %s", key, error)
 
     def _index(self, store: Store) -> None:
@@ -370,9 +369,9 @@ class Stores:
             with self._lock:
                 unwritten.texts = store_file.trimmed([*texts, *unwritten.texts], store.capacity)
             where = (os.path.dirname(key), getattr(error.__cause__, "errno", None))
-            if where not in self._warned:  # a full disk fails every generation alike
+            if where not in self._warned:  # a full disk fails every generation
                 self._warned.add(where)
-                log.warning("%s; what was generated is remembered until the program ends", error)
+                log.warning("%s; new texts are kept in memory until the program ends", error)
 
 
 _ALL = weakref.WeakSet[Stores]()
@@ -388,7 +387,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _with_spare(room: int) -> int:
-    """Tokens that an index of this room takes without growing while the next one is made."""
+    """Return the number of tokens that an index of this room takes without growing while the next one is built."""
     return room + room // 8
 
 

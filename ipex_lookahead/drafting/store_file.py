@@ -1,4 +1,4 @@
-"""The file of a store: a base that is written whole, and frames of later texts that are appended to it.
+"""The file of a store: a base that is written whole, and appended frames of later texts.
 
 All numbers are little-endian:
 
@@ -6,22 +6,21 @@ All numbers are little-endian:
             4          version, 2
             4          vocabulary size
             32         SHA-256 of the vocabulary, or zeros
-            8, 8       number of texts, number of tokens in all
+            8, 8       number of texts, total number of tokens
             4 each     length of each text, oldest first
             4 each     the tokens
-            32         SHA-256 of all before
+            32         SHA-256 of all preceding bytes
     frame   4, 4       number of texts, number of tokens
             4          CRC-32 of these two
             4 each     length of each text, oldest first
             4 each     the tokens
-            32         SHA-256 of the frame before
+            32         SHA-256 of the preceding bytes of the frame
 
-Version 1, which is still read, is a base alone. The base takes its place in one step, so it is never half written. The
-last frame can be: a process that is killed, or a machine that loses power, leaves part of it. Readers ignore that part
-and the next writer removes it. Anything else that is wrong is damage, and an error.
+Version 1, which is still supported, is a base without frames. The base is replaced atomically. The last frame can be
+torn: a killed process or a power loss leaves part of it. Readers ignore that part and the next writer removes it. Any
+other inconsistency is damage and raises an error.
 
-Writers hold a lock (``flock``) on the file. A writer that gets the lock of a file that was replaced meanwhile opens the
-new one.
+Writers hold a lock (``flock``) on the file. A writer that locks a file that was replaced meanwhile opens the new one.
 """
 
 from __future__ import annotations
@@ -54,28 +53,28 @@ _HEAD = struct.Struct("<16sII32sQQ")
 _FRAME = struct.Struct("<III")
 _DIGEST = 32
 _MAX_TOKENS = 2**24
-"""Tokens of the largest base that is read."""
+"""Maximum number of tokens of a base."""
 
 _MAX_BYTES = 2**28
-"""Bytes of the largest file that is read."""
+"""Maximum size of a file in bytes."""
 
 _LOCK_SECONDS = {fcntl.LOCK_EX: 5.0, fcntl.LOCK_SH: 1.0}
-"""How long writers and readers wait for another process that holds the file's lock. Readers then do without it."""
+"""Maximum wait in seconds for another process that holds the lock. After it, readers read without the lock."""
 
 _TRIES = 9
-"""How often a writer tries to open or make a file that other processes make and remove."""
+"""Maximum number of attempts to open or create a file that other processes create and remove."""
 
 _NO_LOCKS = (errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.ENOSYS)
-"""Errors of filesystems that have no locks."""
+"""Errors of filesystems without locks."""
 
 _OTHER = f"name another file with {arg('store')}; it need not exist yet"
 _BROKEN = f"delete the file, or name another with {arg('store')}"
-"""Only a file that begins as a store does is certainly one that this package wrote."""
+"""Deleting is suggested only for files that begin with this format's magic bytes, so that no other file is deleted."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The vocabulary that a file belongs to: its size, and its SHA-256 (32 bytes) or zeros."""
+    """The vocabulary of a file: its size, and its SHA-256 (32 bytes) or zeros."""
 
     vocab_size: int
     digest: bytes
@@ -99,7 +98,7 @@ class Content:
 
 
 def trimmed(texts: Iterable[Text], capacity: int) -> deque[Text]:
-    """Return the texts that a store of ``capacity`` tokens keeps when they are added one after the other."""
+    """Return the texts that remain in a store of ``capacity`` tokens after they are added one after the other."""
     kept, tokens = deque[Text](), 0
     for text in texts:
         kept.append(text[-capacity:])
@@ -108,7 +107,7 @@ def trimmed(texts: Iterable[Text], capacity: int) -> deque[Text]:
 
 
 def drop_oldest(texts: deque[Text], tokens: int, capacity: int) -> int:
-    """Where texts exceed the capacity, drop the oldest until a quarter of it is free; return the tokens that remain."""
+    """If texts exceed the capacity, drop the oldest until a quarter is free; return the number of remaining tokens."""
     if tokens > capacity:
         while len(texts) > 1 and tokens > capacity - capacity // 4:
             tokens -= len(texts.popleft())
@@ -116,10 +115,10 @@ def drop_oldest(texts: deque[Text], tokens: int, capacity: int) -> int:
 
 
 def read(file: Path, owner: Owner) -> list[Text] | None:
-    """Return the texts of a file, or None where there is none.
+    """Return the texts of a file, or None if it does not exist.
 
     Raises:
-        InputError: the file cannot be read, is damaged or no store, or belongs to another vocabulary.
+        InputError: the file cannot be read, is damaged, is not a store, or belongs to another vocabulary.
     """
     try:
         with _opened(file, os.O_RDONLY, fcntl.LOCK_SH) as descriptor:
@@ -131,24 +130,24 @@ def read(file: Path, owner: Owner) -> list[Text] | None:
 
 
 def write(file: Path, owner: Owner, texts: Sequence[Text]) -> None:
-    """Write a base so that a reader finds the old file or the new one, whole; the last of two writers wins.
+    """Replace the base atomically; with concurrent writers, the last one wins.
 
     Raises:
-        SaveError: the file cannot be written; what was there is as it was.
+        SaveError: the file cannot be written; the old file is unchanged.
     """
     with _save_errors(file):
         _put(file, _base(owner, texts), replace=True)
 
 
 class Appender:
-    """Appends texts to a file, and compacts the file when the frames exceed four bytes for each token of capacity.
+    """Appends texts to a file, and compacts the file when the frames exceed four bytes per token of capacity.
 
     Texts that other processes appended are kept.
 
     Args:
-        file: without symbolic links.
-        owner: the vocabulary that it belongs to.
-        capacity: tokens that remain after a compaction.
+        file: path without symbolic links.
+        owner: the vocabulary of the file.
+        capacity: number of tokens that remain after a compaction.
     """
 
     def __init__(self, file: Path, owner: Owner, capacity: int) -> None:
@@ -157,15 +156,15 @@ class Appender:
         self._base = 0
 
     def append(self, texts: Sequence[Text], everything: Sequence[Text]) -> None:
-        """Append texts and wait until they are on the disk.
+        """Append texts and wait until they are on disk.
 
         Args:
             texts: the new texts.
-            everything: all texts that the store holds, for a file that does not exist (any more).
+            everything: all texts of the store, for a file that does not exist (any more).
 
         Raises:
-            SaveError: the file cannot be written; the texts that were there are there.
-            InputError: the file is damaged, no store, or belongs to another vocabulary; it is left as it is.
+            SaveError: the file cannot be written; its texts are unchanged.
+            InputError: the file is damaged, is not a store, or belongs to another vocabulary; it is unchanged.
         """
         with _save_errors(self._file):
             for _ in range(_TRIES):
@@ -177,13 +176,13 @@ class Appender:
                     with contextlib.suppress(FileExistsError):  # another process was first: append to its file
                         _put(self._file, _base(self._owner, everything), replace=False)
                         return
-            raise FileNotFoundError(errno.ENOENT, "it is neither there nor can it be made")
+            raise FileNotFoundError(errno.ENOENT, "it does not exist and cannot be created")
 
     def _append(self, descriptor: int, texts: Sequence[Text]) -> None:
         status = os.fstat(descriptor)
         content = None
         end = status.st_size
-        if self._seen != (status.st_dev, status.st_ino, status.st_size):  # another process wrote, or it is new to us
+        if self._seen != (status.st_dev, status.st_ino, status.st_size):  # another process wrote, or the first append
             content = _read(self._file, descriptor, self._owner)
             end, self._base = content.end, content.base
         frame = _frame(texts)
@@ -210,7 +209,7 @@ class Appender:
 
 
 def is_store(file: Path) -> bool:
-    """Whether a file begins as every store does. Raises OSError where it cannot be read."""
+    """Return True if a file begins with the magic bytes of a store. Raises OSError if it cannot be read."""
     with file.open("rb") as source:
         return source.read(len(MAGIC)) == MAGIC
 
@@ -257,7 +256,7 @@ def _read(file: Path, descriptor: int, owner: Owner) -> Content:
         if counts is None:
             if not any(memoryview(content)[at + _FRAME.size :]):  # a loss of power can leave zeros
                 break
-            raise InputError(f"the store {file} is damaged from byte {at} on", hint=_BROKEN)
+            raise InputError(f"the store {file} is damaged from byte {at}", hint=_BROKEN)
         size = _FRAME.size + 4 * sum(counts) + _DIGEST
         if rest < size or not _is_right(content[at : at + size]):
             if not any(memoryview(content)[at + size :]):
@@ -273,7 +272,7 @@ def _is_right(content: bytes) -> bool:
 
 
 def _frame_counts(content: bytes, at: int) -> tuple[int, int] | None:
-    """Number of texts and of tokens of the frame at a byte; None where no frame begins there."""
+    """Return the number of texts and tokens of the frame at a byte; None if no frame begins there."""
     texts, tokens, check = _FRAME.unpack_from(content, at)
     return (texts, tokens) if zlib.crc32(content[at : at + 8]) == check and 0 < texts <= tokens else None
 
@@ -287,12 +286,12 @@ def _texts(file: Path, content: bytes, at: int, texts: int, tokens: int, owner: 
 
 
 def _check_head(file: Path, head: bytes, size: int, owner: Owner) -> tuple[int, int, int] | None:
-    """Version, number of texts and of tokens; None where they contradict the file's size.
+    """Return version, number of texts and number of tokens; None if they contradict the file's size.
 
-    Raises InputError for a file that is no store, or a store that belongs to another release or model.
+    Raises InputError for a file that is not a store, or that belongs to another release or model.
     """
     if not head.startswith(MAGIC):
-        raise InputError(f"{file} is no lookahead store; it is left as it is", hint=_OTHER)
+        raise InputError(f"{file} is not a lookahead store; it was not changed", hint=_OTHER)
     if len(head) < _HEAD.size:
         return None
     _, version, vocabulary, digest, texts, tokens = _HEAD.unpack(head)
@@ -306,7 +305,7 @@ def _check_head(file: Path, head: bytes, size: int, owner: Owner) -> tuple[int, 
     if vocabulary != owner.vocab_size or digest != owner.digest:
         raise InputError(
             f"the store {file} belongs to a model with another vocabulary ({vocabulary} tokens, this model's has"
-            f" {owner.vocab_size}); every vocabulary needs a store of its own",
+            f" {owner.vocab_size}); use one store per vocabulary",
             hint=_OTHER,
         )
     return version, texts, tokens
@@ -325,27 +324,27 @@ def _save_errors(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _opened(file: Path, flags: int, lock: int) -> Iterator[int]:
-    """Open and lock a file; again where another process replaced it before the lock was there. May raise OSError."""
+    """Open and lock a file; retry if another process replaced it before the lock was acquired. May raise OSError."""
     until = time.monotonic() + _LOCK_SECONDS[lock]
     while True:
-        if file.exists() and not file.is_file():  # opening a pipe would wait without end
-            raise InputError(f"the store {file} is no file", hint=f"name a file with {arg('store')}")
+        if file.exists() and not file.is_file():  # opening a pipe would block
+            raise InputError(f"the store {file} is not a regular file", hint=f"name a file with {arg('store')}")
         descriptor = os.open(file, flags | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InputError(f"the store {file} is no file", hint=f"name a file with {arg('store')}")
+                raise InputError(f"the store {file} is not a regular file", hint=f"name a file with {arg('store')}")
             _lock(descriptor, lock, until)
             if os.path.samestat(os.fstat(descriptor), os.stat(file)):
                 yield descriptor
                 return
         finally:
             with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may have a copy of the descriptor
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked process may hold a copy of the descriptor
             os.close(descriptor)
 
 
 def _lock(descriptor: int, kind: int, until: float) -> None:
-    """Lock a file. Raises BlockingIOError for a writer where another process holds it until a time (monotonic)."""
+    """Lock a file. Raises BlockingIOError for a writer if another process holds it until ``until`` (monotonic)."""
     while True:
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -364,7 +363,7 @@ def _lock(descriptor: int, kind: int, until: float) -> None:
 
 
 def _put(file: Path, content: bytes, *, replace: bool) -> None:
-    """Write a file in one step. Without ``replace`` raises FileExistsError where there is one already."""
+    """Write a file atomically. Without ``replace``, raises FileExistsError if it exists."""
     with temporary_file(file) as temporary:
         with temporary.open("wb") as out:
             out.write(content)

@@ -1,4 +1,4 @@
-"""Suffix: what followed the longest matching suffix, ranked by count, and where that is thin, the shorter ones."""
+"""Suffix matching: the followers of the longest matching suffix, ranked by count and mixed with shorter suffixes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, PartialMat
 class Suffix(PartialMatching):
     """A small tree from counted suffixes of prompt and output, and of a store of earlier outputs if there is one.
 
-    Example: in ``[1, 2, 3, 8, 2, 4, 5, 2]`` the suffix 2 was followed by 3, then by 4. ``propose(3)`` is the tree of 4,
-    its sibling 3, and 5 below 4: both may follow, the more recent one being the likelier. Prompt lookup drafts the one
-    chain ``4 5 2``. After ``[3, 2, 9, 3, 2, 9, 1, 2, 7, 3, 2]`` the longer suffix ``3 2`` speaks for 9, though 7 came
-    later: ``propose(1)`` is 9.
+    Example: in ``[1, 2, 3, 8, 2, 4, 5, 2]`` the suffix 2 was followed by 3, then by 4. ``propose(3)`` returns the tree
+        of
+    4, its sibling 3, and 5 below 4: both may follow, and the more recent one is likelier. Prompt lookup drafts the
+        single
+    chain ``4 5 2``. After ``[3, 2, 9, 3, 2, 9, 1, 2, 7, 3, 2]`` the longer suffix ``3 2`` predicts 9, although 7 came
+    later: ``propose(1)`` returns 9.
 
     Args:
         store: counted suffixes of earlier texts (``Store.suffixes``), or None.
-        depth: longest suffix, 1 to 16. Longer copies go on by matching again what has just been copied.
+        depth: longest suffix, 1 to 16. Longer copies continue by matching the tokens just copied.
     """
 
     def __init__(self, store: Any = None, depth: int = LONGEST_CONTEXT) -> None:

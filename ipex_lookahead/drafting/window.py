@@ -1,34 +1,36 @@
 """The window of Lookahead Decoding (Fu et al., ICML 2024, arXiv 2402.02057) and the pool of n-grams that it fills.
 
-W columns guess the text ahead of themselves and are improved by one parallel (Jacobi) step in every forward. Their rows
-are scratch: verified by nobody, they only bring n-grams of the model's own making, a few steps old.
+W columns guess future tokens and are improved by one parallel (Jacobi) iteration in every forward. Their rows are
+scratch: they are not verified and only produce n-grams of the model's own predictions, a few steps old.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_MULTIPLIER, _INCREMENT, _MODULUS = 1664525, 1013904223, 2**32  # Numerical Recipes' generator, for a fair spread
+_MULTIPLIER, _INCREMENT, _MODULUS = 1664525, 1013904223, 2**32  # Numerical Recipes' generator, for an even spread
 
 NGram = tuple[int, tuple[int, ...]]
-"""A token, and the N - 1 that follow it."""
+"""A token and the N - 1 tokens after it."""
 
 
 class Window:
     """N - 1 levels of guesses. Level 0 is a guess of the next W - 1 tokens, a chain after the last committed token.
 
-    Column i hangs from the i-th token of that chain (column 0 from the last committed one) and holds one token of each
-    level from 1 to N - 2, each the model's answer to the one above it, one step older. The model's answer to a column's
-    end is the next level: with the token that the column hangs from it makes an n-gram, and every level moves up by
-    one. A row sees its ancestors, which is all there is to the paper's attention mask.
+    Column i starts at the i-th token of that chain (column 0 at the last committed token) and has one token of each
+    level from 1 to N - 2. Each token is the model's answer to the one above it, one step older. The model's answer to
+    the end of
+    a column is the next level: with the column's tokens it forms an n-gram, and every level moves up by one. A row's
+    attention mask is its ancestors, which equals the paper's mask.
 
-    Moving up a level also moves the window by one token. A step that commits more moves it by as many: columns leave at
-    its front, and columns of tokens picked from the text join at its end. The first N - 2 steps fill a level each.
+    Moving up a level also moves the window by one token. A step that commits more tokens moves it further: columns are
+    removed at its front, and columns of tokens picked from the text are added at its end. Each of the first N - 2 steps
+    fills one level.
 
     Args:
         columns: W.
-        ngram: N, tokens of an n-gram.
-        text: at least one token, to pick from; it may grow meanwhile.
+        ngram: N, number of tokens of an n-gram.
+        text: at least one token, to pick from; it may grow.
     """
 
     def __init__(self, columns: int, ngram: int, text: Sequence[int]) -> None:
@@ -40,11 +42,11 @@ class Window:
 
     @property
     def rows(self) -> int:
-        """Rows that it takes in a step."""
+        """Number of rows in a step."""
         return sum(map(len, self.levels))
 
     def append_to(self, tokens: list[int], parents: list[int]) -> None:
-        """Its rows, level by level; a parent is the row before in the chain, or above in the column."""
+        """Append its rows, level by level; a row's parent is the previous row of the chain, or the row above it."""
         above = [-1]
         for level, ids in enumerate(self.levels):
             first = len(tokens)
@@ -57,15 +59,15 @@ class Window:
                 above = list(range(first, first + len(ids)))
 
     def observe(self, last: int, emitted: Sequence[int], answers: Sequence[int]) -> list[NGram]:
-        """Take the answers to its rows, and move to the end of what is committed now.
+        """Process the answers to its rows and move to the end of the committed text.
 
         Args:
             last: the last token that was committed before the step.
             emitted: the tokens that the step committed, at least one.
-            answers: the model's argmax at each row, or nothing where the window took no part in the step.
+            answers: the model's argmax at each row; empty if the window was not in the step.
 
         Returns:
-            The n-grams of the step, none while the levels fill.
+            The n-grams of the step; none while the levels are being filled.
 
         """
         found: list[NGram] = []
@@ -90,15 +92,15 @@ class Window:
         return found
 
     def _pick(self) -> int:
-        """A token of the text, no two runs differing."""
+        """Return a pseudo-random token of the text; the sequence is deterministic."""
         self._random = (self._random * _MULTIPLIER + _INCREMENT) % _MODULUS
         return self._text[(self._random >> 8) % len(self._text)]
 
 
 class NGramPool:
-    """For each token the G n-grams that were last seen to begin with it; the oldest gives way.
+    """For each token, the G n-grams that most recently started with it; the oldest is evicted.
 
-    Example: with G = 2, after ``5 1 1``, ``5 2 2`` and ``5 3 3`` the n-grams after 5 are ``3 3`` and ``2 2``.
+    Example: with G = 2, after ``5 1 1``, ``5 2 2`` and ``5 3 3`` the n-grams of 5 are ``3 3`` and ``2 2``.
     """
 
     def __init__(self, guesses: int) -> None:
@@ -106,7 +108,7 @@ class NGramPool:
         self._known: dict[int, list[tuple[int, ...]]] = {}
 
     def remember(self, first: int, rest: tuple[int, ...]) -> None:
-        """Add an n-gram, or make it the newest of those that begin with ``first``."""
+        """Add an n-gram, or make it the newest of those that start with ``first``."""
         known = self._known.setdefault(first, [])
         if rest in known:
             known.remove(rest)
@@ -115,9 +117,9 @@ class NGramPool:
         known.append(rest)
 
     def following(self, token: int) -> list[tuple[int, ...]]:
-        """What n-grams say may follow, the newest first."""
+        """Return the rests of the n-grams that start with ``token``, the newest first."""
         return self._known.get(token, [])[::-1]
 
     def items(self) -> list[NGram]:
-        """All n-grams."""
+        """Return all n-grams."""
         return [(first, rest) for first, known in self._known.items() for rest in known]

@@ -32,7 +32,7 @@ from ipex_lookahead.drafting import (
     make_second_model_proposer,
 )
 from ipex_lookahead.drafting.heads.chain import HeadChain
-from ipex_lookahead.drafting.heads.choosing import Choosing, takes_next
+from ipex_lookahead.drafting.heads.choosing import Choosing, should_attach_head
 from ipex_lookahead.drafting.heads.price import price_of
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.api import Engine, HasHead
@@ -270,7 +270,7 @@ def head_of(config: LookaheadConfig | None, engine: Engine, costs: EngineCosts |
         return None
     if config.strategy == "auto" and config.adaptive:
         record = record_of(engine, None if costs is None else costs.folder)
-        return head if takes_next(record, price_of(engine), _curve(costs)) else None
+        return head if should_attach_head(record, price_of(engine), _curve(costs)) else None
     return head
 
 

@@ -161,10 +161,10 @@ def test_a_head_is_right_as_often_as_said():
     assert head.spent == pytest.approx(2990 * 0.3)
     other = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), Record(), seed=3)
     other.begin(text[:10])
-    assert other.behind(text[10:11], 4).probs == [0.5], "behind a copy it is as deep"
+    assert other.propose_after(text[10:11], 4).probs == [0.5], "behind a copy it is as deep"
     assert other.spent == pytest.approx(0.2 + 0.05)
-    assert other.behind([text[10] + 1], 1).tokens[0] != text[11], "behind a wrong copy nothing is right"
-    assert len(other.behind((), 2, 0.9)) == 1
+    assert other.propose_after([text[10] + 1], 1).tokens[0] != text[11], "behind a wrong copy nothing is right"
+    assert len(other.propose_after((), 2, 0.9)) == 1
 
 
 def test_a_head_pays_by_its_costs(recording):

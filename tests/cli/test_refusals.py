@@ -143,7 +143,7 @@ def test_a_file_of_the_users_own_is_no_store(refused, tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("my own words")
     said = refused("generate", "hi", "--lookahead", "auto", "--store", str(notes))
-    assert "is no lookahead store; it is left as it is" in said[0]
+    assert "is not a lookahead store; it was not changed" in said[0]
     assert said[1:] == ["hint: name another file; it need not exist yet"]
     assert notes.read_text() == "my own words"
 

@@ -116,7 +116,7 @@ def test_memory_is_bounded() -> None:
 def test_a_damaged_store_is_an_error_before_anything_is_generated(engine: ScriptedEngine, tmp_path: Path) -> None:
     file = tmp_path / "store"
     file.write_bytes(b"what is this")
-    with pytest.raises(InputError, match="no lookahead store"):
+    with pytest.raises(InputError, match="not a lookahead store"):
         run(engine, file)
     assert not engine.batches
     assert file.read_bytes() == b"what is this"

@@ -146,7 +146,7 @@ def test_what_is_no_token_id_is_refused(prompt: list[int]) -> None:
 def test_what_is_no_outcome_is_refused(outcome: Outcome) -> None:
     proposer = PartialMatching(depth=2, width=2)
     proposer.begin([1, 2])
-    with pytest.raises(InputError, match="no outcome"):
+    with pytest.raises(InputError, match="invalid outcome"):
         proposer.observe(outcome)
 
 

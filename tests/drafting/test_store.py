@@ -18,9 +18,9 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.drafting import Auto, Suffix
 from ipex_lookahead.drafting.store import (
+    MAX_MEMORY_STORES,
     MEMORY_CAPACITY,
     MEMORY_IN_ALL,
-    MOST_MEMORIES,
     Store,
     Stores,
     vocabulary_digest,
@@ -89,9 +89,9 @@ def test_memories_are_bounded_together_and_the_least_recently_used_go() -> None:
     assert "memory:39" in kept
     assert "memory:1" not in kept
     assert sum(len(store) for store in stores._open.values()) <= MEMORY_IN_ALL
-    for number in range(3 * MOST_MEMORIES):
+    for number in range(3 * MAX_MEMORY_STORES):
         stores.get(f"memory:small {number}")
-    assert len(stores._open) <= MOST_MEMORIES
+    assert len(stores._open) <= MAX_MEMORY_STORES
 
 
 def test_where_there_is_no_file_a_store_begins(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_every_length_but_the_right_one_is_noticed(saved: Path) -> None:
     good = saved.read_bytes()
     for size in range(len(good)):
         saved.write_bytes(good[:size])
-        with pytest.raises(InputError, match="no lookahead store" if size < 16 else "is damaged"):
+        with pytest.raises(InputError, match="not a lookahead store" if size < 16 else "is damaged"):
             Store.open(saved, 100, DIGEST)
 
 
@@ -298,7 +298,7 @@ def test_a_forked_process_neither_waits_nor_writes_what_its_parent_writes(
 def test_nobody_is_told_to_delete_a_file_of_their_own(tmp_path: Path, content: str) -> None:
     file = tmp_path / "notes.txt"
     file.write_text(content)
-    with pytest.raises(InputError, match=r"notes\.txt is no lookahead store; it is left as it is") as caught:
+    with pytest.raises(InputError, match=r"notes\.txt is not a lookahead store; it was not changed") as caught:
         Store.open(file, 100, DIGEST)
     assert "delete" not in caught.value.hint
     assert file.read_text() == content
@@ -389,7 +389,7 @@ def test_a_failed_save_leaves_the_file_alone(saved: Path, monkeypatch: pytest.Mo
 def test_places_that_are_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(InputError, match="is no file"):
+        with pytest.raises(InputError, match="is not a regular file"):
             Store.open(place, 100)
     with pytest.raises(SaveError):
         filled([1]).save(tmp_path / "absent" / "x")

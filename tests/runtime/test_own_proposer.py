@@ -109,23 +109,23 @@ class Wrong(RandomProposer):
 @pytest.mark.parametrize(
     ("returned", "said"),
     [
-        ([1, 2], "returned a list, which is no Draft"),
-        (None, "returned None, which is no Draft"),
-        (np.array([1, 2]), "returned a ndarray, which is no Draft"),
+        ([1, 2], "returned a list, not a Draft"),
+        (None, "returned None, not a Draft"),
+        (np.array([1, 2]), "returned a ndarray, not a Draft"),
         (Draft.chain([2**40]), "drafted the id 1099511627776 at 0; ids go from 0 to 11"),
         (Draft.chain([3, -1]), "drafted the id -1 at 1"),
         (Draft.chain([12]), "drafted the id 12 at 0"),
-        (Draft.chain([1.5]), "no lists of numbers"),
-        (Draft("ab", [-1, 0]), "no lists of numbers"),
-        (Draft(7, [-1]), "no lists of numbers"),
-        (Draft(np.array([[1, 2]]), [-1]), "no lists of numbers"),
+        (Draft.chain([1.5]), "not lists of numbers"),
+        (Draft("ab", [-1, 0]), "not lists of numbers"),
+        (Draft(7, [-1]), "not lists of numbers"),
+        (Draft(np.array([[1, 2]]), [-1]), "not lists of numbers"),
         (Draft([1, 2], [-1]), "returned 2 tokens and 1 parents"),
-        (Draft([1, 2], [-1, 1]), "the parent of token 1 is 1; it must be from -1 to 0"),
-        (Draft([1], [-2]), "the parent of token 0 is -2"),
+        (Draft([1, 2], [-1, 1]), "returned parent 1 for token 1; it must be from -1 to 0"),
+        (Draft([1], [-2]), "returned parent -2 for token 0"),
         (Draft([1], [-1], 2), "returned 1 tokens of which 2 are scratch rows"),
         (Draft([1], [-1], probs=[0.5, 0.5]), "returned 1 tokens and 2 probs"),
         (Draft([1], [-1], probs=[float("nan")]), "not from 0 to 1"),
-        (Draft([1], [-1], sources=[3]), "sources that are no texts"),
+        (Draft([1], [-1], sources=[3]), "sources that are not strings"),
     ],
 )
 def test_what_is_no_draft_says_what_one_is(returned, said, model):
@@ -165,7 +165,7 @@ def test_what_is_no_proposer_says_what_one_is(model):
         with pytest.raises(InputError, match=r"Wrong\.wants\.top is"):
             answer(model, proposer=lambda config, top=top: _with(wants=OutputRequest(top=top)))
     for wants in (3, None, OutputRequest(np.zeros(1, np.int32))):
-        with pytest.raises(InputError, match=r"Wrong\.wants is .*it must be an OutputRequest of all rows"):
+        with pytest.raises(InputError, match=r"Wrong\.wants is .*it must be an OutputRequest for all rows"):
             answer(model, proposer=lambda config, wants=wants: _with(wants=wants))
 
     class Older(Half):
@@ -174,7 +174,7 @@ def test_what_is_no_proposer_says_what_one_is(model):
         def begin(self, prompt: Sequence[int]) -> None: ...
         def observe(self, outcome: Outcome) -> None: ...
 
-    with pytest.raises(InputError, match=r"Older\.top is 3, which nothing reads") as error:
+    with pytest.raises(InputError, match=r"Older\.top is 3, but proposers have no attribute top") as error:
         answer(model, proposer=lambda config: Older())
     assert "wants = OutputRequest(top=3)" in error.value.hint
 

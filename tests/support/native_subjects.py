@@ -135,7 +135,7 @@ def reading_decoder(target: Any) -> Any:
 
 
 def head_decoder(keep_embedding: bool = False) -> Any:
-    """A drafting head, of as many features as hidden values; or of twice as many, with the embedding kept for attention."""
+    """A drafting head, with one or two hidden states as features; with two, the embedding is kept for attention."""
 
     def norm(name: str) -> Norm:
         return Norm(matrix(name, HIDDEN), 1e-5)

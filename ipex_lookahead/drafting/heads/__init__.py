@@ -1,1 +1,1 @@
-"""Trained heads: drafters that ship with a model and read what it makes of the text. One kind a file."""
+"""Trained drafting heads, which are shipped with a model and read its features."""

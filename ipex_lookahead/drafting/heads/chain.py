@@ -1,8 +1,8 @@
-"""A trained head drafts a chain: it reads the target's features of each position, and goes on with its own.
+"""A chain drafted by a trained head, which reads the target's features of each position and continues with its own.
 
 Sources: EAGLE (Li et al., arXiv 2401.15077; EAGLE-3: 2503.01840) and multi-token prediction (DeepSeek-V3, 2412.19437,
-section 2.2). Which features, and what a row is made of, its description says (:mod:`ipex_lookahead.architectures`);
-features, keys and values stay in the core, in the target's cache.
+section 2.2). The head's description (:mod:`ipex_lookahead.architectures`) defines its features and inputs; features and
+KV caches stay in the core, in the target's cache.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.api import ARGMAX, Cache, Hidden
 
 Draws = Callable[[int], tuple[float, int, float, float, int, int, int]]
-"""From a position to how the target draws there (``Sampler.draw``)."""
+"""Position -> the target's sampling parameters and noise there (``Sampler.draw``)."""
 
 
 class Head(Protocol):
-    """A head on an engine; :class:`ipex_lookahead.engines.native.head.NativeHead` says more of each."""
+    """A head on an engine; :class:`ipex_lookahead.engines.native.head.NativeHead` documents the methods."""
 
     def follow(self, cache: Any) -> None:
-        """Have the target's cache keep what the head needs, from now on."""
+        """Let the target's cache collect features for the head."""
         ...
 
     def allow_tokens(self, cache: Any, tokens: npt.NDArray[np.int32]) -> None:
-        """Tokens that may be drafted too."""
+        """Allow drafts of these tokens."""
         ...
 
     def draft(
         self,
         cache: Any,
         last: int,
-        most: int,
+        max_tokens: int,
         *,
         copied: Sequence[int] = (),
         rates: Sequence[float] = (),
-        least: float = 0.0,
+        min_chance: float = 0.0,
         ends: Collection[int] = (),
         draw: Any = None,
     ) -> tuple[list[int], list[float]]:
-        """Token ids and their probabilities."""
+        """Return token ids and their probabilities."""
         ...
 
     def next_logits(self, cache: Any, token: int, *, first: bool) -> npt.NDArray[np.float32] | None:
-        """What follows a token, float32 [vocab_size], or None."""
+        """Return the logits after a token, float32 [vocab_size], or None."""
         ...
 
     def end_draft(self, cache: Any) -> None:
-        """Forget what was drafted."""
+        """Drop the drafted rows."""
         ...
 
 
 class HeadChain:
-    """Drafts with a head, whose state is in the target's cache: see ``Head.follow``, which is the caller's to call.
+    """Drafts with a head. Its state is in the target's cache: the caller calls ``Head.follow``.
 
     Args:
-        head: for this target.
-        record: how often it was right so far, which its probabilities are calibrated by; it goes on here.
-        cache: gives the target's cache of the sequence, which is another one after it was preempted.
-        choose: how a token is chosen from the head's logits, where processors change them; None leaves it to the core.
-        draws: how the target draws; None takes the most likely.
-        min_prob: 0 to 1; the chain ends with the token with which all of it is less likely right.
+        head: the head of this target.
+        record: acceptance record that calibrates the head's probabilities; updated here.
+        cache: returns the target's cache of the sequence, which changes after a preemption.
+        choose: chooses a token from the head's logits if processors change them; None: the core chooses.
+        draws: the target's sampling; None: greedy.
+        min_prob: 0 to 1; the chain ends after the token at which its probability falls below this value.
         end_tokens: ids that end a sequence.
     """
 
@@ -92,24 +92,24 @@ class HeadChain:
         self._ends = frozenset(end_tokens)
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
-        """Start a sequence, whose cache the head follows; the prompt's tokens may all be drafted."""
-        self._text = np.array(prompt, np.int64)  # may have room behind the text, for drafted tokens
+        """Start a sequence with a followed cache; all tokens of the prompt may be drafted."""
+        self._text = np.array(prompt, np.int64)  # may have spare room for draft tokens
         self._length = len(prompt)
         self._chain: tuple[Sequence[int], Sequence[int], Sequence[float]] = ((), (), ())
         self._head.allow_tokens(self._cache(), np.array(prompt, np.int32))
 
     def propose(self, budget: int) -> Draft:
-        """A chain of at most ``budget`` tokens, with the chances that each is right where those before it are."""
-        return self.behind((), budget)
+        """Return a chain of at most ``budget`` tokens with the probability of each, given that its parent is right."""
+        return self.propose_after((), budget)
 
-    def behind(self, copied: Sequence[int], budget: int, least: float = 0.0) -> Draft:
-        """The same behind tokens that are taken to follow the text; these are not in the draft.
+    def propose_after(self, copied: Sequence[int], budget: int, min_chance: float = 0.0) -> Draft:
+        """Return a chain after ``copied`` draft tokens, which are not part of the returned draft.
 
-        The chain also ends with the token with which all of it is less likely right than ``least``.
+        The chain ends after the token at which its probability falls below ``min_chance``.
         """
-        least, cache = max(least, self._min_prob), self._cache()
+        min_chance, cache = max(min_chance, self._min_prob), self._cache()
         if self._choose is not None:
-            found, probs = self._chosen(cache, copied, budget, least)
+            found, probs = self._chosen(cache, copied, budget, min_chance)
         else:
             draw = None if self._draws is None else self._draws(self._length + len(copied))
             found, probs = self._head.draft(
@@ -118,7 +118,7 @@ class HeadChain:
                 budget,
                 copied=copied,
                 rates=self.record.rates,
-                least=least,
+                min_chance=min_chance,
                 ends=self._ends,
                 draw=draw,
             )
@@ -126,7 +126,7 @@ class HeadChain:
         return Draft(found, range(-1, len(found) - 1), probs=[self.record.rate(prob) for prob in probs])
 
     def observe(self, outcome: Outcome) -> None:
-        """Count what of the last chain was right, verified or not: what was emitted tells."""
+        """Count the accepted tokens of the last chain; the emitted tokens decide, even without verification."""
         emitted = outcome.emitted
         copied, drafted, probs = self._chain
         self._chain = ((), (), ())
@@ -142,7 +142,9 @@ class HeadChain:
         self._text = with_room(self._text, at + len(tokens))
         self._text[at : at + len(tokens)] = tokens
 
-    def _chosen(self, cache: Cache, copied: Sequence[int], budget: int, least: float) -> tuple[list[int], list[float]]:
+    def _chosen(
+        self, cache: Cache, copied: Sequence[int], budget: int, min_chance: float
+    ) -> tuple[list[int], list[float]]:
         assert self._choose is not None
         found: list[int] = []
         probs: list[float] = []
@@ -162,7 +164,7 @@ class HeadChain:
             found.append(chosen[0])
             probs.append(chosen[1])
             chance *= self.record.rate(chosen[1])
-            if len(found) >= budget or chance < least or chosen[0] in self._ends:
+            if len(found) >= budget or chance < min_chance or chosen[0] in self._ends:
                 break
             logits = self._head.next_logits(cache, found[-1], first=False)
         self._head.end_draft(cache)

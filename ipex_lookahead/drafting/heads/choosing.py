@@ -1,10 +1,10 @@
-"""Free sources and a trained head under one price: each step drafts with what promises more tokens for its time.
+"""Choice between free sources and a trained head: each step uses the draft with the most expected tokens per time.
 
-A free draft of a tree costs its rows alone, a head's token also a share of a forward: its ``Price``. With E expected
-tokens a draft promises (1 + E) / (its rows + price of drafting it) tokens in the time of a forward of one row: the free
-sources' tree, the head's chain, or the chain behind the free sources' likeliest path, which the head then reads. E of
-the head is counted by depth; E of the free sources is their own estimate, corrected by how much of such estimates came
-true lately. How many rows are verified in the end is the controller's, as ever.
+A draft from free sources costs its rows only; a head's token also costs a part of a forward, its ``Price``. With E
+expected accepted tokens, a draft yields (1 + E) / (its rows + price of drafting it) tokens in the time of a forward of
+one row. The candidates are the free sources' tree, the head's chain, and the chain after the free sources' most likely
+path, which the head then reads. E of the head is measured by depth; E of the free sources is their own estimate,
+corrected by the recent ratio of accepted to estimated tokens. The controller still decides how many rows are verified.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.api import Hidden, OutputRequest
 
 FADE, PRIOR = 0.95, 4.0
-"""What a draft of the free sources leaves of the counts before it, and tokens that their own estimate counts for."""
-WORTH = 1.02
-"""The head must promise at least this much more than no draft."""
+"""Decay of the counts per draft of the free sources, and weight of their own estimate in tokens."""
+MIN_GAIN = 1.02
+"""Minimum ratio of the head's expected rate to that of no draft."""
 FIRST_PAUSE, LONGEST_PAUSE = 8, 256
-"""Steps until a head that has not paid is tried again: at first, and at most, doubling in between."""
+"""Steps until a head that does not pay is tried again: the first pause and the maximum, doubling in between."""
 ENOUGH, TRIED = 16, 16
-"""Tests of a head that show whether it pays; where it does not, one sequence in so many has it all the same."""
-MOST_COPIED = 8
-"""Tokens of a copy that the head reads at most, to go on behind it."""
+"""Tests of a head after which its record decides; a head that does not pay is attached to one of TRIED sequences."""
+MAX_COPIED = 8
+"""Maximum number of copied tokens that the head reads before its chain."""
 REFRESHED = 32
-"""Steps after which what rows take is asked again."""
+"""Number of proposals after which the cost of rows is read again."""
 SOURCE = "head"
-"""Name of the head's tokens, in ``Draft.sources``."""
+"""Name of the head's tokens in ``Draft.sources``."""
 
 
 class Chain(Proposer, Protocol):
-    """What drafts a chain: :class:`ipex_lookahead.drafting.heads.chain.HeadChain` says more."""
+    """A proposer of chains; see :class:`ipex_lookahead.drafting.heads.chain.HeadChain`."""
 
     @property
     def record(self) -> Record:
-        """How often it was right."""
+        """The acceptance record."""
         ...
 
-    def behind(self, copied: Sequence[int], budget: int, least: float = 0.0) -> Draft:
-        """Tokens behind others that are taken to follow the text; these are not in the draft."""
+    def propose_after(self, copied: Sequence[int], budget: int, min_chance: float = 0.0) -> Draft:
+        """Return a chain after ``copied`` draft tokens, which are not part of the returned draft."""
         ...
 
 
 class Choosing:
-    """Drafts with the free sources where the text repeats itself, with the head elsewhere, or with it behind a copy.
+    """Drafts with the free sources where the text repeats itself, else with the head, or with the head after a copy.
 
     Args:
         free: drafts with ``probs`` and ``sources``, such as :class:`~ipex_lookahead.drafting.auto.Auto`; None: the head
-            is alone.
+            drafts alone.
         head: drafts a chain.
-        price: of the head's tokens.
-        time: what a forward of so many rows takes, in any unit.
-        company: how many sequences a step has, this one counted. Its forward gives each a token, and their heads draft
-            one after the other, so that in company rows and drafts are dearer beside what is had without.
-        most: tokens that the head drafts a step at most.
+        price: cost of the head's tokens.
+        time: time of a forward with a number of rows, in any unit.
+        batch_size: returns the number of sequences in a step, including this one. In a batch every sequence gets one
+            token per step anyway and heads draft one after the other, so each drafted token pays less.
+        max_tokens: maximum number of tokens that the head drafts per step.
     """
 
     def __init__(
@@ -70,62 +70,64 @@ class Choosing:
         head: Chain,
         price: Price,
         time: Callable[[int], float] = lambda rows: 1.0,
-        company: Callable[[], int] = lambda: 1,
-        most: int = 8,
+        batch_size: Callable[[], int] = lambda: 1,
+        max_tokens: int = 8,
     ) -> None:
         self._free, self._head = free, head
-        self._alone, self._most = price, most
-        self._time, self._company = time, company
-        self._cost, self._price = [1.0], price  # as ``_shares`` has them
-        self._proposed = self._beside = 0
+        self._unit_price, self._max_tokens = price, max_tokens
+        self._time, self._batch_size = time, batch_size
+        self._cost, self._price = [1.0], price  # see ``_shares``
+        self._proposed = self._seen_batch_size = 0
         self._true, self._estimated = PRIOR, PRIOR
         self._pause, self._next_pause = 0, FIRST_PAUSE
-        self._chained = False  # whether the last draft has tokens of the head's
+        self._chained = False  # the last draft has tokens of the head
 
     @property
     def wants(self) -> OutputRequest:
-        """What both want."""
+        """The outputs that either of them needs."""
         return self._head.wants if self._free is None else self._free.wants | self._head.wants
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
-        """Show both the text."""
+        """Start a sequence with both."""
         if self._free is not None:
             self._free.begin(prompt)
         self._head.begin(prompt, hidden)
 
     def propose(self, budget: int) -> Draft:
-        """The free sources' tree, the head's chain, or a path of the tree and the chain behind it."""
+        """Return the free sources' tree, the head's chain, or a path of the tree with the chain after it."""
         draft = Draft() if self._free is None else self._free.propose(budget)
         self._chained = False
         if self._pause:
             self._pause -= 1
             return draft
-        if self._proposed % REFRESHED == 0 or self._beside != self._company():
-            self._beside = self._company()
-            self._cost, self._price = _shares(self._time, self._alone, self._most + MOST_COPIED, self._beside)
+        if self._proposed % REFRESHED == 0 or self._seen_batch_size != self._batch_size():
+            self._seen_batch_size = self._batch_size()
+            self._cost, self._price = _shares(
+                self._time, self._unit_price, self._max_tokens + MAX_COPIED, self._seen_batch_size
+            )
         self._proposed += 1
         corrected = self._true / self._estimated
         free_rate = self._rate(draft, corrected)
         path = _likeliest(draft) if draft.tokens else Draft()
         reached = [min(1.0, corrected) * chance for chance in accumulate(path.probs, mul)] or [1.0]
         best = partial(_best, self._head.record, self._price, self._cost)
-        alone, rate = best(min(budget, self._most))
+        alone, rate = best(min(budget, self._max_tokens))
         behind, copy_rate = 0, 0.0
-        if path.tokens and len(path) <= MOST_COPIED:
-            behind, copy_rate = best(min(budget - len(path), self._most), len(path), sum(reached), reached[-1])
-        if not alone and not behind:  # tried now and then all the same
+        if path.tokens and len(path) <= MAX_COPIED:
+            behind, copy_rate = best(min(budget - len(path), self._max_tokens), len(path), sum(reached), reached[-1])
+        if not alone and not behind:  # tried again after a pause
             self._pause, self._next_pause = self._next_pause, min(2 * self._next_pause, LONGEST_PAUSE)
             alone, rate = min(1, budget), free_rate + 1
         else:
             self._next_pause = FIRST_PAUSE
         if copy_rate > max(rate, free_rate) and behind:
-            return self._behind(path, behind, copy_rate, reached[-1]) or draft
+            return self._path_and_chain(path, behind, copy_rate, reached[-1]) or draft
         if rate <= free_rate:
             return draft
-        return self._behind(Draft(), alone, rate, 1.0) or draft
+        return self._path_and_chain(Draft(), alone, rate, 1.0) or draft
 
     def observe(self, outcome: Outcome) -> None:
-        """Count what came true, and show both what was emitted."""
+        """Update the statistics and pass the outcome to both."""
         draft = outcome.draft
         if not self._chained and draft.tokens and draft.probs:
             self._true = FADE * self._true + len(outcome.accepted)
@@ -135,21 +137,21 @@ class Choosing:
             self._free.observe(outcome)
 
     def _rate(self, draft: Draft, corrected: float) -> float:
-        """What the likeliest tokens of the free sources promise, as many of them as promise the most."""
+        """Return the best rate of the most likely tokens of the free sources, over all numbers of tokens."""
         rate, expected = 1.0, 0.0
         for chance, cost in zip(sorted(_survival(draft), reverse=True), self._cost[1:], strict=False):
             expected += corrected * chance
             rate = max(rate, (1 + expected) / cost)
         return rate
 
-    def _behind(self, path: Draft, count: int, rate: float, chance: float) -> Draft | None:
-        """A path and the head's chain behind it; None where the head has none.
+    def _path_and_chain(self, path: Draft, count: int, rate: float, chance: float) -> Draft | None:
+        """Return a path and the head's chain after it; None if the head drafts nothing.
 
-        One more token is worth its price where it is right so often that it adds more than ``rate`` for it.
+        One more token is profitable if its acceptance probability exceeds ``rate`` times its price.
         """
         each = self._price.each + (self._cost[count] - self._cost[0]) / max(count, 1)
-        least = min(1.0, rate * each / max(self._head.record.chance(0) * chance, 1e-9))
-        chain = self._head.behind(path.tokens, count, least)
+        min_chance = min(1.0, rate * each / max(self._head.record.chance(0) * chance, 1e-9))
+        chain = self._head.propose_after(path.tokens, count, min_chance)
         if not chain.tokens:
             return None
         self._chained = True
@@ -158,22 +160,22 @@ class Choosing:
         return Draft(tokens, range(-1, len(tokens) - 1), 0, [*path.probs, *chain.probs], sources, 0)
 
 
-def takes_next(record: Record, price: Price, time: Callable[[int], float], most: int = 8) -> bool:
-    """Whether the next sequence is to have the head; asked once a sequence, arguments as of :class:`Choosing`.
+def should_attach_head(record: Record, price: Price, time: Callable[[int], float], max_tokens: int = 8) -> bool:
+    """Return True if the next sequence should draft with the head; called once per sequence. Args as :class:`Choosing`.
 
-    It reads every prompt, so of a head that promises no more than no draft only one sequence in ``TRIED`` gets it.
+    The head reads every prompt, so a head that does not pay is attached to one of ``TRIED`` sequences only.
     """
-    cost, _ = _shares(time, price, most)
-    if record.tests < ENOUGH or _best(record, price, cost, most)[0]:
+    cost, _ = _shares(time, price, max_tokens)
+    if record.tests < ENOUGH or _best(record, price, cost, max_tokens)[0]:
         return True
     record.skipped += 1
     return record.skipped % TRIED == 0
 
 
-def _shares(time: Callable[[int], float], price: Price, most: int, live: int = 1) -> tuple[list[float], Price]:
-    """What verifying 0, 1, ... tokens takes, and the price, in the time of a token where ``live`` sequences step."""
+def _shares(time: Callable[[int], float], price: Price, max_tokens: int, live: int = 1) -> tuple[list[float], Price]:
+    """Return the costs of verifying 0, 1, ... tokens, and the price, per time of a token in a batch of ``live``."""
     base = time(live)
-    cost = [1.0 + (time(live + drafted) - base) * live / base for drafted in range(most + 1)]
+    cost = [1.0 + (time(live + drafted) - base) * live / base for drafted in range(max_tokens + 1)]
     return cost, price.times(live * time(1) / base)
 
 
@@ -181,18 +183,18 @@ def _best(
     record: Record,
     price: Price,
     cost: Sequence[float],
-    most: int,
+    max_tokens: int,
     copied: int = 0,
     before: float = 0.0,
     chance: float = 1.0,
 ) -> tuple[int, float]:
-    """How many tokens of a head's promise the most, and what; 0 where none promises anything.
+    """Return the head's best number of tokens and its rate; 0 if no number exceeds ``MIN_GAIN``.
 
-    They come behind so many copied ones, of which ``before`` are expected to be right, all of them at ``chance``.
-    ``cost``: of verifying 0, 1, ... tokens, and ``price`` in one unit.
+    The tokens follow ``copied`` copied ones, of which ``before`` are expected to be accepted, all of them with
+    probability ``chance``. ``cost`` of verifying 0, 1, ... tokens and ``price`` have the same unit.
     """
-    found, rate, expected = 0, WORTH, before
-    for count in range(1, min(most, record.proven) + 1):
+    found, rate, expected = 0, MIN_GAIN, before
+    for count in range(1, min(max_tokens, record.proven) + 1):
         chance *= record.chance(count - 1)
         expected += chance
         promised = (1 + expected) / (cost[count + copied] + price.of(count, copied))
@@ -202,12 +204,12 @@ def _best(
 
 
 def _worth(draft: Draft) -> float:
-    """Tokens that the draft says will be accepted."""
+    """Return the estimated number of accepted tokens of the draft."""
     return sum(_survival(draft))
 
 
 def _survival(draft: Draft) -> list[float]:
-    """Of each token, the chance that all up to it are right, as the draft says."""
+    """Return for each token the estimated probability that it and all its ancestors are accepted."""
     reached: list[float] = []
     for parent, prob in zip(draft.parents, draft.probs, strict=False):
         reached.append(prob * (1.0 if parent < 0 else reached[parent]))
@@ -215,7 +217,7 @@ def _survival(draft: Draft) -> list[float]:
 
 
 def _likeliest(draft: Draft) -> Draft:
-    """The path to the token that ends the longest likely way: as long as it is likelier right than not."""
+    """Return the most likely path, up to the last token with a probability of at least 0.5."""
     path: list[int] = []
     children: dict[int, int] = {}
     for row, parent in enumerate(draft.parents[: len(draft.probs)]):

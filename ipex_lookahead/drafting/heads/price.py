@@ -1,4 +1,4 @@
-"""What a head's tokens cost, in forwards of one row of its target: measured once, on the machine at hand."""
+"""Cost of a head's tokens in units of a one-row forward of its target, measured once per machine."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 from ipex_lookahead.engines.prefill import chain
 
 _SECONDS, _ROUNDS, _TOKENS = 0.03, 5, 4
-"""Rounds go on for so long, one at least and so many at most; tokens of the longer chain."""
+"""Maximum seconds and number of measurement rounds (at least one is run); tokens of the longer chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of a chain: its first token (the rows before it included), each more, and each that it only follows."""
+    """Cost of a chain: of its first token (including preceding rows), of each further token, of each copied token."""
 
     first: float
     each: float
     copied: float
 
     def of(self, tokens: int, copied: int = 0) -> float:
-        """A chain of so many tokens, behind so many others."""
+        """Return the cost of ``tokens`` tokens after ``copied`` copied ones."""
         return self.first + (tokens - 1) * self.each + copied * self.copied if tokens else 0.0
 
     def times(self, factor: float) -> Price:
-        """The same in another unit."""
+        """Return the price in another unit."""
         return Price(factor * self.first, factor * self.each, factor * self.copied)
 
 
 def price_of(engine: Any) -> Price:
-    """The price of the tokens of ``engine.head``: measured at the first call, then known.
+    """Return the price of the tokens of ``engine.head``; the first call measures it.
 
-    The engine runs some rows, on a cache of its own.
+    The engine runs some rows on a new cache.
     """
     head = engine.head
     if head.price is None:
@@ -58,7 +58,7 @@ def _measure(engine: Any, head: Any) -> Price:
         return perf_counter() - middle
 
     ways = [(1, 0), (_TOKENS, 0), (1, _TOKENS - 1)]
-    for way in ways:  # memory is touched for the first time
+    for way in ways:  # first touch of the memory
         seconds(*way)
     one_row.clear()
     found: list[list[float]] = []

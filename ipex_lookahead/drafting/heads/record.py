@@ -1,30 +1,30 @@
-"""How often a head was right: by depth, and by how likely it took a token to be; over all texts of a loaded model."""
+"""Acceptance record of a head: by depth and by predicted probability, over all texts of a loaded model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 FADE, PRIOR = 0.97, 4.0
-"""What a test leaves of the counts before it in its cell, and tests that a cell's first rate counts for."""
+"""Decay of a cell's counts per test, and weight of a cell's initial rate in tests."""
 UNTRIED = (0.65 * PRIOR, PRIOR)
-"""The cell of a depth: right, and tested."""
+"""Initial cell of a depth: right, and tested."""
 FORGET = 0.98
-"""What a test leaves of the counts of depths that it did not reach: after few bad ones they are tried again."""
+"""Decay per test of the counts of depths that the test did not reach, so that they are tried again after failures."""
 PARTS = 8
-"""Parts of 0 to 1 in which the head's probabilities are counted apart."""
+"""Number of equal intervals of [0, 1] in which the head's probabilities are counted."""
 KEPT = 20.0
-"""Tests that counts of an earlier run stand for at most, so that a text of another kind is soon told from them."""
+"""Maximum weight in tests of counts from an earlier run, so that they adapt quickly to another kind of text."""
 
 
 class Record:
-    """Counts of drafted tokens whose text is known, of each chain up to its first wrong one.
+    """Counts of draft tokens with known outcome, of each chain up to its first wrong token.
 
     Args:
         counts: (right, tested) by depth, of earlier runs.
 
     Attributes:
-        right, tested: by depth, all of them.
-        skipped: sequences that did without the head since it does not pay.
+        right, tested: totals by depth.
+        skipped: number of sequences without the head because it does not pay.
     """
 
     def __init__(self, counts: Iterable[tuple[int, int]] = ()) -> None:
@@ -36,32 +36,32 @@ class Record:
         self._parts = [[PRIOR * (part + 0.5) / PARTS, PRIOR] for part in range(PARTS)]
 
     def chance(self, depth: int) -> float:
-        """How often a token at that depth is right where those before it are."""
+        """Return the acceptance rate at that depth, given that all tokens before it are accepted."""
         right, tested = self._depths[depth] if depth < len(self._depths) else UNTRIED
         return right / tested
 
     @property
     def rates(self) -> list[float]:
-        """How often a token was right whose probability is in each of ``PARTS`` equal parts of 0 to 1."""
+        """Acceptance rate of tokens with a probability in each of ``PARTS`` equal intervals of [0, 1]."""
         return [right / tested for right, tested in self._parts]
 
     def rate(self, prob: float) -> float:
-        """That of the part which holds ``prob``."""
+        """Return the acceptance rate of the interval that contains ``prob``."""
         right, tested = self._parts[_part(prob)]
         return right / tested
 
     @property
     def proven(self) -> int:
-        """One more token than the longest chain that was ever right: a useless head costs little."""
+        """One more than the longest chain that was ever right, which bounds the cost of a useless head."""
         return 1 + next((depth for depth, right in enumerate(self.right) if not right), len(self.right))
 
     @property
     def tests(self) -> int:
-        """Chains that were compared with the text."""
+        """Number of chains that were compared with the text."""
         return self.tested[0] if self.tested else 0
 
     def observe(self, drafted: Sequence[int], probs: Sequence[float], true: Sequence[int]) -> None:
-        """Count a chain, verified or not: what was emitted tells."""
+        """Count a chain; the emitted tokens decide, even without verification."""
         if not drafted or not true:
             return
         for depth, (token, prob, emitted) in enumerate(zip(drafted, probs, true, strict=False)):

@@ -1,4 +1,4 @@
-"""The compiled core: whether it is there, which instruction sets it has here, and how fast the machine is."""
+"""The compiled core: availability, instruction sets, and the machine's measured limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ISA_VARIABLE = "IPEX_LOOKAHEAD_ISA"
 
 
 def native_core() -> Any:
-    """The compiled module ``_native``. Raises EngineError where it is not built."""
+    """Return the compiled module ``_native``. Raises EngineError if it is not built."""
     if _native is None:
         raise EngineError(
             f"the native core is not built for this Python: {_missing}", hint="pip install . (needs a C++17 compiler)"
@@ -40,86 +40,85 @@ def native_core() -> Any:
 
 
 CORE_RAISES = (ValueError, TypeError, MemoryError, RuntimeError)
-"""What calls of the core may raise besides an IndexError, whose meaning each call has for itself."""
+"""Exceptions of core calls, in addition to IndexError, which each caller interprets itself."""
 
 
 def core_error(error: Exception, wrong_argument: str = "") -> LookaheadError:
-    """The error of this package that an exception of the core stands for.
+    """Convert an exception of the core to this package's error.
 
     Args:
         error: one of ``CORE_RAISES``.
-        wrong_argument: goes before what a ValueError or TypeError says.
+        wrong_argument: prefix of the message for ValueError and TypeError.
     """
-    said = str(error)
+    message = str(error)
     if isinstance(error, _native.BusyError):
-        return BusyError(said, hint="give each thread caches of its own (new_cache, fork)")
+        return BusyError(message, hint="give each thread caches of its own (new_cache, fork)")
     if isinstance(error, _native.MissingWeightError):
-        return MissingWeightError(said, hint="set all weights before the first step")
+        return MissingWeightError(message, hint="set all weights before the first step")
     if isinstance(error, _native.NonFiniteError):
-        return NonFiniteError(said, hint="the checkpoint's weights are damaged")
+        return NonFiniteError(message, hint="the checkpoint's weights are damaged")
     if isinstance(error, MemoryError):
         return OutOfMemoryError("there is no memory for the cache", hint="use a shorter context")
     if isinstance(error, RuntimeError):  # the system's, such as a thread that cannot be started
-        return EngineError(said)
-    return InputError(wrong_argument + said)
+        return EngineError(message)
+    return InputError(wrong_argument + message)
 
 
 def core_missing() -> str:
-    """Why there is no native core; empty where there is one."""
+    """Return why there is no native core; empty if there is one."""
     return "" if _missing is None else str(_missing)
 
 
 @cache
 def core_build() -> str:
-    """Which build of the core this is: a hash of its file, so that what was measured on other kernels is told from it.
-
-    Empty where there is no core.
-    """
+    """Return a hash of the core's file, which separates measurements of different builds; empty without a core."""
     return "" if _native is None else hashlib.sha256(Path(_native.__file__).read_bytes()).hexdigest()[:16]
 
 
 @cache
 def weight_formats() -> dict[str, dict[str, Any]]:
-    """What the core says of each format that it has kernels for (``csrc/kernels/formats.h``).
+    """Return the properties of each format that the core has kernels for (``csrc/kernels/formats.h``).
 
-    ``inputs`` and ``bytes`` of a record in plain order, ``scales_apart`` and ``minimums_apart`` (streams of their own),
-    ``table`` (the floats that codes count) and ``minifloat`` (bits of exponent and mantissa, of the mantissa, and the
-    exponent's bias), None where there is none; of formats with codes also ``codes`` and ``scales`` (kinds of tiles) and
-    ``code_table``; and of those of whole numbers ``zero``, the code that stands for 0.
+    All formats have ``inputs`` and ``bytes`` of a record in plain order, ``scales_apart`` and ``minimums_apart``
+    (stored as separate streams), ``table`` (the floats that codes index) and ``minifloat`` (bits of exponent and
+    mantissa, bits of the mantissa, exponent bias), or None if absent. Formats with codes also have ``codes`` and
+    ``scales`` (tile layouts) and ``code_table``; integer formats have ``zero``, the code of the value 0.
     """
     return dict(native_core().weight_formats())
 
 
 def available_isas() -> list[str]:
-    """Instruction sets that this processor has kernels for, best first."""
+    """Return the instruction sets that run on this processor, best first."""
     return list(native_core().available_isas())
 
 
 def amx_state() -> str:
-    """What became of AMX here: whether its self-test passed, or what is in its way."""
+    """Return the state of AMX on this machine: the result of its self-test, or why it is not available."""
     return str(native_core().amx_state())
 
 
 def chosen_isa() -> str:
-    """The instruction set in use: ``IPEX_LOOKAHEAD_ISA`` if set, else the best. Raises EngineError if it is absent."""
+    """Return the instruction set in use: ``IPEX_LOOKAHEAD_ISA`` if set, else the best. Raises EngineError if absent."""
     wanted = os.environ.get(ISA_VARIABLE, "")
     try:
         return str(native_core().chosen_isa(wanted))
     except ValueError as error:
-        raise EngineError(str(error), hint=f"unset {ISA_VARIABLE}, or set it to one of the available") from None
+        raise EngineError(
+            str(error), hint=f"unset {ISA_VARIABLE}, or set it to one of those that are available"
+        ) from None
 
 
 def read_bandwidth(size: int, threads: int, isa: str = "") -> float:
-    """Bytes a second that ``threads`` threads read from a buffer of ``size`` bytes, best of several passes.
+    """Measure the read bandwidth of ``threads`` threads in bytes per second on a buffer of ``size`` bytes.
 
     Raises InputError for a size outside 4 KiB to 16 GiB, a number of threads outside 1 to 1024, or an instruction set
-    that is absent.
+    that is not available.
     """
     return _measured(native_core().read_bandwidth, size, threads, isa)
 
 
 def integer_peak(threads: int, isa: str = "") -> float:
-    """Integer multiply-adds a second from registers with that instruction set, best of several runs.
+    """Measure the integer multiply-adds per second in registers with an instruction set, best of several runs.
 
     Raises InputError as ``read_bandwidth`` does.
     """

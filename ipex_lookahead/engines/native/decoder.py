@@ -1,4 +1,4 @@
-"""What a model is to the core: its decoder, and the order in which it is given the weights."""
+"""The core's decoder of a model: its creation, memory sizes, and the order in which weights are set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KV_CACHES = ("fp16", "int8")
 
 
 def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
-    """Bytes of a position's keys and values in all layers, and with ``int8`` of their scales."""
+    """Return the bytes of a position's keys and values in all layers, including the scales of ``int8``."""
     total = 0
     for block in spec.layers:
         if isinstance(block.mixer, Attention):
@@ -44,7 +44,7 @@ def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
 
 
 def state_bytes(spec: ModelSpec) -> int:
-    """Bytes of a sequence's states: matrices whose values go in tiles of 16, and what convolutions look back on."""
+    """Return the bytes of a sequence's recurrent states: matrices in tiles of 16 values, and convolution inputs."""
     total = 0
     for mixer in (block.mixer for block in spec.layers):
         if isinstance(mixer, ShortConv):
@@ -57,7 +57,7 @@ def state_bytes(spec: ModelSpec) -> int:
 
 
 def in_order(spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors in the order in which a step reads them: a tied embedding is the head, and comes last."""
+    """Yield names and tensors in the order in which a step reads them: a tied embedding comes last, as the lm_head."""
     named = named_tensors(spec)
     if spec.tied:
         embedding = next(named)
@@ -68,14 +68,14 @@ def in_order(spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
 
 
 def rope_tables(rope: Rope, positions: int) -> tuple[npt.NDArray[np.float32], ...]:
-    """Cosines and sines [positions, pairs], and what queries are multiplied by [positions]: all float32."""
+    """Return cosines and sines [positions, pairs] and the query factors [positions], all float32."""
     return tuple(native_core().rope_tables(rope, positions))
 
 
 def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str, target: Any = None) -> Any:
-    """An empty native decoder of that shape; of a head with ``target_keys`` ``target`` is the decoder that has them.
+    """Create a native decoder without weights. ``target``: for a head with ``target_keys``, the decoder of its target.
 
-    Raises UnsupportedModelError for sizes that the core does not take.
+    Raises UnsupportedModelError for sizes that the core does not support.
     """
     if kv_cache not in KV_CACHES:
         raise InputError(argument="kv_cache", got=kv_cache, allowed=f"one of {', '.join(KV_CACHES)}")

@@ -1,4 +1,4 @@
-"""Heads for a loaded model: the one that its own files bring, one that lies beside them, or one that was named."""
+"""Drafting heads of a loaded model: from the model's own files, from an adjacent folder, or from a given path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, kind_of
 from ipex_lookahead.checkpoints.draft_vocab import ids_of
-from ipex_lookahead.checkpoints.drafters import Drafter, drafters_beside, model_with_block, no_head, open_drafter
+from ipex_lookahead.checkpoints.drafters import Drafter, adjacent_drafters, model_with_block, no_head, open_drafter
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
@@ -22,22 +22,23 @@ from ipex_lookahead.formats import dequantize
 log = logging.getLogger(__name__)
 
 _COMPARED = 64
-"""Rows of two embeddings that are compared."""
+"""Rows of the two embeddings that are compared."""
 _ALIKE = 0.9
-"""Their least correlation: quantised to 2 bits a model's keeps 0.94, and two models have about 0."""
+"""Minimum correlation: a model's embedding quantized to 2 bits keeps 0.94; those of two models have about 0."""
 
 
 def head_for(
     request: LoadRequest, checkpoint: Checkpoint, spec: ModelSpec, plan: WeightPlan, target: NativeEngine
 ) -> NativeHead | None:
-    """The head that drafts for a model just loaded; None: there is none.
+    """Load the head that drafts for a model just loaded; None if there is none.
 
-    Without a name in the request, one that cannot be used is a warning: the model answers without, as well and slower.
+    A head that was not requested by name and cannot be used is a warning: the model then decodes without it.
 
-    Raises as :func:`load_drafter` for one that was named, InputError for settings of a head where there is none, and as
-    ``ids_of`` for a file of a vocabulary that cannot be used.
+    Raises:
+        Exceptions of :func:`load_drafter` for a head that was requested by name, InputError for head settings without a
+        head, and exceptions of ``ids_of`` for an unusable vocabulary file.
     """
-    ids_of(request.draft_vocab, spec.vocab)  # a file that was named and cannot be read is an error, not a warning
+    ids_of(request.draft_vocab, spec.vocab)  # an unreadable file is an error, not a warning
     model, found = model_with_block(checkpoint.config, request.max_context), None
     if request.drafter is not None:
         return load_drafter(request.drafter, model, request, plan, target)
@@ -46,11 +47,11 @@ def head_for(
             found = _loaded(Drafter("mtp", checkpoint, spec.mtp), request.path, request, plan, target)
         except LookaheadError as error:
             log.warning("the model's block for drafting cannot be used, since %s", error)
-    for path in drafters_beside(request.path) if found is None else ():
+    for path in adjacent_drafters(request.path) if found is None else ():
         try:
             found = load_drafter(path, model, request, plan, target)
             break
-        except InputError as error:  # another model's
+        except InputError as error:  # a head for another model
             log.info("not used: %s", error)
         except LookaheadError as error:
             log.warning("%s cannot be used, since %s", path.name, error)
@@ -63,18 +64,18 @@ def head_for(
 def load_drafter(
     path: Path, model: ModelSpec, request: LoadRequest, plan: WeightPlan, target: NativeEngine
 ) -> NativeHead:
-    """Load a head from files of its own.
+    """Load a head from its own files.
 
     Args:
-        path: a folder or GGUF file.
-        model: the target, as ``checkpoints.drafters.model_with_block`` gives it.
-        request: ``draft_vocab``, ``drafter_low_bit`` and ``threads`` are looked at.
+        path: a folder or a GGUF file.
+        model: the target, as ``checkpoints.drafters.model_with_block`` returns it.
+        request: provides ``draft_vocab``, ``drafter_low_bit`` and ``threads``.
         plan: the target's formats.
         target: the loaded model.
 
     Raises:
-        InputError: no head, or one for another model: by its sizes, or by the embedding that it carries.
-        ModelFormatError, UnsupportedModelError: it cannot be read.
+        InputError: the files have no head, or one for another model, by its sizes or by its embedding.
+        ModelFormatError, UnsupportedModelError: the files cannot be read.
     """
     drafter = open_drafter(path, model)
     try:
@@ -91,10 +92,10 @@ def _loaded(drafter: Drafter, path: Path, request: LoadRequest, plan: WeightPlan
         brings = "chooses candidates among all" if drafter.ids is None else f"brings its own {len(drafter.ids)}"
         raise InputError(
             f"{arg('draft_vocab')} is for heads with an output for each of the model's tokens; this one {brings}, which"
-            " stay as they are"
+            " cannot be changed"
         )
     ids = ids_of(request.draft_vocab, target.vocab_size) if drafter.ids is None else drafter.ids
-    saved = isinstance(drafter.checkpoint, LowBitCheckpoint)  # in formats that were chosen for it
+    saved = isinstance(drafter.checkpoint, LowBitCheckpoint)  # keep its formats
     plan = plan.of_head(request.drafter_low_bit, "" if saved else target.low_bit)
     head = NativeHead.load(drafter.checkpoint, drafter.spec, plan, target, threads=request.threads, ids=ids)
     head.source, head.facts["kind"] = kind_of(path)[1], drafter.kind
@@ -102,16 +103,16 @@ def _loaded(drafter: Drafter, path: Path, request: LoadRequest, plan: WeightPlan
 
 
 def _check_embedding(drafter: Drafter, path: Path, target: NativeEngine) -> None:
-    """Compare the embedding that a head carries with the target's, in whatever format that is.
+    """Compare the embedding in a head's files with the target's, in any format.
 
-    A head that reads the target's embedding and carries another is another model's: raises InputError. An embedding
-    that the head reads itself may have been trained with it: a warning, and the acceptance record decides. One of
-    another width cannot be compared.
+    Raises InputError if they differ and the head reads the target's embedding: it is a head for another model. A
+    different embedding that the head reads itself may have been trained with it: this logs a warning, and the
+    acceptance record decides. Embeddings of different widths are not compared.
     """
     checkpoint, name, features = drafter.checkpoint, target.spec.embedding.name, drafter.spec.features
     own_embedding = features is not None and "embedding" not in features.shares
     own_head = features is not None and "head" not in features.shares
-    if name not in checkpoint.names() or (own_head and drafter.spec.head_weight.name == name):  # which is its lm_head
+    if name not in checkpoint.names() or (own_head and drafter.spec.head_weight.name == name):  # the lm_head
         return
     if own_embedding and checkpoint.info(name).shape != target.spec.embedding.shape:
         return

@@ -1,4 +1,4 @@
-"""A drafting head in the native core: a decoder of one block whose rows are made of the target's features too."""
+"""A drafting head in the native core: a decoder of one block that also reads the target's features."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ Draw = tuple[float, int, float, float, int, int, int]
 
 
 class NativeHead:
-    """Drafts for one target; made by :meth:`load`.
+    """A head that drafts for one target; created by :meth:`load`.
 
     Attributes:
-        ids: int32 [outputs], the token that each output stands for.
-        target_keys: it has its target's keys, so that :meth:`run` takes caches of the target's, and leaves them.
-        vocab_size: the target's.
-        width: values of a row's features, the target's hidden states that ``spec.features`` names.
-        price: what its tokens cost, once :func:`~ipex_lookahead.drafting.heads.price.price_of` has measured it.
-        keeper: of how often it was right, once :func:`~ipex_lookahead.controller.kept_records.record_of` has asked.
-        source: the folder or file that it was read from; None: it was not.
-        facts: entries of :meth:`describe` that whoever loads it may add to.
+        ids: int32 [outputs], the token of each output.
+        target_keys: the head reads its target's KV cache, so :meth:`run` takes caches of the target and does not change
+            them.
+        vocab_size: size of the target's vocabulary.
+        width: values of a row's features, which are the target's hidden states named in ``spec.features``.
+        price: cost of its tokens, set by :func:`~ipex_lookahead.drafting.heads.price.price_of`.
+        keeper: acceptance record, set by :func:`~ipex_lookahead.controller.kept_records.record_of`.
+        source: the folder or file that it was read from, or None.
+        facts: entries that :meth:`describe` includes.
     """
 
     def __init__(self, decoder: Any, spec: ModelSpec, ids: Ids) -> None:
@@ -78,12 +79,13 @@ class NativeHead:
         threads: int | None = None,
         ids: Ids | None = None,
     ) -> NativeHead:
-        """Read a head's own weights; what it shares is the target's, of the lm_head the rows ``ids``.
+        """Read a head's own weights; shared weights are the target's, with the rows ``ids`` of its lm_head.
 
-        ``ids``: of an lm_head of its own, the token that each output stands for, or some of all. None: all of these, in
-        order; of one for the whole vocabulary the first ``DRAFT_VOCAB``. Of a head with candidates its file says it.
+        ``ids``: for an own lm_head, the token of each output, or a selection of its outputs. None: all outputs in
+        order, or the first ``DRAFT_VOCAB`` of an lm_head for the whole vocabulary. A head with candidates has them in
+        its file.
 
-        Raises ModelFormatError for a tensor of another shape than the config says, or with NaN or infinity.
+        Raises ModelFormatError for a tensor of another shape than the config specifies, or with NaN or infinity.
         """
         planned = PlannedWeights(checkpoint, spec, replace(plan, embedding=""), threads)
 
@@ -106,7 +108,7 @@ class NativeHead:
         draft_vocab: int = DRAFT_VOCAB,
         seed: int = 0,
     ) -> NativeHead:
-        """A head of that shape with random weights, for measuring: its speed is real, its drafts are not."""
+        """Create a head of that shape with random weights, for benchmarks of its speed."""
         rng, routers = np.random.default_rng(seed), {*spec.routers()}
 
         def matrix(tensor: Tensor) -> PackedWeight:
@@ -132,11 +134,11 @@ class NativeHead:
         threads: int | None = None,
         ids: Ids | None = None,
     ) -> NativeHead:
-        """A head whose own weights two functions give, as for :meth:`NativeEngine.build`; else as :meth:`load`."""
+        """Create a head from functions that return its own weights, as :meth:`NativeEngine.build`; see :meth:`load`."""
         assert spec.head is not None
         assert spec.features is not None
         shares, whole = spec.features.shares, spec.head.weight
-        if ids is None:  # merges come in the order of how often they are met
+        if ids is None:  # tokenizers order merges by frequency
             ids = first_ids(spec.vocab) if whole.shape[0] == spec.vocab else np.arange(whole.shape[0], dtype=np.int32)
         spec = replace(spec, head=Linear(replace(whole, shape=(len(ids), spec.hidden))))
         decoder = empty_decoder(spec, threads, target.kv_cache, target.decoder if spec.target_keys else None)
@@ -151,7 +153,7 @@ class NativeHead:
                 decoder.set_matrix(name, *streams(outputs_of(weight, ids)))
                 if spec.candidates is None and whole.shape[0] == spec.vocab:
                     decoder.set_whole_head(*streams(weight))
-            elif name == "candidates.ordering":  # which ``ids`` are
+            elif name == "candidates.ordering":  # read as ``ids``
                 continue
             elif tensor.is_matrix:
                 decoder.set_matrix(name, *streams(reordered(matrix(tensor), None)))
@@ -164,63 +166,63 @@ class NativeHead:
         return cls(decoder, spec, ids)
 
     def follow(self, cache: NativeCache) -> None:
-        """From now on a cache of the target's keeps what this head needs of the rows to come, and so do its forks.
+        """Let a cache of the target, and its forks, collect the features of all following rows for this head.
 
-        Raises EngineError while another thread is at it.
+        Raises EngineError while another thread uses the cache.
         """
         self._of_target(cache.raw.follow, self._decoder)
 
     def allow_tokens(self, cache: NativeCache, tokens: Ids) -> None:
-        """Tokens, int32 [n], that may be drafted for this sequence beside ``ids``; what it is fed may be anyway."""
+        """Allow drafts of these tokens, int32 [n], for this sequence in addition to ``ids`` and the tokens fed."""
         self._of_target(cache.raw.allow_tokens, tokens)
 
     def draft(
         self,
         cache: NativeCache,
         last: int,
-        most: int,
+        max_tokens: int,
         *,
         copied: Sequence[int] = (),
         rates: Sequence[float] = (),
-        least: float = 0.0,
+        min_chance: float = 0.0,
         ends: Collection[int] = (),
         draw: Draw | None = None,
     ) -> tuple[list[int], list[float]]:
-        """A chain of what may follow, in one call; the target's cache, which :meth:`follow` was told, is as before.
+        """Draft a chain of tokens in one call. The target's cache must be followed (:meth:`follow`) and is not changed.
 
         Args:
-            cache: the target's, of the sequence.
-            last: the text's last token, the first that the cache does not hold.
-            most: tokens to draft.
-            copied: tokens that are taken to follow ``last``; the chain goes on behind them.
-            rates: how often a token is right whose probability is in the i-th of n equal parts of 0 to 1; none: as
-                often as it says.
-            least: the chain ends with the token with which all of it is right less often.
+            cache: the target's cache of the sequence.
+            last: the last token of the text, the first that the cache does not hold.
+            max_tokens: maximum number of tokens.
+            copied: draft tokens of another proposer after ``last``; the chain continues after them.
+            rates: measured acceptance rate of tokens with a probability in the i-th of n equal intervals of [0, 1];
+                empty: the probability.
+            min_chance: the chain ends after the token at which the product of its rates falls below this value.
             ends: tokens after which nothing is drafted.
-            draw: how the target draws, with the position of the first drafted token; None takes the most likely.
+            draw: the target's sampling parameters and noise at the first drafted token; None: greedy.
 
         Returns:
-            Token ids, and how likely the head takes each to be, or by how much a drawn one leads, 0 to 1. Nothing where
-            no features are known, or the head's context ends.
+            Token ids, and the head's probability of each, or for sampled tokens the margin by which each won, 0 to 1.
+            Empty if there are no features, or at the end of the head's context.
 
         Raises ContextLengthError, InputError, EngineError as a step does.
         """
         found: tuple[list[int], list[float]] = self._of_target(
-            self._decoder.draft, cache.raw, last, list(copied), most, list(rates), least, list(ends), draw
+            self._decoder.draft, cache.raw, last, list(copied), max_tokens, list(rates), min_chance, list(ends), draw
         )
         return found
 
     def next_logits(self, cache: NativeCache, token: int, *, first: bool) -> Floats | None:
-        """The same step by step, for who chooses from the logits: float32 [vocab_size] of what follows ``token``.
+        """Return the logits after ``token``, float32 [vocab_size], for callers that choose the tokens themselves.
 
-        ``first``: it is the text's last; else one that was chosen from the logits before. Tokens that the head has no
-        output for have -inf. None where nothing can be drafted. :meth:`end_draft` comes last.
+        ``first``: ``token`` is the last one of the text; else it was chosen from the previous logits. Tokens without an
+        output have -inf. None if nothing can be drafted. Call :meth:`end_draft` after the last token.
         """
         found: Floats | None = self._of_target(self._decoder.draft_step, cache.raw, token, first)
         return found
 
     def end_draft(self, cache: NativeCache) -> None:
-        """Forget what :meth:`next_logits` was fed beyond the text."""
+        """Drop the rows that :meth:`next_logits` added after the text."""
         self._of_target(cache.raw.end_draft)
 
     def _of_target(self, call: Callable[..., Any], *given: Any) -> Any:
@@ -232,22 +234,22 @@ class NativeHead:
             raise core_error(error, "the head's arguments do not fit: ") from None
 
     def new_cache(self) -> NativeCache:
-        """An empty sequence's keys and values, for :meth:`run`."""
+        """Return the cache of an empty sequence, for :meth:`run`."""
         return NativeCache(self._decoder.new_cache())
 
     def run(self, cache: NativeCache, tokens: Ids, features: Floats, *, own: bool = False) -> tuple[Floats, Floats]:
-        """Rows of given features, on a cache of the head's own: to look at what it computes.
+        """Run rows with given features on a cache of the head itself; for tests and benchmarks.
 
         Args:
-            cache: of :meth:`new_cache`; commits the rows. Of a head with ``target_keys`` one of the target's, which
-                stays as it is, and whose next position is that of all rows.
+            cache: of :meth:`new_cache`; the rows are committed. For a head with ``target_keys`` a cache of the target,
+                which is not changed; all rows have its next position.
             tokens: int32 [n], n >= 1.
-            features: float32 [n, width], the target's of the position before each.
-            own: they are the head's own, [n, hidden].
+            features: float32 [n, width], the target's features of the position before each token.
+            own: the features are the head's own, [n, hidden].
 
         Returns:
-            The last row's logits, float32 [vocab_size], -inf for tokens that the head has no output for, or that are
-            none of its candidates, and its own features [1, hidden].
+            The last row's logits, float32 [vocab_size], -inf for tokens without an output and for tokens outside the
+            candidates, and its own features [1, hidden].
 
         Raises ContextLengthError, InputError, NonFiniteError.
         """
@@ -273,7 +275,7 @@ class NativeHead:
         return full, states[0]
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
-        """Its own tensors but ``ids``, in plain order, as :meth:`NativeEngine.weights` gives a model's."""
+        """Yield its own tensors except ``ids`` in plain order, as :meth:`NativeEngine.weights`."""
         assert self.spec.features is not None
         for name, tensor in named_tensors(self.spec):
             if name.removesuffix(".weight") in self.spec.features.shares or name == "candidates.ordering":
@@ -286,11 +288,11 @@ class NativeHead:
 
     @property
     def position_bytes(self) -> int:
-        """Bytes that a followed cache takes a position beside the target's own: keys, values and the token."""
+        """Bytes per position that a followed cache needs in addition to the target's: keys, values and the token."""
         return 0 if self.target_keys else int(self._decoder.cache_bytes_per_position) + 4
 
     def describe(self) -> dict[str, Any]:
-        """Facts for ``info``: bytes of its weights and of what it keeps a position, and how many tokens it drafts."""
+        """Return facts for ``info``: bytes of its weights, cache bytes per position, and the number of draft tokens."""
         return {
             **self.facts,
             "weight_bytes": int(self._decoder.weight_bytes),

@@ -1,4 +1,4 @@
-"""Linear layers of the native core by themselves, and weights on their way in and out of it."""
+"""Single linear layers of the native core, and conversion of weights to and from the core."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ipex_lookahead.formats.base import STREAMS, PackedWeight
 
 
 def linear_layer(weight: PackedWeight, *, threads: int, isa: str = "") -> Callable[[Any], Any]:
-    """One linear layer by itself: float32 [rows, n_in] -> float32 [rows, n_out], the very path a step takes."""
+    """Return one linear layer: float32 [rows, n_in] -> float32 [rows, n_out], with the kernels of a step."""
     layer: Callable[[Any], Any] = native_core().LinearLayer(
         native_core().LinearPool(threads, isa), *streams(weight), None
     )
@@ -23,12 +23,12 @@ def linear_layer(weight: PackedWeight, *, threads: int, isa: str = "") -> Callab
 
 
 class LinearPool:
-    """Memory, scratch and a number of threads that the linear layers of one model share.
+    """Memory, scratch and threads that the linear layers of one model share.
 
-    The threads are the process's: one layer, or one step of a decoder, runs at a time, GIL released.
+    The threads are the process's pool: one layer, or one step of a decoder, runs at a time, with the GIL released.
 
     Raises:
-        EngineError: no compiled core, or a forced instruction set that this processor lacks.
+        EngineError: there is no compiled core, or the requested instruction set is not available.
     """
 
     __slots__ = ("raw",)
@@ -39,7 +39,7 @@ class LinearPool:
 
     @property
     def threads(self) -> int:
-        """Threads that share a layer's outputs, the caller's among them."""
+        """Number of threads that share a layer's outputs, including the caller."""
         return int(self.raw.threads)
 
     @property
@@ -48,13 +48,13 @@ class LinearPool:
         return str(self.raw.isa)
 
     def __reduce__(self) -> Any:
-        """Another of as many threads; the layers are not in it."""
+        """Return a new pool with the same number of threads and no layers."""
         return LinearPool, (self.threads,)
 
     def layer(self, weight: PackedWeight, bias: Any | None = None) -> LinearLayer:
-        """The weight prepacked, and a bias float32 [n_out]; both live as long as any layer of this pool.
+        """Prepack a weight and an optional bias float32 [n_out]; both live as long as any layer of this pool.
 
-        Raises InputError where streams or bias do not have the shapes and dtypes of the format.
+        Raises InputError if streams or bias do not have the shapes and dtypes of the format.
         """
         try:
             return LinearLayer(native_core().LinearLayer(self.raw, *streams(weight), bias))
@@ -63,7 +63,7 @@ class LinearPool:
 
 
 class LinearLayer:
-    """One weight in a ``LinearPool``. Row i of the output depends on row i of the input alone."""
+    """One weight of a ``LinearPool``. Row i of the output depends on row i of the input alone."""
 
     __slots__ = ("into", "n_in", "n_out", "raw")
 
@@ -71,47 +71,47 @@ class LinearLayer:
         self.raw = raw
         self.n_in, self.n_out = int(raw.n_in), int(raw.n_out)
         self.into: Callable[[Any, Any], None] = raw.into
-        """``into(x, out)``: float32 [rows, n_in] and float32 [rows, n_out], C order, ``out`` overwritten.
+        """``into(x, out)``: float32 [rows, n_in] and float32 [rows, n_out], C order; ``out`` is overwritten.
 
-        Straight into the core: ValueError for other shapes, TypeError for an ``out`` of another dtype or order.
+        Calls the core directly: ValueError for other shapes, TypeError for an ``out`` of another dtype or order.
         """
 
     def weight(self) -> PackedWeight:
-        """The weight in plain order, bit for bit as it came."""
+        """Return the weight in plain order, bit-equal to the input."""
         return plain(self.raw.export())
 
 
 def streams(weight: PackedWeight) -> tuple[Any, ...]:
-    """A weight as the core takes it: format, outputs, inputs, group size, codes, scales, minimums.
+    """Return a weight as arguments of the core: format, outputs, inputs, group size, codes, scales, minimums.
 
-    Raises InputError for a weight with an order of inputs: whoever has one gives its inputs in that order.
+    Raises InputError for a weight with an input order; a caller that has one reorders the inputs itself.
     """
     if weight.order is not None:
-        raise InputError("the weight's inputs have an order of their own; this layer takes them as they are")
+        raise InputError("the weight has an input order, which this layer does not support")
     arrays = (getattr(weight, name) for name in STREAMS)
     return (weight.format, *weight.shape, weight.group_size, *(None if a is None else _in_order(a) for a in arrays))
 
 
 def _in_order(array: Any) -> Any:
-    """The array in C order and aligned: a copy only where it lies in a file at an odd place."""
+    """Return the array in C order and aligned; copies only an array at an unaligned file offset."""
     return np.require(array, requirements=("C", "A"))
 
 
 def plain(exported: tuple[Any, ...]) -> PackedWeight:
-    """A weight as the core gives it back."""
+    """Return a weight that the core exported."""
     name, n_out, n_in, group, codes, scales, minimums = exported
     return PackedWeight(name, (n_out, n_in), codes.view(FORMATS[name].streams[0].dtype), group, scales, minimums)
 
 
 Tiles = tuple[Any, Any | None, Any | None, Any | None]
 """A matrix as kernels read it (csrc/kernels/kernels.h): codes uint8, scales and minimums uint16, steps uint8, each of
-one dimension; None for a stream that the format has not."""
+one dimension; None for a stream that the format does not have."""
 
 
 def prepacked(weight: PackedWeight, threads: int | None = None) -> Tiles:
-    """A matrix in tiles, for kernels elsewhere.
+    """Return a matrix in tiles, for kernels of other devices.
 
-    Raises EngineError where there is no core, InputError where the streams are not those of the format.
+    Raises EngineError without a core, InputError if the streams do not match the format.
     """
     count = default_threads() if threads is None else check_threads(threads)
     try:
@@ -124,6 +124,6 @@ def prepacked(weight: PackedWeight, threads: int | None = None) -> Tiles:
 def unpacked(
     name: str, shape: tuple[int, int], group_size: int, tiles: Tiles, threads: int | None = None
 ) -> PackedWeight:
-    """The way back from :func:`prepacked`, bit for bit."""
+    """Invert :func:`prepacked`, bit for bit."""
     count = default_threads() if threads is None else check_threads(threads)
     return plain(native_core().unpack(name, *shape, group_size, *tiles, count))

@@ -35,7 +35,7 @@ def test_processors_see_the_text_and_what_is_drafted_so_far() -> None:
         copied = chance.integers(0, 9, int(chance.integers(0, 4))).tolist()
         budget = int(chance.integers(1, 5))
         seen.clear()
-        draft = chain.behind(copied, budget)
+        draft = chain.propose_after(copied, budget)
         before = [*text, *copied]
         assert draft.tokens == [len(before) + 100 + at for at in range(budget)]
         assert seen == [[*before, *draft.tokens[:at]] for at in range(budget)]

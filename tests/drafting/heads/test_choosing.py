@@ -10,7 +10,7 @@ import pytest
 
 from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.heads.choosing import ENOUGH, TRIED, Choosing, takes_next
+from ipex_lookahead.drafting.heads.choosing import ENOUGH, TRIED, Choosing, should_attach_head
 from ipex_lookahead.drafting.heads.price import Price
 from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.api import ARGMAX
@@ -30,7 +30,7 @@ class Knows:
     def begin(self, prompt: Any, hidden: Any = None) -> None:
         self.text = [*prompt]
 
-    def behind(self, copied: Any, budget: int, least: float = 0.0) -> Draft:
+    def propose_after(self, copied: Any, budget: int, min_chance: float = 0.0) -> Draft:
         self.asked += budget
         start = len(self.text) + len(copied)
         drafted = [follower(start + i) + (0 if self.right else 1) for i in range(budget)]
@@ -81,8 +81,8 @@ def test_a_chain_is_as_long_as_rows_and_price_allow(rows: float) -> None:
     """Of a head that is right in three of four the best length follows from the costs: 3 or more, or none."""
 
     class Lucky(Knows):
-        def behind(self, copied: Any, budget: int, least: float = 0.0) -> Draft:
-            draft = super().behind(copied, budget)
+        def propose_after(self, copied: Any, budget: int, min_chance: float = 0.0) -> Draft:
+            draft = super().propose_after(copied, budget)
             luck = np.random.default_rng(len(self.text)).random(budget) < 0.75
             drafted = [token if true else token + 1 for token, true in zip(draft.tokens, luck, strict=True)]
             self.chain = [*copied], drafted
@@ -97,22 +97,23 @@ def test_a_chain_is_as_long_as_rows_and_price_allow(rows: float) -> None:
 
 def test_a_head_that_does_not_pay_is_given_few_sequences() -> None:
     record = Record()
-    taken: list[bool] = [takes_next(record, CHEAP, flat) for _ in range(40)]
+    taken: list[bool] = [should_attach_head(record, CHEAP, flat) for _ in range(40)]
     assert all(taken), "nothing is known of it yet"
     for _ in range(ENOUGH + 20):
         record.observe([1], [0.9], [2])
-    taken = [takes_next(record, CHEAP, flat) for _ in range(10 * TRIED)]
+    taken = [should_attach_head(record, CHEAP, flat) for _ in range(10 * TRIED)]
     assert sum(taken) == 10
     for _ in range(60):  # what was tried came true
         record.observe([1], [0.9], [1])
-    assert all(takes_next(record, CHEAP, flat) for _ in range(40))
+    assert all(should_attach_head(record, CHEAP, flat) for _ in range(40))
 
 
 def test_whether_it_pays_depends_on_what_it_costs() -> None:
     record = Record([(500, 1000)])
-    assert takes_next(record, CHEAP, flat)
-    assert [takes_next(record, Price(0.5, 0.5, 0.0), flat) for _ in range(TRIED)] == [False] * (TRIED - 1) + [True]
-    assert not takes_next(record, CHEAP, lambda rows: 1.0 + 0.5 * (rows - 1))
+    assert should_attach_head(record, CHEAP, flat)
+    attached = [should_attach_head(record, Price(0.5, 0.5, 0.0), flat) for _ in range(TRIED)]
+    assert attached == [False] * (TRIED - 1) + [True]
+    assert not should_attach_head(record, CHEAP, lambda rows: 1.0 + 0.5 * (rows - 1))
 
 
 @pytest.mark.parametrize(("company", "longest"), [(1, 7), (4, 3), (16, 0)])
@@ -136,7 +137,7 @@ def flat(rows: int) -> float:
 
 def test_a_draft_of_nothing_is_no_draft_of_the_heads() -> None:
     class Silent(Knows):
-        def behind(self, copied: Sequence[int], budget: int, least: float = 0.0) -> Draft:
+        def propose_after(self, copied: Sequence[int], budget: int, min_chance: float = 0.0) -> Draft:
             return Draft()
 
     proposer = Choosing(None, Silent(True), CHEAP)

@@ -1,4 +1,4 @@
-"""Weights whose inputs have an order of their own (act order): where they go, that they stay small, and bad orders."""
+"""Weights whose inputs have an input order (act order): where they go, that they stay small, and bad orders."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_orders_that_are_none_are_refused(slot: str, order: Any, says: str) -> N
 def test_a_layer_by_itself_refuses_what_it_would_pass_over() -> None:
     weight = FORMATS["sym_int4"].random((16, 64), 32, np.random.default_rng(0))
     ordered = replace(weight, order=np.arange(64, dtype=np.int32)[::-1])
-    with pytest.raises(InputError, match="an order of their own"):
+    with pytest.raises(InputError, match="an input order"):
         LinearPool(1).layer(ordered)
     assert np.array_equal(dequantize(ordered), dequantize(weight)[:, ::-1])
 
