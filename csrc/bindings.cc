@@ -109,7 +109,8 @@ void check_drafts(const Decoder& head, const Cache& target, const std::vector<in
       throw std::invalid_argument("token id " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(head.shape().vocab));
 }
 
-// Returns (tokens, probabilities); see draft_chain. `draw`: temperature, top_k, top_p, min_p, seed, sequence, position; or None.
+// Returns (tokens, probabilities); see draft_chain. `draw`: temperature, top_k, top_p, min_p, seed, sequence, position; or
+// None.
 nb::tuple draft(Decoder& d, Cache& target, int32_t last, const std::vector<int32_t>& copied, int64_t max_tokens,
                 const std::vector<float>& rates, float min_chance, const std::vector<int32_t>& ends,
                 std::optional<std::tuple<double, int64_t, double, double, uint64_t, uint32_t, uint32_t>> draw) {
@@ -322,7 +323,7 @@ NB_MODULE(_native, m) {
             l.run(x.data(), int64_t(x.shape(0)), out.data());
           },
           "x"_a, "out"_a.noconvert())  // noconvert: a conversion would write to a copy
-      .def("run_at", &run_at, "x"_a, "rows"_a, "out"_a)  // addresses: for a small layer, wrapping arrays takes longer than the product
+      .def("run_at", &run_at, "x"_a, "rows"_a, "out"_a)  // wrapping arrays costs more than a small product
       .def("__call__", [](LinearLayer& l, FloatMatrix x) {
         check_linear(l, x);
         const int64_t rows = int64_t(x.shape(0)), n_out = l.matrix().n_out;

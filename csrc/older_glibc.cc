@@ -1,6 +1,6 @@
-// Redirects newer glibc symbols to those of glibc 2.28, so that binaries built on a current machine run on RHEL 8, Debian 10 and
-// Amazon Linux 2023. Linked into the module, so that calls from libstdc++ are redirected too; exports.map hides the names, and
-// CMakeLists.txt links the library that had them.
+// Redirects newer glibc symbols to those of glibc 2.28, so that binaries built on a current machine run on RHEL 8, Debian 10
+// and Amazon Linux 2023. Linked into the module, so that calls from libstdc++ are redirected too; exports.map hides the
+// names, and CMakeLists.txt links the library that had them.
 #include <pthread.h>
 
 #ifdef __GLIBC_PREREQ

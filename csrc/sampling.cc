@@ -98,8 +98,8 @@ struct Noise {
     return uint64_t(pair[1]) << 32 | pair[0];
   }
 
-  // Noise of the 2 * kLanes tokens from 2 * block on: even tokens and odd tokens. Runs the rounds of philox4x32 on two blocks per
-  // SSE2 vector; words are in 64-bit lanes with undefined upper halves.
+  // Noise of the 2 * kLanes tokens from 2 * block on: even tokens and odd tokens. Runs the rounds of philox4x32 on two blocks
+  // per SSE2 vector; words are in 64-bit lanes with undefined upper halves.
   static constexpr int kLanes = 8;
   void of_many(uint32_t block, uint64_t even[kLanes], uint64_t odd[kLanes]) const {
     constexpr int kVectors = kLanes / 2;
@@ -182,7 +182,8 @@ float kth_largest(const float* logits, int64_t n, int64_t k, std::vector<float>&
   return threshold;
 }
 
-// Applies top-p to ids and x in place. Sorts only the 64 largest first, then eight times more, and so on until top_p is reached.
+// Applies top-p to ids and x in place. Sorts only the 64 largest first, then eight times more, and so on until top_p is
+// reached.
 void keep_top_p(const float* logits, int64_t n, double top_p, SamplingWorkspace& workspace) {
   auto& ids = workspace.ids;
   auto& x = workspace.x;
@@ -198,7 +199,8 @@ void keep_top_p(const float* logits, int64_t n, double top_p, SamplingWorkspace&
   size_t kept = 0;
   double mass = 0.0;
   for (int64_t some = 64;; some *= 8) {
-    // Descending logit, then ascending index, as one integer. All ties with the last are included: a round extends the previous one.
+    // Descending logit, then ascending index, as one integer. All ties with the last are included: a round extends the
+    // previous one.
     const float lowest = some < int64_t(count) ? kth_largest(logits, n, some, workspace.largest) : -kInfinity;
     order.clear();
     for (size_t i = 0; i < count; ++i)
@@ -263,9 +265,9 @@ inline float coarse_mass(const float* logits, float largest, float slope) {
   return _mm_cvtss_f32(sum) + _mm_cvtss_f32(_mm_shuffle_ps(sum, sum, 1));
 }
 
-// Finds the nucleus without sorting all tokens. Masses of tokens with x >= -depth are summed in bins of equal width in x, and only
-// the bin in which top_p is reached is sorted; masses below -depth are summed approximately. Returns false if rounding or the
-// approximation could change the result, or if the nucleus extends beyond depth.
+// Finds the nucleus without sorting all tokens. Masses of tokens with x >= -depth are summed in bins of equal width in x, and
+// only the bin in which top_p is reached is sorted; masses below -depth are summed approximately. Returns false if rounding
+// or the approximation could change the result, or if the nucleus extends beyond depth.
 bool find_nucleus(const float* logits, int64_t n, float largest, double slope, double top_p, double depth,
                   SamplingWorkspace& workspace, Nucleus& nucleus) {
   double masses[2][kBins] = {};  // neighbors in different rows, so that their additions do not depend on each other

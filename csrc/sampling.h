@@ -1,8 +1,8 @@
 // Sampling of one token from one row of logits: Gumbel-max with a counter-based generator.
 //
-// ipex_lookahead/decoding/sampling.py has the definition; its numpy implementation is the test oracle. All results come from IEEE
-// double additions, multiplications, divisions and comparisons in a fixed order, with our own exponential and logarithm, so they
-// are equal on every machine and bit-equal to the oracle.
+// ipex_lookahead/decoding/sampling.py has the definition; its numpy implementation is the test oracle. All results come from
+// IEEE double additions, multiplications, divisions and comparisons in a fixed order, with our own exponential and logarithm,
+// so they are equal on every machine and bit-equal to the oracle.
 //
 // Time for 49,152 logits: 60 us with top-k 50 and 230 us with temperature only (one Zen 5 core); on one core of a busy Zen 4
 // machine with top-p 0.95 and temperature 0.8, 190 us for a model's logits and 570 us if nearly all tokens remain.
@@ -37,8 +37,8 @@ constexpr int32_t kAllForbidden = -2;  // every logit is -inf, or there are none
 int32_t sample(const float* logits, int64_t n, const SamplingParams& params, uint64_t seed, uint32_t sequence,
                uint32_t position, SamplingWorkspace& workspace);
 
-// The margin by which that token won, 0 to 1: its softmax probability over logit / temperature + gumbel among the tokens that it
-// beat. Estimate: tokens less likely than e^-6 times the most likely one are skipped.
+// The margin by which that token won, 0 to 1: its softmax probability over logit / temperature + gumbel among the tokens that
+// it beat. Estimate: tokens less likely than e^-6 times the most likely one are skipped.
 double lead(const float* logits, int64_t n, double temperature, uint64_t seed, uint32_t sequence, uint32_t position, int32_t token);
 
 // Philox4x32-10 (Salmon et al., SC 2011) in place: four counter words in, four random words out.

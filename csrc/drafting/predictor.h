@@ -1,10 +1,10 @@
 // Predicts likely continuations of a text as a tree of draft tokens, best first.
 //
-// Prediction by partial matching (Cleary and Witten, 1984): distributions of short contexts are mixed into those of longer ones.
-// The weight of each is how often the next token was among the tokens seen there. Contexts are counted suffixes of the text and of
-// a store of earlier texts, and the target's own most likely successors of a token and of a pair of tokens, as last seen (Token
-// Recycling, arXiv 2408.08696). Every committed token updates the statistics, drafted or not, so they are not censored. Only +, *
-// and / of doubles in a fixed order: the same calls give the same drafts on every machine.
+// Prediction by partial matching (Cleary and Witten, 1984): distributions of short contexts are mixed into those of longer
+// ones. The weight of each is how often the next token was among the tokens seen there. Contexts are counted suffixes of the
+// text and of a store of earlier texts, and the target's own most likely successors of a token and of a pair of tokens, as
+// last seen (Token Recycling, arXiv 2408.08696). Every committed token updates the statistics, drafted or not, so they are
+// not censored. Only +, * and / of doubles in a fixed order: the same calls give the same drafts on every machine.
 #pragma once
 
 #include <cstdint>
@@ -26,15 +26,15 @@ struct DraftTree {
 
 class Predictor {
  public:
-  // depth: longest context from the text, 0: none. width: number of successors stored per token, 0: none. The store, or nullptr,
-  // must outlive the predictor, and may grow meanwhile.
+  // depth: longest context from the text, 0: none. width: number of successors stored per token, 0: none. The store, or
+  // nullptr, must outlive the predictor, and may grow meanwhile.
   Predictor(int depth, int width, const SuffixTrie* store);
 
   void begin(const int32_t* prompt, int64_t count);
   void commit(const int32_t* tokens, int64_t count);
-  // Commits the emitted tokens of a step, then stores the target's most likely ids after each of its rows, most likely first. top
-  // is int32 [count + 1, wide]: row 0 after the last committed token, row i + 1 after draft token i; a negative id ends a list.
-  // The order matters: a list that already holds the answer would bias the statistics.
+  // Commits the emitted tokens of a step, then stores the target's most likely ids after each of its rows, most likely first.
+  // top is int32 [count + 1, wide]: row 0 after the last committed token, row i + 1 after draft token i; a negative id ends a
+  // list. The order matters: a list that already holds the answer would bias the statistics.
   void commit_step(const int32_t* tokens, const int32_t* parents, int64_t count, const int32_t* emitted,
                    int64_t emitted_count, const int32_t* top, int64_t wide);
   // Returns at most `budget` tokens; std::invalid_argument above kMaxDrafts.

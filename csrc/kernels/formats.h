@@ -1,6 +1,7 @@
-// The weight formats of the kernels, declared once. WEIGHT_FORMATS lists for each format how a tile stores its codes (Codes), the
-// value of a code (code - kZero, or Values), and its scales (Scales). The enumeration, the function tables, weight_formats in Python
-// and the OpenCL kernels' options are generated from that list. weights/records.h has the bit layout of records in files.
+// The weight formats of the kernels, declared once. WEIGHT_FORMATS lists for each format how a tile stores its codes (Codes),
+// the value of a code (code - kZero, or Values), and its scales (Scales). The enumeration, the function tables,
+// weight_formats in Python and the OpenCL kernels' options are generated from that list. weights/records.h has the bit layout
+// of records in files.
 //
 // Types and constants only: every instruction set compiles them separately (generic/codes.inl, generic/scales.inl).
 #pragma once
@@ -137,7 +138,8 @@ struct IntegerFormat {
   using Codes = CodesOf;
   using Scales = ScalesOf;
 };
-// weight = scale * value of its code, rounded once; an int8 table would not be exact. Values is a table of floats, or minifloats.
+// weight = scale * value of its code, rounded once; an int8 table would not be exact. Values is a table of floats, or
+// minifloats.
 template <class CodesOf, class Values, class ScalesOf = GroupScale>
 struct CodebookFormat : Values {
   static constexpr Arithmetic kArithmetic = Arithmetic::codebook;
@@ -159,8 +161,9 @@ struct BitsandbytesFloat4 {
   static constexpr float kTable[16] = {0.0f,  0.005208333333f,  0.66666667f,  1.0f,  0.33333333f,  0.5f,  0.16666667f,  0.25f,
                                        -0.0f, -0.005208333333f, -0.66666667f, -1.0f, -0.33333333f, -0.5f, -0.16666667f, -0.25f};
 };
-// The upper two bytes of a float32 are linear in the exponent and mantissa of a shorter float, except for subnormals. Holds the
-// addends of upper = magnitude >> (Mantissa + 1) and lower = magnitude << (7 - Mantissa), for magnitudes up to 14, and from 15 on.
+// The upper two bytes of a float32 are linear in the exponent and mantissa of a shorter float, except for subnormals. Holds
+// the addends of upper = magnitude >> (Mantissa + 1) and lower = magnitude << (7 - Mantissa), for magnitudes up to 14, and
+// from 15 on.
 struct UpperBytes {
   uint8_t upper[16], lower[16];
 };

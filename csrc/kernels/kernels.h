@@ -1,7 +1,7 @@
 // The interface between the decoder and the instruction sets: plain structs and one function table per ISA.
 //
-// Guarantee of every function here: an output row depends on its input row alone, through operations in a fixed order. So the bits
-// are the same for any number of rows, any split over threads, and every ISA (scalar is the oracle).
+// Guarantee of every function here: an output row depends on its input row alone, through operations in a fixed order. So the
+// bits are the same for any number of rows, any split over threads, and every ISA (scalar is the oracle).
 #pragma once
 
 #include <cstdint>
@@ -37,9 +37,9 @@ struct Matrix {
 
 constexpr int64_t kBand = 16;   // activation rows with interleaved codes, block by block
 
-// Activation rows: `count` rows from `first` of the `total` in this memory. `values` are for float weights. The other fields, filled
-// by quantize_row, are for integer weights, in bands of 16 rows (the last band may have fewer), each [blocks][rows of the band], so
-// that the operands of a block of weights are contiguous.
+// Activation rows: `count` rows from `first` of the `total` in this memory. `values` are for float weights. The other fields,
+// filled by quantize_row, are for integer weights, in bands of 16 rows (the last band may have fewer), each [blocks][rows of
+// the band], so that the operands of a block of weights are contiguous.
 struct Rows {
   float* values = nullptr;        // [total][stride], zero from n_in to stride
   int8_t* codes = nullptr;        // [bands][blocks][rows][32]
@@ -81,8 +81,8 @@ struct Activation {
 // Functions of a gate that multiply its input.
 enum class GateKind : int32_t { none, sigmoid, silu, gelu_tanh };
 
-// One row of a linear recurrence for a tile of 16 of a head's values: S = decay S, d = beta (v - S^T k), or beta v without the delta
-// rule, S += k d^T, out = S^T q. The state S is [keys][16].
+// One row of a linear recurrence for a tile of 16 of a head's values: S = decay S, d = beta (v - S^T k), or beta v without
+// the delta rule, S += k d^T, out = S^T q. The state S is [keys][16].
 struct Recurrence {
   const float *q = nullptr, *k = nullptr;  // [keys]
   const float* v = nullptr;                // [16]
@@ -131,11 +131,11 @@ constexpr int kNotFinite = -1;  // returned by top_k() for values with NaN or an
 struct KernelTable {
   const char* name;
 
-  // out[r][n - 16 begin] = (add ? out[r][n - 16 begin] : 0) + bias[n] + sum over k of x[r][k] w[n][k], for the tiles of 16 outputs
-  // [begin, end).
+  // out[r][n - 16 begin] = (add ? out[r][n - 16 begin] : 0) + bias[n] + sum over k of x[r][k] w[n][k], for the tiles of 16
+  // outputs [begin, end).
   void (*linear)(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride, bool add);
-  // f(gate(x)) * up(x), or f(up(x)) if gate has no codes, as the next layer's rows, for the groups of 32 outputs [begin, end): codes,
-  // scales and sums, or values if they are not quantized. Zero beyond the last output.
+  // f(gate(x)) * up(x), or f(up(x)) if gate has no codes, as the next layer's rows, for the groups of 32 outputs [begin,
+  // end): codes, scales and sums, or values if they are not quantized. Zero beyond the last output.
   void (*gate_up)(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                   int64_t end, const Rows& out, bool quantize);
   // Row `row` of the matrix as float [n_in] (embedding lookup).
@@ -171,7 +171,8 @@ struct KernelTable {
   int (*top_k)(const float* x, int64_t n, int64_t first, int k, float* values, int32_t* indices);
   // x = x f(gate), where f is the identity, sigmoid, silu or gelu_tanh.
   void (*gate)(const float* gate, int64_t n, GateKind kind, float* x);
-  // out[c] = f(bias[c] + sum over t of weight[t][c] taps[t][c]) for n channels, where f is silu or the identity; weights [kernel][stride].
+  // out[c] = f(bias[c] + sum over t of weight[t][c] taps[t][c]) for n channels, where f is silu or the identity; weights
+  // [kernel][stride].
   void (*convolve)(const float* const* taps, int kernel, const float* weight, int64_t stride, const float* bias, int64_t n,
                    bool silu, float* out);
   // steps = softplus(x + bias) within [least, most], decays = e^(rate steps).

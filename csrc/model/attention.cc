@@ -33,7 +33,7 @@ Attention::Attention(const OperationParts& of, AttentionScratch& scratch)
 }
 
 CachedAttention Attention::cached(const OperationParts& of) const {
-  const int64_t own = of.committed && shape_.window > 0 ? 1 : 0;  // the row's own position counts for the window, but is not visible
+  const int64_t own = of.committed && shape_.window > 0 ? 1 : 0;  // the window counts the row's own position
   const HeadsShape heads{shape_.heads, shape_.kv_heads, shape_.head_dim, shape_.head_dim, shape_.window - own, shape_.softcap};
   if (of.shared != nullptr) return {heads, static_cast<const Attention&>(*of.shared).cached_, scratch_};
   return {heads, of.kv_format, of.cache, scratch_};
@@ -123,8 +123,8 @@ JoinedLinears Attention::joined() const {
             {shape_.gate ? &gate_ : nullptr, gate_column_}}}};
 }
 
-// Order of heads for the split among threads: the query heads of a key head, the key head, its value head, the gates of its query
-// heads, then the next group. So a thread's share is about the heads that it attends with.
+// Order of heads for the split among threads: the query heads of a key head, the key head, its value head, the gates of its
+// query heads, then the next group. So a thread's share is about the heads that it attends with.
 Attention::Head Attention::head_of(int64_t index) const {
   const int group = shape_.heads / shape_.kv_heads, kept = int(shape_.has_keys()) + int(shape_.has_values());
   const int each = (shape_.gate ? 2 : 1) * group + kept, kv = int(index / each), i = int(index % each);

@@ -60,8 +60,8 @@ class Cache {
   // Called after the step with the parents of its rows, which keep() checks paths against.
   void stepped(const int32_t* parents, int64_t rows, int64_t settled);
 
-  // Commits the accepted rows of the last step. Throws std::invalid_argument if `rows` is not a path from a root of the step, or
-  // lacks one of its settled rows.
+  // Commits the accepted rows of the last step. Throws std::invalid_argument if `rows` is not a path from a root of the step,
+  // or lacks one of its settled rows.
   void keep(const int64_t* rows, int64_t count);
   // Rolls back to `length`, or to the largest smaller length that every state can reach (at worst 0). Returns that length.
   int64_t crop(int64_t length);

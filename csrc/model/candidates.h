@@ -25,7 +25,8 @@ class Candidates {
     if (any()) weights.declare_linear("candidates.centroids", centroids_, shape_.centroids, hidden, {Phase::head});
   }
   void reserve(int64_t rows);
-  // Chooses the used() centroids with the largest product for each row; `x` are the inputs() of the rows. Every thread calls it.
+  // Chooses the used() centroids with the largest product for each row; `x` are the inputs() of the rows. Every thread calls
+  // it.
   template <typename Inputs>
   void choose(ThreadContext& context, const KernelTable& kernels, int64_t rows, Inputs& x) {
     context.split_tiles(centroids_.tiles(), [&](int64_t begin, int64_t end) {

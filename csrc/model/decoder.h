@@ -64,13 +64,13 @@ struct StepOutputs {
   PhaseTimes* times = nullptr;  // times are added to it
 };
 
-// Methods that change a decoder hold the process's thread pool (a Crew). So steps do not overlap, weights cannot change during a
-// step, and a child after fork() sees a consistent decoder.
+// Methods that change a decoder hold the process's thread pool (a Crew). So steps do not overlap, weights cannot change
+// during a step, and a child after fork() sees a consistent decoder.
 class Decoder {
  public:
-  // Throws std::invalid_argument for an invalid shape or number of threads. A drafting head may share the keys and values of a
-  // `target`, which must outlive it. Its caches are then the target's caches; each of its rows sees the committed positions and no
-  // other row, and a step does not change the cache.
+  // Throws std::invalid_argument for an invalid shape or number of threads. A drafting head may share the keys and values of
+  // a `target`, which must outlive it. Its caches are then the target's caches; each of its rows sees the committed positions
+  // and no other row, and a step does not change the cache.
   Decoder(const DecoderShape& shape, int threads, const std::string& isa, const Decoder* target = nullptr);
 
   // Names: layers.0.mixer.q.weight, ..., final_norm.weight, embedding (also the lm_head if tied), head.weight.

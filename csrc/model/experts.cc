@@ -47,7 +47,7 @@ void ExpertPlan::make(const ExpertChoice& choice, int64_t rows, int64_t used, in
     at[size_t(i)] = place;
     row_of[size_t(place)] = int32_t(i / used);
   }
-  for (int64_t e = of; e > 0; --e) begins[size_t(e)] = begins[size_t(e - 1)];  // each entry was advanced to the next expert's begin
+  for (int64_t e = of; e > 0; --e) begins[size_t(e)] = begins[size_t(e - 1)];  // each was advanced to the next begin
   begins[0] = 0;
 }
 
@@ -164,8 +164,8 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
     routers.run(kernels, router_x.get(), begin, end, scratch_.router_logits.data(), stride);
   });
 
-  // Few choices are made by every thread, like few rows, and inside an item: a late thread finds the phase complete and must not
-  // read scratch that already belongs to the next layer.
+  // Few choices are made by every thread, like few rows, and inside an item: a late thread finds the phase complete and must
+  // not read scratch that already belongs to the next layer.
   const bool alone = rows.count <= kPreparedByAll;
   ThreadMemory& own = rows.own[size_t(context.thread())];
   ExpertChoice& choice = alone ? own.choice : scratch_.choice;

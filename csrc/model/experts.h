@@ -1,7 +1,8 @@
 // Mixture of experts: each row goes through the few experts that its router scores highest.
 //
-// Rows are gathered by expert, so the weights of each chosen expert are read once per step. An expert's output depends on the row
-// alone, and a row's experts are added in ascending order of rank. So results do not depend on the other rows of the step.
+// Rows are gathered by expert, so the weights of each chosen expert are read once per step. An expert's output depends on the
+// row alone, and a row's experts are added in ascending order of rank. So results do not depend on the other rows of the
+// step.
 #pragma once
 
 #include <string>

@@ -10,9 +10,8 @@ namespace ipex_lookahead {
 
 // x = project(embedding_norm(e) | norms(features)), where e is the token's embedding (DeepSeek-V3's MTP, arXiv 2412.19437).
 // The norms are optional, and e may have another width than x; the head's own features are then back(features) (Gemma 4's
-// assistants).
-// With keep_embedding: x = after(project(norms(features))), and embedding_norm(e) is stored in StepRows::embeddings. The head's own
-// features replace the output of `project` (EAGLE-3, arXiv 2503.01840).
+// assistants). With keep_embedding: x = after(project(norms(features))), and embedding_norm(e) is stored in
+// StepRows::embeddings. The head's own features replace the output of `project` (EAGLE-3, arXiv 2503.01840).
 class FeatureInputs {
  public:
   FeatureInputs(const FeatureInputsShape& shape, int64_t hidden, DecoderWeights& weights);

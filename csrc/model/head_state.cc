@@ -10,7 +10,8 @@ namespace ipex_lookahead {
 namespace {
 
 constexpr int64_t kRowsAtOnce = 512;
-constexpr int64_t kMaxPending = 64;  // features beyond this number of rows are read between steps: they take more memory than keys
+// From this number of rows on, features are read between steps: they take more memory than keys.
+constexpr int64_t kMaxPending = 64;
 constexpr int64_t kRowsHeld = 129;  // rows of scratch that stay allocated: a token and the longest draft
 // Maximum number of allowed tiles of 16 tokens: an eighth of a part of 32,768 outputs. The latest tiles are kept.
 constexpr size_t kMaxDraftTiles = 256;

@@ -2,8 +2,8 @@
 // own KV cache for the rows that it has read. It is one more state of the target's cache, so it is kept, cropped, forked and
 // counted with the others.
 //
-// Row p of the head is computed from the features of the target's row p and the token at p + 1, which the next row brings. A head
-// that shares its target's keys has no KV cache and reads the last position only.
+// Row p of the head is computed from the features of the target's row p and the token at p + 1, which the next row brings. A
+// head that shares its target's keys has no KV cache and reads the last position only.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,10 @@ class HeadState : public State {
   // Runs the head over pending features if there are many, so that a prompt's features do not accumulate.
   void catch_up();
 
-  // A chain starts with first(`token`), where `token` is the last one of the text, continues with next() for drafted tokens, which
-  // use the head's own features, and is undone by end(), or by the next call of another method. first() and next() return false if
-  // nothing can be drafted or the logits are not finite. `target`: the cache that owns this state, claimed by the caller.
+  // A chain starts with first(`token`), where `token` is the last one of the text, continues with next() for drafted tokens,
+  // which use the head's own features, and is undone by end(), or by the next call of another method. first() and next()
+  // return false if nothing can be drafted or the logits are not finite. `target`: the cache that owns this state, claimed by
+  // the caller.
   bool first(Cache& target, int32_t token);
   bool next(Cache& target, int32_t token, bool answer = true);  // without `answer`, logits are not computed
   void end();

@@ -1,6 +1,6 @@
-// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in its absorbed form, for prompts too. A position's cache entry is
-// one latent and one rotated key for all heads. k_b maps a head's query to the latent space, heads attend as if they shared one
-// key head, and v_b maps the result to the head's values.
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) in its absorbed form, for prompts too. A position's cache entry
+// is one latent and one rotated key for all heads. k_b maps a head's query to the latent space, heads attend as if they
+// shared one key head, and v_b maps the result to the head's values.
 #pragma once
 
 #include <cstdint>

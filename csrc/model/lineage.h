@@ -22,7 +22,8 @@ struct Lineage {
 
   int64_t accepted() const { return state.accepted(); }
   int64_t count() const { return accepted() + sequence.rows; }
-  int64_t committed() const { return sequence.settled == kHold ? 0 : accepted() + sequence.settled; }  // rows that the step adds to the state
+  // Number of rows that the step adds to the state.
+  int64_t committed() const { return sequence.settled == kHold ? 0 : accepted() + sequence.settled; }
 
   // The raw inputs of a row. Positions inside the state have the convolution's inputs only.
   const float* inputs(int64_t row) const {
@@ -39,7 +40,8 @@ struct Lineage {
   void taps(int64_t row, int64_t c, const float** at) const {
     for (int t = 0; t < shape.kernel; ++t) at[t] = inputs(before(row, shape.kernel - 1 - t)) + c;
   }
-  // Stores raw inputs [c, c + n) for the next step: the last ones of the committed rows, and those of rows that may be accepted.
+  // Stores raw inputs [c, c + n) for the next step: the last ones of the committed rows, and those of rows that may be
+  // accepted.
   void leave(int64_t c, int64_t n) const {
     for (int64_t i = 0; c < shape.channels && i < shape.kernel - 1; ++i)
       std::memcpy(state.next_history(layer, i) + c, inputs(committed() - (shape.kernel - 1) + i) + c, size_t(n) * sizeof(float));

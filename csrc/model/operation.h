@@ -20,7 +20,7 @@ namespace ipex_lookahead {
 struct Sequence {
   const Cache* cache;
   int64_t first_row, rows;
-  int64_t length;     // committed positions before its rows, minus StepRows::position_offset; its rows use the slots from here on
+  int64_t length;     // first slot of its rows: committed positions minus StepRows::position_offset
   int64_t settled;    // number of leading rows that cannot be rejected (prompt rows), or kHold
   bool chain;         // every row's parent is the previous row
   int64_t ancestors;  // offset of its ancestor table [rows][rows] in StepRows::ancestors
@@ -119,7 +119,7 @@ struct OperationParts {
   CacheShape& cache;
   bool defer_residual_add = false;  // for the mixer of a parallel block: the MLP adds the mixer's output
   const Operation* parallel_mixer = nullptr;  // for the MLP of a parallel block: the mixer; the MLP shares its norm and input
-  std::string output_scale = {};      // for the last operation of a block: name of the weight that scales the block's output, or ""
+  std::string output_scale = {};      // last operation of a block: the weight that scales the block's output, or ""
   const Operation* shared = nullptr;  // the attention that owns the keys and values, if not this one
   bool committed = false;             // it sees committed positions only (a head on its target's cache)
 };
@@ -155,8 +155,8 @@ class Operation {
       input_norm_(rows.kernels, rows.row(r), out);
   }
 
-  // Adds the operation's output to the hidden state, after its norm and multiplier. `linear(begin, end, out, add)` computes tiles
-  // [begin, end), at most `most` of them, for every row; `out` points to the first of them.
+  // Adds the operation's output to the hidden state, after its norm and multiplier. `linear(begin, end, out, add)` computes
+  // tiles [begin, end), at most `most` of them, for every row; `out` points to the first of them.
   template <typename Linear>
   void add_to_hidden(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most = INT64_MAX) const {
     const int64_t tiles = rows.stride / kLanes;

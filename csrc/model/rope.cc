@@ -10,7 +10,8 @@ namespace {
 __extension__ typedef unsigned __int128 uint128;
 __extension__ typedef __int128 int128;
 
-// 2 / pi after 32 zero bits: the quarter turns of a float are its 24-bit mantissa times a window of these (Payne and Hanek, 1983).
+// 2 / pi after 32 zero bits: the quarter turns of a float are its 24-bit mantissa times a window of these (Payne and Hanek,
+// 1983).
 constexpr uint32_t kTwoOverPi[] = {0,          0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0,
                                    0xdb629599, 0x3c439041, 0xfe5163ab, 0xdebbc561};
 
@@ -52,8 +53,8 @@ Turn turn(float x) {
   double r = x;  // x is r plus `quarters` quarter turns
   unsigned quarters = 0;
   if (!(std::fabs(x) <= 0.785f)) {
-    // x = m * 2^(exponent - 150). The first two bits of the 128-bit product are the whole quarters; the rest is the signed distance
-    // to the nearest one.
+    // x = m * 2^(exponent - 150). The first two bits of the 128-bit product are the whole quarters; the rest is the signed
+    // distance to the nearest one.
     const uint32_t m = (bits & 0x7fffff) | 0x800000;
     const uint128 product = m * two_over_pi(exponent - 120);
     quarters = unsigned(product >> 126) + unsigned(product >> 125 & 1);

@@ -1,5 +1,5 @@
-// Rotary embedding tables: cosines, sines and query factors. Sine, cosine and logarithm are implemented here, so that results do
-// not depend on the C library. Every engine with table-driven kernels uses these tables.
+// Rotary embedding tables: cosines, sines and query factors. Sine, cosine and logarithm are implemented here, so that results
+// do not depend on the C library. Every engine with table-driven kernels uses these tables.
 #pragma once
 
 #include <cstdint>

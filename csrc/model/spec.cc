@@ -213,8 +213,8 @@ void check_parallel(const BlockShape& block) {
       throw std::invalid_argument("a parallel block must not have norms after its branches or a residual_multiplier");
 }
 
-// A layer may share the keys and values of an earlier layer with the same heads and window, or of a layer of the target, also if
-// its own window is up to kBeyondWindow positions larger.
+// A layer may share the keys and values of an earlier layer with the same heads and window, or of a layer of the target, also
+// if its own window is up to kBeyondWindow positions larger.
 void check_shared(const DecoderShape& shape, size_t layer, const DecoderShape* target) {
   const auto* own = shape.layers[layer].mixer ? std::get_if<AttentionShape>(&shape.layers[layer].mixer->operation) : nullptr;
   if (target != nullptr && (own == nullptr || own->has_keys()))

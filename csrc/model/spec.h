@@ -45,7 +45,7 @@ struct AttentionShape {
   bool norm_after_rope = false;  // the norms follow rope; they must be per head
   bool value_of_key = false;     // values are the key projection before its norm and rope
   float value_norm = 0;          // epsilon of an RMS norm without weights over each head of values; 0: no norm
-  int shared = -1;               // layer that owns the keys and values (of the target if DecoderShape::target_keys); -1: this layer
+  int shared = -1;               // layer that owns the keys and values (with target_keys: of the target); -1: this one
   bool with_embedding = false;   // q, k and v read the concatenation (StepRows::embeddings | row)
 
   bool has_keys() const { return shared < 0; }
@@ -87,8 +87,8 @@ struct ExpertsShape {
   int groups = 1, groups_used = 1;  // experts are chosen from the groups_used best groups;
   int group_best = 2;               // a group's score is the sum of its group_best best experts
   float scale = 1;                  // multiplies the weights
-  // Norms of the router's input, the experts' input, the experts' sum and the shared expert's output, and a factor on the router's
-  // input. Either all of them are present or none: then router and experts read the block's normed input.
+  // Norms of the router's input, the experts' input, the experts' sum and the shared expert's output, and a factor on the
+  // router's input. Either all of them are present or none: then router and experts read the block's normed input.
   NormShape router_norm, norm, after, shared_after;
   float router_multiplier = 1;
   bool expert_scales = false;       // multiplies each expert's weight by a learned scale, last
@@ -159,7 +159,7 @@ constexpr int32_t kFinalNorm = -1;
 struct FeatureInputsShape {
   int width = 0;                // values per row; 0: none
   std::vector<int32_t> layers;  // the target's hidden states that are concatenated, each of width / layers.size() values
-  int32_t feedback = kFinalNorm;        // hidden state of the head that serves as features of a drafted token (kFinalNorm, or a number of layers)
+  int32_t feedback = kFinalNorm;  // index of the head's hidden state that is the features of a drafted token
   bool keep_embedding = false;  // the embedding is kept separately for attention that reads (embedding | row)
   int embedding = 0;            // width of the token's embedding
   bool back = false;            // the head's own hidden states are projected to the target's width before they are fed back
@@ -168,8 +168,8 @@ struct FeatureInputsShape {
 };
 constexpr size_t kMaxFeatureLayers = 16;
 
-// Restricts the lm_head to candidate outputs: the outputs are split into `centroids` equal runs, and only the runs of the `used`
-// centroids with the largest product are computed (model/candidates.h).
+// Restricts the lm_head to candidate outputs: the outputs are split into `centroids` equal runs, and only the runs of the
+// `used` centroids with the largest product are computed (model/candidates.h).
 struct CandidatesShape {
   int centroids = 0;  // 0: all outputs are computed
   int used = 0;

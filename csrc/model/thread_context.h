@@ -95,9 +95,9 @@ class ThreadContext {
   }
 
   // Rows of `width` values that linear layers read, each written by make(row, out), and quantized for `integer` weights. With
-  // an `order` [width], input i of the layers is the row's value order[i]. Many rows are prepared in a phase of their own. Few rows
-  // are prepared by every thread on its first get(). That is safe: no thread leaves the phase, and so changes what make() reads,
-  // before all items of the phase are done.
+  // an `order` [width], input i of the layers is the row's value order[i]. Many rows are prepared in a phase of their own.
+  // Few rows are prepared by every thread on its first get(). That is safe: no thread leaves the phase, and so changes what
+  // make() reads, before all items of the phase are done.
   template <typename Make>
   class Inputs {
    public:

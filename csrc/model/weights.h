@@ -44,12 +44,12 @@ class DecoderWeights {
   // Uses a matrix of another decoder, which must outlive this one.
   void share_matrix(const std::string& name, const Matrix& other);
   void set_vector(const std::string& name, const float* values, int64_t n);
-  // Input i of the matrix, and of all matrices with the same inputs, is value order[i]. Throws std::invalid_argument if `order` is
-  // not a permutation, or if the matrix takes no order.
+  // Input i of the matrix, and of all matrices with the same inputs, is value order[i]. Throws std::invalid_argument if
+  // `order` is not a permutation, or if the matrix takes no order.
   void set_order(const std::string& name, const int32_t* order, int64_t n);
 
-  // Return a weight, which lives as long as this object; null for a missing bias. Throw std::invalid_argument for an unknown name,
-  // MissingWeightError for a weight that is not set.
+  // Return a weight, which lives as long as this object; null for a missing bias. Throw std::invalid_argument for an unknown
+  // name, MissingWeightError for a weight that is not set.
   Matrix matrix(const std::string& name) const;
   const float* vector(const std::string& name, int64_t* n) const;
 

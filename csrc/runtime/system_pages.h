@@ -1,5 +1,5 @@
-// Zeroed memory mapped from the system, with huge pages advised if it spans any. Without huge pages, page table walks cost a seventh
-// of the time of attention over 4,096 int8 positions.
+// Zeroed memory mapped from the system, with huge pages advised if it spans any. Without huge pages, page table walks cost a
+// seventh of the time of attention over 4,096 int8 positions.
 #pragma once
 
 #include <sys/mman.h>

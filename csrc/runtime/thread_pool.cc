@@ -27,8 +27,8 @@ void pause_or_yield(int spins) {
     sched_yield();
 }
 
-// Moves this thread off the caller's core: the kernel wakes a thread on the waker's core and may leave both there for many steps
-// while another core is idle. The thread's affinity is restored afterwards.
+// Moves this thread off the caller's core: the kernel wakes a thread on the waker's core and may leave both there for many
+// steps while another core is idle. The thread's affinity is restored afterwards.
 void leave_core(int core) {
   cpu_set_t allowed, others;
   if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;

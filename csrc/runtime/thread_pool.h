@@ -1,17 +1,17 @@
 // The process's thread pool, which runs one job at a time, and phases that split work among its threads.
 //
-// All models of a process share one pool. So the threads of a draft model never spin on the cores of its target, and two callers
-// alternate instead of oversubscribing the cores. The pool has the largest requested number of threads; each job sets how many of
-// them take part. Threads are started by the first job that needs them and sleep between jobs until the
-// process ends.
+// All models of a process share one pool. So the threads of a draft model never spin on the cores of its target, and two
+// callers alternate instead of oversubscribing the cores. The pool has the largest requested number of threads; each job sets
+// how many of them take part. Threads are started by the first job that needs them and sleep between jobs until the process
+// ends.
 //
-// No thread waits for another to arrive: work is counted by completed items, not by arrived threads. A core that the system uses
-// for another process, a slower core or a sleeping worker costs its share of the speed and no more, and the result is the same,
-// because items are fixed blocks of outputs.
+// No thread waits for another to arrive: work is counted by completed items, not by arrived threads. A core that the system
+// uses for another process, a slower core or a sleeping worker costs its share of the speed and no more, and the result is
+// the same, because items are fixed blocks of outputs.
 //
-// fork() waits until no job runs, so that what jobs write is complete in the child. The child has none of its parent's threads:
-// it gets a new pool, and the inherited one is neither used nor destroyed. Whatever a thread changes without the GIL, it changes
-// while it holds a Crew.
+// fork() waits until no job runs, so that what jobs write is complete in the child. The child has none of its parent's
+// threads: it gets a new pool, and the inherited one is neither used nor destroyed. Whatever a thread changes without the
+// GIL, it changes while it holds a Crew.
 #pragma once
 
 #include <atomic>
@@ -38,8 +38,8 @@ class Crew {
 
   int size() const { return threads_; }
 
-  // Runs job(thread) on the caller (thread 0) and on the workers that arrive before the caller finishes. The job must be complete
-  // when job(0) returns; workers inside it are waited for. A job must not throw.
+  // Runs job(thread) on the caller (thread 0) and on the workers that arrive before the caller finishes. The job must be
+  // complete when job(0) returns; workers inside it are waited for. A job must not throw.
   void run(const std::function<void(int)>& job);
 
   // Runs work(item) for every item in [0, items).
@@ -55,9 +55,9 @@ class Crew {
 // Each thread has a fixed share of a phase's items, the same in every step, so that its data is still in the core's cache. A
 // thread that completes its share helps with the others.
 //
-// The counters serve every phase of every job and are never reset: each stores the number of its phase, and counts from zero for
-// a thread in a later phase. No thread enters a later phase before all items are done, so a thread that reads a later phase's
-// number knows that its own phase is over.
+// The counters serve every phase of every job and are never reset: each stores the number of its phase, and counts from zero
+// for a thread in a later phase. No thread enters a later phase before all items are done, so a thread that reads a later
+// phase's number knows that its own phase is over.
 class Phases {
  public:
   static constexpr int64_t kMaxItems = (int64_t(1) << 24) - 1;  // per phase: the range of a counter

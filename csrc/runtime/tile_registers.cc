@@ -20,8 +20,8 @@ namespace {
 
 constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
-// Compares a product with the scalar kernels: 49 rows, 24 outputs, 8 blocks, for formats with one scale per block, with two steps,
-// and with steps and minimums.
+// Compares a product with the scalar kernels: 49 rows, 24 outputs, 8 blocks, for formats with one scale per block, with two
+// steps, and with steps and minimums.
 bool equals_scalar(WeightFormat format) {
   constexpr int64_t kCount = 49, kOutputs = 24, kBlocks = 8, kStride = kBlocks * kGroup, kTiles = 2;
   std::vector<uint8_t> codes(kTiles * kBlocks * 512), steps(kTiles * kBlocks * 32);

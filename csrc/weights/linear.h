@@ -12,8 +12,8 @@
 
 namespace ipex_lookahead {
 
-// State shared by the layers of a model: threads, memory for weights, and scratch for quantized activations. Methods that change
-// it hold the process's thread pool (a Crew), so calls from several threads wait for each other.
+// State shared by the layers of a model: threads, memory for weights, and scratch for quantized activations. Methods that
+// change it hold the process's thread pool (a Crew), so calls from several threads wait for each other.
 class LinearPool {
  public:
   LinearPool(int threads, const std::string& isa);
@@ -24,10 +24,11 @@ class LinearPool {
 
   // Prepacks a weight, which lives as long as the pool.
   Matrix add(const PlainMatrix& plain, const float* bias);
-  void plain(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums);  // writes the plain streams, with sizes as in packing.h
+  // Writes the plain streams, with sizes as in packing.h.
+  void plain(const Matrix& matrix, void* codes, uint16_t* scales, uint16_t* minimums);
 
-  // out [rows][n_out] = x [rows][n_in] W^T + bias, with the kernels of a decoder step. Throws std::invalid_argument for more rows
-  // than a phase has items.
+  // out [rows][n_out] = x [rows][n_in] W^T + bias, with the kernels of a decoder step. Throws std::invalid_argument for more
+  // rows than a phase has items.
   void run(const Matrix& matrix, const float* x, int64_t rows, float* out);
 
  private:

@@ -1,5 +1,5 @@
-// Conversion between plain (serializable) weights and prepacked tiles. The layouts are described at Matrix in kernels.h and, for
-// each format's plain streams, in the Python package.
+// Conversion between plain (serializable) weights and prepacked tiles. The layouts are described at Matrix in kernels.h and,
+// for each format's plain streams, in the Python package.
 #pragma once
 
 #include <cstdint>

@@ -26,9 +26,9 @@ struct Quantization {
 // True if the format's streams can store the result of such a search with blocks of `parts` parts.
 bool fits(WeightFormat format, SearchKind kind, int parts);
 
-// Fills the plain streams (codes zeroed before) and returns -1. Otherwise returns the first row with a value that is NaN, infinite
-// or too large, or with a scale beyond binary16; the streams are invalid then. Takes a Crew for a limited number of items at a time,
-// so that steps of models in other threads can run in between.
+// Fills the plain streams (codes zeroed before) and returns -1. Otherwise returns the first row with a value that is NaN,
+// infinite or too large, or with a scale beyond binary16; the streams are invalid then. Takes a Crew for a limited number of
+// items at a time, so that steps of models in other threads can run in between.
 int64_t quantize(const Quantization& wanted, uint8_t* codes, uint16_t* scales, uint16_t* minimums, int threads);
 
 }  // namespace ipex_lookahead

@@ -1,10 +1,10 @@
 // Bit layouts of codes: in a plain row, as files store it, and in a tile, as the kernels read it (kernels/formats.h).
 //
-// Both consist of planes. A plane stores some bits of every code; the 32 codes of a block are read from it as eight words of four
-// codes, one per byte. Converting a block moves the bits of each word between the planes of the two layouts.
+// Both consist of planes. A plane stores some bits of every code; the 32 codes of a block are read from it as eight words of
+// four codes, one per byte. Converting a block moves the bits of each word between the planes of the two layouts.
 //
-// get and put access one word; get4 and put_block access four or more words with SSE2 instructions. Loading is memory bound then,
-// so wider registers would gain little.
+// get and put access one word; get4 and put_block access four or more words with SSE2 instructions. Loading is memory bound
+// then, so wider registers would gain little.
 #pragma once
 
 #include <emmintrin.h>
@@ -98,8 +98,8 @@ struct Planes {
   static void put_block(uint8_t* p, const __m128i* words) { (Each::put_block(p, words), ...); }
 };
 
-// Byte codes, and nibble codes with code i in the low and code i + 16 in the high nibble. `Stride` is the distance between words: 4
-// in a plain row, 64 in a tile, which interleaves 16 outputs.
+// Byte codes, and nibble codes with code i in the low and code i + 16 in the high nibble. `Stride` is the distance between
+// words: 4 in a plain row, 64 in a tile, which interleaves 16 outputs.
 template <int Stride>
 struct BytePlace {
   static constexpr int at(int, int c) { return Stride * c; }
@@ -201,10 +201,11 @@ struct TilePlanes<E2m1> : TilePlanes<Nibbles> {};
 template <>
 struct TilePlanes<Iq4> : TilePlanes<Nibbles> {};
 
-// Record layouts: kInputs values of a row in kBytes bytes. kFlip is XORed to the record's codes, which may be signed, to get the
-// tile's codes. kScale and kMinimum are the byte offsets of its binary16 numbers, or kApart if they are separate streams. If
-// kSubtracted, the minimum is subtracted, and the tile stores it negated. A record with steps has get_steps and put_steps for its
-// block j; one with two steps for each of eight blocks also has all_steps: both of block 0, then of block 1, and so on.
+// Record layouts: kInputs values of a row in kBytes bytes. kFlip is XORed to the record's codes, which may be signed, to get
+// the tile's codes. kScale and kMinimum are the byte offsets of its binary16 numbers, or kApart if they are separate streams.
+// If kSubtracted, the minimum is subtracted, and the tile stores it negated. A record with steps has get_steps and put_steps
+// for its block j; one with two steps for each of eight blocks also has all_steps: both of block 0, then of block 1, and so
+// on.
 constexpr int kApart = -1;
 template <int Inputs, int Bytes, int Scale = kApart, int Minimum = kApart, bool Subtracted = false>
 struct Record {
@@ -292,8 +293,8 @@ struct RecordOf<Iq4Xs> : Record<256, 136, 0>, Planes<Plane<4, 0, SubNibblePlace<
     p[2 + j / 4] |= uint8_t((steps[0] >> 4) << 2 * (j % 4));
   }
 };
-// Six-bit steps of scale and minimum in the twelve bytes from byte 4: for the first four sub-blocks in the low bits of bytes 0 ... 3
-// and 4 ... 7, for the others in the nibbles of bytes 8 ... 11 and the top bits of the earlier bytes.
+// Six-bit steps of scale and minimum in the twelve bytes from byte 4: for the first four sub-blocks in the low bits of bytes
+// 0 ... 3 and 4 ... 7, for the others in the nibbles of bytes 8 ... 11 and the top bits of the earlier bytes.
 struct SixBitPairs {
   static __m128i all_steps(const uint8_t* p) {
     uint32_t a, b, c;
@@ -347,7 +348,8 @@ struct RecordOf<Q6K> : Record<256, 210, 208>, Planes<Plane<4, 0, QuadPlace>, Pla
 };
 template <>
 struct RecordOf<Q3K> : Record<256, 110, 108>, Planes<Plane<2, 0, CrumbPlace<32>>, Plane<1, 2, BitPlace<0>>> {
-  // From byte 96: eight bytes with low nibbles of steps i and i + 8; four bytes with two high bits of steps i, i + 4, i + 8, i + 12.
+  // From byte 96: eight bytes with low nibbles of steps i and i + 8; four bytes with two high bits of steps i, i + 4, i + 8,
+  // i + 12.
   static __m128i all_steps(const uint8_t* p) {
     uint32_t twos;
     std::memcpy(&twos, p + 104, 4);

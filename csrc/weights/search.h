@@ -32,8 +32,8 @@ struct FoundParts {
   float* float_scale;              // [blocks]
 };
 
-// values [blocks, inputs]; importance [repeated, inputs], where `repeated` divides `blocks`: the importance of one row's blocks.
-// lanes: 16 (AVX-512), 8 (AVX2) or 4 (any CPU) columns at a time; the result is the same.
+// values [blocks, inputs]; importance [repeated, inputs], where `repeated` divides `blocks`: the importance of one row's
+// blocks. lanes: 16 (AVX-512), 8 (AVX2) or 4 (any CPU) columns at a time; the result is the same.
 void search_blocks(const Search& search, const float* values, const float* importance, int64_t blocks, int64_t repeated,
                    int lanes, const FoundParts& out);
 

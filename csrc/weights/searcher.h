@@ -83,8 +83,8 @@ struct Searcher {
     return value > all(high) ? all(high) : value;
   }
 
-  // The nearest integer in [low, high]. Clamps the sum's bits as integers, which order like the floats and take one instruction;
-  // clamping floats takes two, because they may be NaN.
+  // The nearest integer in [low, high]. Clamps the sum's bits as integers, which order like the floats and take one
+  // instruction; clamping floats takes two, because they may be NaN.
   static ALWAYS_INLINE F whole(F value, int low, int high) {
     I sum = (I)(value + 12582912.0f);
     const I least = I{} + (0x4b400000 + low), most = I{} + (0x4b400000 + high);
@@ -114,8 +114,8 @@ struct Searcher {
     return (mirrored ? -count : count) + int(first_middle);
   }
 
-  // Maps a negative value to the positive numbers for comparison: just above its magnitude, because a tie goes to the lower number,
-  // which is the one farther from 0.
+  // Maps a negative value to the positive numbers for comparison: just above its magnitude, because a tie goes to the lower
+  // number, which is the one farther from 0.
   static ALWAYS_INLINE F on_one_side(F value, I mirrored) {
     return mirrored ? (F)((I)magnitude(value) + 1) : value;
   }

@@ -101,7 +101,7 @@ class DraftModel:
     def propose(self, budget: int) -> Draft:
         """Return a chain of at most ``budget`` tokens, with the draft model's probabilities."""
         start = self._length
-        # The row of the last token stands at position length - 1; the draft's last token is never fed.
+        # The row of the last token has position length - 1; the draft's last token is never fed.
         budget = min(budget, self._engine.max_context - start + 1)
         self._drafted = 0
         if budget <= 0 or not start or not self._room(start + budget - 1):

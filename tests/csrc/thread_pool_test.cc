@@ -1,6 +1,6 @@
-// The thread pool and its phases, for ThreadSanitizer: every item runs exactly once and no phase starts early, for jobs in rapid
-// succession and after sleeps, narrow and wide ones, from several callers at once, with more threads than cores, and in children
-// of fork().
+// The thread pool and its phases, for ThreadSanitizer: every item runs exactly once and no phase starts early, for jobs in
+// rapid succession and after sleeps, narrow and wide ones, from several callers at once, with more threads than cores, and in
+// children of fork().
 #include <dirent.h>
 #include <sched.h>
 #include <sys/wait.h>

@@ -1,6 +1,7 @@
-// Integer linear layers for many rows: one instruction computes the dot products of a band of up to 16 rows with the 16 outputs of
-// a tile over a block of 32 inputs. The results are integers, exact in any order, and generic/scales.inl applies the scales, so the
-// bits equal those of every other instruction set. A dot product cannot span blocks, because each block has its own scale.
+// Integer linear layers for many rows: one instruction computes the dot products of a band of up to 16 rows with the 16
+// outputs of a tile over a block of 32 inputs. The results are integers, exact in any order, and generic/scales.inl applies
+// the scales, so the bits equal those of every other instruction set. A dot product cannot span blocks, because each block
+// has its own scale.
 
 // Calls with fewer rows are at least as fast without tiles (measured in whole steps: docs/dev/LOG.md).
 constexpr int64_t kMinCallRows = 24;
@@ -12,8 +13,8 @@ constexpr int kTileValues = kBands * kMaxBandRows * kLanes;
 
 SIMD_INLINE int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
 
-// Splits the rows of a call into bands of equal size: 24 rows are 2 bands of 12, 33 are 3 of 11. The last band may overlap the one
-// before it: the rows in both are computed twice, with the same bits.
+// Splits the rows of a call into bands of equal size: 24 rows are 2 bands of 12, 33 are 3 of 11. The last band may overlap
+// the one before it: the rows in both are computed twice, with the same bits.
 struct Bands {
   int64_t count, number, rows;
   explicit Bands(int64_t row_count)
@@ -105,8 +106,8 @@ struct Dots {
   }
 };
 
-// Activations of a band's blocks, copied row by row: in place, rows at distances of a power of two would evict each other from the
-// cache.
+// Activations of a band's blocks, copied row by row: in place, rows at distances of a power of two would evict each other
+// from the cache.
 struct BandPanel {
   alignas(64) int8_t codes[kPanel][kMaxBandRows][kGroup];
   float scales[kMaxBandRows][kPanel], sums[kMaxBandRows][kPanel];

@@ -100,8 +100,8 @@ SIMD_INLINE __m256i broadcast8(const uint8_t* p) {
   std::memcpy(&x, p, 8);
   return _mm256_set1_epi64x(x);
 }
-// sum + x * four such integers, which are loaded for this product only: compilers would keep those of three queries in registers
-// and spill a sum, because no register is left next to twelve sums.
+// sum + x * four such integers, which are loaded for this product only: compilers would keep those of three queries in
+// registers and spill a sum, because no register is left next to twelve sums.
 SIMD_INLINE __m256i add_anew(__m256i sum, __m256i x, const uint8_t* numbers) {
   __m256i product;
   __asm__("vpbroadcastq %3, %1\n\tvpmaddwd %2, %1, %1\n\tvpaddd %1, %0, %0"
@@ -147,8 +147,8 @@ struct Dots {
   }
 };
 
-// Integer dot products for measuring the peak, limited by the number of registers: 64 multiply-adds per call. The 16-bit sums hold
-// eight calls and are then widened.
+// Integer dot products for measuring the peak, limited by the number of registers: 64 multiply-adds per call. The 16-bit sums
+// hold eight calls and are then widened.
 constexpr int kDotChains = 3;
 struct DotAccumulator {
   __m256i lo, hi;

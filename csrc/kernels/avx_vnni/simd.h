@@ -29,8 +29,8 @@ struct CodeTile {
   SIMD_METHOD void settle() {}
   SIMD_METHOD void lay_down() { __asm__("" : "+m"(rows)); }  // as in avx2/simd.h
 };
-// sums[m] += codes * a[m], over `Count` rows of the tile from `First`, row by row, so that each weight is loaded once. The weights
-// are the unsigned operand.
+// sums[m] += codes * a[m], over `Count` rows of the tile from `First`, row by row, so that each weight is loaded once. The
+// weights are the unsigned operand.
 template <int First, int Count, int M, int Most>
 SIMD_INLINE void add_products(const CodeTile<Most>& t, const int8_t* a, i32x16 (&sums)[M]) {
 #pragma GCC unroll 8

@@ -1,10 +1,10 @@
 // Activation functions of gated layers, and quantization of the next layer's rows; written once against <isa>/simd.h.
 
-// Non-finite values must reach the logits, where they are an error: no function here turns a NaN into a number, and a function that
-// would turn an infinity into a number returns NaN.
+// Non-finite values must reach the logits, where they are an error: no function here turns a NaN into a number, and a
+// function that would turn an infinity into a number returns NaN.
 
-// e^x, clamped to [-87, 88]: 2^n times a degree-6 Taylor polynomial on |r| <= ln(2) / 2 (relative error below 2e-7). NaN for NaN.
-// Explicit fma everywhere, so that all instruction sets have the same bits.
+// e^x, clamped to [-87, 88]: 2^n times a degree-6 Taylor polynomial on |r| <= ln(2) / 2 (relative error below 2e-7). NaN for
+// NaN. Explicit fma everywhere, so that all instruction sets have the same bits.
 SIMD_INLINE f32x16 exponential(f32x16 x) {
   x = min(set1(88.0f), max(set1(-87.0f), x));  // the operand order matters: the second one is returned if one is NaN
   const i32x16 n = round(mul(x, set1(1.44269504f)));

@@ -7,8 +7,8 @@
 //              values: binary16: fma over the block's positions in ascending order, one accumulator per dimension; int8:
 //              integer sums
 //   blocks     merged in ascending order by merge() (the online softmax of Milakov & Gimelshein, arXiv 1805.02867)
-// A row sees the committed prefix, its ancestors in the step and itself, limited to the last `window` positions. Other rows' keys
-// are skipped, not masked.
+// A row sees the committed prefix, its ancestors in the step and itself, limited to the last `window` positions. Other rows'
+// keys are skipped, not masked.
 
 constexpr int kMaxHead = 1024;
 
@@ -22,9 +22,9 @@ SIMD_INLINE f32x16 head_chunk(const float* x, int d, int head_dim) {
   return load(in);
 }
 
-// Pages are not adjacent in memory, so hardware prefetchers do not cross them: readers of a page prefetch what comes next. After keys:
-// the next page's keys, or after the range's last page the first page's values. After values: the next page's values, or after a
-// block's last page the next block's keys.
+// Pages are not adjacent in memory, so hardware prefetchers do not cross them: readers of a page prefetch what comes next.
+// After keys: the next page's keys, or after the range's last page the first page's values. After values: the next page's
+// values, or after a block's last page the next block's keys.
 SIMD_INLINE const uint8_t* page_or(const Keys& keys, int64_t page, int64_t offset, const uint8_t* otherwise) {
   return page * kPage < keys.length ? keys.pages[page] + offset : otherwise;
 }

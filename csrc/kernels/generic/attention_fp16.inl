@@ -1,7 +1,7 @@
 // Attention over binary16 keys and values, in floats; the order of each sum is part of its definition (attention.inl).
 
-// Stores a head padded to a multiple of 16. If an element is not finite in binary16, all elements become NaN: an infinite key could
-// otherwise give a score of -inf, which would look like a key of weight 0.
+// Stores a head padded to a multiple of 16. If an element is not finite in binary16, all elements become NaN: an infinite key
+// could otherwise give a score of -inf, which would look like a key of weight 0.
 SIMD_INLINE void store_halves(const float* x, int head_dim, uint16_t* out) {
   f32x16 zeros = zero();  // sums of 0 * element: NaN if an element is not finite
   for (int d = 0; d < head_dim; d += kLanes) {
@@ -12,12 +12,13 @@ SIMD_INLINE void store_halves(const float* x, int head_dim, uint16_t* out) {
     for (int d = 0; d < head_dim; d += kLanes) store_f16(out + d, set1(__builtin_nanf("")));
 }
 
-// Number of key or value vectors that Q queries multiply together: fewer for more queries, so that each widened vector is reused.
+// Number of key or value vectors that Q queries multiply together: fewer for more queries, so that each widened vector is
+// reused.
 template <int Q>
 constexpr int kWidened = Q > kQueriesOfFour ? 2 : 4;
 
-// acc[i][s] += vector(s) * number(i). With sixteen registers, vectors are loaded one after the other, and numbers are reloaded for
-// each: otherwise one sum is in memory, and its store-load chain takes twice as long as the products.
+// acc[i][s] += vector(s) * number(i). With sixteen registers, vectors are loaded one after the other, and numbers are
+// reloaded for each: otherwise one sum is in memory, and its store-load chain takes twice as long as the products.
 template <int Q, int S, class Vector, class Number>
 SIMD_INLINE void add_products(f32x16 (&acc)[Q][S], const Vector& vector, const Number& number) {
   if constexpr (kFewRegisters) {
@@ -36,8 +37,8 @@ SIMD_INLINE void add_products(f32x16 (&acc)[Q][S], const Vector& vector, const N
   }
 }
 
-// Scores of Q queries against S sub-blocks of 16 slots: keys are widened once for all queries. Prefetches the same number of bytes,
-// `ahead` bytes after the keys.
+// Scores of Q queries against S sub-blocks of 16 slots: keys are widened once for all queries. Prefetches the same number of
+// bytes, `ahead` bytes after the keys.
 template <int Q, int S>
 SIMD_INLINE void score_slots(const uint16_t* keys, int64_t ahead, const float* const* q, int head_dim,
                              float* const* scores, int64_t at) {

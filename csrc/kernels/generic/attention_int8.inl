@@ -18,8 +18,8 @@ struct Scaled {
   int32_t excess = 0;
 };
 
-// Converts floats to integers up to `most`, in two passes over multiples of 16: look() at all, then pack() them in groups of four
-// of 8 bytes (simd.h), possibly in place. If a float is not finite, the scale is NaN.
+// Converts floats to integers up to `most`, in two passes over multiples of 16: look() at all, then pack() them in groups of
+// four of 8 bytes (simd.h), possibly in place. If a float is not finite, the scale is NaN.
 class WholeNumbers {
  public:
   SIMD_METHOD explicit WholeNumbers(float most)
@@ -63,8 +63,8 @@ SIMD_INLINE f32x16 scaled(i32x16 sums, const Scaled& by) {
 template <int Q>
 constexpr int kLanesTogether = kQueryTile / Q < 4 ? kQueryTile / Q : 4;
 
-// Queries at a compile-time distance, because there are no registers for every query's address. The distance is a cache line more
-// than a power of two, so that queries do not evict each other from the cache's sets.
+// Queries at a compile-time distance, because there are no registers for every query's address. The distance is a cache line
+// more than a power of two, so that queries do not evict each other from the cache's sets.
 struct PackedQuery {
   alignas(64) uint8_t fours[2 * kMaxHead + 64];
 };
@@ -194,8 +194,8 @@ struct Int8 {
           count((keys.length + a.step_rows - begin + kLanes - 1) / kLanes * kLanes) {}
   };
 
-  // A query's weights: for slots that equal positions, packed at `direct` from span.from; for the step's other slots, as floats and
-  // then packed at t.exact[i]. Zero for positions that it does not see.
+  // A query's weights: for slots that equal positions, packed at `direct` from span.from; for the step's other slots, as
+  // floats and then packed at t.exact[i]. Zero for positions that it does not see.
   static Scaled weights(const Keys& keys, const QueryTile& t, const Span& span, int64_t end, const StepSlots* step, int i,
                         uint8_t* direct) {
     float *x = t.scores[i], *by_slot = t.exact[i];

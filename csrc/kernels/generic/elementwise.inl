@@ -77,8 +77,8 @@ static void add_scaled(const float* x, int64_t n, float factor, float* out) {
   for_each_vector(x, n, out, [&](f32x16 v, f32x16 sum) { return fma(v, set1(factor), sum); });
 }
 
-// limit * tanh(x * inverse), inverse = 1 / limit. The product with zero makes the result NaN if x is not finite, so that the limit
-// does not hide an overflow.
+// limit * tanh(x * inverse), inverse = 1 / limit. The product with zero makes the result NaN if x is not finite, so that the
+// limit does not hide an overflow.
 SIMD_INLINE f32x16 capped(f32x16 x, float limit, float inverse) {
   const f32x16 y = mul(x, set1(2.0f * inverse));
   const f32x16 tanh = sub(set1(1.0f), div(set1(2.0f), add(exponential(y), set1(1.0f))));

@@ -1,15 +1,15 @@
 // Linear layers over prepacked tiles, written once against the names of <isa>/simd.h.
 //
-// Integer weights: inside a group of 32 inputs the dot product is an integer, exact in any order; groups are added in ascending
-// order with one float accumulator per output. Float weights: four accumulators per output, input k in accumulator k % 4, joined
-// as (0 + 1) + (2 + 3). Neither depends on the number of rows.
+// Integer weights: inside a group of 32 inputs the dot product is an integer, exact in any order; groups are added in
+// ascending order with one float accumulator per output. Float weights: four accumulators per output, input k in accumulator
+// k % 4, joined as (0 + 1) + (2 + 3). Neither depends on the number of rows.
 
 #include "codes.inl"
 #include "scales.inl"
 #include "outputs.inl"
 
-// Calls f(Q, i) for the elements [i, count), Q at a time, then fewer. Four are two pairs instead of three and one, because widening
-// dominates the work per query.
+// Calls f(Q, i) for the elements [i, count), Q at a time, then fewer. Four are two pairs instead of three and one, because
+// widening dominates the work per query.
 template <int Q, class F>
 SIMD_INLINE void in_parts(int i, int count, const F& f) {
   for (; i + Q <= count && !(Q == 3 && count - i == 4); i += Q) f(std::integral_constant<int, Q>{}, i);
@@ -29,8 +29,8 @@ struct TileStreams {
   }
 };
 
-// Prefetch distance in blocks for T tiles that are processed together: within these tiles, and beyond their ends into the next T
-// tiles rather than the next tile, which is read at the same time.
+// Prefetch distance in blocks for T tiles that are processed together: within these tiles, and beyond their ends into the
+// next T tiles rather than the next tile, which is read at the same time.
 template <int T>
 class BlocksAhead {
  public:
@@ -71,7 +71,8 @@ SIMD_INLINE void add_block(const UnpackedBlock<Format>* blocks, const Rows& x, i
   for (int t = 0; t < kTilesAtOnce; ++t) {
     int64_t first = at + m;
     f32x16* sums = acc[t] + m;
-    // Makes the addresses opaque per tile: otherwise the compiler keeps loaded rows for the next tile and runs out of registers.
+    // Makes the addresses opaque per tile: otherwise the compiler keeps loaded rows for the next tile and runs out of
+    // registers.
     if (N > 2 || M > kFixedRows) __asm__ volatile("" : "+r"(first), "+r"(sums) : : "memory");
     RowBlock rows[N];
     for (int n = 0; n < N; ++n) {
@@ -82,9 +83,9 @@ SIMD_INLINE void add_block(const UnpackedBlock<Format>* blocks, const Rows& x, i
   }
 }
 
-// out[t][m] = the 16 outputs of kTilesAtOnce tiles, `tile` and `tile + step`, for row `row + m`, m < rows; the rows are in one band.
-// Two tiles are two memory streams, which raises bandwidth, and share loaded rows. M is the number of rows if it has a specialized
-// function, else the maximum.
+// out[t][m] = the 16 outputs of kTilesAtOnce tiles, `tile` and `tile + step`, for row `row + m`, m < rows; the rows are in
+// one band. Two tiles are two memory streams, which raises bandwidth, and share loaded rows. M is the number of rows if it
+// has a specialized function, else the maximum.
 template <class Format, int M>
 static void integer_tiles(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
   if (M <= kFixedRows) rows = M;
@@ -137,8 +138,8 @@ SIMD_INLINE void decode(u8x64 row, f32x16 (&w)[4], std::false_type) {
   w[3] = lookup(Format::kTable, shr<24>(codes));
 #endif
 }
-// Works on bytes first, with a table for subnormals: moved into a float32 and multiplied, subnormals would be float32 subnormals,
-// which take some processors a hundred times as long.
+// Works on bytes first, with a table for subnormals: moved into a float32 and multiplied, subnormals would be float32
+// subnormals, which take some processors a hundred times as long.
 template <class Format>
 SIMD_INLINE void decode(u8x64 row, f32x16 (&w)[4], std::true_type) {
   constexpr int magnitude = Format::kMagnitude, down = Format::kMantissa + 1, up = 7 - Format::kMantissa;
@@ -262,8 +263,8 @@ SIMD_INLINE void few_rows_of_one(const Matrix& w, int64_t tile, const Rows& x, i
   for (int m = 0; m < M; ++m) store(out + m * kLanes, joined(acc[m]));
 }
 
-// acc[m][i] += the products of inputs 4 c + i with M rows. One i at a time, because only that number of sums fits the registers;
-// shared by all formats.
+// acc[m][i] += the products of inputs 4 c + i with M rows. One i at a time, because only that number of sums fits the
+// registers; shared by all formats.
 template <int M>
 static void add_inputs(const f32x16 (&weights)[kGroup], const float (*values)[kGroup], f32x16 (*acc)[4]) {
   for (int i = 0; i < 4; ++i) {
@@ -279,8 +280,8 @@ static void add_inputs(const f32x16 (&weights)[kGroup], const float (*values)[kG
   }
 }
 
-// Many rows: a block's weights are converted to floats first, and the rows' values are copied next to each other, because rows at
-// distances of a power of two would evict each other from the cache.
+// Many rows: a block's weights are converted to floats first, and the rows' values are copied next to each other, because
+// rows at distances of a power of two would evict each other from the cache.
 template <class Format>
 SIMD_INLINE void many_rows_of(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
   const FloatStreams<Format> tiles[2] = {{w, tile}, {w, tile + step}};

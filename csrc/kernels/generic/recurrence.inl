@@ -1,5 +1,5 @@
-// Kernels of layers with a recurrent state: the convolution over preceding rows, the recurrence of one tile of 16 values, and step
-// sizes and gates; written once against <isa>/simd.h.
+// Kernels of layers with a recurrent state: the convolution over preceding rows, the recurrence of one tile of 16 values, and
+// step sizes and gates; written once against <isa>/simd.h.
 
 // x f(gate) for vectors of 16.
 SIMD_INLINE f32x16 gated_by(GateKind kind, f32x16 gate, f32x16 x) {

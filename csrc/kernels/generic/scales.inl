@@ -1,7 +1,7 @@
-// Scales of a tile. A `Scaling` belongs to one tile; `at` loads what all rows need for block b, as one of three kinds of block.
-// `weigh` converts its codes to the operand of the dot products, and `add_dots` returns acc + sum of weights * activations of a row
-// from kDots dot products of (code - kZero): of the whole block or of its halves. Dot products are integers, exact in any order
-// (`add_rows`); every float operation is defined here, once, in its order.
+// Scales of a tile. A `Scaling` belongs to one tile; `at` loads what all rows need for block b, as one of three kinds of
+// block. `weigh` converts its codes to the operand of the dot products, and `add_dots` returns acc + sum of weights *
+// activations of a row from kDots dot products of (code - kZero): of the whole block or of its halves. Dot products are
+// integers, exact in any order (`add_rows`); every float operation is defined here, once, in its order.
 
 // One row of activations at one block.
 struct RowBlock {
@@ -65,8 +65,8 @@ struct WholeBlock {
   SIMD_METHOD f32x16 minimum_of(int) const { return minimum; }
 };
 
-// A step for each 16 inputs. step * dot is an integer below 2^24 (at most 2 * 16 * 32 * 127 * 128 for both halves, in q6_k), so only
-// the final fma rounds.
+// A step for each 16 inputs. step * dot is an integer below 2^24 (at most 2 * 16 * 32 * 127 * 128 for both halves, in q6_k),
+// so only the final fma rounds.
 template <class Format>
 struct HalvedBlock {
   static constexpr int kDots = 2;
@@ -82,8 +82,8 @@ struct HalvedBlock {
   SIMD_METHOD f32x16 minimum_of(int) const { return zero(); }
 };
 
-// A step below 16 for each 16 inputs, and minimums. With SIMD_WEIGHED_CODES, products of 2-bit codes and steps are looked up once for
-// all rows; if a tile fills the registers, that costs one row more than it saves for many.
+// A step below 16 for each 16 inputs, and minimums. With SIMD_WEIGHED_CODES, products of 2-bit codes and steps are looked up
+// once for all rows; if a tile fills the registers, that costs one row more than it saves for many.
 template <class Format>
 struct SteppedBlock {
   f32x16 scale, minimum;
@@ -140,7 +140,7 @@ struct ScaleStreams {
   }
   SIMD_METHOD int64_t scale_at(int64_t b) const { return (b >> shift) * kLanes; }
   SIMD_METHOD void prefetch(int64_t b, int64_t blocks_ahead) const {
-    constexpr int bytes = Scales::kBlocks == 8 ? 4 : 32;  // as if each block had its own scale: an extra prefetched line is harmless
+    constexpr int bytes = Scales::kBlocks == 8 ? 4 : 32;  // as if each block had its own scale: harmless
     constexpr int step = 16 * (Scales::kSteps ? Scales::kSteps : 1);
     if (kHalves<Scales>) prefetch_stream<bytes>(scales + scale_at(b), b, blocks_ahead);
     if (Scales::kMinimum) prefetch_stream<bytes>(minimums + scale_at(b), b, blocks_ahead);

@@ -11,9 +11,9 @@
 namespace ipex_lookahead {
 namespace {
 
-// Returns `count` pages of zeros. Large pages are mapped from the system instead of malloc: they live for minutes among a step's
-// short-lived arrays, and a mixed heap never shrinks (a server with a 135M model grew by 10 MiB/s). Pages that are made together
-// are contiguous, so that huge pages can back them, and are freed one by one.
+// Returns `count` pages of zeros. Large pages are mapped from the system instead of malloc: they live for minutes among a
+// step's short-lived arrays, and a mixed heap never shrinks (a server with a 135M model grew by 10 MiB/s). Pages that are
+// made together are contiguous, so that huge pages can back them, and are freed one by one.
 std::vector<std::shared_ptr<uint8_t>> new_pages(int64_t bytes, int64_t count) {
   constexpr size_t kLarge = size_t(1) << 17;
   std::vector<std::shared_ptr<uint8_t>> pages;

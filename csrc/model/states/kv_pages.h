@@ -1,7 +1,7 @@
 // Paged KV cache of the layers with the same window and the same heads: pages of 64 positions, shared copy-on-write by forks.
 //
-// Slot s holds position s once it is committed. A step writes its rows to the slots after `length`; keep() moves the slots of the
-// accepted path into position order. Later slots are overwritten by the next step.
+// Slot s holds position s once it is committed. A step writes its rows to the slots after `length`; keep() moves the slots of
+// the accepted path into position order. Later slots are overwritten by the next step.
 //
 // Pages that the window has passed are freed, except the last kKeptBehind positions, so that crop() can always roll back that
 // far. A drafting head on these keys may see kBeyondWindow positions more.
@@ -34,8 +34,8 @@ struct KvShape {
   int64_t key_bytes() const { return int64_t(kPage) * head_dim * kv_bytes(format); }
   int64_t value_bytes() const { return int64_t(kPage) * value_dim16() * kv_bytes(format); }
   int64_t scale_bytes() const { return format == KvFormat::int8 ? 2 * kPage * int64_t(sizeof(float)) : 0; }
-  // A page holds the keys of every layer and head, then the values, then the scales. A head's keys are then whole system pages if
-  // their size is, and hardware prefetchers stop at those boundaries. `layer` counts the layers of this state.
+  // A page holds the keys of every layer and head, then the values, then the scales. A head's keys are then whole system
+  // pages if their size is, and hardware prefetchers stop at those boundaries. `layer` counts the layers of this state.
   int64_t heads() const { return int64_t(layers) * kv_heads; }
   int64_t k_offset(int layer, int head) const { return (int64_t(layer) * kv_heads + head) * key_bytes(); }
   int64_t v_offset(int layer, int head) const {

@@ -1,10 +1,10 @@
 // Recurrent states of the layers of one shape: a matrix that every position updates, and the last inputs of a convolution.
 //
-// A step starts from the committed state. Rows that may be rejected store their raw inputs only: keep() records which rows were
-// accepted, and the next step first replays them with the same code. So the state's bytes do not depend on drafts. Rows that cannot
-// be rejected (`settled`: prompt rows) update the state in the same step, in new memory, so that the step can still be dropped.
-// A step with kHold updates nothing, so crop() can roll back its rows and the accepted ones before it; draft models, which add
-// one row per step, use it.
+// A step starts from the committed state. Rows that may be rejected store their raw inputs only: keep() records which rows
+// were accepted, and the next step first replays them with the same code. So the state's bytes do not depend on drafts. Rows
+// that cannot be rejected (`settled`: prompt rows) update the state in the same step, in new memory, so that the step can
+// still be dropped. A step with kHold updates nothing, so crop() can roll back its rows and the accepted ones before it;
+// draft models, which add one row per step, use it.
 //
 // A step reads one state and writes another: forks share a matrix until one of them steps, without a copy.
 #pragma once

@@ -1,27 +1,27 @@
-// Attention over the keys and values of heads.cl; csrc/kernels/generic/attention.inl is the same on CPUs and says what the
-// bits of a (row, head) are.
+// Attention over the keys and values of heads.cl. csrc/kernels/generic/attention.inl is the CPU implementation and defines the
+// bits of a (row, head).
 
 #ifdef KV_INT8
-// A query and a block's weights as whole numbers (csrc/kernels/generic/attention_int8.inl).
+// Ranges of the integers for a query and for a block's weights (csrc/kernels/generic/attention_int8.inl).
 #define MOST_QUERY 8191.0f
 #define MOST_WEIGHT 16319.0f
 #endif
 
-// A lane group for each head of q, k and v, where it is not done by the work-groups that multiply.
+// One lane group per head of q, k and v, if linear_heads.cl does not finish them.
 LANE_GROUPS kernel void finish_heads(HEADS_ARGUMENTS, global const int* step) {
   EXCHANGE(lanes)
   const int index = lane_group_of(), row = get_group_id(1);
   if (index < heads + 2 * kv_heads && row < step[STEP_ROWS]) finish_head(HEADS, index, row, step EXCHANGED);
 }
 
-// A partial softmax over positions: {max, sum, weighted values [head_dim]}, for each (row, head, block or all blocks).
+// A partial softmax over positions: {max, sum, weighted values [head_dim]}, per (row, head, block or all blocks).
 #define PARTIAL(head_dim) (2 + (head_dim))
 
 static int first_block(int window, int position) {
   return window > 0 && position >= window ? (position - window + 1) / BLOCK : 0;
 }
 
-// One value of a row's attention: its blocks joined in ascending order, then the sink, divided by the sum.
+// One value of a row's attention: merges its blocks in ascending order, then the sink, and divides by the sum.
 static float joined(global const float* partials, int row, int column, int heads, int head_dim, int window,
                     global const float* sinks, global const int* step) {
   const int head = column / head_dim, d = column % head_dim, blocks = step[STEP_BLOCKS];
@@ -30,7 +30,7 @@ static float joined(global const float* partials, int row, int column, int heads
   global const float* next = partials + (((size_t)row * heads + head) * blocks + from) * PARTIAL(head_dim);
   float state_max = next[0], state_sum = next[1], state = next[2 + d];
   for (int b = from + 1; b <= last + (sinks ? 1 : 0); ++b) {
-    const bool is_sink = b > last;  // a block whose only score is the sink, and whose value is zero
+    const bool is_sink = b > last;  // merged as a block with the sink as its only score and a value of zero
     next += PARTIAL(head_dim);
     const float top = is_sink ? sinks[head] : next[0], sum = is_sink ? 1.0f : next[1], value = is_sink ? 0.0f : next[2 + d];
     const float highest = state_max > top ? state_max : top;
@@ -42,7 +42,7 @@ static float joined(global const float* partials, int row, int column, int heads
   return state / state_sum;
 }
 
-// A block of 32 of what the layer's last matrix reads. order: null, or which value of the row each is.
+// Writes a block of 32 inputs of the layer's output projection. order: null, or the row's value for each input.
 static void merge_block(const Rows out, int b, int row, global const float* partials, int heads, int head_dim, int window,
                         global const float* sinks, global const int* order, global const int* step EXCHANGE_ARGUMENT) {
   float v[2];
@@ -65,11 +65,11 @@ static int whole_number(float x, float factor) { return factor == 0.0f ? 0 : con
 #endif
 
 #define ATTENDERS 256
-#define PAIRS 8        // (row, head) pairs of a work-group, at most
-#define QUERIES 1024   // values of all their queries
+#define PAIRS 8        // maximum (row, head) pairs of a work-group
+#define QUERIES 1024   // maximum number of values of all their queries
 
-// Something of each pair from `n` values in local memory, a lane group a pair: REDUCED(pair, lane) = f over every 16th value;
-// all work-items come together after it. Not a function: pocl 3.1 loses what is private over a function's barriers.
+// Reduces `n` values in local memory per pair, one lane group per pair: REDUCED(pair, lane) = f over every 16th value. All
+// work-items join after it. A macro, because pocl 3.1 loses private variables across a function's barriers.
 #define EACH_PAIR(x, n, start, f)                                                   \
   if (me / LANES < pairs) {                                                         \
     float found = start;                                                            \
@@ -79,7 +79,7 @@ static int whole_number(float x, float factor) { return factor == 0.0f ? 0 : con
   barrier(CLK_LOCAL_MEM_FENCE);
 #define LARGER(x, y) ((y) > (x) ? (y) : (x))
 #define LARGER_OR_INFINITE(x, y) (!isfinite(y) ? INFINITY : fabs(y) > (x) ? fabs(y) : (x))
-// The largest of a pair's lanes to each pair.
+// The maximum over a pair's lanes, for each pair.
 #define LARGEST_OF_LANES(to)                                                            \
   if (me < pairs) {                                                                     \
     float found = reduced[me * LANES];                                                  \
@@ -88,11 +88,11 @@ static int whole_number(float x, float factor) { return factor == 0.0f ? 0 : con
   }                                                                                     \
   barrier(CLK_LOCAL_MEM_FENCE);
 
-// A work-group computes `joint` heads that share a key head, of STEP_JOINT rows, and a block of positions where partials are
-// kept apart; else it walks all of them. A key or a value is read once for all pairs whose slots are the same: those of a
-// sequence's committed positions are, and rows of a tree are taken one by one in blocks that reach beyond. A work-item is a
-// position of a block, then a dimension of the head for every so many pairs. Where arrivals can be counted, the last
-// work-group of as many heads as fill blocks of 32 merges these; else `merge_heads` does.
+// A work-group computes `joint` heads that share a key head, for STEP_JOINT rows, over one block of positions if partials are
+// stored per block, else over all positions. A key or value is read once for all pairs with the same slots: the committed
+// positions of a sequence. Rows of a tree are processed one by one in blocks beyond those. A work-item computes one position
+// of a block, then one dimension of the head for a subset of the pairs. With HAS_ARRIVALS, the last of the work-groups for
+// the heads of a 32-input block merges them; else `merge_heads` does.
 #ifdef HAS_ARRIVALS
 #define MERGE_ARGUMENTS , int merged, global const float* sinks, ROWS_ARGUMENTS(out), global int* counters
 LANE_GROUPS
@@ -103,8 +103,8 @@ kernel __attribute__((reqd_work_group_size(ATTENDERS, 1, 1)))
 void attend(global const float* qkv, int stride, int heads, int kv_heads, int head_dim, int joint, global uchar* pages,
             int window, float softcap, global float* partials, global const int* step MERGE_ARGUMENTS) {
   local float q[QUERIES], scores[PAIRS * BLOCK], reduced[ATTENDERS], tops[PAIRS], maxima[PAIRS], sums[PAIRS];
-  local float keeps[PAIRS], takes[PAIRS];  // what the blocks before, and a block, are multiplied by
-  local int begins[PAIRS], ends[PAIRS];    // of the positions in the block that a pair sees
+  local float keeps[PAIRS], takes[PAIRS];  // factors of the previous blocks and of the current block
+  local int begins[PAIRS], ends[PAIRS];    // range of positions in the block that a pair sees
   const int me = get_local_id(0), group = heads / kv_heads, parts = (group + joint - 1) / joint;
   const int kv_head = get_group_id(0) / parts, first_head = kv_head * group + get_group_id(0) % parts * joint;
   const int pair_heads = min(joint, (kv_head + 1) * group - first_head), row = get_group_id(1) * step[STEP_JOINT];
@@ -136,10 +136,10 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
   for (int i = me; i < pairs * head_dim; i += ATTENDERS)
     whole_q[i] = whole_number(q[i], whole_factor(most_q[i / head_dim], MOST_QUERY));
 #endif
-  for (int chunk = 0; chunk < head_dim; chunk += ATTENDERS) {  // of dimensions: there is seldom more than one
+  for (int chunk = 0; chunk < head_dim; chunk += ATTENDERS) {  // over dimensions; usually one iteration
     const int dims = (min(head_dim - chunk, ATTENDERS) + LANES - 1) / LANES * LANES, teams = ATTENDERS / dims;
     const int team = me / dims, d = chunk + me % dims;
-    const bool at_work = team < teams && d < head_dim;  // for pairs `team`, `team` + `teams`, ...
+    const bool at_work = team < teams && d < head_dim;  // works on pairs `team`, `team` + `teams`, ...
     float state[PAIRS];
     UNROLLED for (int k = 0; k < PAIRS; ++k) state[k] = 0.0f;
     for (int b = first; b <= last; ++b) {
@@ -240,7 +240,7 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
       for (int from = 0; at_work && from < pairs; from += together) {
         const int upto = from + together;
         global const int* at = ROW(step, ROW_OF(from));
-        int p = BLOCK, end = 0, all = 0, until = BLOCK;  // [all, until): what all pairs see
+        int p = BLOCK, end = 0, all = 0, until = BLOCK;  // [all, until): positions that all pairs see
         for (int i = from; i < upto; i += pair_heads) {
           if (begins[i] == ends[i]) continue;
           p = min(p, begins[i]);
@@ -248,7 +248,7 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
           all = max(all, begins[i]);
           until = min(until, ends[i]);
         }
-        while (p < end) {  // slots that follow each other in a page
+        while (p < end) {  // consecutive slots of a page
           const int where = b * BLOCK + p;
           const bool plain = where < at[LENGTH] || at[PATH] < 0;
           const int slot = plain ? where : at[LENGTH] + step[at[PATH] + where - at[LENGTH]];
@@ -278,7 +278,7 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
           }
         }
       }
-      // Joined to the blocks before: of a pair's first block there are none.
+      // Merge with the previous blocks; a pair's first block has none.
 #define IS_FIRST(pair) (apart || b == first_block(window, ROW(step, ROW_OF(pair))[POSITION]))
       if (me < pairs && begins[me] < ends[me]) {
         const float highest = IS_FIRST(me) ? tops[me] : LARGER(tops[me], maxima[me]);
@@ -311,7 +311,7 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
   }
 #ifdef HAS_ARRIVALS
   local int arrived[PAIRS];
-  if (merged == 0) return;  // the row's values have another order: `merge_heads`
+  if (merged == 0) return;  // the row's values have an order: `merge_heads` does it
   const int gathered = (heads + merged - 1) / merged;
   barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
   if (me < pairs) {
@@ -331,7 +331,7 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
 #endif
 }
 
-// The rows that the layer's last matrix reads: a lane group a block of 32.
+// Writes the inputs of the layer's output projection: one lane group per block of 32.
 LANE_GROUPS kernel void merge_heads(global const float* partials, int heads, int head_dim, int window,
                                     global const float* sinks, global const int* order, ROWS_ARGUMENTS(out),
                                     global const int* step) {
@@ -342,15 +342,15 @@ LANE_GROUPS kernel void merge_heads(global const float* partials, int heads, int
   merge_block(out, b, row, partials, heads, head_dim, window, sinks, order, step EXCHANGED);
 }
 
-// Moves slots of a sequence in the order given, {page, slot in it, to page, slot in it} each; a work-item an element.
+// Moves slots of a sequence in the given order, each {page, slot, to page, to slot}; one work-item per element.
 kernel void move_slots(global uchar* pages, int kv_heads, int head_dim, global const int* moves, int count) {
-  const int d = get_global_id(0), head = get_global_id(1);  // the driver chooses the groups
+  const int d = get_global_id(0), head = get_global_id(1);  // the driver chooses the work-group sizes
   if (d >= head_dim) return;
   for (int i = 0; i < count; ++i) {
     const Head from = head_in(pages, moves[4 * i], kv_heads, head, head_dim);
     const Head to = head_in(pages, moves[4 * i + 2], kv_heads, head, head_dim);
     const int s = moves[4 * i + 1], t = moves[4 * i + 3];
-    // As bits: half cannot be assigned everywhere.
+    // As bits: not every device can assign half.
 #ifdef KV_INT8
     to.keys[key_at(t, d, head_dim)] = from.keys[key_at(s, d, head_dim)];
     to.values[(size_t)t * head_dim + d] = from.values[(size_t)s * head_dim + d];

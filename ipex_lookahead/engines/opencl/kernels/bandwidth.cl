@@ -1,4 +1,4 @@
-// How fast a device reads: each work-item joins what lies a grid apart, 16 bytes at a time.
+// Measures read bandwidth: each work-item reads 16 bytes at a time, a grid apart.
 kernel void read_all(global const uint4* from, int count, global uint* out) {
   uint4 all = (uint4)(0);
   for (int i = get_global_id(0); i < count; i += get_global_size(0)) all ^= from[i];

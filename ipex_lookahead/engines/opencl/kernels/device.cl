@@ -1,12 +1,12 @@
-// What kernels rest on, in two spellings: with subgroups of 16 and integer dot products where the device has them, and
-// plainly. Every kernel gives the same bits in both, and those of csrc/kernels/scalar.
+// Primitives of the kernels in two variants: with subgroups of 16 and integer dot products on devices that have them, and in
+// plain OpenCL. Every kernel computes the same bits in both, equal to csrc/kernels/scalar.
 //
-// A "lane group" is 16 work-items that follow each other: lanes of every canonical reduction, outputs of a weight tile.
-// In the plain spelling a work-group is one lane group, since lanes then meet in local memory.
+// A "lane group" is 16 consecutive work-items: the lanes of canonical reductions, the outputs of a weight tile. In the plain
+// variant a work-group is one lane group, because lanes exchange values in local memory.
 
 #pragma OPENCL FP_CONTRACT OFF
 
-// A sum that goes on over a loop: as `x + y` Intel's compiler for CPUs adds several parts of it apart and joins them.
+// An accumulation across loop iterations. Intel's CPU compiler splits `x + y` into partial sums.
 #define ADD(x, y) fma(y, 1.0f, x)
 
 #define LANES 16
@@ -21,7 +21,7 @@
 #define EXCHANGED
 #define SWAP_LANES(x, mask) intel_sub_group_shuffle_xor(x, mask)
 #else
-#if MATRIX_WIDTH == 8  // two subgroups a lane group
+#if MATRIX_WIDTH == 8  // two subgroups per lane group
 #define LANE_GROUPS __attribute__((reqd_work_group_size(16, 1, 1))) __attribute__((intel_reqd_sub_group_size(8)))
 #else
 #define LANE_GROUPS __attribute__((reqd_work_group_size(16, 1, 1)))
@@ -39,9 +39,9 @@ static inline int swap_lanes(int x, int mask, local int* lanes) {
 }
 #endif
 
-#ifdef HAS_ARRIVALS  // OpenCL C 3.0, atomics ordered over the device
-// Counts an arrival, and says whether it is the last of `count`: what the others wrote before theirs can be read then, if
-// barriers stand before and after. Afterwards the counter is 0 again.
+#ifdef HAS_ARRIVALS  // OpenCL C 3.0 with device-scope atomics
+// Counts an arrival and returns true for the last of `count`, which can read what the others wrote before they arrived, given
+// barriers before and after. The last arrival resets the counter to 0.
 static bool arrives_last(global int* counter, int count) {
   volatile global atomic_int* at = (volatile global atomic_int*)counter;
   const int before = atomic_fetch_add_explicit(at, 1, memory_order_acq_rel, memory_scope_device);
@@ -49,7 +49,7 @@ static bool arrives_last(global int* counter, int count) {
   return before == count - 1;
 }
 
-// The same of a work-group, said to all its work-items.
+// The same for a work-group: returns the result in all its work-items.
 static bool is_last(global int* counter, int count, local int* last) {
   barrier(CLK_GLOBAL_MEM_FENCE | CLK_LOCAL_MEM_FENCE);
   if (get_local_id(0) == 0) *last = arrives_last(counter, count);
@@ -58,16 +58,15 @@ static bool is_last(global int* counter, int count, local int* last) {
 }
 #endif
 
-// All of a loop, so that what its counter indexes stays in a GPU's registers. On processors, which are the devices without
-// HAS_DOT, it would only take long to compile.
+// Unrolls a loop fully, so that arrays indexed by its counter stay in a GPU's registers. On CPUs (devices without HAS_DOT)
+// this would only increase compile time.
 #ifdef HAS_DOT
 #define UNROLLED __attribute__((opencl_unroll_hint))
 #else
 #define UNROLLED
 #endif
 
-// Numbers of lanes and lane groups: without arithmetic on a work-item's own number, which a compiler takes to differ
-// from lane to lane.
+// Numbers of lanes and lane groups, without arithmetic on the work-item's id, which compilers treat as different in each lane.
 #ifdef HAS_SUBGROUPS
 static inline int lane_of() { return get_sub_group_local_id(); }
 static inline int lane_group_within() { return get_sub_group_id(); }
@@ -79,8 +78,8 @@ static inline int lane_groups_together() { return 1; }
 #endif
 static inline int lane_group_of() { return get_group_id(0) * lane_groups_together() + lane_group_within(); }
 
-// Sums and maxima over the lanes, the same in every lane. That of floats is the canonical tree: lane i and i + 8, then i
-// and i + 4, ... (a sum of two does not depend on their order).
+// Sums and maxima over the lanes, equal in every lane. Float sums use the canonical tree: lanes i and i + 8, then i and i +
+// 4, ... (addition is commutative).
 static inline float sum_lanes(float x EXCHANGE_ARGUMENT) {
   for (int away = LANES / 2; away > 0; away /= 2) x = x + as_float(SWAP_LANES(as_int(x), away));
   return x;
@@ -93,7 +92,7 @@ static inline int max_lanes_int(int x EXCHANGE_ARGUMENT) {
   for (int away = LANES / 2; away > 0; away /= 2) x = max(x, SWAP_LANES(x, away));
   return x;
 }
-static inline float max_lanes(float x EXCHANGE_ARGUMENT) {  // not for NaN
+static inline float max_lanes(float x EXCHANGE_ARGUMENT) {  // undefined for NaN
   for (int away = LANES / 2; away > 0; away /= 2) {
     const float other = as_float(SWAP_LANES(as_int(x), away));
     x = x > other ? x : other;
@@ -101,19 +100,19 @@ static inline float max_lanes(float x EXCHANGE_ARGUMENT) {  // not for NaN
   return x;
 }
 
-// What changes from step to step lies in one buffer of ints: a header, a record for each row, then lists that these name.
-#define STEP_ROWS 0     // rows of the step
-#define STEP_WANTED 1   // rows whose output is asked for,
-#define STEP_WANT 2     // and where the list of them begins
-#define STEP_BLOCKS 3   // partials of attention kept for a row and head
+// Step data in one buffer of ints: a header, a record per row, then the lists that the records point to.
+#define STEP_ROWS 0     // number of rows
+#define STEP_WANTED 1   // number of rows with outputs,
+#define STEP_WANT 2     // and start of their list
+#define STEP_BLOCKS 3   // number of attention partials per row and head
 #define STEP_JOINT 4    // rows that a work-group of attention computes together
 #define ROW(step, row) ((step) + 5 + (size_t)(row) * 6)
 #define TOKEN 0
 #define POSITION 1
-#define SLOT 2    // where the row's key and value go; a committed position's slot is the position
-#define PAGES 3   // where the list of the sequence's pages begins
-#define LENGTH 4  // committed positions
-#define PATH 5    // where the list of the row's ancestors and itself begins, by depth; below 0: all rows before it
+#define SLOT 2    // slot of the row's key and value; for committed positions slot = position
+#define PAGES 3   // start of the list of the sequence's pages
+#define LENGTH 4  // number of committed positions
+#define PATH 5    // start of the list of the row's ancestors and itself, by depth; below 0: all preceding rows
 
 // sum + four unsigned codes times four signed activations.
 static inline int add_dot(uint codes, uint activations, int sum) {
@@ -125,7 +124,7 @@ static inline int add_dot(uint codes, uint activations, int sum) {
 #endif
 }
 
-// e^x as csrc/kernels/generic/elementwise.inl has it: the comments are there.
+// e^x as in csrc/kernels/generic/activation.inl, which has the comments.
 static inline float exponential(float x) {
   x = -87.0f > x ? -87.0f : x;
   x = 88.0f < x ? 88.0f : x;
@@ -145,7 +144,7 @@ static inline float exponential(float x) {
 
 static inline float gated(float x, float y) { return x / (1.0f + exponential(0.0f - y)); }
 
-// limit tanh(x / limit), inverse = 1 / limit; NaN where x is not finite.
+// limit tanh(x / limit), inverse = 1 / limit; NaN if x is not finite.
 static inline float capped(float x, float limit, float inverse) {
   const float tanh = 1.0f - 2.0f / (exponential(x * (2.0f * inverse)) + 1.0f);
   return fma(x, 0.0f, tanh * limit);
@@ -167,8 +166,9 @@ static inline float activated(int kind, float alpha, float limit, float gate, fl
   return gated(gate, gate) * up;
 }
 
-// Rows as linear layers read them: values [rows][stride] for float weights, else codes, a scale a block and for each half of
-// a block the sum of its codes, [blocks][rows], so that several rows of a block are one read. All of them are always there.
+// Rows as linear layers read them: values [rows][stride] for float weights; for integer weights codes, one scale per block
+// and the sum of codes per half block, [blocks][rows], so that several rows of a block are one read. All pointers are always
+// valid.
 typedef struct {
   global float* values;
   global char* codes;
@@ -180,13 +180,13 @@ typedef struct {
   global float *x##_values, global char *x##_codes, global float *x##_scales, global int2 *x##_sums, int x##_blocks
 #define ROWS_OF(x) {x##_values, x##_codes, x##_scales, x##_sums, x##_blocks}
 
-// Which block of codes is block `block` of row `row` of `rows`: more than 4 are filled up to eights.
+// Index of the codes of block `block` of row `row`; more than 4 rows are padded to multiples of 8.
 static inline size_t block_at(int rows, int block, int row) {
   return (size_t)block * (rows > 4 ? rows + 7 & ~7 : rows) + row;
 }
 
-// Values of one block of a row of `rows`: `low` and `high` are the lane's of its first and last 16. The scale of a block that holds NaN or an
-// infinity is NaN.
+// Stores one block of a row: `low` and `high` are the lane's values of its first and last 16. The scale of a block with NaN
+// or an infinity is NaN.
 static inline void store_block(const Rows x, int rows, int row, int block, float low, float high EXCHANGE_ARGUMENT) {
   const int lane = lane_of();
   const size_t at = block_at(rows, block, row), value = ((size_t)row * x.blocks + block) * GROUP + lane;
@@ -205,7 +205,7 @@ static inline void store_block(const Rows x, int rows, int row, int block, float
   x.sums[at] = sums;
 }
 
-// 1 / sqrt(mean of squares + epsilon) of n values, and NaN where the squares overflow. `at` + i is value i.
+// 1 / sqrt(mean of squares + epsilon) of n values, NaN if the squares overflow. `at` + i is value i.
 static inline float inverse_root(global const float* at, int n, float epsilon EXCHANGE_ARGUMENT) {
   float squares = 0.0f;
   int k = lane_of();
@@ -223,7 +223,7 @@ static inline float normed(global const float* at, global const float* weight, i
   return at[k] * inverse * weight[k];
 }
 
-// Block `b` of row `row` of `rows`, n values, normed where there is a weight. order: null, or which value each is.
+// Writes block `b` of a row of n values, normed if there is a weight. order: null, or the value for each input.
 static inline void norm_block(global const float* at, int n, global const float* weight, float inverse,
                               global const int* order, const Rows out, int rows, int row, int b EXCHANGE_ARGUMENT) {
   float v[2];

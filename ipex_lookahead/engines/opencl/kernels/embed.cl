@@ -1,4 +1,4 @@
-// The embeddings of a step's tokens, times `factor`: a lane group does 16 blocks of 32 inputs, a lane one.
+// The embeddings of a step's tokens, times `factor`: 16 blocks of 32 inputs per lane group, one per lane.
 LANE_GROUPS kernel void embed(MATRIX_ARGUMENTS(w), global const int* step, global float* out,
                               int out_stride, float factor) {
   const Matrix w = MATRIX(w);

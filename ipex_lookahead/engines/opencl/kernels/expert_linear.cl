@@ -1,4 +1,4 @@
-// out[pair] = bias + x[pair / share] W^T of the pair's expert, n of its outputs; as `expert_gate_up` has them. ROWS 1.
+// out[pair] = bias + x[pair / share] W^T of the pair's expert, n of its outputs; see `expert_gate_up`. ROWS 1.
 LANE_GROUPS kernel void expert_linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global const int* step,
                                       global const int* experts, int chosen, int used, global const int* places,
                                       int tiles, int share, global float* out, int n) {

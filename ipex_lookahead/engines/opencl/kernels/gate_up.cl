@@ -1,10 +1,10 @@
-// f(gate(x)) up(x) as the next layer's rows: a work-group makes a block of 32 of them, and its lane groups share the two tiles
+// f(gate(x)) up(x) as the next layer's rows: a work-group computes a block of 32 outputs; its lane groups split the two tiles
 // of gate and of up, then the rows. Zero beyond the last output.
 //
-// Of a mixture, ROWS 1: rows and their experts in pairs, `used` a row, from `chosen` on. places: which part of the matrix an
-// expert is, below 0 where it is none; a part's `tiles` lie after those of the one before. Without one `experts` is null.
+// For mixtures (ROWS 1): (row, expert) pairs, `used` per row, from `chosen`. places: the part of the matrix of each expert,
+// below 0 if absent; parts of `tiles` tiles are consecutive. Without a mixture `experts` is null.
 #ifdef HAS_SUBGROUPS
-#define ITS_JOB(job) const int job = lane_group_within();  // four lane groups a work-group: no loop, which would spill
+#define ITS_JOB(job) const int job = lane_group_within();  // four lane groups per work-group: no loop, which would spill
 #else
 #define ITS_JOB(job) for (int job = 0; job < 4; ++job)
 #endif
@@ -13,7 +13,7 @@ LANE_GROUPS kernel void gate_up(MATRIX_ARGUMENTS(gate), MATRIX_ARGUMENTS(up), RO
                                 global const int* step, global const int* experts, int chosen, int used,
                                 global const int* places, int tiles, int kind, float alpha, float limit) {
   EXCHANGE(lanes)
-  local float products[2][2][ROWS][LANES];  // of which matrix, of which tile
+  local float products[2][2][ROWS][LANES];  // [matrix][tile]
   const Matrix gate = MATRIX(gate), up = MATRIX(up);
   const Rows x = ROWS_OF(x), made = ROWS_OF(made);
   const int block = get_group_id(0), pair = get_group_id(1) * ROWS, lane = lane_of();

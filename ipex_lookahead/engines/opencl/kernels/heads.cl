@@ -1,6 +1,6 @@
-// Keys and values in their pages, and what becomes of a head of q, k or v before attention. A layer's keys and values are one
-// buffer of pages of 64 positions, in a page for each head
-//   keys [4][head_dim][16], values [64][head_dim], and with KV_INT8 scales of keys [64], of values [64]
+// The paged KV cache, and the steps on a head of q, k or v before attention. A layer's keys and values are one buffer of
+// pages of 64 positions; a page has for each head
+//   keys [4][head_dim][16], values [64][head_dim], and with KV_INT8 scales of keys [64] and of values [64]
 
 #ifdef KV_INT8
 typedef char Kept;
@@ -38,8 +38,8 @@ static size_t key_at(int slot, int d, int head_dim) {
   qkv, stride, k_column, v_column, heads, kv_heads, head_dim, half_dim, cosines, sines, query_factors, query_scale, \
       q_norm, k_norm, epsilon, pages
 
-// Norms, rotates and scales a query in place, or stores a key or a value: one lane group, one head of those of q, k and v.
-// Pairs i and i + half are one lane's, so a lane reads what it wrote itself.
+// Norms, rotates and scales a query in place, or stores a key or a value: one lane group per head of q, k and v. Values i and
+// i + half belong to one lane, so a lane reads only what it wrote.
 static void finish_head(HEADS_ARGUMENTS, int index, int row, global const int* step EXCHANGE_ARGUMENT) {
   const int lane = lane_of();
   global const int* at = ROW(step, row);
@@ -51,7 +51,7 @@ static void finish_head(HEADS_ARGUMENTS, int index, int row, global const int* s
   const int rotated = is_v ? 0 : half_dim;
   const float inverse = weight ? inverse_root(x, head_dim, epsilon EXCHANGED) : 0.0f;
 #ifndef HAS_SUBGROUPS
-  barrier(CLK_GLOBAL_MEM_FENCE);  // all have read before any writes
+  barrier(CLK_GLOBAL_MEM_FENCE);  // all lanes read before any lane writes
 #else
   sub_group_barrier(CLK_GLOBAL_MEM_FENCE);
 #endif
@@ -83,7 +83,7 @@ static void finish_head(HEADS_ARGUMENTS, int index, int row, global const int* s
   const float factor = tiny || !finite ? 0.0f : 127.0f / largest;
   if (lane == 0) head.scales[is_v ? PAGE + slot : slot] = !finite ? NAN : tiny ? 0.0f : largest / 127.0f;
 #else
-  const bool finite = largest < 65520.0f;  // what is above rounds to an infinity in binary16
+  const bool finite = largest < 65520.0f;  // larger values round to infinity in binary16
 #endif
 #define KEEP(d)                                                                             \
   {                                                                                         \
@@ -96,7 +96,7 @@ static void finish_head(HEADS_ARGUMENTS, int index, int row, global const int* s
 #else
 #define STORE(v, kept, to) vstore_half_rte(finite ? v : NAN, to, kept)
 #endif
-  // Rounds of all lanes alike: pocl 3.1 stores bytes for lanes whose own loop is over.
+  // The same number of iterations in all lanes: pocl 3.1 stores bytes for lanes that left their loop.
   for (int first = 0; first < rotated; first += LANES) {
     const int i = first + lane;
     if (i < rotated) {

@@ -1,4 +1,4 @@
-// out[row][output] = (add ? itself : 0) + bias + x W^T; step[counted] says how many rows there are.
+// out[row][output] = (add ? out[row][output] : 0) + bias + x W^T; step[counted] is the number of rows.
 LANE_GROUPS kernel void linear(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global const int* step, int counted,
                                global float* out, int out_stride, int first_column, int add) {
   const Matrix w = MATRIX(w);

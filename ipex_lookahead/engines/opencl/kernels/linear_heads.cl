@@ -1,5 +1,5 @@
-// `linear` for q, k and v, all of them or heads from `first_head` on, which are finished by the last work-group to arrive of
-// those that make them: `unit` work-groups make whole heads.
+// `linear` for q, k and v, all heads or those from `first_head`. `unit` work-groups compute whole heads, and the last of them
+// to arrive finishes these heads.
 LANE_GROUPS kernel void linear_heads(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global const int* step, int first_column,
                                      int first_head, int unit, HEADS_ARGUMENTS, global int* counters) {
   local int last;

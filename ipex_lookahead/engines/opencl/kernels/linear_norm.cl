@@ -1,5 +1,5 @@
-// `linear` that adds to `out`, and the norm of its rows as the next linear layer reads them, which the last work-group to
-// arrive makes: a lane group a row or, of a single row, all of them its blocks. For few rows.
+// `linear` that adds to `out`, followed by the norm of its rows as the next linear layer reads them. The last work-group to
+// arrive computes the norm: one lane group per row, or all lane groups for a single row. For few rows.
 LANE_GROUPS kernel void linear_norm(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), global const int* step, global float* out,
                                     int n, global const float* weight, float epsilon, global const int* order,
                                     ROWS_ARGUMENTS(next), global int* counters) {
@@ -15,7 +15,7 @@ LANE_GROUPS kernel void linear_norm(MATRIX_ARGUMENTS(w), ROWS_ARGUMENTS(x), glob
   }
   if (!is_last(counters + get_group_id(1), get_num_groups(0), &last)) return;
   const int own = lane_group_within(), groups = lane_groups_together(), count = min(ROWS, rows - row);
-  const int shared = count == 1 ? groups : 1;  // by so many lane groups a row
+  const int shared = count == 1 ? groups : 1;  // number of lane groups per row
   for (int m = own / shared; m < count; m += groups / shared) {
     global const float* at = out + (size_t)(row + m) * n;
     const float inverse = weight ? inverse_root(at, n, epsilon) : 0.0f;

@@ -1,7 +1,7 @@
-// What happens to rows between linear layers; csrc/kernels/generic/elementwise.inl and csrc/model are the same on CPUs.
+// Operations on rows between linear layers; csrc/kernels/generic/elementwise.inl and csrc/model are the CPU implementation.
 
-// Rows of `x`, all or those wanted, normed where there is a weight, as linear layers read them. A lane group makes one block
-// in `groups` of a row, and takes the row's norm for itself. order: null, or which value of x each is.
+// Rows of `x`, all or those with outputs, as linear layers read them, normed if there is a weight. A lane group writes one
+// block in `groups` of a row, and computes the row's norm itself. order: null, or the value of x for each input.
 LANE_GROUPS kernel void norm(global const float* x, int stride, int n, global const float* weight, float epsilon,
                              global const int* order, ROWS_ARGUMENTS(out), global const int* step, int counted,
                              int groups) {
@@ -16,7 +16,7 @@ LANE_GROUPS kernel void norm(global const float* x, int stride, int n, global co
   }
 }
 
-// f(gate) up, where the two could not be multiplied in one kernel: of each row, or of its `pairs` with experts.
+// f(gate) up, if gate and up were not computed in one kernel: per row, or per (row, expert) pair.
 LANE_GROUPS kernel void activate(global const float* gate, global const float* up, int stride, int n,
                                  ROWS_ARGUMENTS(out), global const int* step, int counted, int pairs, int kind,
                                  float alpha, float limit) {
@@ -33,7 +33,7 @@ LANE_GROUPS kernel void activate(global const float* gate, global const float* u
   store_block(out, step[counted] * pairs, row, b, v[0], v[1] EXCHANGED);
 }
 
-// hidden += factor * branch, normed first where there is a weight.
+// hidden += factor * branch, normed first if there is a weight.
 LANE_GROUPS kernel void add_branch(global const float* branch, int stride, int n, global const float* weight,
                                    float epsilon, float factor, global float* hidden, global const int* step,
                                    int groups) {
@@ -48,8 +48,8 @@ LANE_GROUPS kernel void add_branch(global const float* branch, int stride, int n
   }
 }
 
-// Which experts a row goes to, best first, the lowest first among equals, and their weights: a lane group a row. `logits`
-// [rows][of]; softmax over all of them, or over those of the chosen. The layer's choices begin at `first`.
+// Chooses the experts of a row, best first (ties: the lowest index), and their weights: one lane group per row. `logits`
+// [rows][of]; softmax over all of them, or over the chosen ones. The layer's choices are stored from `first`.
 #define MOST_USED 64
 LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int over_all, int renormalise,
                                global int* experts, int first, global float* weights, global const int* step) {
@@ -58,7 +58,7 @@ LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int
   if (lane_group_of() > 0 || row >= step[STEP_ROWS]) return;
   experts += first;
   logits += (size_t)row * of;
-  int chosen[MOST_USED / LANES], best_of_all = 0;  // choice k is kept by lane k % LANES
+  int chosen[MOST_USED / LANES], best_of_all = 0;  // choice k is stored in lane k % LANES
   UNROLLED for (int i = 0; i < MOST_USED / LANES; ++i) chosen[i] = 0;
 #define EACH_CHOICE(k) UNROLLED for (int i = 0, k = lane; i < MOST_USED / LANES; ++i, k += LANES) if (k < used)
   float last = INFINITY;
@@ -76,7 +76,7 @@ LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int
     }
     const float top = max_lanes(best EXCHANGED);
     last_id = max_lanes_int(best == top && best_id < of ? of - best_id : 0 EXCHANGED);
-    last_id = last_id > 0 ? of - last_id : k;  // where nothing is a number, any will do: it shows in the weights
+    last_id = last_id > 0 ? of - last_id : k;  // if no value is a number, any index will do: the weights are NaN
     last = top;
     best_of_all = k == 0 ? last_id : best_of_all;
     EACH_CHOICE(own) chosen[i] = own == k ? last_id : chosen[i];
@@ -100,7 +100,7 @@ LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int
   }
 }
 
-// The sum of a row's experts in their order, times their weights: added to `out`, or put there.
+// The sum of a row's experts in order, times their weights; added to `out`, or stored there.
 kernel void add_experts(global const float* made, global const float* weights, int used, int n, global float* out, int add,
                         global const int* step) {
   const int k = get_global_id(0), row = get_group_id(1);
@@ -111,7 +111,7 @@ kernel void add_experts(global const float* made, global const float* weights, i
   *to = add ? *to + sum : sum;
 }
 
-// A norm over the whole of q or of k, in place: one lane group a row.
+// A norm over the whole width of q or of k, in place: one lane group per row.
 LANE_GROUPS kernel void norm_whole(global float* x, int stride, int first, int n, global const float* weight,
                                    float epsilon, global const int* step) {
   EXCHANGE(lanes)
@@ -122,7 +122,7 @@ LANE_GROUPS kernel void norm_whole(global float* x, int stride, int first, int n
   for (int k = lane_of(); k < n; k += LANES) at[k] = normed(at, weight, k, inverse);
 }
 
-// x = x * factor, and limit tanh(x / limit) of that where there is a limit.
+// x = x * factor, then limit tanh(x / limit) if there is a limit.
 kernel void cap(global float* x, int stride, int n, float factor, float limit, global const int* step) {
   const int k = get_global_id(0), row = get_group_id(1);
   if (k >= n || row >= step[STEP_WANTED]) return;
@@ -131,8 +131,8 @@ kernel void cap(global float* x, int stride, int n, float factor, float limit, g
   *at = limit > 0 ? capped(scaled, limit, 1.0f / limit) : scaled;
 }
 
-// The `count` largest of a row's values, largest first, the lowest id first among equals, for each piece of `piece` values;
-// -1 where there are no more, and for all of them where a value is not finite. ids: null, or whose values they are.
+// The `count` largest of a row's values, largest first (ties: the lowest id), for each piece of `piece` values; -1 if there
+// are no more, and for all of them if a value is not finite. ids: null, or the id of each value.
 #define SEARCHERS 64
 kernel __attribute__((reqd_work_group_size(SEARCHERS, 1, 1)))
 void top(global const float* values, global const int* ids, int stride, int n, int piece, int count,
@@ -185,7 +185,7 @@ void top(global const float* values, global const int* ids, int stride, int n, i
       top_values[to + i] = last;
       top_ids[to + i] = last_id == INT_MAX ? -1 : last_id;
     }
-    if (last_id < -1) {  // -2, one sign for all of them
+    if (last_id < -1) {  // -2 marks all of them
       for (int j = i + 1; j < count && me == 0; ++j) top_ids[to + j] = -2;
       break;
     }

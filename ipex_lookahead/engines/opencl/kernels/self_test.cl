@@ -1,4 +1,4 @@
-// What every kernel rests on, each in one output, for a device to show that it computes as IEEE 754 and this package say.
+// One output for each assumption of the kernels, to verify that a device computes as IEEE 754 requires.
 LANE_GROUPS kernel void self_test(global const float* x, global const float* y, global const float* z,
                                   global const uint* codes, global const half* halves, global float* out,
                                   global int* dots) {
@@ -6,7 +6,7 @@ LANE_GROUPS kernel void self_test(global const float* x, global const float* y, 
   const int i = get_global_id(0), n = get_global_size(0);
   const float a = x[i], b = y[i], c = z[i];
   out[i] = fma(a, b, c);
-  out[n + i] = a * b + c;  // not joined
+  out[n + i] = a * b + c;  // not fused
   out[2 * n + i] = a / b;
   out[3 * n + i] = sqrt(a);
   out[4 * n + i] = a * 0x1p-100f * (b * 0x1p-46f);  // subnormal
@@ -27,7 +27,7 @@ kernel void range_test(global const float* x, global const float* y, global floa
 }
 
 #ifdef HAS_ARRIVALS
-// The last of the work-groups adds up what all of them made.
+// The last of the work-groups adds up the results of all.
 kernel void arrivals(global const uint* codes, global uint* made, global int* counter, global uint* out) {
   local int arrived;
   const int i = get_global_id(0), n = get_global_size(0);

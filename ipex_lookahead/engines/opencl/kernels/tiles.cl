@@ -1,13 +1,13 @@
-// What kernels over prepacked tiles share, of one weight format and for ROWS rows at a time; csrc/kernels/generic/linear.inl
-// is the same on CPUs. A lane group computes one tile, a lane one of its 16 outputs, so that a word of four codes a lane is a
-// line of 64 bytes a lane group. The sums' order: see there. Each kernel is a file and a program of its own: what a model
-// does not need takes no time to compile.
+// Common code of kernels over prepacked tiles, for one weight format and ROWS rows at a time. csrc/kernels/generic/linear.inl
+// is the CPU implementation and defines the order of sums. A lane group computes one tile, and a lane one of its 16 outputs,
+// so one word of four codes per lane is a line of 64 bytes per lane group. Each kernel is a separate file and program, so
+// that only the kernels a model uses are compiled.
 //
-// Names of formats.py: CODES and SCALES say how a tile is read, ZERO is what a code counts from, CODE_TABLE and VALUE_TABLE
-// what codes stand for, as whole numbers and as floats.
+// Macros from formats.py: CODES and SCALES select the tile layout, ZERO is the code of the value 0, CODE_TABLE and
+// VALUE_TABLE are the values of codes as integers and as floats.
 
 #ifdef WIDE_REGISTERS
-#define READ_AHEAD 32  // words of codes a lane that registers have room for
+#define READ_AHEAD 32  // words of codes per lane that fit the registers
 #else
 #define READ_AHEAD 16
 #endif
@@ -23,7 +23,7 @@ typedef struct {
 
 static inline int tiles_of(const Matrix w) { return (w.n_out + LANES - 1) / LANES; }
 
-// ---- codes: how 16 outputs x 32 inputs lie in CODE_BYTES -----------------------------------------------------------
+// ---- codes: layout of 16 outputs x 32 inputs in CODE_BYTES ---------------------------------------------------------
 
 #if CODES == FLOATS
 #elif CODES == BYTES
@@ -46,12 +46,12 @@ static inline int tiles_of(const Matrix w) { return (w.n_out + LANES - 1) / LANE
 constant uchar code_table[] = {CODE_TABLE};
 #endif
 
-#define FOUR(byte) (0x01010101u * (byte))  // a byte in every place
+#define FOUR(byte) (0x01010101u * (byte))  // the byte in all four places
 
 #if CODES != FLOATS
-#define WORDS (CODE_BYTES / 4 / LANES)  // of a lane in a block, a line of 64 bytes apart
+#define WORDS (CODE_BYTES / 4 / LANES)  // per lane and block, 64 bytes apart
 
-// Those of the lane: with subgroups as many lines as can be in one read.
+// The lane's words; with subgroups, several lines per read.
 static inline void read_words(global const uchar* block, int lane, uint* words) {
   global const uint* p = (global const uint*)block;
 #ifndef HAS_SUBGROUPS
@@ -100,7 +100,7 @@ static inline void unpack(const uint* words, uint* w) {
 }
 #endif
 
-// ---- scales: what codes are multiplied by, and what is added -------------------------------------------------------
+// ---- scales: factors of the codes, and addends ---------------------------------------------------------------------
 
 #if SCALES == STEP_SCALE_AND_MINIMUM || SCALES == HALF_STEPS || SCALES == HALF_STEPS_AND_MINIMUMS
 #define STEPS 2
@@ -108,13 +108,13 @@ static inline void unpack(const uint* words, uint* w) {
 #define STEPS 1
 #endif
 #if SCALES == HALF_STEPS || SCALES == HALF_STEPS6 || SCALES == HALF_STEPS_AND_MINIMUMS
-#define HALVED  // steps for each half of a block
+#define HALVED  // a step for each half of a block
 #endif
 #if SCALES == GROUP_SCALE_AND_MINIMUM || SCALES == STEP_SCALE_AND_MINIMUM || SCALES == HALF_STEPS_AND_MINIMUMS
 #define MINIMUM
 #endif
 #if SCALES == GROUP_SCALE_AND_ZERO
-#define ZERO_POINT  // where others have their minimums; less ZERO, as codes are
+#define ZERO_POINT  // stored as minimums; minus ZERO, like the codes
 #endif
 
 // The lane's scale and minimum in one block; HALVED: to be multiplied by the half's step.
@@ -133,7 +133,7 @@ static inline Scaled scaled_at(const Matrix w, int tile, int b, int lane) {
 #elif defined(ZERO_POINT)
   s.minimum = vload_half(at, w.minimums) - ZERO;
 #endif
-#if SCALES == FLOAT_SCALE  // of two blocks
+#if SCALES == FLOAT_SCALE  // for two blocks
   global const uchar* bytes = w.steps + ((size_t)tile * ((w.blocks + 1) / 2) + b / 2) * 64 + lane;
   s.scale = as_float((uchar4)(bytes[0], bytes[LANES], bytes[2 * LANES], bytes[3 * LANES]));
 #elif SCALES != EXPONENT_SCALE
@@ -170,10 +170,10 @@ static inline Scaled scaled_at(const Matrix w, int tile, int b, int lane) {
 // ---- a tile by ROWS rows ------------------------------------------------------------------------------------------
 
 #ifdef INTEGERS
-// The dot products of a block's codes with a row's, of its two halves or, where they share a scale, of both in `x`.
+// The dot products of a block's codes with a row's: of its two halves, or, if they share a scale, of both in `x`.
 typedef int2 Dots;
 
-// acc + a block's weights times a row's activations, which have a scale and sums.
+// acc + a block's weights times a row's activations, given the row's scale and sums.
 static inline float add_dots(float acc, Dots dots, const Scaled s, float scale, int2 sums) {
 #ifdef HALVED
 #ifdef MINIMUM
@@ -186,7 +186,7 @@ static inline float add_dots(float acc, Dots dots, const Scaled s, float scale, 
 #else
   float sum = convert_float(dots.x - ZERO * (sums.x + sums.y));
 #ifdef ZERO_POINT
-  sum = fma(s.minimum, convert_float(-(sums.x + sums.y)), sum);  // whole numbers
+  sum = fma(s.minimum, convert_float(-(sums.x + sums.y)), sum);  // integers
 #elif defined(MINIMUM)
   acc = fma(s.minimum, scale * convert_float(sums.x + sums.y), acc);
 #endif
@@ -195,8 +195,8 @@ static inline float add_dots(float acc, Dots dots, const Scaled s, float scale, 
 }
 
 #ifdef MATRIX_WIDTH
-// The matrix units' way of many rows: MATRIX_WIDTH lanes, a subgroup of just so many, multiply 8 rows by their outputs. Of a row
-// each lane holds the codes of 32 / MATRIX_WIDTH inputs that follow each other; of the weights those of its own output.
+// Matrix units for many rows: MATRIX_WIDTH lanes, which are one subgroup, multiply 8 rows by their outputs. Each lane holds
+// 32 / MATRIX_WIDTH consecutive inputs of a row, and the weights of its own output.
 #define UNIT_ROWS 8
 #if MATRIX_WIDTH == 8
 typedef int Part;
@@ -209,7 +209,7 @@ typedef short8 Parts;
 #endif
 #ifdef HAS_MATRIX_UNITS
 #define MULTIPLY(parts, words) intel_sub_group_i8_u8_matrix_mad_k32(parts, words, (int8)(0))
-#else  // the same products spelled out
+#else  // the same products in plain code
 #define MULTIPLY(parts, words) multiply(parts, words)
 static int8 multiply(Parts parts, uint8 words) {
   Part part[UNIT_ROWS];
@@ -232,7 +232,7 @@ static int8 multiply(Parts parts, uint8 words) {
 }
 #endif
 
-// To acc[m] of each row a block, of which the lane's words have been read.
+// Adds a block to acc[m] of each row; the lane's words have been read.
 static inline void add_block(const Matrix w, int tile, int b, const uint* read, const Rows x, int row, int rows, float* acc) {
   uint four[8];
   unpack(read, four);
@@ -280,8 +280,8 @@ static inline void add_block(const Matrix w, int tile, int b, const uint* read, 
 }
 #endif
 
-// acc[m]: the lane's output for row `row` + m; that of rows beyond the last is anything. Of one row there is little to
-// compute: several blocks are read before the first is multiplied, but where a table, too, has to be read.
+// acc[m]: the lane's output for row `row` + m; undefined for rows beyond the last. A single row is bound by reads: several
+// blocks are read before the first is multiplied, unless a table must be read as well.
 #if ROWS == 1 && !defined(CODE_TABLE)
 #define AHEAD (4 * WORDS > READ_AHEAD ? 2 : 4)
 #else
@@ -327,7 +327,7 @@ constant float value_table[] = {VALUE_TABLE};
 static inline float decoded(uint code) { return value_table[code]; }
 #endif
 
-// sums[m] + the first `count` of 8 inputs from k on, each weight times a row's value; input i is added to sum i % 4.
+// sums[m] += the first `count` of 8 inputs from k, each weight times a row's value; input i goes to sum i % 4.
 static inline void add_eight(const float* weight, int count, const Rows x, int row, int rows, int k, float sums[ROWS][4]) {
   UNROLLED for (int m = 0; m < ROWS; ++m) {
     float value[8];
@@ -383,7 +383,7 @@ static inline void tile_times_rows(const Matrix w, int tile, const Rows x, int r
 
 static inline float biased(const Matrix w, int output, float x) { return w.bias ? x + w.bias[output] : x; }
 
-// Of `out`, [rows][stride], column `column` of rows from `row` on: what a tile's products are, or that added to it.
+// Stores a tile's products in column `column` of `out`, [rows][stride], for rows from `row`, or adds them.
 static inline void put_products(const Matrix w, int output, const float* acc, int row, int rows, global float* out,
                                 int stride, int column, int add) {
   if (output >= w.n_out) return;
