@@ -144,7 +144,7 @@ void Attention::finish_heads(const StepRows& rows, int64_t begin, int64_t end) c
       const int64_t position = rows.position(row);
       float* base = scratch_.qkv.data() + row * stride_ + head.number * d;
       if (head.part == Part::q) {
-        turn(rows, q_norm_, position, rope == nullptr ? shape_.query_scale : shape_.query_scale * rope->query[size_t(position)], base);
+        norm_and_rotate(rows, q_norm_, position, rope == nullptr ? shape_.query_scale : shape_.query_scale * rope->query[size_t(position)], base);
         cached_.prepare_query(rows, base);
         continue;
       }
@@ -153,7 +153,7 @@ void Attention::finish_heads(const StepRows& rows, int64_t begin, int64_t end) c
           std::memcpy(base + v_column_, base + k_column_, size_t(d) * sizeof(float));
           finish_value(rows, row, head.number, base + v_column_);
         }
-        turn(rows, k_norm_, position, 1.0f, base + k_column_);
+        norm_and_rotate(rows, k_norm_, position, 1.0f, base + k_column_);
         cached_.store_key(rows, row, head.number, base + k_column_);
       } else {
         finish_value(rows, row, head.number, base + v_column_);
@@ -167,7 +167,7 @@ void Attention::finish_value(const StepRows& rows, int64_t row, int head, float*
 }
 
 // Applies norm, rope and `scale` to a head of q or k.
-void Attention::turn(const StepRows& rows, const Norm& norm, int64_t position, float scale, float* x) const {
+void Attention::norm_and_rotate(const StepRows& rows, const Norm& norm, int64_t position, float scale, float* x) const {
   const int d = shape_.head_dim;
   const RopeTable* rope = scratch_.table(shape_.rope);
   const int half = rope == nullptr ? 0 : int(scratch_.rope(shape_.rope).half());

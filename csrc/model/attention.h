@@ -33,7 +33,7 @@ class Attention : public Operation {
   void qkv(const StepRows& rows, const Rows& x, int64_t begin, int64_t end) const;
   void norm_whole(ThreadContext& context, const StepRows& rows, int64_t row) const;
   void norm_head(const StepRows& rows, const Norm& norm, float* x) const;
-  void turn(const StepRows& rows, const Norm& norm, int64_t position, float scale, float* x) const;
+  void norm_and_rotate(const StepRows& rows, const Norm& norm, int64_t position, float scale, float* x) const;
   void finish_heads(const StepRows& rows, int64_t begin, int64_t end) const;
   void merge_heads(ThreadContext& context, const StepRows& rows, int64_t row, float* out) const;
 

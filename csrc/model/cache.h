@@ -28,9 +28,9 @@ struct CacheShape {
 
   // Return the index of the state of layers with this shape; adds a state if there is none.
   template <typename Shape>
-  size_t joined(const Shape& own) {
+  size_t state_index(const Shape& own) {
     for (size_t i = 0; i < states.size(); ++i)
-      if (const Shape* one = std::get_if<Shape>(&states[i]); one != nullptr && one->alike(own)) return i;
+      if (const Shape* one = std::get_if<Shape>(&states[i]); one != nullptr && one->same_layout(own)) return i;
     states.emplace_back(own);
     return states.size() - 1;
   }

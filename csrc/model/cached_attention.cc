@@ -43,8 +43,8 @@ void AttentionScratch::plan(Plan& plan, const StepRows& rows, bool by_blocks) co
   for (const Sequence& s : rows.sequences)
     items += plan.kv_heads * (by_blocks ? s.blocks - first_block(plan.window, s.length) : (s.rows + kRowTile - 1) / kRowTile);
   // With few items, heads that share keys become separate items: the second read of the keys hits the cache.
-  const bool apart = by_blocks && items < 4 * threads_ && threads_ > 1;
-  const int heads = apart ? std::max(1, int(group * items / (4 * threads_))) : group;
+  const bool split_heads = by_blocks && items < 4 * threads_ && threads_ > 1;
+  const int heads = split_heads ? std::max(1, int(group * items / (4 * threads_))) : group;
   if (items > Phases::kMaxItems) throw std::invalid_argument("the step has too many rows for this number of heads");
   for (size_t i = 0; i < rows.sequences.size(); ++i) {
     const Sequence& s = rows.sequences[i];
@@ -61,7 +61,7 @@ void AttentionScratch::plan(Plan& plan, const StepRows& rows, bool by_blocks) co
 
 CachedAttention::CachedAttention(const HeadsShape& shape, KvFormat format, CacheShape& cache, AttentionScratch& scratch)
     : shape_(shape), scratch_(scratch), plan_(scratch.plan_for(shape)) {
-  state_ = cache.joined(KvShape{shape.window, 0, shape.kv_heads, shape.head_dim, shape.value_dim, format});
+  state_ = cache.state_index(KvShape{shape.window, 0, shape.kv_heads, shape.head_dim, shape.value_dim, format});
   number_ = std::get<KvShape>(cache.states[state_]).layers++;
 }
 

@@ -148,7 +148,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
   const int64_t stride = gate_column + kLanes;
   const bool shares = shape_.shared.intermediate > 0;
   const bool integer = (shares && shared_.integer()) || std::any_of(experts_.begin(), experts_.end(), [](const GatedMlp& mlp) { return mlp.integer(); });
-  const bool apart = shape_.apart();
+  const bool normed = shape_.has_norms();
   // Prepares the rows after `norm`, or as all operations read them. Invalidates the previously prepared rows.
   const auto inputs = [&](bool quantized, const Norm* norm, float multiplier = 1) {
     return context.inputs(rows.count, rows.width, quantized, nullptr, [&rows, norm, multiplier, this](int64_t row, float* out) {
@@ -158,7 +158,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
     });
   };
   context.enter(Phase::router);
-  auto router_x = inputs(integer && !apart, apart ? &router_norm_ : nullptr, apart ? shape_.router_multiplier : 1);
+  auto router_x = inputs(integer && !normed, normed ? &router_norm_ : nullptr, normed ? shape_.router_multiplier : 1);
   const JoinedLinears routers{{{{&router_, 0}, {shape_.shared_gate ? &shared_gate_ : nullptr, gate_column}}}};
   context.split_tiles(routers.tiles(), [&](int64_t begin, int64_t end) {
     routers.run(kernels, router_x.get(), begin, end, scratch_.router_logits.data(), stride);
@@ -188,7 +188,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
   // Entries [a, a + n) of expert e: the rows of an expert form bands of their own.
   const auto gated_of = [&](int32_t e, int64_t a, int64_t n) {
     const int64_t first = plan.begins[size_t(e)];
-    return rows_of(rows_apart(gated, first, plan.begins[size_t(e + 1)] - first), a - first, n);
+    return rows_of(separate_rows(gated, first, plan.begins[size_t(e + 1)] - first), a - first, n);
   };
   const int64_t pieces = (alone ? kPieces : kUnequalPieces) * rows.threads;
   const auto gate_up_shared = [&](const Rows& x, int64_t piece) {
@@ -218,7 +218,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
     context.each(pieces, [&](int64_t piece) {
       make_plan();
       if (piece == 0) scratch_.touched += plan.experts_touched;
-      if (shares && !apart) gate_up_shared(x.get(), piece);
+      if (shares && !normed) gate_up_shared(x.get(), piece);
       const auto part = part_of(plan.experts_touched * gated.blocks, pieces, piece);
       for (int64_t begin = part.first, end; begin < part.second; begin = end) {
         const int64_t i = begin / gated.blocks, first = i * gated.blocks;
@@ -228,7 +228,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
     });
   };
   context.enter(Phase::gate_up);
-  if (apart) {
+  if (normed) {
     auto shared_x = inputs(shared_.integer(), nullptr);
     context.each(pieces, [&](int64_t piece) { gate_up_shared(shared_x.get(), piece); });
     auto experts_x = inputs(integer, &norm_);
@@ -251,12 +251,12 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
                        made + a * width, width, false);
     }
     float* const of_shared = made + assigned * width;  // [rows][width]
-    if (shares && !apart) kernels.linear(shared_.down, shared, begin, end, of_shared, width, false);
+    if (shares && !normed) kernels.linear(shared_.down, shared, begin, end, of_shared, width, false);
     for (int64_t row = 0; row < rows.count; ++row) {
       std::fill(sum, sum + n, 0.0f);
       for (int64_t k = row * used; k < (row + 1) * used; ++k)
         kernels.add_scaled(made + plan.at[size_t(k)] * width, n, choice.weights[size_t(k)], sum);
-      if (shares && !apart) {
+      if (shares && !normed) {
         float gate[kLanes] = {1};
         if (shape_.shared_gate)
           kernels.gate(scratch_.router_logits.data() + row * stride + gate_column, 1, GateKind::sigmoid, gate);
@@ -269,7 +269,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
         std::copy(sum, sum + n, to);
     }
   };
-  if (!apart) return add_to_hidden(context, rows, down, expert_tiles(held_rows(rows)));
+  if (!normed) return add_to_hidden(context, rows, down, expert_tiles(held_rows(rows)));
   context.split_tiles(rows.stride / kLanes, [&](int64_t begin, int64_t end) {
     kernels.linear(shared_.down, shared, begin, end, rows.branch.data() + begin * kLanes, rows.stride, false);
     down(begin, end, scratch_.results.data() + begin * kLanes, false);
@@ -302,7 +302,7 @@ void Experts::reserve(StepRows& rows) {
   ensure(scratch_.router_logits, rows.count * (padded(count(), kLanes) + kLanes));
   if (shape_.shared.intermediate > 0) scratch_.shared.reserve(rows.count, shape_.shared.intermediate);
   if (rows.count > kPreparedByAll) scratch_.choice.reserve(rows.count, used_);
-  if (shape_.apart()) {
+  if (shape_.has_norms()) {
     ensure(scratch_.results, rows.count * rows.stride);
     rows.reserve_scratch(2 * rows.stride);
   }

@@ -49,7 +49,7 @@ LinearRecurrence::LinearRecurrence(const OperationParts& of, RecurrentScratch& s
   raw_width_ = gate_raw_ + padded(r.values(), kLanes);
   scratch.need(raw_width_, mixed_width_, r.heads * values);
   const RecurrentShape own{0, r.kernel, channels, (r.delta ? 2 : 1) * int64_t(r.heads), r.heads * tiles_, r.key_dim};
-  state_ = of.cache.joined(own);
+  state_ = of.cache.state_index(own);
   number_ = std::get<RecurrentShape>(of.cache.states[state_]).layers++;
 }
 

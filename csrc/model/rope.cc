@@ -45,7 +45,7 @@ double cosine(double r) {
 
 }  // namespace
 
-Turn turn(float x) {
+SinCos sin_cos(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   const int exponent = int(bits >> 23 & 255);
@@ -98,7 +98,7 @@ void RopeTable::reserve(const Rope& rope, int64_t positions, int64_t max_context
   for (int64_t p = have; p < wanted; ++p) {
     for (int64_t k = 0; k < half; ++k) {
       // The angle is rounded to float32 first, as in the models' training.
-      const Turn t = turn(float(p) * rope.frequencies[size_t(k)]);
+      const SinCos t = sin_cos(float(p) * rope.frequencies[size_t(k)]);
       cos[size_t(p * half + k)] = float(t.cos) * rope.factor;
       sin[size_t(p * half + k)] = float(t.sin) * rope.factor;
     }

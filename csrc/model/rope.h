@@ -12,10 +12,10 @@ namespace ipex_lookahead {
 
 // Cosine and sine of any finite x in radians with errors below 2^-51. Rounded to float they are correctly rounded, except where
 // the true value is within that error of the midpoint of two floats. NaN if x is not finite.
-struct Turn {
+struct SinCos {
   double cos, sin;
 };
-Turn turn(float x);
+SinCos sin_cos(float x);
 
 // Natural logarithm of a finite x >= 1 with a relative error below 2^-50.
 double logarithm(double x);

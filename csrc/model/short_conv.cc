@@ -26,7 +26,7 @@ ShortConv::ShortConv(const OperationParts& of, RecurrentScratch& scratch)
   if (std::get<ShortConvShape>(of.shape.operation).bias) weights.declare(name + ".convolution_bias", bias_, hidden);
   weights.declare_linear(name + ".out", out_, hidden, hidden, {Phase::output, 1, false, &out_order_});
   scratch.need(raw_width_, 0, hidden);
-  state_ = of.cache.joined(RecurrentShape{0, kernel_, hidden, 0, 0, 0});
+  state_ = of.cache.state_index(RecurrentShape{0, kernel_, hidden, 0, 0, 0});
   number_ = std::get<RecurrentShape>(of.cache.states[state_]).layers++;
 }
 

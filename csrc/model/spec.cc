@@ -179,9 +179,9 @@ void check(const ExpertsShape& mixture, const DecoderShape& shape) {
   finite("router_multiplier", mixture.router_multiplier, -INFINITY);
   for (const NormShape* norm : {&mixture.router_norm, &mixture.norm, &mixture.after, &mixture.shared_after}) {
     check("a norm of a mixture", *norm, {shape.hidden});
-    if ((norm->width > 0) != mixture.apart()) throw std::invalid_argument("a mixture must have all of its norms or none");
+    if ((norm->width > 0) != mixture.has_norms()) throw std::invalid_argument("a mixture must have all of its norms or none");
   }
-  if (mixture.apart() && (mixture.shared.intermediate == 0 || mixture.shared_gate))
+  if (mixture.has_norms() && (mixture.shared.intermediate == 0 || mixture.shared_gate))
     throw std::invalid_argument("a mixture with norms must have a shared expert without a gate");
   if (mixture.shared.intermediate != 0) check(mixture.shared, shape);
   for (const MlpShape& mlp : mixture.experts) {

@@ -95,7 +95,7 @@ struct ExpertsShape {
   MlpShape shared;                  // an expert that every row uses; size 0: none
   bool shared_gate = false;         // multiplies its output by the sigmoid of a linear layer of the row
 
-  bool apart() const { return router_norm.width > 0; }
+  bool has_norms() const { return router_norm.width > 0; }
 };
 
 // A gated delta net, or Mamba-2 (model/recurrence.h).

@@ -56,7 +56,7 @@ inline Rows rows_of(Rows r, int64_t first, int64_t count) {
 }
 
 // `count` rows in bands of their own, in the memory of the rows from `first`; writer and reader must both use this layout.
-inline Rows rows_apart(Rows r, int64_t first, int64_t count) {
+inline Rows separate_rows(Rows r, int64_t first, int64_t count) {
   r.values += first * r.stride;
   r.codes += first * r.stride;
   r.scales += first * r.blocks;

@@ -132,7 +132,7 @@ void check(WeightFormat format, int64_t n_out, int64_t n_in, int group_blocks, c
              "rows behind those", Format::kName, n_out, n_in, count);
     }
     next = Activations(kRows, n_out);
-    const Rows into = count % 2 == 0 ? next.rows : rows_apart(next.rows, 0, count);  // separate, or before other rows
+    const Rows into = count % 2 == 0 ? next.rows : separate_rows(next.rows, 0, count);  // separate, or before other rows
     for (bool quantize : {false, true})
       in_threads(groups, [&](int64_t begin, int64_t end) {
         tiles->gate_up(weight.matrix, other.matrix, Activation{}, rows, begin, end, rows_of(into, 0, count), quantize);

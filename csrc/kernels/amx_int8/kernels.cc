@@ -40,13 +40,13 @@ static KernelTable table() {
 
 // Checks sums of 32 and of 16 products against plain loops.
 static bool tiles_multiply() {
-  alignas(64) int8_t a[kMaxStepRows][kGroup], b[8][64];
-  alignas(64) int32_t of_block[kMaxStepRows][kLanes], of_half[kMaxStepRows][kLanes];
-  for (int m = 0; m < kMaxStepRows; ++m)
+  alignas(64) int8_t a[kMaxBandRows][kGroup], b[8][64];
+  alignas(64) int32_t of_block[kMaxBandRows][kLanes], of_half[kMaxStepRows][kLanes];
+  for (int m = 0; m < kMaxBandRows; ++m)
     for (int k = 0; k < kGroup; ++k) a[m][k] = int8_t(37 * m + 11 * k - 128);
   for (int c = 0; c < 8; ++c)
     for (int i = 0; i < 64; ++i) b[c][i] = int8_t(29 * c - 7 * i);
-  const Tiles registers(kMaxStepRows);
+  const Tiles registers(kMaxBandRows);
   Tiles::written();
   _tile_zero(0);
   _tile_loadd(1, a, kGroup);
@@ -59,7 +59,7 @@ static bool tiles_multiply() {
   _tile_dpbssd(0, 3, 4);
   _tile_stored(0, of_half, 64);
   bool equal = true;
-  for (int m = 0; m < kMaxStepRows; ++m)
+  for (int m = 0; m < kMaxBandRows; ++m)
     for (int n = 0; n < kLanes; ++n) {
       int32_t sum = 0;
       for (int k = 0; k < kGroup; ++k) {

@@ -39,7 +39,7 @@ struct CodeTile {
     for (int c = 0; c < 8; ++c) rows[c] = {_mm256_xor_si256(rows[c].lo, bias), _mm256_xor_si256(rows[c].hi, bias)};
   }
   // Forces the codes into memory once, for row groups that read them one after the other; compilers store and reload each code.
-  SIMD_METHOD void lay_down() { __asm__("" : "+m"(rows)); }
+  SIMD_METHOD void spill_once() { __asm__("" : "+m"(rows)); }
 };
 SIMD_INLINE __m256i add_pairs(__m256i sum, __m256i pairs) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));

@@ -156,7 +156,7 @@ struct CodeTile {
   static constexpr int kTaken = 0;  // subtracted from each code
   u8x64 rows[8];
   SIMD_METHOD void settle() {}
-  SIMD_METHOD void lay_down() {}  // already in registers
+  SIMD_METHOD void spill_once() {}  // already in registers
 };
 SIMD_INLINE __m512i broadcast4(const int8_t* a) {
   int32_t x;

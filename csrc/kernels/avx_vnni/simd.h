@@ -27,7 +27,7 @@ struct CodeTile {
   static constexpr int kTaken = 0;  // subtracted from each code
   u8x64 rows[8];
   SIMD_METHOD void settle() {}
-  SIMD_METHOD void lay_down() { __asm__("" : "+m"(rows)); }  // as in avx2/simd.h
+  SIMD_METHOD void spill_once() { __asm__("" : "+m"(rows)); }  // as in avx2/simd.h
 };
 // sums[m] += codes * a[m], over `Count` rows of the tile from `First`, row by row, so that each weight is loaded once. The
 // weights are the unsigned operand.

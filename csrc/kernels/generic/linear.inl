@@ -101,7 +101,7 @@ static void integer_tiles(const Matrix& w, int64_t tile, int64_t step, const Row
     for (int t = 0; t < kTilesAtOnce; ++t) tiles[t].fetch(b, ahead.now());
     UnpackedBlock<Format> blocks[2] = {{tiles[0], b}, {tiles[kTilesAtOnce - 1], b}};
     if (M > kFixedRows && !std::is_same<typename Format::Codes, Bytes>::value)  // byte codes need no unpacking
-      for (int t = 0; t < kTilesAtOnce; ++t) blocks[t].codes.lay_down();
+      for (int t = 0; t < kTilesAtOnce; ++t) blocks[t].codes.spill_once();
     if constexpr (kRowsTogether == 1) {
 #pragma GCC unroll 16  // otherwise the compiler keeps 16 rows' accumulators in memory
       for (int m = 0; m < M; ++m) add_block<1>(blocks, x, at, m, acc);

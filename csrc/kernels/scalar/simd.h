@@ -230,7 +230,7 @@ struct CodeTile {
     for (int k = 0; k < 32; ++k)
       for (int n = 0; n < 16; ++n) w[k][n] = rows[k / 4].v[4 * n + k % 4];
   }
-  SIMD_METHOD void lay_down() {}
+  SIMD_METHOD void spill_once() {}
 };
 // sums[m] += codes * a[m], over 4 Count inputs from 4 First.
 template <int First, int Count, int M, int Most>

@@ -23,11 +23,11 @@ struct KvShape {
   int layers = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   KvFormat format = KvFormat::fp16;
 
-  bool alike(const KvShape& o) const {  // equal except for the number of layers
+  bool same_layout(const KvShape& o) const {  // equal except for the number of layers
     return window == o.window && kv_heads == o.kv_heads && head_dim == o.head_dim &&
            value_dim == o.value_dim && format == o.format;
   }
-  bool operator==(const KvShape& o) const { return alike(o) && layers == o.layers; }
+  bool operator==(const KvShape& o) const { return same_layout(o) && layers == o.layers; }
 
   int value_dim16() const { return (value_dim + kLanes - 1) / kLanes * kLanes; }
   // Bytes of one head's keys, values and scales in a page.

@@ -26,10 +26,10 @@ struct RecurrentShape {
   int64_t tiles = 0;     // tiles of 16 values, each [keys][16] floats
   int64_t keys = 0;
 
-  bool alike(const RecurrentShape& o) const {  // equal except for the number of layers
+  bool same_layout(const RecurrentShape& o) const {  // equal except for the number of layers
     return kernel == o.kernel && channels == o.channels && gates == o.gates && tiles == o.tiles && keys == o.keys;
   }
-  bool operator==(const RecurrentShape& o) const { return alike(o) && layers == o.layers; }
+  bool operator==(const RecurrentShape& o) const { return same_layout(o) && layers == o.layers; }
 
   int64_t raw() const { return channels + gates; }  // floats of a row's raw inputs: the convolution's, then the gates'
   int64_t matrix() const { return tiles * keys * kLanes; }
