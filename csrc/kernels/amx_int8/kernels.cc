@@ -41,7 +41,7 @@ static KernelTable table() {
 // Checks sums of 32 and of 16 products against plain loops.
 static bool tiles_multiply() {
   alignas(64) int8_t a[kMaxBandRows][kGroup], b[8][64];
-  alignas(64) int32_t of_block[kMaxBandRows][kLanes], of_half[kMaxStepRows][kLanes];
+  alignas(64) int32_t of_block[kMaxBandRows][kLanes], of_half[kMaxBandRows][kLanes];
   for (int m = 0; m < kMaxBandRows; ++m)
     for (int k = 0; k < kGroup; ++k) a[m][k] = int8_t(37 * m + 11 * k - 128);
   for (int c = 0; c < 8; ++c)
