@@ -356,7 +356,7 @@ def test_a_chain_is_one_call_that_does_what_rows_do(made: tuple[Pair, Path, Path
     assert head.draft(cache, last, 5) == head.draft(cache.fork(), last, 5) == (found, probs)
     assert head.draft(cache, last, 3, copied=found[:2])[0] == found[2:5]
     assert head.draft(cache, last, 5, ends={found[0]})[0] == found[:1]
-    assert head.draft(cache, last, 5, rates=[0.0], least=0.5)[0] == found[:1]
+    assert head.draft(cache, last, 5, rates=[0.0], min_chance=0.5)[0] == found[:1]
     by_logits: list[int] = []
     logits = head.next_logits(cache, last, first=True)
     while logits is not None and len(by_logits) < 5:

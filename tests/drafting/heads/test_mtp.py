@@ -102,10 +102,10 @@ def test_a_chain_is_one_call_that_does_what_rows_do(folder: Path) -> None:
     assert head.draft(cache, last, 5) == ([], [])  # nothing is known of what follows
     chances = np.cumprod(probs)
     assert (
-        head.draft(fork.fork(), last, 5, least=chances[1] + 1e-6)[0] == found[: 1 + (chances[0] >= chances[1] + 1e-6)]
+        head.draft(fork.fork(), last, 5, min_chance=chances[1] + 1e-6)[0] == found[: 1 + (chances[0] >= chances[1] + 1e-6)]
     )
     assert head.draft(fork.fork(), last, 5, ends={found[0]})[0] == found[:1]
-    assert head.draft(fork.fork(), last, 5, rates=[0.0], least=0.5)[0] == found[:1]
+    assert head.draft(fork.fork(), last, 5, rates=[0.0], min_chance=0.5)[0] == found[:1]
     assert head.draft(fork.fork(), last, 3, copied=found[:2])[0] == found[2:5]
     by_logits = []
     logits = head.next_logits(fork, last, first=True)
