@@ -101,9 +101,8 @@ def test_a_chain_is_one_call_that_does_what_rows_do(folder: Path) -> None:
     assert probs == pytest.approx(expected[1], rel=1e-5)
     assert head.draft(cache, last, 5) == ([], [])  # nothing is known of what follows
     chances = np.cumprod(probs)
-    assert (
-        head.draft(fork.fork(), last, 5, min_chance=chances[1] + 1e-6)[0] == found[: 1 + (chances[0] >= chances[1] + 1e-6)]
-    )
+    least = chances[1] + 1e-6
+    assert head.draft(fork.fork(), last, 5, min_chance=least)[0] == found[: 1 + (chances[0] >= least)]
     assert head.draft(fork.fork(), last, 5, ends={found[0]})[0] == found[:1]
     assert head.draft(fork.fork(), last, 5, rates=[0.0], min_chance=0.5)[0] == found[:1]
     assert head.draft(fork.fork(), last, 3, copied=found[:2])[0] == found[2:5]
