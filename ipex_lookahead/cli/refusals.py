@@ -100,7 +100,7 @@ def _check_files_to_write(ctx: click.Context) -> None:
         elif (said := _why_not_written(file.parent)) is not None:
             problem = f"cannot be written: {said}"
         elif name == "store" and file.exists() and not is_store(file):
-            problem, hint = "is no lookahead store; it is left as it is", "name another file; it need not exist yet"
+            problem, hint = "is not a lookahead store; it was not changed", "name another file; it need not exist yet"
         elif name == "show_drafts" and file.exists():
             problem, hint = "is there already; it is left as it is", "name another file"
         if problem:
