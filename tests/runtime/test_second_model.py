@@ -12,7 +12,6 @@ import torch
 
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams, gumbel
-from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.runtime.lookahead import resolve_lookahead, second_model_lookahead, strategy_config
 from ipex_lookahead.runtime.second_model import SharedChoice, check_vocabulary
@@ -20,7 +19,6 @@ from tests.decoding.test_exact import MODES, PROMPTS, assert_same, new_tokens, p
 from tests.hf.test_model import build
 from tests.support.byte_tokenizer import byte_tokenizer
 from tests.support.generate import generate
-from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.scripted_engine import ScriptedEngine, markov, scripted
 
 DRAFT = LookaheadConfig("draft_model", 6, adaptive=False, draft_min_prob=0.0)
@@ -76,20 +74,6 @@ def test_tokens_and_logits_are_those_of_plain_decoding(
 def test_the_adaptive_budget_changes_nothing(engine: ScriptedEngine, mode: str) -> None:
     config = LookaheadConfig("draft_model", 6)
     assert_same(second(engine, engine, PROMPTS, config, **MODES[mode]), run(engine, PROMPTS, **MODES[mode]))
-
-
-@pytest.mark.parametrize("mode", ["greedy", "sampling"])
-def test_on_a_real_model(mode: str) -> None:
-    sizes = {"vocab": 24, "hidden": 32, "heads": 2, "kv_heads": 1, "intermediate": 32, "tie": False, "context": 64}
-    llama, smaller = tiny_numpy_engine(layers=2, **sizes), tiny_numpy_engine(layers=1, **sizes)
-    prompts = [[1, 5, 3, 5, 3, 7], [4, 8]]
-    options = {"eos_token_id": None, "max_new_tokens": 16, **MODES[mode]}
-    plain = run(llama, prompts, **options)
-    assert_same(second(llama, smaller, prompts, **options), plain)
-    out = second(llama, llama, prompts, **options)
-    assert_same(out, plain)
-    assert out.stats.acceptance_rate == 1.0
-    assert out.stats.steps <= 3
 
 
 def test_shared_noise_keeps_acceptance_high(engine: ScriptedEngine) -> None:
@@ -340,17 +324,6 @@ def test_a_model_may_keep_its_draft_model() -> None:
     assert len(draft.engine.batches) == seen
 
 
-def test_a_model_may_draft_for_itself() -> None:
-    """Nothing is gained, but nothing breaks: the engine's caches do not interact."""
-    target = build(markov(vocab_size=259))
-    target.use_draft_model(target)
-    ids = torch.tensor([[5, 6, 7]])
-    plain = target.generate(ids, max_new_tokens=30)
-    assert torch.equal(target.generate(ids, max_new_tokens=30, lookahead=4, adaptive=False), plain)
-    assert target.stats.acceptance_rate == 1.0
-    assert "engine=scripted" in repr(target)
-
-
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
     target = build(markov(vocab_size=259), tokenizer=byte_tokenizer())
     ids = torch.tensor([[5, 6, 7]])
@@ -376,10 +349,3 @@ def test_the_vocabularies_are_compared_once() -> None:
     for _ in range(3):
         target.generate(torch.tensor([[5]]), draft_model=draft, max_new_tokens=3)
     assert asked == [1]
-
-
-def test_statistics_count_the_second_models_drafts(engine: ScriptedEngine) -> None:
-    stats = GenerationStats()
-    second(engine, engine, PROMPTS[:1], stats=stats, eos_token_id=None)
-    assert stats.drafted == stats.accepted > 20
-    assert stats.proposer_seconds > 0

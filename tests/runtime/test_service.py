@@ -66,12 +66,6 @@ def test_a_request_gets_what_generate_gives(
     assert all(len(e.origins) == len(e.tokens) for e in events)
 
 
-def test_no_new_tokens_are_none(service: Service) -> None:
-    events = list(service.stream([1, 2], SamplingParams(0)))
-    assert [e.kind for e in events] == ["finish"]
-    assert events[0].reason == "length"
-
-
 def test_bad_requests_are_refused_at_once(service: Service) -> None:
     for prompt in ([], [VOCAB], [-1]):
         with pytest.raises(InputError):
@@ -287,22 +281,6 @@ def test_processors_see_each_position_once_and_filters_cut_drafts(service: Servi
     assert cut
 
 
-@pytest.mark.parametrize("error", [InputError("by design"), ZeroDivisionError("by design")])
-def test_one_requests_fault_leaves_the_others_alone(model: TextModel, service: Service, error: Exception) -> None:
-    def fails(prefix: Any, logits: Any) -> Any:
-        if len(prefix) > 6:
-            raise error
-        return logits
-
-    other = service.stream([1, 2], SamplingParams(200))
-    events = list(service.stream([3, 4], SamplingParams(50), processors=[fails]))
-    assert events[-1].kind == "error"
-    assert "by design" in str(events[-1].error)
-    assert isinstance(events[-1].error, LookaheadError)
-    assert len(tokens_of(events)) == 5
-    assert tokens_of(list(other)) == model.generate([1, 2], SamplingParams(200))
-
-
 SERVICE_FAULTS = {
     "head_of": "ipex_lookahead.runtime.service.head_of",
     "a proposer's constructor": "ipex_lookahead.runtime.service.make_proposer",
@@ -312,7 +290,7 @@ SERVICE_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", SERVICE_FAULTS)
+@pytest.mark.parametrize("fault", [*SERVICE_FAULTS, "a processor"])
 def test_what_the_service_does_for_one_request_may_fail(
     model: TextModel, service: Service, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,10 +304,15 @@ def test_what_the_service_does_for_one_request_may_fail(
         raise MemoryError("by design")
 
     with monkeypatch.context() as broken:
-        broken.setattr(SERVICE_FAULTS[fault], fails)
-        bad = list(service.stream([1, 2], SamplingParams(9), lookahead="auto", key="bad", top_logprobs=2))
+        own = [] if fault in SERVICE_FAULTS else [lambda prefix, logits: fails() if len(prefix) > 6 else logits]
+        if not own:
+            broken.setattr(SERVICE_FAULTS[fault], fails)
+        options: dict[str, Any] = {"lookahead": "auto", "key": "bad", "top_logprobs": 2, "processors": own}
+        bad = list(service.stream([1, 2], SamplingParams(9), **options))
     assert bad[-1].kind == "error"
     assert isinstance(bad[-1].error, LookaheadError)
+    assert "by design" in str(bad[-1].error)
+    assert not own or len(tokens_of(bad)) == 5
     assert tokens_of(list(fine)) == alone
     assert tokens_of(list(service.stream([3, 4], rule, lookahead="auto"))) == alone
     assert service.state == "ready"
@@ -380,23 +363,7 @@ def test_who_cannot_be_told_is_served_no_longer(service: Service) -> None:
     assert len(tokens_of(list(service.stream([1, 2], SamplingParams(5))))) == 5
 
 
-def test_keys_share_neither_prompts_nor_answers() -> None:
-    made = Service(text_model(HashedEngine(VOCAB)), cache_memory=200 * 64)
-    prompt = np.random.default_rng(0).integers(0, VOCAB, 130).tolist()
-
-    def cached(key: str) -> int:
-        stats = list(made.stream(prompt, SamplingParams(30), key=key, lookahead="auto"))[-1].stats
-        assert stats is not None
-        return stats.cached_tokens
-
-    assert [cached(key) for key in ("alice", "bob", "alice", "", "bob")] == [0, 0, 129, 0, 129]
-    names = made.model.stores
-    assert len({id(names.get(name)) for name in ("memory", "memory:alice", "memory:bob")}) == 3
-    assert all(len(names.get(name)) for name in ("memory", "memory:alice", "memory:bob"))
-    made.close()
-
-
-def test_salts_divide_a_keys_memory() -> None:
+def test_keys_and_their_salts_share_neither_prompts_nor_answers() -> None:
     made = Service(text_model(HashedEngine(VOCAB)), cache_memory=200 * 64)
     prompt = np.random.default_rng(0).integers(0, VOCAB, 130).tolist()
     answers = set()
@@ -407,11 +374,13 @@ def test_salts_divide_a_keys_memory() -> None:
         assert events[-1].stats is not None
         return events[-1].stats.cached_tokens
 
-    asked = [("", "x"), ("", "y"), ("alice", "x"), ("", ""), ("alice", ""), ("", "x"), ("alice", "x")]
-    assert [cached(*one) for one in asked] == [0, 0, 0, 0, 0, 129, 129]
+    owners = [("", "x"), ("", "y"), ("alice", "x"), ("", ""), ("alice", ""), ("", "x"), ("alice", "x"), ("alice", "")]
+    assert [cached(*one) for one in owners] == [0, 0, 0, 0, 0, 129, 129, 129]
     assert len(answers) == 1
     names = ("memory", "memory:#x", "memory:#y", "memory:alice#x", "memory:alice")
-    assert len({id(made.model.stores.get(name)) for name in names}) == 5
+    stores = [made.model.stores.get(name) for name in names]
+    assert len({id(one) for one in stores}) == 5
+    assert all(map(len, stores))
     made.close()
 
 

@@ -130,20 +130,16 @@ def test_rows_of_a_batch_that_end_apart_are_cut_alike(engine: CountedEngine) -> 
         assert torch.equal(second.logits[0][row], after(engine, text[row].tolist())[0])
 
 
-@pytest.mark.parametrize("config", [DRAFT, SELF], ids=["draft model", "self-speculation"])
-def test_a_second_model_never_changes_a_bit(engine: CountedEngine, config: LookaheadConfig) -> None:
+def test_self_speculation_never_changes_a_bit(engine: CountedEngine) -> None:
     prompts = torch.tensor([random_text(40, 1), random_text(40, 2)])
-    asked = {**OPTIONS, "max_new_tokens": 50, "output_logits": True}
+    asked = {**OPTIONS, "max_new_tokens": 30, "output_logits": True}
     for how in ({}, {"do_sample": True, "temperature": 0.8, "seed": 5}):
         plain = generate(engine, prompts, **asked, **how)
-        for draft in (engine, hybrid("delta net", 7), *([] if config is DRAFT else [engine])):
-            if config is SELF and draft is not engine:
-                continue  # its caches are the target's
-            for draft_prompts in (prompts, prompts[:1]):
-                out = generate(engine, draft_prompts, lookahead=config, draft_engine=draft, **asked, **how)
-                assert torch.equal(out.sequences, plain.sequences[: len(draft_prompts)])
-                for one, other in zip(out.logits, plain.logits, strict=True):
-                    assert torch.equal(one, other[: len(draft_prompts)])
+        for rows in (2, 1):
+            out = generate(engine, prompts[:rows], lookahead=SELF, draft_engine=engine, **asked, **how)
+            assert torch.equal(out.sequences, plain.sequences[:rows])
+            for one, other in zip(out.logits, plain.logits, strict=True):
+                assert torch.equal(one, other[:rows])
 
 
 PAIRS = [(name, "dense") for name in HYBRIDS] + [("dense", name) for name in HYBRIDS]
@@ -152,6 +148,7 @@ PAIRS += [("delta net", "short convolution"), ("short convolution", "delta net")
 
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 @pytest.mark.parametrize("how", [{}, {"do_sample": True, "temperature": 0.8, "seed": 5}], ids=["greedy", "seeded"])
+@pytest.mark.rotating(9)
 def test_models_with_states_and_without_draft_for_each_other(target: str, draft: str, how: dict[str, Any]) -> None:
     """In full, and with the last two of its layers, or the last alone."""
     engine = hybrid(target)

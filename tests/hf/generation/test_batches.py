@@ -86,7 +86,7 @@ def generated(model: Any, lookahead: Any = None, **kwargs: Any) -> Any:
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
-@pytest.mark.rotating(7)
+@pytest.mark.rotating(5)
 def test_processors_and_criteria_see_what_transformers_shows_them(ours: Any, theirs: Any, lookahead: Any) -> None:
     plain = generated(theirs)
     eos = [plain[0][3], plain[2][6]]
@@ -108,7 +108,7 @@ def test_a_batch_under_the_callers_rules_decodes_without_drafts(ours: Any) -> No
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
-@pytest.mark.rotating(7)
+@pytest.mark.rotating(5)
 def test_a_rule_of_each_row(ours: Any, lookahead: Any) -> None:
     class Force(hf.LogitsProcessor):  # type: ignore[misc]
         def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_a_rule_of_each_row(ours: Any, lookahead: Any) -> None:
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
 @pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.rotating(10)
+@pytest.mark.rotating(4)
 def test_a_limit_of_each_row(ours: Any, theirs: Any, lookahead: Any, streaming: bool) -> None:
     """Rows that have ended go on as padding. (transformers pads them only where there is an end token.)"""
 
@@ -153,7 +153,7 @@ def test_a_limit_of_each_row(ours: Any, theirs: Any, lookahead: Any, streaming: 
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
-@pytest.mark.rotating(7)
+@pytest.mark.rotating(5)
 def test_a_criterion_that_counts_counts_steps(ours: Any, lookahead: Any) -> None:
     calls = [0]
 
@@ -167,7 +167,7 @@ def test_a_criterion_that_counts_counts_steps(ours: Any, lookahead: Any) -> None
 
 @pytest.mark.parametrize("lookahead", [0, "prompt_lookup", "draft_model"])
 @pytest.mark.parametrize("times", [1, 2])
-@pytest.mark.rotating(6)
+@pytest.mark.rotating(4)
 def test_allowed_tokens_get_the_arguments_that_transformers_gives(
     ours: Any, theirs: Any, lookahead: Any, times: int
 ) -> None:

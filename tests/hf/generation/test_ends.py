@@ -66,29 +66,20 @@ def test_max_new_tokens(lookahead: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
-def test_max_length_counts_the_prompt(lookahead: int) -> None:
-    assert run(lookahead, max_new_tokens=None, max_length=8)[0] == TEXT[:5]
+@pytest.mark.parametrize(
+    ("kwargs", "length"), [({"max_length": 8}, 5), ({}, 20)], ids=["max_length counts the prompt", "20 by default"]
+)
+def test_lengths_without_max_new_tokens(lookahead: int, kwargs: dict[str, Any], length: int) -> None:
+    assert run(lookahead, max_new_tokens=None, **kwargs)[0] == (TEXT + [0] * 8)[:length]
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
-def test_without_a_length_twenty_tokens_come(lookahead: int) -> None:
-    assert run(lookahead, max_new_tokens=None)[0] == TEXT + [0] * 8
-
-
-@pytest.mark.parametrize("lookahead", LOOKAHEADS)
-@pytest.mark.parametrize("eos", TEXT)
-@pytest.mark.rotating(10)
-def test_an_end_token_is_the_last(lookahead: int, eos: int) -> None:
+@pytest.mark.parametrize("eos", [*TEXT, [30, 16, 14], {16, 14}, torch.tensor([16, 14]), [14, -1]])
+@pytest.mark.rotating(12)
+def test_an_end_token_is_the_last(lookahead: int, eos: Any) -> None:
     new, stats = run(lookahead, eos_token_id=eos)
-    assert new == TEXT[: TEXT.index(eos) + 1]
+    assert new == TEXT[: TEXT.index(eos if isinstance(eos, int) else 14) + 1]
     assert stats.finish_reasons == ["stop"]
-
-
-@pytest.mark.parametrize("lookahead", LOOKAHEADS)
-@pytest.mark.parametrize("several", [[30, 16, 14], {16, 14}, torch.tensor([16, 14]), [14, -1]])
-@pytest.mark.rotating(8)
-def test_several_end_tokens(lookahead: int, several: Any) -> None:
-    assert run(lookahead, eos_token_id=several)[0] == TEXT[:4]
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
@@ -123,13 +114,6 @@ def test_criteria_are_asked_once_for_each_token_in_order(lookahead: int, answer:
     assert new == TEXT[:7]
     assert criterion.seen == [PROMPT + TEXT[:n] for n in range(1, 8)]
     assert stats.finish_reasons == ["stop"]
-
-
-@pytest.mark.parametrize("lookahead", LOOKAHEADS)
-def test_all_criteria_see_the_token_that_ends(lookahead: int) -> None:
-    first, second = StopAt(5, bool), StopAt(99, bool)
-    run(lookahead, stopping_criteria=[first, second], eos_token_id=12)
-    assert first.seen == second.seen == [PROMPT + TEXT[:1], PROMPT + TEXT[:2]]
 
 
 @pytest.mark.parametrize("lookahead", LOOKAHEADS)
@@ -207,15 +191,6 @@ def test_max_new_tokens_0_returns_the_prompt(lookahead: int) -> None:
     assert new == []
     assert stats.finish_reasons == ["length"]
     assert not engine.batches
-
-
-def test_text_streamer_prints_what_is_returned(capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = byte_tokenizer()
-    text = list(b"Nice text.")
-    engine = scripted([*text, EOS], VOCAB, 2)
-    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    generate(engine, torch.tensor([[65, 66]]), eos_token_id=EOS, max_new_tokens=50, lookahead=8, streamer=streamer)
-    assert capsys.readouterr().out == "Nice text.\n"
 
 
 def test_text_iterator_streamer_gets_the_text_and_the_end() -> None:
@@ -339,22 +314,8 @@ def test_cancelling_while_tokens_come_keeps_them(lookahead: int, rows: int) -> N
     assert torch.equal(out, generate(markov(), ids, **options)[:, : out.shape[1]])
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no")])
-def test_an_interrupt_during_the_prompt_leaves_the_model_usable(error: BaseException) -> None:
-    engine, stats = markov(max_context=4096), GenerationStats()
-    expected = generate(engine, LONG, max_new_tokens=3, eos_token_id=None)
-
-    def interrupt(done: int, total: int) -> None:
-        raise error
-
-    with pytest.raises(type(error)):
-        generate(engine, LONG, on_prefill=interrupt, stats=stats)
-    assert stats.finish_reasons == ["abandoned"]
-    assert torch.equal(generate(engine, LONG, max_new_tokens=3, eos_token_id=None), expected)
-
-
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt()])
-@pytest.mark.parametrize("place", ["processor", "criterion", "streamer", "engine", "proposer"])
+@pytest.mark.parametrize("place", ["prompt", "processor", "criterion", "streamer", "engine", "proposer"])
 def test_an_abandoned_generation_leaves_the_model_usable(error: BaseException, place: str) -> None:
     engine = scripted(TEXT, 32, len(PROMPT))
     whole = run(4, engine=engine)[0]
@@ -363,7 +324,7 @@ def test_an_abandoned_generation_leaves_the_model_usable(error: BaseException, p
     def fail_at_the_fifth() -> None:
         nonlocal calls
         calls += 1
-        if calls == 5 or place in ("engine", "proposer"):
+        if calls == 5 or place in ("prompt", "engine", "proposer"):
             raise error
 
     class Failing(OracleProposer):
@@ -372,7 +333,9 @@ def test_an_abandoned_generation_leaves_the_model_usable(error: BaseException, p
 
     streamer, stats = Recorder(), GenerationStats()
     options: dict[str, Any] = {}
-    if place == "processor":
+    if place == "prompt":
+        options["on_prefill"] = lambda done, total: fail_at_the_fifth()
+    elif place == "processor":
         options["logits_processor"] = [lambda ids, scores: (fail_at_the_fifth(), scores)[1]]
     elif place == "criterion":
         options["stopping_criteria"] = [lambda ids, scores: fail_at_the_fifth() or False]

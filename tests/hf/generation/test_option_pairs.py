@@ -102,7 +102,7 @@ def test_every_pair_is_tried() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row.values())))
-@pytest.mark.rotating(40)
+@pytest.mark.rotating(24)
 def test_the_text_is_that_of_plain_decoding(row: Row, folders: tuple[Path, Path], plain: dict[Any, Any]) -> None:
     target, small = folders
     key = tuple(row[name] for name in WEIGHTS)

@@ -119,7 +119,7 @@ def test_limits() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_long_prompt_tells_how_far_it_is_and_can_be_cancelled(rows: int) -> None:
+def test_a_long_prompt_tells_how_far_it_is(rows: int) -> None:
     engine = markov()
     told: list[tuple[int, int]] = []
     stats = GenerationStats()
@@ -127,22 +127,6 @@ def test_a_long_prompt_tells_how_far_it_is_and_can_be_cancelled(rows: int) -> No
     run(engine, sequences, RunOptions(stats=stats, on_prefill=lambda done, total: told.append((done, total))))
     assert [done for done, _ in told] == [*range(512, 600 * rows, 512), 600 * rows]
     assert {total for _, total in told} == {600 * rows}
-
-    engine = markov()
-    sequences = [Sequence(np.full(600, 1 + row, np.int32), 700) for row in range(rows)]
-    made = run(engine, sequences, RunOptions(stats=stats, cancelled=lambda: True))
-    assert [one.new for one in made] == [[]] * rows
-    assert stats.finish_reasons == ["cancelled"] * rows
-    assert len(engine.batches) == 1
-
-
-def test_cancelling_between_two_steps_keeps_what_has_come() -> None:
-    engine, told, stats = markov(), [], GenerationStats()
-    sequence = Sequence(np.array([1, 2], np.int32), 100, on_token=told.append)
-    (one,) = run(engine, [sequence], RunOptions(stats=stats, cancelled=lambda: len(told) >= 5))
-    assert one.new == told
-    assert len(told) == 5
-    assert stats.finish_reasons == ["cancelled"]
 
 
 def test_several_answers_to_one_prompt_read_it_once() -> None:
