@@ -307,8 +307,8 @@ def test_what_the_service_does_for_one_request_may_fail(
         own = [] if fault in SERVICE_FAULTS else [lambda prefix, logits: fails() if len(prefix) > 6 else logits]
         if not own:
             broken.setattr(SERVICE_FAULTS[fault], fails)
-        options: dict[str, Any] = {"lookahead": "auto", "key": "bad", "top_logprobs": 2, "processors": own}
-        bad = list(service.stream([1, 2], SamplingParams(9), **options))
+        options: dict[str, Any] = {"lookahead": None if own else "auto", "top_logprobs": 2, "processors": own}
+        bad = list(service.stream([1, 2], SamplingParams(9), key="bad", **options))
     assert bad[-1].kind == "error"
     assert isinstance(bad[-1].error, LookaheadError)
     assert "by design" in str(bad[-1].error)
