@@ -95,28 +95,10 @@ def last_line(arguments: list[str]) -> Any:
 
 
 def test_the_commands_print_one_object_as_their_last_line() -> None:
-    report = last_line(
-        ["bench", "step", "--rows", "1,2", "--threads", "1", "--repeat", "2", "--kv-cache", "int8", "--json"]
-    )
+    report = last_line("bench step --rows 1,2 --threads 1 --repeat 2 --kv-cache int8 --json".split())
     assert set(report) >= {"shape", "low_bit", "weight_bytes", "bandwidth_gb_s", "steps"}
     assert set(report["steps"][0]) == {"rows", "ms", "ratio", "experts", "gb_s", "gops"}
-    report = last_line(
-        [
-            "bench",
-            "kernels",
-            "--shape",
-            "64,96",
-            "--low-bit",
-            "bf16",
-            "--isa",
-            "scalar",
-            "--rows",
-            "1,3",
-            "--threads",
-            "1",
-            "--json",
-        ]
-    )
+    report = last_line("bench kernels --shape 64,96 --low-bit bf16 --isa scalar --rows 1,3 --threads 1 --json".split())
     assert report["kernels"][0]["format"] == "bf16"
     assert [s["rows"] for s in report["kernels"][0]["steps"]] == [1, 3]
 

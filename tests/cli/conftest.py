@@ -8,16 +8,18 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.runtime.recommended import resolved
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ScriptedModel:
@@ -101,6 +103,8 @@ class ScriptedForTransformers:
         return self._text.stats
 
     def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, **settings: Any) -> Any:
+        import torch  # not above: programs that these tests start need it for nothing else
+
         prompt = input_ids[0].tolist()
         new = self._text.generate(prompt, SamplingParams(max_new_tokens), on_token=lambda token: None)
         self._text.asked[-1] = (prompt, {"max_new_tokens": max_new_tokens, **settings})

@@ -37,14 +37,6 @@ def test_json_is_the_last_line_and_has_the_fields(scripted, prompts, capsys):
     assert len(model.asked) == 2 + 4
 
 
-def test_table(scripted, prompts, capsys):
-    scripted()
-    assert run(["bench", "decode", "--prompts", prompts, "--limit", "1"]) == 0
-    out, _ = capsys.readouterr()
-    assert "1.00x" in out
-    assert "1/1" in out
-
-
 def test_a_difference_is_an_error(scripted, prompts, capsys):
     scripted("warm", "up", "the same", "another", "the same", "the same")
     assert run(["bench", "decode", "--prompts", prompts, "--json"]) == 1
@@ -132,12 +124,6 @@ def test_options_without_effect(arguments, scripted, prompts, capsys):
     scripted()
     assert run(["bench", "decode", "--prompts", prompts, *arguments]) == 2
     assert arguments[-2] in capsys.readouterr().err
-
-
-def test_bad_prompt_file(scripted, capsys):
-    scripted()
-    assert run(["bench", "decode", "--prompts", "/no/such.jsonl"]) == 2
-    assert "error: --prompts: no prompt file at /no/such.jsonl" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

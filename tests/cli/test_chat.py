@@ -46,28 +46,12 @@ def test_turns_build_on_each_other(scripted, talk):
     assert model.asked[1][0][: len(model.asked[0][0])] == model.asked[0][0]
 
 
-def test_no_colours_and_no_panel_in_a_pipe(scripted, talk):
-    scripted("one")
-    out, err = talk("first")
-    assert "\x1b" not in out + err
-    assert ">>>" not in out + err
-
-
 def test_several_lines_between_quotes(scripted, talk):
     model = scripted("one")
     talk('"""first', "second", '"""')
     assert "user\nfirst\nsecond<|im_end|>" in asked(model)
     talk('"""all on one line"""', '"""and', "an end of input")
     assert "user\nand\nan end of input<|im_end|>" in asked(model)
-
-
-def test_interrupt_keeps_what_has_come(scripted, talk):
-    model = scripted("one two three", "next")
-    model.interrupt_after = 8
-    out, err = talk("first", "second")
-    assert out.startswith("one two \n")
-    assert "stopped" in err
-    assert "assistant\none two <|im_end|>\n<|im_start|>user\nsecond" in asked(model)
 
 
 def test_ctrl_c_is_a_question_first(scripted, talk):
@@ -236,12 +220,6 @@ def test_regen_undo_clear(scripted, talk):
     assert "second" not in asked(model, 3)
     assert asked(model, 4) == "<|im_start|>user\nfourth<|im_end|>\n<|im_start|>assistant\n"
     assert "forgotten: second" in err
-
-
-def test_reset_is_clear(scripted, talk):
-    model = scripted("one", "two")
-    talk("first", "/reset", "second")
-    assert asked(model) == "<|im_start|>user\nsecond<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_accepted_is_shown_and_set(scripted, talk):

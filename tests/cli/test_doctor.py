@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 import pytest
 import torch
@@ -38,17 +37,6 @@ def test_a_report_to_paste(capsys, monkeypatch):
     assert "Everything works." in said
 
 
-def test_without_torch_the_report_says_what_it_leaves_out(capsys, monkeypatch):
-    for name in ("torch", "transformers"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert run(TINY) == 0
-    said = capsys.readouterr().out
-    assert "Without torch and transformers the torch engine is left out: pip install torch" in said
-    assert "| native |" in said
-    assert "torch engine: its self-test" not in said
-    assert "Everything works." in said
-
-
 def test_a_narrow_terminal_gets_lists_and_no_value_is_lost(capsys, monkeypatch):
     said = {}
     for columns in ("200", "50"):
@@ -75,16 +63,6 @@ def test_something_wrong_is_exit_code_one_and_a_sentence(capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "**Problem**: native: it broke" in said
     assert "Everything works." not in said
-
-
-def test_an_absent_device(capsys):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a cuda device")
-    assert run(["doctor", "--device", "cuda", "--tiny"]) == 1
-    said = capsys.readouterr().err
-    assert "error: torch" in said
-    assert "hint:" in said
-    assert run(["doctor", "--device", "toaster"]) == 1
 
 
 def test_the_report_is_a_file_of_its_own(tmp_path):

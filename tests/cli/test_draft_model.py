@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +42,6 @@ def test_generate(models: dict[str, str], capsys: Any, draft: str) -> None:
     assert draft != "large" or drafted["acceptance_rate"] == 1.0
 
 
-def test_chat(models: dict[str, str], capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = []
-    for extra in ([], ["--draft-model", models["large"]]):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello\n"), encoding="utf-8"))
-        assert run(["chat", "-m", models["large"], "--threads", "1", "-n", "12", "--no-history", *extra]) == 0
-        out, err = capsys.readouterr()
-        said.append(out)
-    assert said[0] == said[1]
-    assert " 0% drafted" not in err
-
-
 def test_bench_decode(models: dict[str, str], capsys: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(json.dumps({"id": "a", "category": "b", "prompt": "Once upon"}) + "\n")
@@ -73,10 +60,3 @@ def test_bench_decode(models: dict[str, str], capsys: Any, tmp_path: Path) -> No
     assert sum(len(step["accepted"]) for step in steps) == of_it["accepted"] == sum(of_it["accepted_by_position"])
     assert sum(len(step["emitted"]) for step in steps) == 2 * (with_draft["tokens"] - 1)
     assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
-
-
-def test_another_vocabulary_is_one_sentence(models: dict[str, str], capsys: Any) -> None:
-    assert run(["generate", "x", "-m", models["large"], "--threads", "1", "--draft-model", models["other"]]) == 1
-    err = capsys.readouterr().err
-    assert f"error: the draft model has {SIZE + 32} token ids and the target {SIZE}" in err
-    assert "Traceback" not in err

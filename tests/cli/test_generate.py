@@ -136,12 +136,6 @@ def test_bad_standard_input(content, says, scripted, stdin, capsys):
     assert says in capsys.readouterr().err
 
 
-def test_empty_prompt(scripted, capsys):
-    scripted()
-    assert run(["generate", ""]) == 1
-    assert "the prompt is empty" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("limit", "reason", "text"), [("4", "length", "a fi"), ("100", "stop", "a fine day")])
 def test_json(limit, reason, text, scripted, capsys):
     model = scripted("a fine day")

@@ -215,8 +215,8 @@ def stateful(family):
 
 
 @pytest.mark.parametrize("family", STATEFUL)
-def test_a_model_that_keeps_a_state_is_measured_too(family, text, tmp_path):
-    """The mean squares of matrices' inputs, and of experts', beside transformers in float64."""
+def test_a_model_that_keeps_a_state_is_measured_too(family, text, tmp_path, capsys):
+    """The mean squares of the inputs of matrices and experts, compared with transformers in float64; and their use."""
     folder, out = write_folder(tmp_path / family, stateful(family)), tmp_path / "m.gguf"
     chat_tokenizer().save_pretrained(folder)
     assert run(["imatrix", "-m", str(folder), "--text", str(text), "--to", str(out), "--tokens", "40"]) == 0
@@ -247,6 +247,14 @@ def test_a_model_that_keeps_a_state_is_measured_too(family, text, tmp_path):
                 for means, given in ((ups, rows), (downs, inner_of(module, expert, rows))):
                     one = means.reshape(module.num_experts, -1)[expert]
                     np.testing.assert_allclose(one, given.square().mean(dim=0), rtol=5e-4)
+
+    saved = [tmp_path / name for name in ("plain", "weighed")]
+    for path, more in zip(saved, ([], ["--imatrix", str(out)]), strict=True):
+        assert run(["quantize", str(folder), str(path), "--low-bit", "sym_int4", *more]) == 0
+        assert "says nothing of" not in capsys.readouterr().err
+    plain, weighed = map(codes, saved)
+    assert plain.keys() == weighed.keys()
+    assert sum((plain[name] != weighed[name]).any() for name in plain) > len(plain) // 2
 
 
 def inner_of(module, expert, rows):

@@ -56,11 +56,13 @@ def test_the_native_engine_says_who_runs_it(folder: Path, capsys: Any) -> None:
     assert "hint: --engine torch" in said
 
 
+@pytest.mark.programs
 def test_no_bars_but_ours(folder: Path) -> None:
     """transformers draws its own through them."""
+    doctor = "doctor --tiny --threads 1 --answers 1 -n 4".split()
     code = (
         "import sys; sys.stderr.isatty = lambda: True\nfrom ipex_lookahead.cli.main import run\n"
-        f"run(['generate', '--raw', '-n', '2', 'hi', '-m', {str(folder)!r}]); run(['doctor', '--tiny', '-n', '8'])"
+        f"run(['generate', '--raw', '-n', '2', 'hi', '-m', {str(folder)!r}]); run({doctor!r})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "engine: torch" in done.stderr

@@ -13,18 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
 
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.hf.auto import AutoModelForCausalLM
-from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from ipex_lookahead.runtime.stop_texts import StopTexts
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.tokenization.gguf import text_from_gguf
 from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
@@ -86,59 +80,6 @@ def both(folder) -> tuple[TextModel, Any]:
 SAMPLED = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": 7}
 
 
-@pytest.mark.parametrize("lookahead", [None, 3, "auto"])
-@pytest.mark.parametrize(
-    "settings", [{}, SAMPLED, {"temperature": 2.0, "seed": 1}, {**SAMPLED, "repetition_penalty": 1.3}]
-)
-def test_the_tokens_are_those_of_model_generate(settings, lookahead, both):
-    ours, theirs = both
-    ids = ours.tokenizer.encode("hello hello hello")
-    found = ours.generate(ids, SamplingParams(40, **settings), lookahead=lookahead)
-    sampled = "temperature" in settings
-    whole = theirs.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=sampled, lookahead=lookahead, **settings)
-    assert found == whole[0, len(ids) :].tolist()
-    assert ours.stats.seed == settings.get("seed")
-
-
-def test_the_models_own_generation_config_counts(folder, tmp_path):
-    own = {"repetition_penalty": 1.4, "no_repeat_ngram_size": 2, "min_new_tokens": 30, "top_k": 5, "top_p": 0.8}
-    made = with_generation_config(folder, tmp_path, {**own, "eos_token_id": [2, 70, 71, 72]})
-    ours, theirs = load_text_model(str(made), threads=1), AutoModelForCausalLM.from_pretrained(made, threads=1)
-    ids = ours.tokenizer.encode("hello hello hello")
-    for params, settings in (
-        (SamplingParams(60), {"do_sample": False}),
-        (SamplingParams(60, temperature=1.5, seed=3), {"do_sample": True, "temperature": 1.5, "seed": 3}),
-        (SamplingParams(60, repetition_penalty=1.0), {"do_sample": False, "repetition_penalty": 1.0}),
-    ):
-        whole = theirs.generate(torch.tensor([ids]), max_new_tokens=60, **settings)
-        assert ours.generate(ids, params, lookahead=3) == whole[0, len(ids) :].tolist()
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"suppress_tokens": [70, 75, 80], "bad_words_ids": [[90], [91, 92]]},
-        {"begin_suppress_tokens": [70], "forced_eos_token_id": 2},
-        {"typical_p": 0.6, "do_sample": True},
-        {"sequence_bias": [[[70], -9.0]], "no_repeat_ngram_size": 2},
-    ],
-)
-def test_options_that_only_transformers_has_are_honoured(own, folder, tmp_path):
-    """They were refused for a while: the command said less than Python about the same model."""
-    made = with_generation_config(folder, tmp_path, own)
-    ours, theirs = load_text_model(str(made), threads=1), AutoModelForCausalLM.from_pretrained(made, threads=1)
-    ids = ours.tokenizer.encode("hello hello hello")
-    for lookahead in (None, 3):
-        for settings in ({}, {"temperature": 1.5, "seed": 3, "top_k": 40}):
-            seen: list[int] = []
-            found = ours.generate(ids, SamplingParams(30, **settings), lookahead=lookahead, on_token=seen.append)
-            whole = theirs.generate(
-                torch.tensor([ids]), max_new_tokens=30, do_sample=bool(settings), lookahead=lookahead, **settings
-            )
-            assert found == seen == whole[0, len(ids) :].tolist()
-            assert (ours.stats.tokens, ours.stats.seed) == (len(found), settings.get("seed"))
-
-
 def test_penalties_and_stop_texts_beside_such_an_option(folder, tmp_path):
     ours = load_text_model(str(with_generation_config(folder, tmp_path, {"suppress_tokens": [300]})), threads=1)
     plain = load_text_model(str(folder), threads=1)
@@ -164,47 +105,6 @@ def with_generation_config(folder: Path, target: Path, own: dict[str, Any]) -> P
     made = Path(shutil.copytree(folder, target / "own"))
     (made / "generation_config.json").write_text(json.dumps(own))
     return made
-
-
-def test_an_unseeded_sampling_can_be_repeated(both):
-    model, _ = both
-    ids = model.tokenizer.encode("hello")
-    first = model.generate(ids, SamplingParams(30, temperature=1.0))
-    again = model.generate(ids, SamplingParams(30, temperature=1.0, seed=model.stats.seed))
-    assert first == again
-
-
-def test_what_it_refuses(both):
-    model, _ = both
-    with pytest.raises(InputError, match="empty"):
-        model.generate([], SamplingParams(4))
-    with pytest.raises(ContextLengthError, match="the prompt has 512 tokens"):
-        model.generate([5] * 512, SamplingParams(4))
-    assert model.generate([5, 6], SamplingParams(0)) == []
-    assert model.stats.finish_reasons == ["length"]
-
-
-def test_stop_texts(bpe_free_metadata):
-    tokenizer = text_from_gguf(bpe_free_metadata, "x.gguf")
-    for text, ending in (("on the mat", "on the mat"), ("on the ma", None), ("the mat ", "the mat"), ("café", "café")):
-        ids = tokenizer.encode(text)
-        at = None if ending is None else len(tokenizer.encode(ending))
-        for start in range(1, len(ids) + 1):  # the prompt may hold the beginning, or all of it
-            ends = StopTexts(tokenizer, ["the mat", "é"])
-            found = next((end for end in range(start, len(ids) + 1) if ends(np.array(ids[:end]))), None)
-            assert found == (at if at is not None and start <= at else None)
-    assert not StopTexts(tokenizer, ["é"])(torch.tensor(tokenizer.encode("é")[:1]).numpy())
-
-
-@pytest.fixture
-def bpe_free_metadata() -> dict[str, Any]:
-    vocabulary = sorted(chat_tokenizer().get_vocab().items(), key=lambda entry: entry[1])
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": [token for token, _ in vocabulary],
-        "tokenizer.ggml.merges": [],
-    }
 
 
 def test_costs_are_not_measured_for_one_token(folder, monkeypatch):
@@ -242,23 +142,6 @@ def test_costs_are_measured_before_the_clock_runs_and_the_answer_begins(through,
     assert happened.count("measured") == 1
     stats = model.stats
     assert max(stats.prefill_seconds, stats.first_token_seconds, stats.decode_seconds) < 1000
-
-
-def test_a_prompt_tells_how_far_it_is(both):
-    model, _ = both
-    seen: list[tuple[int, int]] = []
-    model.generate([5] * 500, SamplingParams(2), on_prefill=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (500, 500)
-
-
-def test_a_draft_model_drafts(folder, capsys):
-    arguments = ["generate", "--json", "-n", "20", "--model", str(folder), "Hi"]
-    assert run(arguments) == 0
-    plain = json.loads(capsys.readouterr().out)
-    assert run([*arguments, "--draft-model", str(folder), "--no-adaptive"]) == 0
-    drafted = json.loads(capsys.readouterr().out)
-    assert drafted["token_ids"] == plain["token_ids"]
-    assert "draft_model" in drafted["drafted_by_source"]
 
 
 # ---- keys and values from turn to turn -------------------------------------------------------------------------------

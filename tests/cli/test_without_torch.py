@@ -18,6 +18,7 @@ from ipex_lookahead.cli.drafter import COMMANDS as DRAFTERS
 from ipex_lookahead.cli.main import COMMANDS, run
 from ipex_lookahead.system.extras import installing
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.commands import Done, in_one_process
 from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.tiny import write_tiny_llama
 
@@ -80,19 +81,8 @@ def places(tmp_path_factory) -> dict[str, str]:
     chat_tokenizer().save_pretrained(model)
     write_ipex_llm(made / "theirs", "sym_int8")
     (made / "text.txt").write_text("one two three")
-    recorded = [
-        "bench",
-        "replay",
-        "-m",
-        str(model),
-        "--record",
-        str(made / "recording.jsonl"),
-        "--limit",
-        "1",
-        "-n",
-        "8",
-    ]
-    assert run([*recorded, *ONE]) == 0
+    recorded = ["bench", "replay", "-m", str(model), "--record", str(made / "recording.jsonl"), *ONE]
+    assert run([*recorded, "--limit", "1", "-n", "8"]) == 0
     return {name: str(made / name) for name in ("model", "theirs", "new")} | {
         "text": str(made / "text.txt"),
         "recording": str(made / "recording.jsonl"),
@@ -107,15 +97,21 @@ def environment(tmp_path_factory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
 
 
-@pytest.fixture
-def command(places, environment) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        given = [sys.executable, "-m", "ipex_lookahead", *(word.format(**places) for word in words)]
-        return subprocess.run(
-            given, env=environment, input="one two\n", capture_output=True, text=True, cwd=ROOT, timeout=300
-        )
+COMMANDS_HERE = {**WORKS, **NEEDS_IT, **{name: words for name, (words, _) in REFUSES.items()}}
+
+
+@pytest.fixture(scope="module")
+def command(places, environment) -> Callable[..., list[Done]]:
+    def run(*commands: tuple[str, ...]) -> list[Done]:
+        given = [[word.format(**places) for word in words] for words in commands]
+        return in_one_process(given, environment, typed="one two\n")
 
     return run
+
+
+@pytest.fixture(scope="module")
+def done(command) -> dict[str, Done]:
+    return dict(zip(COMMANDS_HERE, command(*COMMANDS_HERE.values()), strict=True))
 
 
 def test_every_command_is_in_a_table():
@@ -126,26 +122,22 @@ def test_every_command_is_in_a_table():
 
 
 @pytest.mark.parametrize("name", WORKS)
-def test_it_works(command, name):
-    done = command(*WORKS[name])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-    assert "torch" not in done.stderr
+def test_it_works(done, name):
+    assert done[name].returncode == 0, done[name].stderr
+    assert done[name].stdout
+    assert "torch" not in done[name].stderr
 
 
 @pytest.mark.parametrize("name", NEEDS_IT)
-def test_it_says_what_it_needs_and_does_nothing_else(command, name):
-    done = command(*NEEDS_IT[name])
+def test_it_says_what_it_needs_and_does_nothing_else(done, name):
     needing = re.sub(" --.*", "", name)
     said = f"`ipex-lookahead {needing}` needs torch and transformers, which are not installed: {installing('torch')}"
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {said}\n")
+    assert done[name] == (1, "", f"error: {said}\n")
 
 
 @pytest.mark.parametrize("name", REFUSES)
-def test_it_says_why_not(command, name):
-    words, said = REFUSES[name]
-    done = command(*words)
-    assert (done.returncode, done.stderr.splitlines()[0]) == (1, f"error: {said}")
+def test_it_says_why_not(done, name):
+    assert (done[name].returncode, done[name].stderr.splitlines()[0]) == (1, f"error: {REFUSES[name][1]}")
 
 
 @pytest.fixture
@@ -170,6 +162,6 @@ def test_the_server_answers_and_is_measured(server, command):
     answer = httpx.post(f"{server}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] > 0
-    done = command("bench", "serve", "--url", server, "--streams", "1", "--limit", "1", "-n", "4")
+    (done,) = command(("bench", "serve", "--url", server, "--streams", "1", "--limit", "1", "-n", "4"))
     assert done.returncode == 0, done.stderr
     assert "torch" not in done.stderr

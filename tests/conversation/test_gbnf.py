@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ipex_lookahead.conversation.gbnf import is_lark, lark_of
 from ipex_lookahead.errors import InputError
 from tests.conversation.calls.bytes_vocabulary import END, FIRST, MARKS, ids_of, matcher_of
+from tests.gates import cases
 
 JSON = r"""
 root   ::= object
@@ -253,7 +254,8 @@ TEXTS = [
 ]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(150, 1_000), deadline=None, derandomize=True)
 @given(
     st.fixed_dictionaries(dict.fromkeys(NAMES, PARTS)),
     st.integers(0, 1000),

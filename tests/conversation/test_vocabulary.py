@@ -88,6 +88,7 @@ SPELLED = [
 
 
 @pytest.mark.parametrize("text", SPELLED)
+@pytest.mark.rotating(24)
 def test_what_spells_a_control_token_is_text(made: SimpleNamespace, text: str) -> None:
     schema = {
         "type": "object",

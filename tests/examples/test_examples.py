@@ -1,23 +1,26 @@
-"""Every example runs on a tiny model, as a program of its own."""
+"""Every example runs on a tiny model, in this process: each program of its own would import torch for seconds."""
 
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
-import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ipex_lookahead.cli.main import run as command
+from ipex_lookahead.hf.model import LookaheadModelForCausalLM
 from ipex_lookahead.hub.recommended import recommended_models
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
-
-pytestmark = pytest.mark.programs
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -30,10 +33,16 @@ def model(tmp_path_factory):
     return str(made)
 
 
-def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+def run(name: str, *arguments: str) -> SimpleNamespace:
+    """Run an example as ``python examples/NAME ARGUMENTS`` does."""
+    out, err, code = io.StringIO(), io.StringIO(), None
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", [name, *arguments])
+        try:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def test_lookahead_compares(model):
@@ -55,15 +64,6 @@ def test_lookahead_with_every_option(model):
     assert "· 1 thread ·" in done.stdout
 
 
-def test_the_demo_ends_with_a_model_to_try():
-    """As ``make demo`` runs it, but for the length: with the embedded model."""
-    done = run("lookahead.py", "--prompt", "Hello", "--n-predict", "4")
-    assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1]
-    assert re.fullmatch(r"a larger model that suits this machine \(.*\): ipex-lookahead run \S+", last)
-    assert last.split()[-1] in recommended_models()
-
-
 def functions_in(answer: str) -> dict[str, Any]:
     """What the first block of Python in an answer defines."""
     defined: dict[str, Any] = {}
@@ -76,8 +76,8 @@ def are_right(functions: dict[str, Any]) -> bool:
     return [function(6, 3) for function in functions.values()] == [9, 3, 18, 2]
 
 
-def test_the_demo_answers_rightly():
-    """What people see first: a right answer, that ends by itself, twice the same."""
+def test_the_demo_answers_rightly_and_ends_with_a_model_to_try():
+    """As ``make demo`` runs it, with the embedded model: a right answer, that ends by itself, twice the same."""
     done = run("lookahead.py")
     assert done.returncode == 0, done.stderr
     plain, ahead = done.stdout.split("--- with lookahead")
@@ -85,43 +85,44 @@ def test_the_demo_answers_rightly():
     assert are_right(functions_in(ahead))
     assert int(re.search(r"Tokens generated (\d+)", plain)[1]) < 192
     assert re.search(r"with lookahead .*\byes", done.stdout)
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(r"a larger model that suits this machine \(.*\): ipex-lookahead run \S+", last)
+    assert last.split()[-1] in recommended_models()
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
-def test_the_first_prompt_is_answered_rightly_and_drafted(page):
-    """As it stands there, with the model's own sampling; a third of the answer comes from drafts."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    prompt = re.search(r'ipex-lookahead generate "([^"]+)"', text)[1]
-    command = [sys.executable, "-m", "ipex_lookahead.cli.main", "generate", "--json", "--no-adaptive", prompt]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+FIRST_PROMPTS = {
+    re.search(r'ipex-lookahead generate "([^"]+)"', (ROOT / page).read_text(encoding="utf-8"))[1]
+    for page in ("README.md", "docs/start.md")
+}
+
+
+@pytest.mark.parametrize("prompt", sorted(FIRST_PROMPTS))
+def test_the_first_prompt_is_answered_rightly_and_drafted(prompt, capsys, monkeypatch):
+    """As README and the first page have it, with the model's own sampling; a third of the answer is drafted."""
+    monkeypatch.setattr(sys, "stdin", None)  # nothing is piped in
+    assert command(["generate", "--json", "--no-adaptive", prompt]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert are_right(functions_in(found["text"]))
     assert (found["finish_reason"], found["repeats_itself"]) == ("stop", False)
     assert found["drafted_share"] > 0.3
 
 
-def test_lookahead_fails_where_outputs_differ(model):
+def test_lookahead_fails_where_outputs_differ(model, monkeypatch):
     """The comparison is real: with a model that answers otherwise under lookahead, the example ends with code 1."""
-    code = (
-        "import sys, runpy\n"
-        "from ipex_lookahead.hf.model import LookaheadModelForCausalLM as M\n"
-        "right = M.generate\n"
-        "def wrong(self, ids, *, lookahead=0, **k):\n"
-        "    out = right(self, ids, lookahead=lookahead, **k)\n"
-        "    out[0, -1] += lookahead\n"
-        "    return out\n"
-        "M.generate = wrong\n"
-        f"sys.argv = ['lookahead.py', '--repo-id-or-model-path', {model!r}, '--n-predict', '8']\n"
-        f"runpy.run_path({str(EXAMPLES / 'lookahead.py')!r}, run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=400)
+    right = LookaheadModelForCausalLM.generate
+
+    def wrong(self, ids, *, lookahead=0, **options):
+        out = right(self, ids, lookahead=lookahead, **options)
+        out[0, -1] += lookahead
+        return out
+
+    monkeypatch.setattr(LookaheadModelForCausalLM, "generate", wrong)
+    done = run("lookahead.py", "--repo-id-or-model-path", model, "--n-predict", "8")
     assert done.returncode == 1
     assert "the two outputs differ" in done.stderr
 
 
 def test_errors_are_printed_as_the_command_prints_them():
-    """All in one program: each would spend seconds on importing torch alone."""
     options = {
         "batch.py": ["--model"],
         "compare_formats.py": ["--model"],
@@ -140,19 +141,10 @@ def test_errors_are_printed_as_the_command_prints_them():
     }
     without_a_model = {"openai_client.py", "ray_serve.py"}
     assert set(options) | without_a_model == {file.name for file in EXAMPLES.glob("*.py")}
-    code = (
-        "import runpy, sys\n"
-        f"for name, options in {options!r}.items():\n"
-        "    sys.argv = [name, *options, './absent']\n"
-        "    try:\n"
-        f"        runpy.run_path({str(EXAMPLES)!r} + '/' + name, run_name='__main__')\n"
-        "    except SystemExit as end:\n"
-        "        print(name, end.code, flush=True)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=400)
-    assert done.stdout.split() == [word for name in options for word in (name, "1")]
-    said = done.stderr.splitlines()
-    assert [line.split(":")[0] for line in said] == ["error", "hint"] * len(options), done.stderr
+    for name, given in options.items():
+        done = run(name, *given, "./absent")
+        assert (done.returncode, done.stdout) == (1, ""), name
+        assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"], done.stderr
 
 
 def test_an_error_in_the_thread_that_streams_is_one_too(model):
@@ -234,78 +226,59 @@ def test_every_example_is_short_and_run_here():
         assert len(file.read_text(encoding="utf-8").splitlines()) < 80, file.name
 
 
-# ---- those of one import of torch ------------------------------------------------------------------------------------
-
-SMALL = {
-    "batch.py": ["--max-new-tokens", "12"],
-    "compare_formats.py": ["--low-bit", "fp16", "--low-bit", "sym_int4", "--max-new-tokens", "8"],
-    "custom_proposer.py": ["--max-new-tokens", "16"],
-    "jacobi_lookahead.py": ["--max-new-tokens", "16", "--window", "3", "--ngram", "3", "--guesses", "3"],
-    "speculative.py": ["--max-new-tokens", "16", "--max-step-draft", "4", "--th-stop-draft", "0"],
-    "stream_chat.py": ["--max-new-tokens", "8", "hello", "and now"],
-}
-
-
-@pytest.fixture(scope="module")
-def printed(model):
-    """What each of ``SMALL`` prints: one process for all of them, since every one would import torch for seconds."""
-    code = (
-        "import contextlib, io, json, runpy, sys\n"
-        "found = {}\n"
-        f"for name, options in {SMALL!r}.items():\n"
-        f"    sys.argv = [name, '--model', {model!r}, *options]\n"
-        "    out = io.StringIO()\n"
-        "    try:\n"
-        "        with contextlib.redirect_stdout(out):\n"
-        f"            runpy.run_path({str(EXAMPLES)!r} + '/' + name, run_name='__main__')\n"
-        "    except SystemExit as end:\n"
-        "        found[name] = end.code, out.getvalue()\n"
-        "print(json.dumps(found))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+def shown(name: str, model: str, *arguments: str) -> str:
+    """What an example prints that ends well."""
+    done = run(name, "--model", model, *arguments)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert {name: code for name, (code, _) in found.items()} == dict.fromkeys(SMALL, 0), done.stderr
-    return {name: shown for name, (_, shown) in found.items()}
+    return done.stdout
 
 
-def test_batch(printed):
-    last = printed["batch.py"].splitlines()[-1]
+def test_batch(model):
+    last = shown("batch.py", model, "--max-new-tokens", "12").splitlines()[-1]
     assert re.fullmatch(r"4 prompts, \d+ tokens: together [\d.]+ s, one by one [\d.]+ s; the same answers: yes", last)
 
 
-def test_compare_formats(printed):
-    rows = dict(re.findall(r"^(fp16|sym_int4) .* (\d+ of \d+)$", printed["compare_formats.py"], re.MULTILINE))
+def test_compare_formats(model):
+    printed = shown("compare_formats.py", model, "--low-bit", "fp16", "--low-bit", "sym_int4", "--max-new-tokens", "8")
+    rows = dict(re.findall(r"^(fp16|sym_int4) .* (\d+ of \d+)$", printed, re.MULTILINE))
     assert set(rows) == {"fp16", "sym_int4"}
     alike, length = rows["fp16"].split(" of ")
     assert alike == length, "it is compared with itself"
 
 
-def test_custom_proposer(printed):
-    shown = printed["custom_proposer.py"]
-    assert re.search(r"tokens a step, \d+ of \d+ drafted were right", shown)
-    assert "equal to plain decoding: yes" in shown
+def test_custom_proposer(model):
+    printed = shown("custom_proposer.py", model, "--max-new-tokens", "16")
+    assert re.search(r"tokens a step, \d+ of \d+ drafted were right", printed)
+    assert "equal to plain decoding: yes" in printed
 
 
-@pytest.mark.parametrize("name", ["jacobi_lookahead.py", "speculative.py"])
-def test_ways_to_draft(name, printed):
-    rows = [line.split() for line in printed[name].splitlines()[-3:]]
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("jacobi_lookahead.py", ("--window", "3", "--ngram", "3", "--guesses", "3")),
+        ("speculative.py", ("--max-step-draft", "4", "--th-stop-draft", "0")),
+    ],
+)
+def test_ways_to_draft(name, options, model):
+    rows = [line.split() for line in shown(name, model, "--max-new-tokens", "16", *options).splitlines()[-3:]]
     assert [row[-1] for row in rows] == ["yes"] * 3
     assert rows[0][:1] == ["off"]
 
 
-def test_stream_chat_reads_only_what_is_new(printed):
-    kept = re.findall(r"\((\d+) of (\d+) prompt tokens kept", printed["stream_chat.py"])
+def test_stream_chat_reads_only_what_is_new(model):
+    printed = shown("stream_chat.py", model, "--max-new-tokens", "8", "hello", "and now")
+    kept = re.findall(r"\((\d+) of (\d+) prompt tokens kept", printed)
     (first, before), (second, after) = ((int(a), int(b)) for a, b in kept)
     assert first == 0
     assert 0 < second < after
     assert second >= before
 
 
+@pytest.mark.programs
 def test_openai_client_on_a_server(model):
     """With OpenAI's client where it is installed; where it is not, the sentence that says so."""
-    command = [sys.executable, "-m", "ipex_lookahead.cli.main", "serve", "--port", "0", "--threads", "1", "-m", model]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
+    serve = [sys.executable, "-m", "ipex_lookahead.cli.main", "serve", "--port", "0", "--threads", "1", "-m", model]
+    with subprocess.Popen(serve, cwd=ROOT, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
             url = re.findall(r"http://[\d.:]+", server.stderr.readline())[0]

@@ -26,7 +26,7 @@ from tests.gates import cases, seed
 from tests.support.generate import generate
 from tests.support.specs import make_spec, random_switches
 
-PAIRS = cases(2_000, 30_000)
+PAIRS = cases(600, 30_000)
 PAIRS_A_MODEL = 40
 
 FORMATS = ("sym_int4", "asym_int4", "sym_int8", "bf16", "fp16", "fp32")

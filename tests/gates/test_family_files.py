@@ -32,7 +32,7 @@ from tests.support.mxfp4 import rounded, write_mxfp4_folder
 from tests.support.tiny_families import build as build_model
 from tests.support.tiny_families import write_folder
 
-CASES = cases(60, 3_000)
+CASES = cases(40, 3_000)
 MIXTURES = ("mixtral", "qwen3_moe")
 """Families whose experts lie in several ways: gpt-oss' are always in one tensor."""
 GGUF = [one for one in model_types() if family(one).GGUF is not None and variants(one)[0].gguf]
@@ -122,7 +122,7 @@ def tensors(chance: random.Random, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("model_type", model_types())
-@pytest.mark.rotating(18)
+@pytest.mark.rotating(9)
 def test_any_folder_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, model_type: str) -> None:
     with fast_folder(tmp_path) as fast:
         folders = folders_of(model_type, fast)
@@ -165,7 +165,7 @@ def test_any_folder_in_mxfp4_is_an_error_of_ours_or_a_model_that_speaks(tmp_path
 
 
 @pytest.mark.parametrize("model_type", GGUF)
-@pytest.mark.rotating(14)
+@pytest.mark.rotating(7)
 def test_any_gguf_file_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, model_type: str) -> None:
     found = files_of(model_type, tmp_path / "m.gguf")
     with fast_folder(tmp_path) as fast:

@@ -28,7 +28,7 @@ from tests.support.cache_walk import Plain, forward
 from tests.support.heads import KINDS, opened, write
 from tests.support.letters import text_model
 
-WALKS = cases(20, 1_500)
+WALKS = cases(10, 1_500)
 DEEDS = 30
 LONGEST, MOST_ROWS, MOST_SEQUENCES = 40, 9, 3
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

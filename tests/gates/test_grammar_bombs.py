@@ -24,8 +24,8 @@ from tests.support.server_attacks import KEY
 from tests.support.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc to read memory from")
-BOMBS = cases(25, 1_500)
-SLOW = cases(8, 64)
+BOMBS = cases(12, 1_500)
+SLOW = cases(6, 64)
 """Grammars that take longest, at once, whose clients leave."""
 _CRASH = {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}
 _SLOW = {"type": "integer", "multipleOf": 999983}
@@ -48,9 +48,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(made)
 
 
-@pytest.fixture
-def server(model: str, tmp_path: Path) -> Iterator[Attacked]:
-    with attacked(model, tmp_path) as made:
+@pytest.fixture(scope="module")
+def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    with attacked(model, tmp_path_factory.mktemp("server")) as made:
         yield made
 
 

@@ -18,7 +18,7 @@ from tests.support.generate import generate
 from tests.support.heads import KINDS, opened, write
 from tests.support.pairs import pairwise
 
-PAIRS_A_MODEL = cases(12, 400)
+PAIRS_A_MODEL = cases(8, 400)
 MODELS = pairwise(
     {
         "kind": KINDS,
@@ -45,7 +45,7 @@ def random_head_lookahead(chance: random.Random) -> LookaheadConfig:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda row: " ".join(str(value) for value in row.values()))
-@pytest.mark.rotating(13)
+@pytest.mark.rotating(7)
 def test_a_head_changes_nothing_that_can_be_seen(paths: Paths, model: dict[str, Any]) -> None:
     """Tokens, logits, scores, callbacks: of one engine without lookahead, and with it."""
     chance = random.Random(f"{seed()} {model}")

@@ -24,8 +24,8 @@ from tests.support.forked import in_children
 from tests.support.ipex_llm_folder import SIZES, write_ipex_llm
 
 TINY = {"vocab": 96, "layers": 1, "heads": 4, "kv_heads": 2, "context": 64}
-CASES = cases(60, 2_000)
-PARTS = cases(300, 6_000)
+CASES = cases(40, 2_000)
+PARTS = cases(120, 6_000)
 NAMES = {**{name: name for name in SIZES}, "mixed_fp4": "sym_int4"}
 """What the folder calls its format -> its blocks."""
 Files = dict[str, bytes]
@@ -52,7 +52,7 @@ def tensors(chance: random.Random, files: Files) -> Files:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.rotating(6)
+@pytest.mark.rotating(4)
 def test_any_folder_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, name: str) -> None:
     width = SIZES[NAMES[name]][0]
     write_ipex_llm(tmp_path / "theirs", NAMES[name], saved_as=name, hidden=width, intermediate=width, **TINY)

@@ -24,7 +24,7 @@ from ipex_lookahead.formats.base import PackedWeight
 from tests.gates import cases, seed
 from tests.support.tiny import TinyLlama, write_tiny_llama
 
-KILLS = cases(25, 400)
+KILLS = cases(12, 400)
 CONFIG = {key: value for key, value in TinyLlama().config("float32").items() if key != "torch_dtype"}
 
 
@@ -130,7 +130,7 @@ def test_answers_are_a_prefix_after_a_kill_and_all_there_after_an_exit(tmp_path:
     from ipex_lookahead.drafting.store import CAPACITY, Store
 
     chance, file, started = random.Random(seed()), tmp_path / "outputs.store", 0
-    for _ in range(cases(5, 60)):
+    for _ in range(cases(2, 60)):
         seconds, last = chance.uniform(0.0, 0.3), started + 90_000
         killed_program(ANSWERS, str(file), str(started), str(last), until=lambda after=seconds: time.sleep(after))
         numbers = [text[0] for text in Store.open(file, 100_000).texts()]
@@ -194,7 +194,7 @@ def test_downloads_that_are_killed(tmp_path: Path) -> None:
         served.stall["model.safetensors"] = [len(weights) // 2]
         # The first one in the middle for certain: on a quick machine the others may be done by then, and no more to do.
         assert killed_program(FETCH, str(cache), served.endpoint, until=lambda: served.stalled.wait(200)) < 0
-        for _ in range(cases(3, 60)):
+        for _ in range(cases(2, 60)):
             seconds = chance.uniform(0.0, 0.4)
             killed_program(FETCH, str(cache), served.endpoint, until=lambda after=seconds: time.sleep(after))
         options = hub.HubOptions(cache_dir=str(cache), endpoint=served.endpoint, token=False)
@@ -207,7 +207,7 @@ def test_quantising_that_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
     chance = random.Random(seed())
     source, target = write_tiny_llama(tmp_path / "model"), tmp_path / "made" / "out"
-    for _ in range(cases(3, 60)):
+    for _ in range(cases(2, 60)):
         seconds = chance.uniform(0.0, 1.0)
         killed_program(QUANTIZE, str(source), str(target), until=lambda after=seconds: time.sleep(after))
         if target.exists():

@@ -20,8 +20,8 @@ from ipex_lookahead.engines.native.engine import NativeEngine
 from tests.gates import cases, seed
 from tests.support.generate import generate
 
-GENERATIONS = cases(200, 1_000)
-WARM_UP = cases(100, 200)
+GENERATIONS = cases(140, 1_000)
+WARM_UP = cases(70, 200)
 LOOK_EVERY = cases(2, 10)
 MOST_GROWTH_BYTES = 4 << 20
 """A cache of this model takes 8 MiB when it is full, a generation makes and drops up to four, and the allocator keeps

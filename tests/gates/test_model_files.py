@@ -149,20 +149,20 @@ def other_bytes(chance: random.Random, data: bytes) -> bytes:
 
 TINY = {"vocab": 96, "hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 40, "context": 64}
 KINDS: dict[str, tuple[Attack, int]] = {
-    "gguf": (gguf, cases(3000, 45_000)),
-    "decoded": (decoded, cases(200, 4_000)),
-    "repacked": (repacked, cases(200, 4_000)),
-    "parts": (parts, cases(600, 9_000)),
-    "config": (config, cases(2000, 30_000)),
-    "generation": (generation, cases(600, 9_000)),
-    "tensors": (tensors, cases(1200, 18_000)),
-    "shards": (shards, cases(600, 9_000)),
-    "saved": (saved, cases(1200, 18_000)),
-    "every format": (saved, cases(300, 9_000)),
-    "misplaced": (folder_attacks.misplaced, cases(250, 4_500)),
-    "immense": (folder_attacks.immense, cases(24, 600)),
-    "ipex_llm": (theirs, cases(1200, 18_000)),
-    "ipex_llm_pickle": (pickled, cases(1000, 15_000)),
+    "gguf": (gguf, cases(1000, 45_000)),
+    "decoded": (decoded, cases(100, 4_000)),
+    "repacked": (repacked, cases(100, 4_000)),
+    "parts": (parts, cases(200, 9_000)),
+    "config": (config, cases(600, 30_000)),
+    "generation": (generation, cases(200, 9_000)),
+    "tensors": (tensors, cases(400, 18_000)),
+    "shards": (shards, cases(200, 9_000)),
+    "saved": (saved, cases(400, 18_000)),
+    "every format": (saved, cases(120, 9_000)),
+    "misplaced": (folder_attacks.misplaced, cases(100, 4_500)),
+    "immense": (folder_attacks.immense, cases(12, 600)),
+    "ipex_llm": (theirs, cases(400, 18_000)),
+    "ipex_llm_pickle": (pickled, cases(300, 15_000)),
 }
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from tests.gates import cases, seed
 from tests.support.native import program_root
 
-AT_ONCE = cases(5_000, 200_000)
+AT_ONCE = cases(2_000, 200_000)
 """Calls with several strange arguments, besides those with one, which are all tried."""
 
 

@@ -102,7 +102,7 @@ def test_no_path_of_a_store_is_a_hang_or_loses_an_answer(
     assert len(stores.get("memory")) == 0
 
 
-CHANGES = cases(400, 8_000)
+CHANGES = cases(150, 8_000)
 
 
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
@@ -151,7 +151,7 @@ def test_a_file_that_changes_while_it_is_open(tmp_path: Path, kind: str) -> None
     assert min(seen["read"], seen["refused"]) > CHANGES // 10, seen
 
 
-FAMILIES = cases(600, 9_000)
+FAMILIES = cases(200, 9_000)
 
 
 def test_the_tensors_of_a_family_that_only_transformers_knows(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_tensors_of_a_family_that_only_transformers_knows(tmp_path: Path) ->
     assert min(seen["opened"], seen["refused"]) > FAMILIES // 10, seen
 
 
-CARDS = cases(400, 6_000)
+CARDS = cases(150, 6_000)
 LINES = (
     *("license: mit", "license: apache-2.0\r", "license_name: x", "license_link: https://x.example/y", "license:"),
     *("license: " + "x" * 300, "license: [a, b]", "license: |", "  license: y", "---", "", "license: \u2028z", "é: ü"),

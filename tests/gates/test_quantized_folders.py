@@ -79,7 +79,7 @@ def numbers(chance: random.Random, files: Files) -> Files:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
-@pytest.mark.rotating(12)
+@pytest.mark.rotating(6)
 def test_any_quantised_folder_is_an_error_of_ours_or_a_model_that_speaks(tmp_path: Path, kind: Kind) -> None:
     write_quantized(tmp_path / "base", kind, **TINY)
     with fast_folder(tmp_path) as fast:

@@ -25,7 +25,7 @@ from tests.gates import cases, seed
 from tests.support.random_eagle3 import random_eagle3
 
 PROMPTS = cases(4, 60)
-NEW_TOKENS = cases(16, 64)
+NEW_TOKENS = cases(12, 64)
 CROWD = cases(3, 8)
 KEYS = ("", "a", "b", "b")
 STRATEGIES: list[Any] = [None, 3, "auto", "head", "suffix", "recycling", "jacobi", "prompt_lookup"]
@@ -120,7 +120,7 @@ def test_calls_thoughts_and_strict_json_are_the_same_at_any_load(model: TextMode
             **({"tools": None, "response_format": STRICT} if n % 4 == 3 else {}),
             **({"tool_choice": "required"} if n % 4 == 1 else {}),
         }
-        for n in range(cases(8, 40))
+        for n in range(cases(5, 40))
     ]
     server = Server(Settings(names=("embedded",)))
     server.ready(thinking, lambda one: Service(one, slots=CROWD))

@@ -29,7 +29,7 @@ from tests.gates import cases, seed
 from tests.support.hybrids import HYBRIDS, hybrid
 from tests.support.native import chain
 
-EXAMPLES = cases(40, 1_500)
+EXAMPLES = cases(20, 1_500)
 DEEDS = 20
 CONTEXT = 150
 MOST_SEQUENCES = 4

@@ -35,7 +35,7 @@ from tests.support.hashed_engine import HashedEngine
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.sequence_groups import Answer, Submission, alone, group_of
 
-EXAMPLES = cases(200, 4_000)
+EXAMPLES = cases(70, 4_000)
 DEEDS = 50
 VOCAB = 11
 MOST = 6

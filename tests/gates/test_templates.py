@@ -24,8 +24,8 @@ from tests.gates import cases, seed
 from tests.support.forked import in_children
 from tests.support.mutated.settings import TEMPLATES
 
-CASES = cases(1_500, 30_000)
-PROCESSES = cases(12, 400)
+CASES = cases(500, 30_000)
+PROCESSES = cases(7, 400)
 
 EXPRESSIONS = (
     *("messages", "messages[0]", "messages[-1]['content']", "messages[0].role", "bos_token", "tools", "nothing", "1"),

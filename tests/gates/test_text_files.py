@@ -22,8 +22,8 @@ from tests.gates import cases, seed
 from tests.support import mutated
 from tests.support.mutated.sound import byte_pair, pieces
 
-CASES = cases(1600, 60_000)
-BATCH = 400
+CASES = cases(500, 60_000)
+BATCH = 250
 SECONDS = 5.0
 MEMORY = 512 << 20
 

@@ -27,7 +27,7 @@ VALUES: tuple[Any, ...] = (
     *(0, -1, 1, 7, 10**5, 10**8, 2**31, 2**53, 2**80, 1e308, 0.0, 5e-324),
     *("many", "", True, None, [], {}, [1, 10**9], {"auto_map": {"AutoConfig": "os.system"}}),
 )
-CASES = cases(120, 8_000)
+CASES = cases(50, 8_000)
 
 
 @pytest.fixture(scope="module")

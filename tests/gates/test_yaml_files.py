@@ -16,7 +16,7 @@ from ipex_lookahead.low_bits import ALIASES, NOT_MADE, PRESETS
 from tests.gates import cases, seed
 from tests.support.forked import in_children
 
-CASES = cases(1500, 20_000)
+CASES = cases(400, 20_000)
 WORDS = (
     *("!!int ''", "!!float x", "!!bool x", "!!timestamp x", "!!binary x", "!!set {a}", "!!omap [a: 1]", "!!pairs [a]"),
     *("!!python/object/apply:os.system [true]", "!!null x", "!x y", "&a [*a]", "*a", "&a a", "{<<: {a: 1}}"),

@@ -420,6 +420,7 @@ def test_a_damaged_store_costs_its_key_drafts_and_nobody_an_answer(
             for key in ("alice", "bob", "carol"):
                 events = list(made.stream([1, 2, 3], SamplingParams(tokens), key=key, lookahead=config))
                 assert events[-1].kind == "finish", events[-1].error
+        made.model.stores.flush()  # which is written in the background
         store.with_name("answers.store.bob").unlink()
         store.with_name("answers.store.bob").mkdir()  # where it can no longer be written
         for _ in range(2):

@@ -150,5 +150,5 @@ def live(model: TextModel) -> Iterator[Callable[..., Live]]:
 
     yield start
     for made, thread in running:
-        made.should_exit = True
+        made.should_exit = made.force_exit = True
         thread.join(60)

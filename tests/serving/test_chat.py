@@ -154,17 +154,6 @@ def test_the_sampling_of_a_request_that_says_nothing(client, model, monkeypatch)
     assert silent(client, "/v1/completions", prompt="One")["choices"][0]["text"] == drawn
 
 
-def test_biased_tokens_win_or_never_come(client, model):
-    wanted = model.tokenizer.encode("q", add_special_tokens=False)[0]
-    found = generation(client, logit_bias={str(wanted): 100}, max_tokens=5)
-    assert found["choices"][0]["message"]["content"] == "qqqqq"
-    plain = generation(client, max_tokens=1)["choices"][0]["message"]["content"]
-    ids = model.tokenizer.encode(plain, add_special_tokens=False)
-    if ids:
-        banned = generation(client, max_tokens=1, logit_bias={str(ids[0]): -100})
-        assert banned["choices"][0]["message"]["content"] != plain
-
-
 def test_penalties_are_the_models_own(client, model):
     found = generation(client, presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.2)
     params = SamplingParams(16, presence_penalty=1.5, frequency_penalty=0.7, repetition_penalty=1.2)

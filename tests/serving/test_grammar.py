@@ -151,10 +151,6 @@ def test_a_broken_tool_ends_its_own_request_alone(client):
             assert client.post("/v1/chat/completions", json=given).status_code == 200
 
 
-def test_fifty_schemas():
-    assert len(KEPT) + len(REFUSED) >= 50
-
-
 def test_a_schema_that_is_too_large_or_too_deep(client):
     large = {"enum": ["x" * 100] * 4000}
     deep = {"type": "integer"}
@@ -179,43 +175,6 @@ def test_answers_over_http_stay_in_it_and_drafts_change_nothing(client, lookahea
     assert answer["choices"] == plain["choices"]
     assert answer["choices"][0]["finish_reason"] == "stop"
     jsonschema.validate(json.loads(answer["choices"][0]["message"]["content"]), schema)
-
-
-def test_json_object_begins_as_one(client):
-    given = {
-        "messages": ASKED,
-        "temperature": 30,
-        "seed": 3,
-        "max_tokens": 30,
-        "response_format": {"type": "json_object"},
-    }
-    assert client.post("/v1/chat/completions", json=given).json()["choices"][0]["message"]["content"].startswith("{")
-
-
-@pytest.mark.parametrize(
-    ("choice", "names"),
-    [("required", {"w", "t"}), ({"type": "function", "function": {"name": "t"}}, {"t"})],
-    ids=["required", "named"],
-)
-def test_forced_calls_are_calls(client, choice, names):
-    """A model of random weights calls a function, with arguments that its schema allows."""
-    digit = {"type": "integer", "minimum": 0, "maximum": 9}
-    parameters = {"type": "object", "properties": {"a": digit}, "required": ["a"], "additionalProperties": False}
-    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("w", "t")]
-    given = {"messages": ASKED, "temperature": 30, "seed": 4, "max_tokens": 400, "tools": tools, "tool_choice": choice,
-             "parallel_tool_calls": False}  # fmt: skip
-    whole = client.post("/v1/chat/completions", json=given).json()["choices"][0]
-    assert whole["finish_reason"] == "tool_calls"
-    (call,) = whole["message"]["tool_calls"]
-    assert whole["message"]["content"] is None
-    assert call["function"]["name"] in names
-    jsonschema.validate(json.loads(call["function"]["arguments"]), parameters)
-    text = client.post("/v1/chat/completions", json={**given, "stream": True}).text
-    chunks = [json.loads(line[6:]) for line in text.split("\n") if line.startswith("data: {")]
-    parts = [p for c in chunks for p in c["choices"][0]["delta"].get("tool_calls", ())]
-    assert "".join(part["function"].get("arguments", "") for part in parts) == call["function"]["arguments"]
-    assert parts[0]["function"]["name"] == call["function"]["name"]
-    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
 def test_white_space_ends_in_forced_calls_too(client):
@@ -263,21 +222,6 @@ def test_calls_at_will_are_free_text_until_one_begins(served, text, ends):
     assert said_at_will(served, text, functions) == (text, ends)
 
 
-@pytest.mark.parametrize(
-    ("text", "upto"),
-    [
-        ('<tool_call>\n{"name": "x', '<tool_call>\n{"name": "'),
-        (
-            'A <tool_call>{"name": "w", "arguments": {"city": "Paris',
-            'A <tool_call>{"name": "w", "arguments": {"city": "',
-        ),
-        ("<tool_call> no", "<tool_call> "),
-    ],
-)
-def test_what_has_begun_as_a_call_is_one(served, text, upto):
-    assert said_at_will(served, text, [{"name": "w", "parameters": WEATHER}]) == (upto, False)
-
-
 def test_a_strict_function_is_never_let_loose(client):
     tool = {"type": "function", "function": {"name": "o", "parameters": ODD}}
     given = {"messages": ASKED, "max_tokens": 2, "tools": [tool]}
@@ -310,13 +254,6 @@ def test_drafts_are_cut_to_what_the_grammar_allows(served):
     assert (list(scratch.tokens), scratch.scratch) == ([b, c], 0)
     ids = np.array(encode("abcd"), np.int64)  # three more were emitted meanwhile
     assert list(cut(ids, Draft.chain(encode("ff"))).tokens) == encode("f")
-
-
-def test_the_bytes_of_tokens(served):
-    tokenizer = served.tokenizer
-    assert [served.tokens[i] for i in tokenizer.encode("é ", add_special_tokens=False)] == [b"\xc3", b"\xa9", b" "]
-    for i in tokenizer.silent_ids:
-        assert served.tokens[i].decode() in tokenizer.get_vocab()
 
 
 class Pieces:

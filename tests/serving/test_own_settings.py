@@ -11,8 +11,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.runtime.loading import load_text_model
-from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.server import Server, Settings
@@ -46,24 +44,6 @@ def test_the_request_goes_before_the_file(folder: Any, tmp_path: Path) -> None:
     own = {"max_new_tokens": 7}
     _, found = asked(folder, tmp_path, own, "/v1/chat/completions", messages=MESSAGES, max_tokens=9)
     assert found["usage"]["completion_tokens"] == 9
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"suppress_tokens": list(range(40, 150))},
-        {"sequence_bias": [[[70], 9.0]], "repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
-        {"typical_p": 0.5, "do_sample": True, "temperature": 0.9},
-    ],
-)
-@pytest.mark.parametrize("lookahead", [0, 5])
-def test_what_transformers_does_is_done_here(folder: Any, tmp_path: Path, settings: Any, lookahead: int) -> None:
-    temperature = settings.get("temperature", 0)
-    body = {"max_tokens": 30, "seed": 5, "lookahead": lookahead, "temperature": temperature, "prompt": [1, 70, 80, 70]}
-    model, found = asked(folder, tmp_path, settings, "/v1/completions", **body)
-    ids = model.generate([1, 70, 80, 70], SamplingParams(30, temperature=temperature, seed=5))
-    assert found["choices"][0]["text"] == model.tokenizer.decode(ids, skip_special_tokens=True)
-    assert found["usage"]["completion_tokens"] == len(ids)
 
 
 def test_the_models_own_texts_to_stop_at(folder: Any, tmp_path: Path) -> None:

@@ -81,6 +81,7 @@ SHAPES: dict[str, Callable[[int], tuple[list[Any], list[Any]]]] = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("salted", [False, True])
+@pytest.mark.rotating(6)
 def test_the_promise_is_of_memory(shape: str, salted: bool):
     """Python's objects of small items took 17 times what their JSON has."""
     most = 1 << 16
@@ -88,7 +89,7 @@ def test_the_promise_is_of_memory(shape: str, salted: bool):
     tracemalloc.start()
     try:
         kept = Remembered(most, most)
-        for number in range(100):
+        for number in range(60):
             before, output = json.loads(json.dumps(SHAPES[shape](number)))
             kept.keep("a" * 16, f"{number:032}" if salted else "", f"resp_{number:024}", before, output)
         del before, output

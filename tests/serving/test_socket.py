@@ -167,25 +167,24 @@ def test_keys(live):
     assert not any("key-of" in owner for owner in owners)
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"host": "localhost:1"}, 200),
-        ({"host": "evil.example"}, 403),
-        ({"host": "127.0.0.1.evil.example:80"}, 403),
-        ({"origin": "http://evil.example"}, 403),
-        ({"origin": "null"}, 403),
-        ({"origin": "http://["}, 403),
-        ({"origin": "http://localhost:7", "host": "localhost:7"}, 200),
-    ],
-    ids=str,
-)
-def test_pages_of_others_are_refused(live, headers, status):
+PAGES = [
+    ({}, 200),
+    ({"host": "localhost:1"}, 200),
+    ({"host": "evil.example"}, 403),
+    ({"host": "127.0.0.1.evil.example:80"}, 403),
+    ({"origin": "http://evil.example"}, 403),
+    ({"origin": "null"}, 403),
+    ({"origin": "http://["}, 403),
+    ({"origin": "http://localhost:7", "host": "localhost:7"}, 200),
+]
+
+
+def test_pages_of_others_are_refused(live):
     running = live(hosts=Hosts.of("127.0.0.1"))
-    answer = get(running.url + "/v1/models", headers=headers)
-    assert answer.status_code == status
-    assert "access-control-allow-origin" not in answer.headers
+    for headers, status in PAGES:
+        answer = get(running.url + "/v1/models", headers=headers)
+        assert answer.status_code == status, headers
+        assert "access-control-allow-origin" not in answer.headers
 
 
 def test_a_body_that_is_too_large(live):
@@ -205,8 +204,8 @@ def test_a_body_that_is_too_large(live):
 @pytest.mark.parametrize("length", ["chunked", "told"])
 def test_a_body_that_is_too_large_is_read_to_its_end(live, length):
     """TCP resets a connection that is closed with unread bytes, and the answer is lost with it."""
-    running = live(limits=replace(LIMITS, body_bytes=1 << 20))
-    body = b" " * (2 << 20)
+    running = live(limits=replace(LIMITS, body_bytes=1 << 18))
+    body = b" " * (2 << 18)
     told = f"content-length: {len(body)}" if length == "told" else "transfer-encoding: chunked"
     if length == "chunked":
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
@@ -220,18 +219,13 @@ def test_a_body_that_is_too_large_is_read_to_its_end(live, length):
     assert answer.endswith(b"}")
 
 
-@pytest.mark.parametrize(
-    "sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nhost: x"], ids=["nothing", "a path", "a header"]
-)
-def test_a_head_that_does_not_come_ends_the_connection(live, sent):
+def test_a_head_that_does_not_come_ends_the_connection(live):
+    """Nor that of the next request."""
     running = live(limits=replace(LIMITS, head_seconds=0.1))
-    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as made:
-        made.sendall(sent)
-        assert made.recv(1) == b""
-
-
-def test_nor_does_the_head_of_the_next_request(live):
-    running = live(limits=replace(LIMITS, head_seconds=0.1))
+    for sent in (b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nhost: x"):
+        with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as made:
+            made.sendall(sent)
+            assert made.recv(1) == b""
     with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as made:
         made.sendall(f"GET /health HTTP/1.1\r\nhost: 127.0.0.1:{running.port}\r\n\r\n".encode())
         read_until(made, b"200 OK")
@@ -250,25 +244,7 @@ def test_an_answer_may_take_longer_than_a_head(live):
     made.close()
 
 
-def test_a_body_that_does_not_come(live):
-    running = live(limits=replace(LIMITS, body_seconds=0.1))
-    with socket.create_connection(("127.0.0.1", running.port), timeout=PATIENCE) as made:
-        head = f"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1:{running.port}\r\ncontent-type: application/json\r\n"
-        made.sendall(f"{head}content-length: 1000\r\n\r\n{{".encode())
-        assert b"408" in read_until(made, b"\r\n")
-
-
 def test_a_request_has_a_number(live):
     running = live()
     assert get(running.url + "/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
     assert get(running.url + "/v1/models", headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
-
-
-def test_a_stream_says_something_while_nothing_comes(live):
-    running = live(limits=replace(LIMITS, ping_seconds=0.05))
-    made = connect(running, stream=True)
-    ticket = running.service.next()
-    read_until(made, b": waiting\n\n")
-    ticket.finish()
-    assert b"[DONE]" in read_until(made, b"[DONE]")
-    made.close()

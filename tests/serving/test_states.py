@@ -54,7 +54,7 @@ def served(folder: Path, kv_cache: str) -> Iterator[TestClient]:
 
 
 def answer(client: TestClient, messages: list[dict[str, str]], **fields: Any) -> Any:
-    asked = {"messages": messages, "max_tokens": 40, "temperature": 3, "seed": 5, "ignore_eos": True, **fields}
+    asked = {"messages": messages, "max_tokens": 20, "temperature": 3, "seed": 5, "ignore_eos": True, **fields}
     found = client.post("/v1/chat/completions", json=asked)
     assert found.status_code == 200, found.text
     return found.json()
@@ -76,6 +76,7 @@ SYSTEM = {"role": "system", "content": "You help sailors, and speak of the sea a
 
 
 @pytest.mark.parametrize("api", ["openai", "anthropic"])
+@pytest.mark.rotating(3)
 def test_a_second_conversation_finds_the_system_prompt(folder: Path, api: str) -> None:
     """And another last turn finds the turns before it, whatever is said there; the answers are those of reading all."""
     first = [SYSTEM, {"role": "user", "content": "which wind blows from the south? " * 2}]
@@ -98,6 +99,7 @@ def test_a_second_conversation_finds_the_system_prompt(folder: Path, api: str) -
 
 
 @pytest.mark.parametrize(("lookahead", "kv_cache"), [(0, "fp16"), (4, "fp16"), (4, "int8")])
+@pytest.mark.rotating(4)
 def test_a_second_turn_finds_the_first(folder: Path, lookahead: int, kv_cache: str) -> None:
     messages = [{"role": "user", "content": "tell me of the sea. " * 12}]
     with served(folder, kv_cache) as client:
@@ -111,7 +113,7 @@ def test_a_second_turn_finds_the_first(folder: Path, lookahead: int, kv_cache: s
             assert usage["prompt_tokens"] == plain["usage"]["prompt_tokens"]
             assert plain["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             cached = usage["prompt_tokens_details"]["cached_tokens"]
-            assert whole_pages(max(0, known - 1)) <= cached <= known + 40, (
+            assert whole_pages(max(0, known - 1)) <= cached <= known + 20, (
                 "the prompt before, and what of its answer is text"
             )
             assert found["timings"]["cache_n"] + found["timings"]["prompt_n"] == usage["prompt_tokens"]

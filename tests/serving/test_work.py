@@ -126,7 +126,7 @@ def test_long_descriptions_are_not_compared(client):
 
 def test_other_threads_run_while_a_long_text_is_encoded(model):
     """Only for batches does the library give Python's lock away: a counter goes on counting meanwhile."""
-    text = "ab " * (20 * _LONG)
+    text = "ab " * (6 * _LONG)
     counted, ended = [0], threading.Event()
 
     def count() -> None:
@@ -143,5 +143,5 @@ def test_other_threads_run_while_a_long_text_is_encoded(model):
     finally:
         ended.set()
         counter.join()
-    assert during > 100
+    assert during > 50
     assert ids == [i for at in range(0, len(text), 3000) for i in model.tokenizer.encode(text[at : at + 3000])]

@@ -46,11 +46,8 @@ def decoded(*modes: Mode) -> dict[str, Any]:
 
 
 def drawn(plot: Any, report: dict[str, Any], folder: Path) -> str:
-    """The SVG; drawn twice it is the same, and as PNG it is one."""
-    for name in ("a.svg", "b.svg", "a.png"):
-        plot(report, folder / name)
-    assert (folder / "a.svg").read_bytes() == (folder / "b.svg").read_bytes()
-    assert (folder / "a.png").read_bytes().startswith(b"\x89PNG")
+    """The SVG."""
+    plot(report, folder / "a.svg")
     return (folder / "a.svg").read_text(encoding="utf-8")
 
 
@@ -95,6 +92,8 @@ def test_kernels_have_a_line_for_each_format_and_isa(tmp_path: Path) -> None:
     ]
     report = {"shape": [4096, 1024], "threads": 3, "bandwidth_gb_s": 30.0, "kernels": kernels, **FACTS}
     text = drawn(plot_kernels, report, tmp_path)
+    plot_kernels(report, tmp_path / "b.svg")
+    assert (tmp_path / "b.svg").read_bytes() == (tmp_path / "a.svg").read_bytes(), "drawn twice it is the same"
     for said in ("sym_int4, avx2", "bf16, scalar", "4,096 x 1,024", "3 threads", "2026-01-02", "flat ideal"):
         assert said in text, said
     assert text.count('id="ytick_') > 3, "the axis shows what was measured"

@@ -17,6 +17,7 @@ from ipex_lookahead.conversation.tools import Parser
 from ipex_lookahead.errors import InputError
 from tests.conversation.calls.bytes_vocabulary import spell, takes, walked
 from tests.conversation.calls.test_styles import ELEMENTS, STYLES, TOKENS, found, of
+from tests.gates import cases
 
 EVERY_STYLE: dict[str, Style] = {**STYLES, "llama 3": Bare(), "mistral": Listed()}
 EVERY = pytest.mark.parametrize("style", EVERY_STYLE.values(), ids=EVERY_STYLE)
@@ -38,7 +39,8 @@ def texts(style: Style) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from([*marks_of(style), "a", "<", " "]), max_size=4).map("".join)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(60, 300), deadline=None, derandomize=True)
 @given(st.sampled_from(sorted(EVERY_STYLE)), st.booleans(), st.data())
 def test_constants_come_back_or_are_refused(name: str, tokens: bool, data: st.DataObject) -> None:
     style = EVERY_STYLE[name]
@@ -81,6 +83,7 @@ def test_constants_come_back_or_are_refused(name: str, tokens: bool, data: st.Da
     ],
     ids=str,
 )
+@pytest.mark.rotating(60)
 def test_drawn_values_are_one_call(style: Style, tokens: bool, schema: dict[str, Any]) -> None:
     functions = of(schema, additionalProperties=False)
     parameters = functions[0]["parameters"]
@@ -94,7 +97,8 @@ def test_drawn_values_are_one_call(style: Style, tokens: bool, schema: dict[str,
             jsonschema.validate(calls[0][1], parameters)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@pytest.mark.rotating(1)
+@settings(max_examples=cases(60, 300), deadline=None, derandomize=True)
 @given(st.sampled_from(sorted(EVERY_STYLE)), st.data(), st.integers(0, 1000))
 def test_arguments_that_spell_marks_are_found_in_any_pieces(name: str, data: st.DataObject, seed: int) -> None:
     """All but texts that hold the end of values, for which such calls have no spelling."""
