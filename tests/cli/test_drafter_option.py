@@ -80,18 +80,6 @@ def test_chat_and_run(made: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, 
     assert said[0] == said[1]
 
 
-def test_bench_decode(made: Path, capsys: Any, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(json.dumps({"id": "a", "category": "b", "prompt": "Once upon"}) + "\n")
-    report = answer(
-        capsys,
-        *["bench", "decode", "-m", str(made / "model"), "-n", "12", "--prompts", str(prompts), *DRAFTED],
-        *["--drafter", str(made / "alone.gguf")],
-    )
-    drafted = next(r for r in report["runs"] if r["strategy"] == "head")
-    assert drafted["identical_to_plain"] == "1/1"
-
-
 @pytest.mark.parametrize(
     ("command", "options", "strategy", "lookahead"),
     [

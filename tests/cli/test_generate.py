@@ -246,12 +246,6 @@ def test_show_accepted_brackets_what_was_free(scripted, capsys, monkeypatch):
     assert "free: suffix recycling" in err
 
 
-def test_show_accepted_of_an_interrupted_answer(scripted, capsys):
-    scripted("one two three").interrupt_after = 8
-    assert run(["generate", "hi", "--show-accepted"]) == 130
-    assert capsys.readouterr().out == "one two \n"
-
-
 def test_colours_on_a_terminal(scripted, capsys, monkeypatch):
     from ipex_lookahead.cli.stream import print_accepted
 

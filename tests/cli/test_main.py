@@ -163,28 +163,24 @@ def test_commands_listed_are_those_there_are():
     assert {c[0] for c in leaf_commands()} == set(COMMANDS)
 
 
-def test_error_and_hint(monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load_text", raising(InputError("it is wrong", hint="make it right")))
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (InputError("it is wrong", hint="make it right"), "error: it is wrong\nhint: make it right\n"),
+        (ModelFormatError("a.gguf", "magic", 0, "is wrong"), "error: a.gguf: magic at byte 0: is wrong\n"),
+        *(
+            (one, "error: ")
+            for one in (RuntimeError("odd"), ValueError(), MemoryError(), OSError(28, "No space", "/x"))
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_are_sentences(error, said, monkeypatch, capsys):
+    monkeypatch.setattr(loading, "load_text", raising(error))
     assert run(["generate", "hello"]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "error: it is wrong\nhint: make it right\n"
-
-
-def test_format_error_names_the_place(monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load_text", raising(ModelFormatError("a.gguf", "magic", 0, "is wrong")))
-    assert run(["generate", "hello"]) == 1
-    assert capsys.readouterr().err == "error: a.gguf: magic at byte 0: is wrong\n"
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("odd"), ValueError(), MemoryError(), OSError(28, "No space left", "/x")]
-)
-def test_other_errors_are_sentences_too(error, monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load_text", raising(error))
-    assert run(["generate", "hello"]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith("error: ")
+    assert err.startswith(said)
     assert "Traceback" not in err
 
 

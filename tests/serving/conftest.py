@@ -5,9 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
@@ -108,6 +111,18 @@ class FakeService:
             ticket.finish("cancelled")
 
 
+@contextmanager
+def serving(model: TextModel, slots: int = 4, **settings: Any) -> Iterator[TestClient]:
+    """Ask a server of its own without a socket."""
+    made = Server(Settings(**{"names": ("tiny",), "limits": LIMITS, **settings}))
+    made.ready(model, lambda one: Service(one, slots=slots))
+    try:
+        with TestClient(make_app(made), raise_server_exceptions=False) as client:
+            yield client
+    finally:
+        made.close(0.0)
+
+
 @dataclass
 class Live:
     """A server on a socket of this machine."""
@@ -116,6 +131,13 @@ class Live:
     port: int
     server: Server
     service: FakeService
+
+    def ask(self, path: str, body: Any) -> tuple[FakeTicket, Callable[[], httpx.Response]]:
+        """Send a request. Returns its ticket, and a function that waits for the answer."""
+        pool = ThreadPoolExecutor(1)
+        answer = pool.submit(httpx.post, self.url + path, json=body, timeout=60)
+        pool.shutdown(wait=False)
+        return self.service.next(), lambda: answer.result(60)
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
-import httpx
 import jsonschema
 import pytest
 
@@ -68,12 +66,8 @@ def streamed(text: str) -> tuple[list[tuple[str, str]], str, str]:
 @pytest.mark.rotating(10)
 def test_calls_come_as_calls(live: Any, model: Any, monkeypatch: pytest.MonkeyPatch, family: str, stream: bool) -> None:
     monkeypatch.setattr(model.tokenizer, "chat_template", TOOL_TEMPLATES[family])
-    running, found = live(), []
-    asked = {"messages": ASKED, "tools": TOOLS, "stream": stream}
-    path = running.url + "/v1/chat/completions"
-    thread = threading.Thread(target=lambda: found.append(httpx.post(path, json=asked, timeout=60)))
-    thread.start()
-    ticket = running.service.next()
+    running = live()
+    ticket, answer = running.ask("/v1/chat/completions", {"messages": ASKED, "tools": TOOLS, "stream": stream})
     thinks = ticket.request.draft_filter is not None and "<think>\\n'" in TOOL_TEMPLATES[family]
     text = ("hm\n</think>\n\n" if thinks else "") + "I look.\n" + WRITTEN[family]
     ids = running.server.served.encode(text)
@@ -82,12 +76,11 @@ def test_calls_come_as_calls(live: Any, model: Any, monkeypatch: pytest.MonkeyPa
     assert len(drafted) == len(ids), "which allows it"
     ticket.say(*ids)
     ticket.finish()
-    thread.join(60)
     expected = [("w", '{"a": 1, "b": "x"}'), ("t", '{"a": 2}')]
     if stream:
-        calls, said, reason = streamed(found[0].text)
+        calls, said, reason = streamed(answer().text)
     else:
-        (choice,) = found[0].json()["choices"]
+        (choice,) = answer().json()["choices"]
         calls = [(one["function"]["name"], one["function"]["arguments"]) for one in choice["message"]["tool_calls"]]
         said, reason = choice["message"]["content"], choice["finish_reason"]
     assert (calls, said, reason) == (expected, "I look.\n", "tool_calls")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
-import httpx
 import pytest
 
 from ipex_lookahead.runtime.recommended import SEED
@@ -255,12 +253,10 @@ def test_every_api_takes_a_salt(live, path):
         asked = {**body, "max_tokens": 4, "cache_salt": salt}
         if path == "responses":
             asked["max_output_tokens"] = asked.pop("max_tokens")
-        done = threading.Thread(target=httpx.post, args=(f"{started.url}/v1/{path}",), kwargs={"json": asked})
-        done.start()
-        ticket = started.service.next()
+        ticket, answer = started.ask(f"/v1/{path}", asked)
         salts.append(ticket.request.salt)
         ticket.finish()
-        done.join(60)
+        answer()
     assert len(set(salts)) == 3
     assert salts[2] == ""
 

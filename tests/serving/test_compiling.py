@@ -19,12 +19,11 @@ from ipex_lookahead.conversation import compiling, grammar
 from ipex_lookahead.conversation.compiling import Cancelled, Client, GrammarProcess, NotCompiled, RefusedError
 from ipex_lookahead.conversation.grammar import Compiler, Grammars
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.serving.app import make_app
+from ipex_lookahead.serving import compiling, grammar
 from ipex_lookahead.serving.keys import Keys
-from ipex_lookahead.serving.server import Server, Settings
-from tests.serving.conftest import LIMITS
+from ipex_lookahead.serving.server import Server
+from tests.serving.conftest import LIMITS, serving
 from tests.support.grammar_attacks import LINKS, chain
 from tests.support.raw_http import connected, post
 
@@ -172,11 +171,8 @@ KEYS = Keys(["greedy-key-of-sixteen", "modest-key-of-sixteen"])
 
 @pytest.fixture
 def keyed(model: TextModel) -> Iterator[TestClient]:
-    made = Server(Settings(names=("tiny",), limits=LIMITS, keys=KEYS))
-    made.ready(model, lambda one: Service(one, slots=4))
-    with TestClient(make_app(made), raise_server_exceptions=False) as client:
+    with serving(model, keys=KEYS) as client:
         yield client
-    made.close(0.0)
 
 
 def test_one_keys_grammars_keep_out_no_other_request(keyed, monkeypatch):

@@ -46,14 +46,6 @@ def test_sixteen_tokens_where_no_number_is_given(client, model):
     assert found["usage"]["completion_tokens"] == 16
 
 
-def test_several_answers_to_several_prompts(client):
-    found = generation(client, prompt=["One", "Two"], n=2, **HOT)
-    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
-    one = generation(client, n=2, **HOT)
-    assert [choice["text"] for choice in found["choices"]][:2] == [choice["text"] for choice in one["choices"]]
-    assert found["usage"]["prompt_tokens"] == 2 * one["usage"]["prompt_tokens"]
-
-
 def test_the_prompt_comes_back(client):
     assert generation(client, echo=True, max_tokens=0)["choices"][0]["text"] == "One"
     plain = generation(client)["choices"][0]["text"]

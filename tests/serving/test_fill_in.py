@@ -10,13 +10,10 @@ import pytest
 from starlette.testclient import TestClient
 from tokenizers import AddedToken
 
-from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.hf.auto import load_text_model
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.serving.app import make_app
-from ipex_lookahead.serving.server import Server, Settings
-from tests.serving.conftest import LIMITS
+from tests.serving.conftest import serving
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
 
@@ -36,11 +33,8 @@ def coder(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
 
 @pytest.fixture(scope="module")
 def filler(coder: TextModel) -> Iterator[TestClient]:
-    server = Server(Settings(names=("tiny",), limits=LIMITS))
-    server.ready(coder, lambda one: Service(one, slots=2))
-    with TestClient(make_app(server), raise_server_exceptions=False) as made:
+    with serving(coder, slots=2) as made:
         yield made
-    server.close(0.0)
 
 
 def expected(coder: TextModel, before: str, behind: str) -> tuple[list[int], str]:

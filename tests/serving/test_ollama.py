@@ -104,25 +104,12 @@ def test_a_format_is_kept_to(client, form):
 def test_calls_of_tools(client, live):
     """What the model writes as a call is one; and the conversation with its result goes on."""
     running = live()
-    import threading
-
-    found: list[Any] = []
     tokens = running.server.served.encode('<tool_call>\n{"name": "w", "arguments": {"a": 1}}\n</tool_call>')
-
-    def post() -> None:
-        import httpx
-
-        asked = {"model": "tiny", "messages": ASKED, "tools": TOOLS}
-        found.append(httpx.post(running.url + "/api/chat", json=asked, timeout=60).text)
-
-    thread = threading.Thread(target=post)
-    thread.start()
-    ticket = running.service.next()
+    ticket, answer = running.ask("/api/chat", {"model": "tiny", "messages": ASKED, "tools": TOOLS})
     for token in tokens:
         ticket.say(token)
     ticket.finish()
-    thread.join(60)
-    lines = [json.loads(one) for one in found[0].splitlines()]
+    lines = [json.loads(one) for one in answer().text.splitlines()]
     calls = [call for one in lines for call in one["message"].get("tool_calls", ())]
     assert [call["function"]["name"] for call in calls] == ["w"]
     assert calls[0]["function"]["arguments"] == {"a": 1}
@@ -184,17 +171,6 @@ def test_errors_are_told_as_ollama_does(client, path, status, fields):
 
 
 def test_an_error_in_a_stream_is_a_line(live):
-    import threading
-
-    import httpx
-
-    running = live()
-    found: list[str] = []
-    asked = {"model": "tiny", "prompt": "Hi"}
-    thread = threading.Thread(
-        target=lambda: found.append(httpx.post(running.url + "/api/generate", json=asked, timeout=60).text)
-    )
-    thread.start()
-    running.service.next().finish("cancelled")
-    thread.join(60)
-    assert "shutting down" in json.loads(found[0].splitlines()[-1])["error"]
+    ticket, answer = live().ask("/api/generate", {"model": "tiny", "prompt": "Hi"})
+    ticket.finish("cancelled")
+    assert "shutting down" in json.loads(answer().text.splitlines()[-1])["error"]

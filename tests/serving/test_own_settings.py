@@ -8,13 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.runtime.service import Service
-from ipex_lookahead.serving.app import make_app
-from ipex_lookahead.serving.server import Server, Settings
-from tests.serving.conftest import LIMITS
+from tests.serving.conftest import serving
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -23,13 +19,8 @@ def asked(folder: Any, tmp_path: Path, settings: dict[str, Any], path: str, **bo
     made = Path(shutil.copytree(folder, tmp_path / "own"))
     (made / "generation_config.json").write_text(json.dumps(settings))
     model = load_text_model(str(made), engine="native", threads=1, progress=False)
-    server = Server(Settings(names=("tiny",), limits=LIMITS))
-    server.ready(model, lambda one: Service(one, slots=2))
-    try:
-        with TestClient(make_app(server), raise_server_exceptions=False) as client:
-            return model, client.post(path, json={"temperature": 0, **body}).json()
-    finally:
-        server.close(0.0)
+    with serving(model, slots=2) as client:
+        return model, client.post(path, json={"temperature": 0, **body}).json()
 
 
 @pytest.mark.parametrize(("settings", "tokens"), [({"max_new_tokens": 7}, 7), ({"max_length": 40}, None)])

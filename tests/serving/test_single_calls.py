@@ -14,13 +14,10 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from ipex_lookahead.engines.loading import LoadedModel
-from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.serving.app import make_app
-from ipex_lookahead.serving.server import Server, Settings
 from ipex_lookahead.tokenization.folder import text_from_folder
 from tests.gates import cases
-from tests.serving.conftest import LIMITS
+from tests.serving.conftest import serving
 from tests.support.chat_tokenizer import SIZE
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tool_chats import FUNCTION, PARAMETERS, chat
@@ -50,16 +47,13 @@ def says(folder: Any) -> Iterator[Says]:
         return row
 
     loaded = LoadedModel(ScriptedEngine(logits, SIZE), "fp32", generation_config={"eos_token_id": END})
-    server = Server(Settings(names=("scripted",), limits=LIMITS))
-    server.ready(TextModel(loaded, tokenizer), lambda model: Service(model, slots=6))
-    with TestClient(make_app(server), raise_server_exceptions=False) as client:
+    with serving(TextModel(loaded, tokenizer), slots=6) as client:
 
         def ask(text: str) -> TestClient:
             script[:] = tokenizer.encode(text, add_special_tokens=False)
             return client
 
         yield ask
-    server.close(0.0)
 
 
 def many(ask: Callable[[Any, bool], Any]) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from dataclasses import replace
 from functools import partial
@@ -101,14 +100,10 @@ def test_an_answer_that_fails_ends_its_stream_with_an_error(live):
 
 
 def test_an_answer_that_fails_is_a_500(live):
-    running = live()
-    result: list[httpx.Response] = []
-    asking = threading.Thread(target=lambda: result.append(post(running.url + "/v1/chat/completions", json=BODY)))
-    asking.start()
-    running.service.next().tell(Event("error", error=LookaheadError("it broke")))
-    asking.join(PATIENCE)
-    assert result[0].status_code == 500
-    assert result[0].json()["error"]["message"] == "it broke"
+    ticket, answer = live().ask("/v1/chat/completions", BODY)
+    ticket.tell(Event("error", error=LookaheadError("it broke")))
+    assert answer().status_code == 500
+    assert answer().json()["error"]["message"] == "it broke"
 
 
 def test_a_full_queue_is_told_when_to_come_again(live):

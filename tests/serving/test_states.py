@@ -14,12 +14,9 @@ from starlette.testclient import TestClient
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.runtime.loading import load_text_model
-from ipex_lookahead.runtime.service import Service
-from ipex_lookahead.serving.app import make_app
-from ipex_lookahead.serving.server import Server, Settings
+from ipex_lookahead.hf.auto import load_text_model
 from ipex_lookahead.serving.usage import whole_pages
-from tests.serving.conftest import LIMITS
+from tests.serving.conftest import serving
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
 from tests.support.family_table import FAMILIES, variants
 from tests.support.tiny_families import config_of, with_weights, write_folder
@@ -43,14 +40,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @contextmanager
 def served(folder: Path, kv_cache: str) -> Iterator[TestClient]:
     """A server that remembers nothing yet."""
-    server = Server(Settings(names=("tiny",), limits=LIMITS))
     model = load_text_model(str(folder), engine="native", threads=1, progress=False, kv_cache=kv_cache)
-    server.ready(model, lambda one: Service(one, slots=4))
-    try:
-        with TestClient(make_app(server), raise_server_exceptions=False) as client:
-            yield client
-    finally:
-        server.close(0.0)
+    with serving(model) as client:
+        yield client
 
 
 def answer(client: TestClient, messages: list[dict[str, str]], **fields: Any) -> Any:

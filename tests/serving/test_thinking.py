@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,14 +21,12 @@ from ipex_lookahead.conversation.calls.json_calls import Tagged
 from ipex_lookahead.conversation.thinking import CHANNEL, TAGS, Marks, Mode, Thought, marks_of, mode_of
 from ipex_lookahead.conversation.tools import Parser
 from ipex_lookahead.engines.loading import LoadedModel
-from ipex_lookahead.runtime.service import Event, Service
+from ipex_lookahead.runtime.service import Event
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.reader import Reader
-from ipex_lookahead.serving.server import Server, Settings
 from ipex_lookahead.tokenization.folder import text_from_folder
 from tests.gates import cases
-from tests.serving.conftest import LIMITS
+from tests.serving.conftest import serving
 from tests.support.chat_tokenizer import CHAT_TEMPLATE
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.tool_chats import FUNCTION
@@ -178,11 +174,8 @@ def says(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         return row
 
     loaded = LoadedModel(ScriptedEngine(logits, size), "fp32", generation_config={"eos_token_id": 2})
-    server = Server(Settings(names=("scripted",), limits=LIMITS))
-    server.ready(TextModel(loaded, tokenizer), lambda model: Service(model, slots=6))
-    with TestClient(make_app(server), raise_server_exceptions=False) as client:
+    with serving(TextModel(loaded, tokenizer), slots=6) as client:
         yield Says(marks, client, script, partial(tokenizer.encode, add_special_tokens=False), head)
-    server.close(0.0)
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -223,30 +216,6 @@ def test_strict_json_behind_a_thought_every_time(says: Says, opened: bool, behin
     assert 0 < found[0]["usage"][1] < found[0]["usage"][0]
 
 
-@pytest.mark.parametrize("opened", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_end_of_a_thought_inside_an_accepted_draft(says: Says, opened: bool, stream: bool) -> None:
-    """Drafts go across the end of the thought into what is said: each has its own, as without drafts."""
-    sources: set[str | None] = set()
-    for more in range(4):  # so that steps end in other places
-        thought = "Let me see" + "." * more
-        said = f"{'' if opened else says.marks.opening}\n{thought}\n{says.marks.end}\n\nIt is seven, as I said."
-        client = says(said, opened)
-        body: dict[str, Any] = {
-            "messages": [{"role": "user", "content": "What is it?"}], "temperature": 0, "max_tokens": 200,
-            "chat_template_kwargs": {"opened": opened}, "return_draft_trace": True, "stream": stream,
-        }  # fmt: skip
-        plain = _traced(client.post("/v1/chat/completions", json={**body, "lookahead": 0}), stream)
-        assert plain[:2] == (thought, "It is seven, as I said.")
-        assert {source for _, source in plain[2]} == {None}
-        body |= {"lookahead": 32, "prediction": {"type": "content", "content": said}}
-        found = _traced(client.post("/v1/chat/completions", json=body), stream)
-        assert found[:2] == plain[:2]
-        assert [sign for sign, _ in found[2]] == [sign for sign, _ in plain[2]]
-        sources |= {source for _, source in found[2]}
-    assert sources == {None, "prediction"}, "on a busy machine the controller may leave some answers without drafts"
-
-
 @pytest.mark.parametrize("marks", EVERY_MARKS.values(), ids=EVERY_MARKS)
 @pytest.mark.parametrize("cut", [0, 1, 5, 20, 26, 27, 40, 1000])
 def test_a_step_whose_draft_has_the_end_of_the_thought(
@@ -254,12 +223,9 @@ def test_a_step_whose_draft_has_the_end_of_the_thought(
 ) -> None:
     """All tokens of a step come at once, of which the first or the last is the model's own."""
     monkeypatch.setattr(model.tokenizer, "chat_template", f"{CHAT_TEMPLATE}{{# {marks.end} #}}")
-    running, found = live(), []
+    running = live()
     asked = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "return_draft_trace": True}
-    path = running.url + "/v1/chat/completions"
-    thread = threading.Thread(target=lambda: found.append(httpx.post(path, json=asked, timeout=60)))
-    thread.start()
-    ticket = running.service.next()
+    ticket, answer = running.ask("/v1/chat/completions", asked)
     text = f"{marks.opening}\nhm\n{marks.end}\nHi."
     ids = running.server.served.encode(text)
     for step in (ids[:cut], ids[cut:]):
@@ -267,8 +233,7 @@ def test_a_step_whose_draft_has_the_end_of_the_thought(
             origins = ["prediction"] * (len(step) - 1) + [None]
             ticket.tell(Event("tokens", tokens=list(step), origins=origins))
     ticket.finish()
-    thread.join(60)
-    thought, said, trace = _traced(found[0], stream=True)
+    thought, said, trace = _traced(answer(), stream=True)
     assert (thought, said) == ("hm", "Hi.")
     own = {len(ids[:cut]) - 1, len(ids) - 1} - {-1}
     assert trace == [(sign, None if at in own else "prediction") for at, sign in enumerate(text)]

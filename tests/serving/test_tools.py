@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +22,6 @@ TOOLCALL, GRANITE = Bracketed("<TOOLCALL>", "</TOOLCALL>"), Bracketed("<|tool_ca
 FENCED, PLAIN = Sectioned(fenced=True), Sectioned(fenced=False)
 BEGIN, END = FENCED.markers[0], FENCED.end
 ONE, SEP, OUT = FENCED.inner
-FENCE = f"{ONE}function{SEP}w\n```json\n%s\n```{OUT}"
 CODER = "<tool_call>\n<function=w>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 STYLES = [
     Tagged(), Bare(), Listed(), TOOLCALL, GRANITE, FENCED, PLAIN, Pythonic(), Coder(), Keyed("\n"), Keyed(""),
@@ -222,27 +219,6 @@ def test_a_single_call_ends_the_answer_at_its_last_character(style, text, call):
     assert not parser.again().ended
 
 
-@pytest.mark.parametrize(
-    ("template", "style"),
-    [
-        ("... <tool_call> ...", Tagged),
-        ("... [TOOL_CALLS] ...", Listed),
-        ("{'name': function name, \"parameters\": dict}", Bare),
-        ("<tool_call>\n<function=name>", Coder),
-        ("<tool_call>{name}\n<arg_key>{k}</arg_key>\n<arg_value>", Keyed),
-        ("<TOOLCALL>[", Bracketed),
-        ("with <|tool_call|> and a list", Bracketed),
-        ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'", Sectioned),
-        ("<|tool_call_start|>[", Pythonic),
-        ('"List of tools: ["', Pythonic),
-        ("'<|tool_call>call:' + name", BareKeys),
-    ],
-)
-def test_styles_are_told_by_the_template(template, style):
-    ways = ways_of(template)
-    assert (type(ways.style), ways.known, ways.repeats) == (style, True, False)
-
-
 def test_what_a_template_knows_of_tools():
     nothing = ways_of("{{ messages }}")
     assert (type(nothing.style), nothing.known, nothing.lists, nothing.repeats) == (Tagged, False, False, False)
@@ -290,25 +266,21 @@ def test_calls_of_llama_and_mistral_are_found_where_the_model_may_call(
 ):
     """With ``tool_choice`` auto: from the token that they begin with, and free text otherwise."""
     monkeypatch.setattr(model.tokenizer, "chat_template", model.tokenizer.chat_template + "{# " + mark + " #}")
-    running, found = live(), []
+    running = live()
     tools = [{"type": "function", "function": {"name": "w"}}]
     asked = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools, "tool_choice": "auto", "stream": stream}
-    path = running.url + "/v1/chat/completions"
-    thread = threading.Thread(target=lambda: found.append(httpx.post(path, json=asked, timeout=60)))
-    thread.start()
-    ticket = running.service.next()
+    ticket, answer = running.ask("/v1/chat/completions", asked)
     assert ticket.request.draft_filter is None, "no grammar keeps it"
     ticket.say(*running.server.served.encode(written))
     ticket.finish()
-    thread.join(60)
     if stream:
-        chunks = [json.loads(line[6:]) for line in found[0].text.split("\n") if line.startswith("data: {")]
+        chunks = [json.loads(line[6:]) for line in answer().text.split("\n") if line.startswith("data: {")]
         deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
         said = "".join(delta.get("content") or "" for delta in deltas)
         parts = [part["function"] for delta in deltas for part in delta.get("tool_calls", ())]
         arguments = [part["arguments"] for part in parts if "name" not in part]
     else:
-        message = found[0].json()["choices"][0]["message"]
+        message = answer().json()["choices"][0]["message"]
         said = message["content"]
         arguments = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
     assert (said, arguments) == (text, calls)
@@ -336,39 +308,28 @@ def test_where_no_call_may_be_made_the_prompt_is_the_same_and_calls_are_text(cli
     assert whole[0] == whole[1]
     plain = client.post(path, json={**free, **limit, "tools": None}).json()["usage"][counted]
     assert whole[0] > plain
-    running, found = live(), []
-    thread = threading.Thread(target=lambda: found.append(httpx.post(running.url + path, json=given, timeout=60)))
-    thread.start()
-    ticket = running.service.next()
+    running = live()
+    ticket, told = running.ask(path, given)
     assert not ticket.request.processors
     ticket.say(*running.server.served.encode(CALL))
     ticket.finish()
-    thread.join(60)
-    answer = found[0].json()
+    answer = told().json()
     (part,) = answer.get("choices") or answer.get("output") or [answer]
     said = part["message"]["content"] if "message" in part else part["content"][0]["text"]
     assert said == CALL
-    assert "tool_use" not in found[0].text
-    assert '"tool_calls"' not in found[0].text
-    assert '"function_call"' not in found[0].text
+    assert not any(name in told().text for name in ("tool_use", '"tool_calls"', '"function_call"'))
 
 
 @pytest.mark.parametrize("more", [{}, {"logprobs": True}, {"return_draft_trace": True}], ids=str)
 def test_no_chunk_has_empty_content_while_a_call_is_made(live, more):
-    running, found = live(), []
-    given = {"messages": HI, "tools": OPENAI, "stream": True, **more}
-    thread = threading.Thread(
-        target=lambda: found.append(httpx.post(running.url + "/v1/chat/completions", json=given, timeout=60).text)
-    )
-    thread.start()
-    ticket = running.service.next()
+    running = live()
+    ticket, answer = running.ask("/v1/chat/completions", {"messages": HI, "tools": OPENAI, "stream": True, **more})
     tokens = running.server.served.encode(f"I look. {CALL}")
     for token in tokens:
         logprobs = [TokenLogprob(token, -0.5, ())] if "logprobs" in more else None
         ticket.tell(Event("tokens", tokens=[token], origins=[None], logprobs=logprobs))
     ticket.finish()
-    thread.join(60)
-    chunks = [json.loads(line[6:]) for line in found[0].split("\n") if line.startswith("data: {")]
+    chunks = [json.loads(line[6:]) for line in answer().text.split("\n") if line.startswith("data: {")]
     choices = [chunk["choices"][0] for chunk in chunks]
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert all(choice["delta"].get("content") != "" for choice in choices[1:])
