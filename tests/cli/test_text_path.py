@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.hf.auto import AutoModelForCausalLM
+from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.text_model import TextModel
 from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer

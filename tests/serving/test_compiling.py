@@ -20,7 +20,6 @@ from ipex_lookahead.conversation.compiling import Cancelled, Client, GrammarProc
 from ipex_lookahead.conversation.grammar import Compiler, Grammars
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.serving import compiling, grammar
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.server import Server
 from tests.serving.conftest import LIMITS, serving

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 from tokenizers import AddedToken
 
-from ipex_lookahead.hf.auto import load_text_model
+from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.text_model import TextModel
 from tests.serving.conftest import serving

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.runtime.loading import load_text_model
 from tests.serving.conftest import serving
 
 MESSAGES = [{"role": "user", "content": "Hello"}]

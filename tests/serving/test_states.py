@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.hf.auto import load_text_model
+from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.serving.usage import whole_pages
 from tests.serving.conftest import serving
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer
