@@ -35,9 +35,16 @@ COMMANDS = [
 ]
 
 
-def on_a_terminal(**environment: str) -> list[str]:
-    """What each command shows on a pseudo-terminal; one program runs them all."""
-    code = f"{PRELUDE}\nfor arguments in {COMMANDS!r}:\n    main.run(arguments)\n    print('=====', flush=True)"
+def on_a_terminal() -> list[str]:
+    """What each command shows on a pseudo-terminal, as it is and with NO_COLOR; one program runs them all."""
+    code = f"""{PRELUDE}
+import os
+for name in (None, "NO_COLOR"):
+    os.environ.update({{name: "1"}} if name else {{}})
+    for arguments in {COMMANDS!r}:
+        main.run(arguments)
+        print("=====", flush=True)
+"""
     master, slave = pty.openpty()
     kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "FORCE_COLOR")}
     process = subprocess.Popen(
@@ -46,7 +53,7 @@ def on_a_terminal(**environment: str) -> list[str]:
         stdout=slave,
         stderr=slave,
         cwd=ROOT,
-        env={**kept, "TERM": "xterm-256color", "COLUMNS": "80", **environment},
+        env={**kept, "TERM": "xterm-256color", "COLUMNS": "80"},
     )
     os.close(slave)
     shown = b""
@@ -61,17 +68,14 @@ def on_a_terminal(**environment: str) -> list[str]:
     os.close(master)
     assert process.wait(timeout=200) == 0, shown
     found = shown.decode().split("=====")
-    assert len(found) == len(COMMANDS) + 1, shown
+    assert len(found) == 2 * len(COMMANDS) + 1, shown
     return found[:-1]
 
 
-def test_no_escape_with_no_color():
-    for arguments, shown in zip(COMMANDS, on_a_terminal(NO_COLOR="1"), strict=True):
-        assert "\x1b" not in shown, arguments
-        assert len(shown) > 5, arguments
-
-
-def test_without_it_there_are_some():
-    """So that the test above can fail."""
+def test_no_escape_with_no_color_and_some_without():
     shown = on_a_terminal()
-    assert ["\x1b" in one for one in shown] == [True, True, False, True, False, False]
+    coloured, plain = shown[: len(COMMANDS)], shown[len(COMMANDS) :]
+    assert ["\x1b" in one for one in coloured] == [True, True, False, True, False, False], "or this shows nothing"
+    for arguments, one in zip(COMMANDS, plain, strict=True):
+        assert "\x1b" not in one, arguments
+        assert len(one) > 5, arguments

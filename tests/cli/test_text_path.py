@@ -59,19 +59,19 @@ def gguf_file(tmp_path_factory) -> Path:
     return file
 
 
-@pytest.mark.parametrize("command", [["generate", "--json", "--stop", "zzz", "Hi"], ["chat"]])
-def test_neither_torch_nor_transformers_is_imported(command, folder, gguf_file):
+@pytest.mark.programs
+def test_neither_torch_nor_transformers_is_imported(folder, gguf_file):
     """Importing them takes longer than all the rest of a short answer."""
-    for model in (folder, gguf_file):
-        arguments = [*command, "-n", "4", "--temperature", "1", "--presence-penalty", "1", "--model", str(model)]
-        code = (
-            "import sys; from ipex_lookahead.cli.main import run\n"
-            f"assert run({arguments!r}) == 0\n"
-            "print([m for m in ('torch', 'transformers') if m in sys.modules], file=sys.stderr)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], input="hello\n", capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr.splitlines()[-1] == "[]"
+    options = ["-n", "4", "--temperature", "1", "--presence-penalty", "1", "--model"]
+    generate = [["generate", "--json", "--stop", "zzz", "Hi", *options, str(model)] for model in (folder, gguf_file)]
+    code = (
+        "import sys; from ipex_lookahead.cli.main import run\n"
+        f"assert [run(words) for words in {[*generate, ['chat', *options, str(folder)]]!r}] == [0, 0, 0]\n"
+        "print([m for m in ('torch', 'transformers') if m in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input="hello\n", capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
 
 
 @pytest.fixture(scope="module")

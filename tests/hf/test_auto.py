@@ -37,6 +37,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("low_bit", ["sym_int4", "sym_int8", "bf16", "fp16"])
 @pytest.mark.parametrize("group_size", [32, 64])
 @pytest.mark.parametrize("mixed_precision", [False, True])
+@pytest.mark.rotating(6)
 def test_a_saved_model_computes_the_same_bytes(
     folder: Path, tmp_path: Path, low_bit: str, group_size: int, mixed_precision: bool
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_saved_model_computes_the_same_bytes(
 
 @pytest.mark.parametrize("scaling", [None, "llama3"])
 @pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "F16"])
+@pytest.mark.rotating(4)
 def test_a_gguf_file_survives_a_save(tmp_path: Path, quant: str, scaling: str | None) -> None:
     rope = scaling and {
         "rope_type": "llama3",
