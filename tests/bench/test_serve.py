@@ -23,8 +23,7 @@ from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.run import bind, url
 from ipex_lookahead.serving.server import Server, Settings
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import write_chat_llama
 
 KEY = "a-key-of-sixteen-or-more"
 Say = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
@@ -33,8 +32,7 @@ Say = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of our server, with a tiny model and a key."""
-    folder = write_tiny_llama(tmp_path_factory.mktemp("served") / "tiny", vocab=SIZE, context=512)
-    chat_tokenizer().save_pretrained(folder)
+    folder = write_chat_llama(tmp_path_factory.mktemp("served") / "tiny", context=512)
     server = Server(Settings(names=("tiny",), drafting={"lookahead": 3}, keys=Keys([KEY])))
     server.ready(
         load_text_model(str(folder), engine="native", threads=1, progress=False), lambda one: Service(one, slots=3)

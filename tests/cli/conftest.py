@@ -15,8 +15,7 @@ import pytest
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.runtime.recommended import resolved
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer, write_chat_llama
 
 if TYPE_CHECKING:
     import torch
@@ -153,9 +152,7 @@ def scripted(tokenizer, monkeypatch):
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a chat template, of as many layers as a head that is made for it needs."""
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, layers=4)
-    chat_tokenizer().save_pretrained(made)
-    return made
+    return write_chat_llama(tmp_path_factory.mktemp("models") / "tiny", layers=4)
 
 
 @pytest.fixture

@@ -17,10 +17,9 @@ from ipex_lookahead.cli import loading
 from ipex_lookahead.cli.main import cli, run
 from ipex_lookahead.cli.options import Option
 from tests.bench.test_run import Model
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer, write_chat_llama
 from tests.support.family_table import variants
 from tests.support.mtp_folders import with_mtp
-from tests.support.tiny import write_tiny_llama
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -31,8 +30,7 @@ def presets(kind: str) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> str:
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=512)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path_factory.mktemp("models") / "tiny", context=512)
     return str(made)
 
 

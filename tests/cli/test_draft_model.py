@@ -11,19 +11,14 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.cli.main import run
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import write_chat_llama
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {}
-    for name, sizes in {"large": {"layers": 2}, "small": {"layers": 1}, "other": {"vocab": SIZE + 32}}.items():
-        folder: Path = write_tiny_llama(
-            tmp_path_factory.mktemp("models") / name, **{"vocab": SIZE, **sizes}, context=512
-        )
-        chat_tokenizer().save_pretrained(folder)
-        made[name] = str(folder)
+    for name, sizes in {"large": {"layers": 2}, "small": {"layers": 1}}.items():
+        made[name] = str(write_chat_llama(tmp_path_factory.mktemp("models") / name, **sizes, context=512))
     return made
 
 

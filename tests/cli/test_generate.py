@@ -301,11 +301,9 @@ def test_where_the_model_runs_is_asked_for_as_given(command, monkeypatch, capsys
 def test_control_tokens_in_a_prompt_are_text_unless_asked_for(tmp_path):
     from ipex_lookahead.cli.generate import Text
     from ipex_lookahead.cli.loading import load_text
-    from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-    from tests.support.tiny import write_tiny_llama
+    from tests.support.chat_tokenizer import write_chat_llama
 
-    folder = write_tiny_llama(tmp_path / "tiny", vocab=SIZE)
-    chat_tokenizer().save_pretrained(folder)
+    folder = write_chat_llama(tmp_path / "tiny")
     turns = []
     for flag in (False, True):
         loaded = load_text(str(folder), threads=1, progress=False, special_tokens_in_content=flag)

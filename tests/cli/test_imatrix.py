@@ -19,10 +19,10 @@ from ipex_lookahead.checkpoints.imatrix import read_imatrix, write_imatrix
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.engines.torch.importance import measure_importance
 from ipex_lookahead.errors import InputError, ModelFormatError
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import SIZE, chat_tokenizer, write_chat_llama
 from tests.support.family_table import VOCAB, variants
 from tests.support.gguf_families import write_gguf
-from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+from tests.support.tiny import write_tiny_gguf
 from tests.support.tiny_families import build, config_of, with_weights, write_folder
 
 PROGRAM = os.environ.get("IPEX_LOOKAHEAD_LLAMA_QUANTIZE") or shutil.which("llama-quantize")
@@ -31,9 +31,7 @@ TEXT = "the cat sat on the mat and the dog sat on the cat. " * 20
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE)
-    chat_tokenizer().save_pretrained(made)
-    return made
+    return write_chat_llama(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture

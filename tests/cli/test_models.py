@@ -9,14 +9,13 @@ import pytest
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.cli.main import run
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=512)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path_factory.mktemp("models") / "tiny", context=512)
     (made / "README.md").write_text("---\nlanguage: en\nlicense: mit\n---\n# Tiny\n")
     return made
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.commands import Done, in_one_process
-from tests.support.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.programs
 
@@ -28,9 +27,7 @@ OF_A_HOME = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "HF_HOME", "HF_HUB_CACH
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    folder = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=512)
-    chat_tokenizer().save_pretrained(folder)
-    return folder
+    return write_chat_llama(tmp_path_factory.mktemp("models") / "tiny", context=512)
 
 
 def homeless(commands: list[list[str]], **variables: str) -> list[Done]:

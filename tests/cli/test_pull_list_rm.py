@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from ipex_lookahead.cli.main import run
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.commands import in_one_process
 from tests.support.fake_hub import COMMIT, fake_hub
 from tests.support.gguf_bytes import build, llama_parts
-from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+from tests.support.tiny import write_tiny_gguf
 
 LETTERS = {
     "model": "gpt2",
@@ -28,8 +28,7 @@ LETTERS = {
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory):
-    made = write_tiny_llama(tmp_path_factory.mktemp("tiny") / "folder", vocab=SIZE)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path_factory.mktemp("tiny") / "folder")
     folder = {path.name: path.read_bytes() for path in made.iterdir()}
     ggufs = {
         f"tiny.{kind}.gguf": write_tiny_gguf(made.parent / f"{kind}.gguf", quant=kind).read_bytes()

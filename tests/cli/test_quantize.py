@@ -8,14 +8,13 @@ import pytest
 
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.cli.main import run
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+from tests.support.chat_tokenizer import write_chat_llama
+from tests.support.tiny import write_tiny_gguf
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path_factory.mktemp("models") / "tiny")
     (made / "README.md").write_text("---\nlicense: mit\n---\n")
     return made
 

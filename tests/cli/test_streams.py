@@ -10,8 +10,7 @@ import sys
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import write_chat_llama
 
 ECHO = """
 import sys, click
@@ -122,8 +121,7 @@ for error in ({", ".join(raised)}):
 @pytest.mark.programs
 def test_a_model_that_does_not_fit_the_limit(tmp_path):
     """200 MB of weights under 400 MiB, of which Python and its packages take most."""
-    model = write_tiny_llama(tmp_path / "model", vocab=SIZE, hidden=1024, intermediate=4096, layers=3)
-    chat_tokenizer().save_pretrained(model)
+    model = write_chat_llama(tmp_path / "model", hidden=1024, intermediate=4096, layers=3)
     words = ["generate", "-m", str(model), "--threads", "1", "--raw", "-n", "2", "one"]
     done = limited(f"from ipex_lookahead.cli.main import main\nmain({words})", 400)
     assert done.returncode == 1

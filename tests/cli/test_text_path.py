@@ -21,17 +21,15 @@ from ipex_lookahead.hf.auto import AutoModelForCausalLM
 from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.text_model import TextModel
-from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer, write_chat_llama
+from tests.support.tiny import write_tiny_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=512)
-    chat_tokenizer().save_pretrained(made)
-    return made
+    return write_chat_llama(tmp_path_factory.mktemp("models") / "tiny", context=512)
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +200,7 @@ def test_an_answer_that_was_cancelled_is_kept_as_far_as_it_came(folder):
 
 
 def test_a_prompt_that_was_cancelled_goes_on_where_it_stopped(tmp_path):
-    made = write_tiny_llama(tmp_path / "tiny", vocab=SIZE, context=2048)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path / "tiny", context=2048)
     model, fresh = (load_text_model(str(made), threads=1) for _ in range(2))
     prompt = [5, 6, 7, 8, 9] * 300
     seen: list[tuple[int, int]] = []

@@ -17,10 +17,9 @@ from ipex_lookahead.cli.bench import COMMANDS as MEASURING
 from ipex_lookahead.cli.drafter import COMMANDS as DRAFTERS
 from ipex_lookahead.cli.main import COMMANDS, run
 from ipex_lookahead.system.extras import installing
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.commands import Done, in_one_process
 from tests.support.ipex_llm_folder import write_ipex_llm
-from tests.support.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.programs
 
@@ -77,8 +76,7 @@ REFUSES = {
 def places(tmp_path_factory) -> dict[str, str]:
     made = tmp_path_factory.mktemp("places")
     (made / "new").mkdir()
-    model = write_tiny_llama(made / "model", vocab=SIZE, context=2048)
-    chat_tokenizer().save_pretrained(model)
+    model = write_chat_llama(made / "model", context=2048)
     write_ipex_llm(made / "theirs", "sym_int8")
     (made / "text.txt").write_text("one two three")
     recorded = ["bench", "replay", "-m", str(model), "--record", str(made / "recording.jsonl"), *ONE]

@@ -12,8 +12,7 @@ import pytest
 
 from ipex_lookahead.cli.main import cli, run
 from tests.docs.pages import PAGES, ROOT, Command, commands
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import write_chat_llama
 
 NEEDS = {"", "hardware", "network", "minutes", "another environment"}
 SHELL = {". .venv/bin/activate"}
@@ -66,8 +65,7 @@ def test_every_command_is_looked_at_or_marked():
 def workplace(tmp_path_factory):
     """A folder in which the commands' files lie: a tiny model, a text, prompts, and the project's own."""
     folder = tmp_path_factory.mktemp("typed")
-    made = write_tiny_llama(folder / "path" / "to" / "model", vocab=SIZE, context=512)
-    chat_tokenizer().save_pretrained(made)
+    write_chat_llama(folder / "path" / "to" / "model", context=512)
     (folder / "notes.txt").write_text("A river was hidden. It is open again.\n")
     (folder / "answers.jsonl").touch()  # what bench replay would have recorded
     (folder / "costs.json").touch()  # and what bench step would have measured

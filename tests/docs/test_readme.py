@@ -10,8 +10,7 @@ import pytest
 
 from ipex_lookahead.formats import FORMATS
 from tests.docs.pages import PAGES, ROOT
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import write_chat_llama
 
 README = PAGES["README.md"]
 TARGETS = ("test", "test-ipex-llm", "test-opencl", "test-browser")
@@ -19,8 +18,7 @@ TARGETS = ("test", "test-ipex-llm", "test-opencl", "test-browser")
 
 
 def test_the_python_example_runs(tmp_path, monkeypatch, capsys):
-    made = write_tiny_llama(tmp_path / "tiny", vocab=SIZE, context=512)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path / "tiny", context=512)
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert '"default"' in block
     monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path / "cache"))

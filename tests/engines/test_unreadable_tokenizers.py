@@ -19,7 +19,7 @@ from ipex_lookahead.engines import loading
 from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import SIZE, write_chat_llama
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 PADDING = {"id": SIZE, "content": "[PAD]"}
@@ -135,8 +135,7 @@ def test_an_added_token_beyond_the_embedding_is_never_generated(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As padding tokens often are: the model runs with a note, and a prompt that holds the token is refused by name."""
-    folder = write_tiny_llama(tmp_path / "model", vocab=SIZE)
-    chat_tokenizer().save_pretrained(folder)
+    folder = write_chat_llama(tmp_path / "model")
     plain = load_text_model(str(folder), threads=1, progress=False)
     ids, params = plain.tokenizer.encode("the cat"), SamplingParams(max_new_tokens=6, temperature=0.0)
     expected = plain.generate(ids, params)

@@ -19,8 +19,7 @@ import pytest
 from ipex_lookahead.cli.main import run as command
 from ipex_lookahead.hf.model import LookaheadModelForCausalLM
 from ipex_lookahead.hub.recommended import recommended_models
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import write_chat_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -28,8 +27,7 @@ EXAMPLES = ROOT / "examples"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=4096)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path_factory.mktemp("models") / "tiny", context=4096)
     return str(made)
 
 

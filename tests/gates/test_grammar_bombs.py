@@ -17,11 +17,10 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from tests.gates import cases, seed
 from tests.support.attacked_server import HONEST, Attacked, attacked
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.grammar_attacks import bomb
 from tests.support.raw_http import Refused, answer_on, connected, exchange, post
 from tests.support.server_attacks import KEY
-from tests.support.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc to read memory from")
 BOMBS = cases(12, 1_500)
@@ -43,8 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """IPEX_LOOKAHEAD_GATE_MODEL, such as "default", or a tiny one."""
     if given := os.environ.get("IPEX_LOOKAHEAD_GATE_MODEL"):
         return given
-    made = write_tiny_llama(tmp_path_factory.mktemp("bombed") / "tiny", vocab=SIZE, context=2048)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path_factory.mktemp("bombed") / "tiny", context=2048)
     return str(made)
 
 

@@ -18,10 +18,9 @@ pytest.importorskip("fastapi", reason="the extra serve is not installed")
 from ipex_lookahead.serving.keys import Keys
 from tests.gates import cases, rotating, seed
 from tests.support.attacked_server import HONEST, Attacked, attacked
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.raw_http import JSON, connected, head, post
 from tests.support.server_attacks import CHAT, FEW, HI, KEY, bodies, damaged_stores, drafted, heads, large, mutated, odd
-from tests.support.tiny import write_tiny_llama
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no /proc to read memory from")
 KEY_OF_HONEST = HONEST["authorization"].split()[1]
@@ -43,8 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """IPEX_LOOKAHEAD_GATE_MODEL, such as "default", or a tiny one."""
     if given := os.environ.get("IPEX_LOOKAHEAD_GATE_MODEL"):
         return given
-    made = write_tiny_llama(tmp_path_factory.mktemp("attacked") / "tiny", vocab=SIZE, context=2048)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path_factory.mktemp("attacked") / "tiny", context=2048)
     return str(made)
 
 

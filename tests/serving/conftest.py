@@ -25,17 +25,14 @@ from ipex_lookahead.serving.connection import MOST_CONNECTIONS, MOST_WITHOUT_HEA
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.run import bind, url
 from ipex_lookahead.serving.server import Server, Settings
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import write_chat_llama
 
 LIMITS = replace(Limits(), ping_seconds=60.0)
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    made = write_tiny_llama(tmp_path_factory.mktemp("served") / "tiny", vocab=SIZE, context=2048)
-    chat_tokenizer().save_pretrained(made)
-    return made
+    return write_chat_llama(tmp_path_factory.mktemp("served") / "tiny", context=2048)
 
 
 @pytest.fixture(scope="session")

@@ -250,6 +250,7 @@ def _traced(answer: Any, stream: bool) -> tuple[str, str, list[tuple[str, str | 
 
 
 @pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.rotating(4)
 def test_calls_behind_a_thought(says: Says, opened: bool) -> None:
     """Forced or free, single or not; what looks like a call in the thought is none."""
     thought = "I may call <tool_cal or not."
@@ -316,6 +317,7 @@ def test_an_answer_that_ends_in_its_thought(says: Says) -> None:
     assert choice["message"]["reasoning_content"] == "hm and hm"
 
 
+@pytest.mark.rotating(1)
 def test_numbers_that_every_reader_of_json_keeps(says: Says) -> None:
     client = says("Hi", False)
     body = {"messages": [{"role": "user", "content": "Hello"}], "temperature": 1}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from tests.support.tiny import write_tiny_llama
 
 SIZE = 260
 """Ids: 0 unknown, 1 begin, 2 end of turn, 3 start of turn, then the 256 bytes."""
@@ -35,3 +38,10 @@ def chat_tokenizer(*, chat: bool = True) -> Any:
     if chat:
         wrapped.chat_template = CHAT_TEMPLATE
     return wrapped
+
+
+def write_chat_llama(folder: str | Path, **sizes: Any) -> Path:
+    """Write a tiny llama with this tokenizer; ``sizes`` as ``write_tiny_llama`` has them."""
+    made = write_tiny_llama(folder, **{"vocab": SIZE, **sizes})
+    chat_tokenizer().save_pretrained(made)
+    return made

@@ -17,8 +17,7 @@ from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.errors import EngineError, LookaheadError, MissingPackageError
 from ipex_lookahead.runtime import loading as auto
 from ipex_lookahead.system.extras import installing, need_torch, torch_missing
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import write_chat_llama
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CPU_BUILD = "pip install torch --index-url https://download.pytorch.org/whl/cpu && pip install 'ipex-lookahead[torch]'"
@@ -39,9 +38,7 @@ def bare(monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    made = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", vocab=SIZE, context=512)
-    chat_tokenizer().save_pretrained(made)
-    return made
+    return write_chat_llama(tmp_path_factory.mktemp("models") / "tiny", context=512)
 
 
 def command(*words: str, says: str = "") -> subprocess.CompletedProcess[str]:

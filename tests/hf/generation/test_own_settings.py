@@ -21,8 +21,7 @@ from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.service import Service
 from ipex_lookahead.runtime.text_model import TextModel
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
-from tests.support.tiny import write_tiny_llama
+from tests.support.chat_tokenizer import chat_tokenizer, write_chat_llama
 
 PROMPT = [1, *(4 + byte for byte in b"one two one two three")]
 NEW = 24
@@ -77,10 +76,9 @@ LENGTH = {"max_new_tokens", "max_length"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = write_tiny_llama(tmp_path_factory.mktemp("own") / "tiny", vocab=SIZE, context=512, tie=False)
+    made = write_chat_llama(tmp_path_factory.mktemp("own") / "tiny", context=512, tie=False)
     config = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
-    chat_tokenizer().save_pretrained(made)
     return made
 
 
