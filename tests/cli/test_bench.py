@@ -51,12 +51,6 @@ def test_sampling_has_a_seed(scripted, prompts):
     assert {(s["temperature"], s["seed"], s["do_sample"]) for _, s in model.asked} == {(0.8, 0, True)}
 
 
-def test_our_own_prompts_by_default(scripted, capsys):
-    model = scripted()
-    assert run(["bench", "decode", "--limit", "2", "--lookahead", "0"]) == 0
-    assert "three day walk" in model.tokenizer.decode(model.asked[0][0])
-
-
 def settings(model) -> list:
     return list(dict.fromkeys(s["lookahead"] for _, s in model.asked))
 
@@ -117,13 +111,6 @@ def test_plots_are_refused_before_anything_is_loaded(scripted, prompts, capsys):
     assert run(["bench", "decode", "--prompts", prompts, "--plot", "a.gif"]) == 1
     assert ".svg or .png" in capsys.readouterr().err
     assert model.asked == []
-
-
-@pytest.mark.parametrize("arguments", [["--window", "3"], ["--store", "s"], ["--strategy", "suffix", "--guesses", "2"]])
-def test_options_without_effect(arguments, scripted, prompts, capsys):
-    scripted()
-    assert run(["bench", "decode", "--prompts", prompts, *arguments]) == 2
-    assert arguments[-2] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

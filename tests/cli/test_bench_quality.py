@@ -66,13 +66,6 @@ def test_all_formats(tiny, capsys):
     assert [name for name, _ in asked] == ["fp32", *LOW_BITS, *PRESETS]
 
 
-def test_transformers_on_the_same_weights(tiny, capsys):
-    folder, _ = tiny
-    arguments = ["--model", folder, "--low-bit", "sym_int8", "--tokens", "70", "--no-speed", "--same-weights"]
-    assert run(["bench", "quality", *arguments]) == 0
-    assert "formers" in capsys.readouterr().out
-
-
 def test_what_is_wrong_is_said_before_anything_is_loaded(tiny, capsys, tmp_path):
     folder, asked = tiny
     (tmp_path / "t").write_bytes(b"\xff")

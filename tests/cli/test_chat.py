@@ -117,15 +117,6 @@ def test_help_lists_every_command(scripted, talk):
         assert command.help in " ".join(err.split())
 
 
-def test_help_fits_a_narrow_terminal(scripted, talk, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "50")
-    scripted()
-    _, err = talk("/help")
-    *entries, last = err.splitlines()
-    assert max(map(len, entries)) <= 50
-    assert len(entries) > len(SLASHES)
-
-
 def test_unknown_slash_is_not_sent_to_the_model(scripted, talk):
     model = scripted()
     _, err = talk("/regin", "/xyzzy", "/")
@@ -273,14 +264,6 @@ def test_bad_slash_arguments(line, scripted, talk):
     assert "temperature" not in model.asked[0][1]
 
 
-def test_stats(scripted, talk):
-    scripted()
-    _, err = talk("hi", "/stats")
-    assert "error" not in err
-    assert "context: " in err
-    assert "of 2,048 tokens in 1 turn" in err
-
-
 def test_save_and_load(scripted, talk, tmp_path):
     file = tmp_path / "talk.json"
     model = scripted("one", "two")
@@ -334,13 +317,6 @@ def test_load_refuses_other_files(content, scripted, talk, tmp_path):
     assert "first" in asked(model), "the conversation is as it was"
 
 
-def test_input_that_is_not_text(scripted, monkeypatch, capsys):
-    scripted()
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
-    assert run(["chat"]) == 1
-    assert "not UTF-8" in capsys.readouterr().err
-
-
 def test_history_file_place(monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", "/state")
     assert str(messages.history_file()) == "/state/ipex-lookahead/chat_history"
@@ -380,8 +356,3 @@ def test_a_closed_standard_input_is_a_sentence(scripted, monkeypatch, capsys):
         assert "AttributeError" not in capsys.readouterr().err
     assert run(["chat"]) == 2
     assert "standard input is closed" in capsys.readouterr().err
-
-
-def test_commands_in_capitals(scripted, talk):
-    _, err = talk("/STATS", "/Exit")
-    assert err == "error: nothing has been generated yet\n"

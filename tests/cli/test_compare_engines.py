@@ -72,11 +72,6 @@ def test_json_is_the_last_line(engines, capsys):
     assert "equal native" in err
 
 
-def test_our_own_prompts_by_default(engines, capsys):
-    assert run(["compare-engines", "--engine", "native", "--json", "--texts", "0"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["prompts"]) == 3
-
-
 def test_a_broken_promise_is_an_error(engines, capsys):
     engines.texts["native", True] = "something else"
     assert run(["compare-engines", "--prompt", "a", "--engine", "native"]) == 1

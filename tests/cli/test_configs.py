@@ -153,22 +153,6 @@ def test_every_command_reads_a_config_and_names_the_nearest_key(path, command, t
     assert "did you mean lookahead?" in capsys.readouterr().err
 
 
-def test_info_shows_what_a_file_sets_for_each_command(tmp_path, capsys):
-    file = tmp_path / "settings.yaml"
-    wanted = {" ".join(path): options_of(command)[0] for path, command in commands() if options_of(command)}
-    flags = {
-        " ".join(path): next(p.is_flag for p in command.params if f"--{wanted[' '.join(path)]}" in p.opts)
-        for path, command in commands()
-        if " ".join(path) in wanted
-    }
-    values = {name: True if flags[name] else "1" for name in wanted}
-    file.write_text(yaml.safe_dump({name: {wanted[name]: values[name]} for name in wanted}), encoding="utf-8")
-    assert run(["info", "--config", str(file), "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["settings"]
-    assert {one["command"]: one["option"] for one in shown} == {name: f"--{key}" for name, key in wanted.items()}
-    assert {one["from"] for one in shown} == {f"{file}, {name}" for name in wanted}
-
-
 def test_a_plan_is_refused_in_its_own_words(tmp_path, capsys):
     """Its keys look like Python's arguments, which errors spell as options everywhere else."""
     (tmp_path / "plan.yaml").write_text("low_bits: sym_int4\n")

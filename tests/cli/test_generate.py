@@ -43,12 +43,6 @@ def test_quiet_is_the_text_alone(scripted, capsys):
     assert capsys.readouterr() == ("a fine day\n", "")
 
 
-def test_raw_leaves_the_template_out(scripted):
-    model = scripted()
-    assert run(["generate", "--raw", "Once upon"]) == 0
-    assert prompt_text(model) == "Once upon"
-
-
 def test_system(scripted):
     model = scripted()
     assert run(["generate", "--system", "be brief", "hi"]) == 0
@@ -57,10 +51,9 @@ def test_system(scripted):
 
 def test_settings_reach_the_model(scripted):
     model = scripted()
-    arguments = (
-        "--lookahead 7 -n 9 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --seed 3 --stop A --stop B".split()
-    )
-    assert run(["generate", "hi", *arguments]) == 0
+    arguments = "--lookahead 7 -n 9 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --seed 3 --stop A --stop B"
+    penalties = "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty -0.5"
+    assert run(["generate", "hi", *arguments.split(), *penalties.split()]) == 0
     assert model.asked[0][1] == {
         "max_new_tokens": 9,
         "lookahead": 7,
@@ -71,6 +64,9 @@ def test_settings_reach_the_model(scripted):
         "seed": 3,
         "stop": ("A", "B"),
         "ignore_eos": False,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
     }
 
 
@@ -116,14 +112,6 @@ def test_a_limit_without_a_loop(scripted, capsys):
     assert "stopped at the token limit (--max-new-tokens 4)" in told
     assert "repeats" not in told
     assert "tok/s · " in told
-
-
-@pytest.mark.parametrize("arguments", [["-"], []])
-def test_prompt_from_standard_input(arguments, scripted, stdin):
-    model = scripted()
-    stdin("tell me of Zürich".encode())
-    assert run(["generate", "--raw", *arguments]) == 0
-    assert prompt_text(model) == "tell me of Zürich"
 
 
 @pytest.mark.parametrize(
@@ -244,21 +232,6 @@ def test_show_accepted_brackets_what_was_free(scripted, capsys, monkeypatch):
     out, err = capsys.readouterr()
     assert out == "a [fi][n]e day\n"
     assert "free: suffix recycling" in err
-
-
-def test_colours_on_a_terminal(scripted, capsys, monkeypatch):
-    from ipex_lookahead.cli.stream import print_accepted
-
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    tokenizer = scripted().tokenizer
-    ids = tokenizer("a\x1b[2J b")["input_ids"]
-    print_accepted(tokenizer, ids, ["x"] * len(ids))
-    out = capsys.readouterr().out
-    assert "\x1b[32m" in out
-    assert "\x1b[2J" not in out, "a model may not steer the terminal"
-    assert "a[2J b" in out
 
 
 def test_a_character_of_several_tokens_is_whole():

@@ -71,16 +71,6 @@ def test_a_gguf_file_of_types_that_are_not_read(tmp_path, capsys):
     assert "hint: take a Q8_0 or Q4_0 file of this model, or convert" in capsys.readouterr().err
 
 
-def test_a_gguf_file_of_another_architecture(tmp_path, capsys):
-    entries, tensors = llama_parts()
-    entries = [(key.replace("llama.", "falcon."), kind, "falcon" if value == "llama" and "arch" in key else value)
-               for key, kind, value in entries]  # fmt: skip
-    facts = facts_of(write(tmp_path / "q.gguf", bytes(build(entries, tensors).data)), capsys)
-    assert (facts["architecture"], facts["engine"], facts["layers"], facts["context"]) == ("falcon", None, 1, 64)
-    assert "is 'falcon'; the supported architectures are: " in facts["problem"]
-    assert "torch engine, from their Hugging Face folder" in facts["hint"]
-
-
 def test_a_file_that_is_no_model(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("my own words")
     assert run(["info", str(tmp_path / "notes.txt")]) == 1
@@ -151,15 +141,6 @@ def test_a_switch_that_is_not_run_is_a_problem_and_not_a_crash(tmp_path, capsys)
     assert facts["engine"] is None
     assert "hidden_act is 'gelu'" in facts["problem"]
     assert facts["formats"]["fp32"]["tensors"] > 10
-
-
-def test_labels_are_words(tmp_path, capsys):
-    for argument in ([], [str(write_tiny_gguf(tmp_path / "tiny.gguf"))]):
-        assert run(["info", *argument]) == 0
-        out = capsys.readouterr().out
-        labels = [line.partition("  ")[0] for line in out.splitlines() if line[:1].strip()]
-        assert len(labels) > 10
-        assert not [label for label in labels if "_" in label.replace("sym_int", "").replace("asym_int", "")]
 
 
 def write_costs(folder, vocab, rows=(1, 2)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -242,12 +241,6 @@ def test_options_come_from_the_environment_and_the_command_line_wins(scripted, m
     assert model.asked[0][1]["lookahead"] == 5
 
 
-def test_interrupt_is_130_and_no_traceback(monkeypatch, capsys):
-    monkeypatch.setattr(loading, "load_text", raising(KeyboardInterrupt()))
-    assert run(["generate", "hello"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
-
-
 @pytest.mark.programs
 def test_a_real_interrupt():
     code = (
@@ -303,34 +296,3 @@ def test_a_file_that_was_closed_meanwhile():
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr == "error: Bad file descriptor\n"
-
-
-def test_version(capsys):
-    import ipex_lookahead
-
-    assert run(["--version"]) == 0
-    assert capsys.readouterr().out == f"ipex-lookahead {ipex_lookahead.__version__}\n"
-
-
-def test_info_shows_what_steps_were_measured_to_cost(tmp_path, monkeypatch, capsys):
-    from ipex_lookahead.controller import kept_costs
-    from ipex_lookahead.controller.calibration import Calibration
-    from ipex_lookahead.engines import identity
-    from tests.support.scripted_engine import markov
-
-    monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path))
-    monkeypatch.delenv("IPEX_LOOKAHEAD_COSTS")
-    assert run(["info", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step_costs"] == []
-    measured = kept_costs.Measured(Calibration((1, 4), (0.004, 0.005)), 1.1, 0.0)
-    kept_costs.save(tmp_path / "costs" / "a.json", measured, markov())
-    (kept_costs.cost_folder() / "damaged.json").write_text("{")
-    assert run(["info", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["step_costs"]
-    assert found["milliseconds"] == {"1": 4.0, "4": 5.0}
-    assert found["low_bit"] == "fp32"
-    assert run(["info"]) == 0
-    assert "1 measured" in capsys.readouterr().out
-    monkeypatch.setattr(identity, "processor", lambda: "another")
-    assert run(["info", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["step_costs"] == []

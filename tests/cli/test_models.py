@@ -83,15 +83,6 @@ def test_info_names_the_keys_of_a_gguf_file_that_mean_nothing_here(tmp_path, cap
     assert "llama.novel_switch" in capsys.readouterr().out
 
 
-def test_info_about_a_gguf_file(tmp_path, capsys):
-    file = write_tiny_gguf(tmp_path / "tiny.gguf", quant="Q4_0")
-    assert run(["info", str(file), "--json"]) == 0
-    facts = output_json(capsys)
-    assert facts["formats"]["sym_int4"]["tensors"] > 0
-    assert facts["tokenizer"] is None
-    assert facts["licence"] is None
-
-
 @pytest.mark.parametrize("quant", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
 def test_bytes_by_shape_are_the_bytes_read(quant, tmp_path):
     checkpoint = open_checkpoint(write_tiny_gguf(tmp_path / "tiny.gguf", quant=quant))
@@ -99,14 +90,6 @@ def test_bytes_by_shape_are_the_bytes_read(quant, tmp_path):
         found = checkpoint.info(name)
         assert packed_bytes(found) == checkpoint.read(name).nbytes, name
     checkpoint.close()
-
-
-def test_generate_zero_tokens(folder, capsys):
-    """Whether nothing is printed or a sentence says why, it is no crash."""
-    code = run(["generate", "--model", str(folder), "-n", "0", "-q", "hi"])
-    out, err = capsys.readouterr()
-    assert "Traceback" not in err
-    assert (code, out.strip()) == (0, "") or (code == 1 and err.startswith("error: "))
 
 
 def test_a_model_without_a_tokenizer(tmp_path, capsys):

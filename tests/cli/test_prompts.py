@@ -238,25 +238,6 @@ def test_a_prompt_that_cannot_be_answered_does_not_stop_the_others(scripted, tmp
 # ---- penalties and seeds ---------------------------------------------------------------------------------------------
 
 
-def test_penalties_reach_the_model(scripted, capsys):
-    model = scripted()
-    penalties = "--repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty -0.5".split()
-    assert run(["generate", "hi", *penalties]) == 0
-    asked = model.asked[0][1]
-    assert (asked["repetition_penalty"], asked["presence_penalty"], asked["frequency_penalty"]) == (1.1, 0.5, -0.5)
-    assert run(["generate", "hi", "--presence-penalty", "3"]) == 2
-
-
-def test_the_seed_of_an_unseeded_sampling_is_told(scripted, capsys):
-    scripted()
-    assert run(["generate", "hi", "--temperature", "0.7"]) == 0
-    assert "seed 1234" in capsys.readouterr().err
-    assert run(["generate", "hi", "--temperature", "0.7", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["seed"] == 1234
-    assert run(["generate", "hi"]) == 0
-    assert "seed" not in capsys.readouterr().err
-
-
 # ---- long prompts ----------------------------------------------------------------------------------------------------
 
 

@@ -90,10 +90,6 @@ def test_no_request_makes_the_whole_vocabulary_again(client, server, monkeypatch
     assert not made
 
 
-def test_without_include_usage_no_chunk_has_any(client):
-    assert all("usage" not in chunk for chunk in streamed(client))
-
-
 def test_several_answers(client, model):
     found = generation(client, n=3, temperature=30, seed=9)
     texts = [choice["message"]["content"] for choice in found["choices"]]

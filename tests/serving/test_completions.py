@@ -128,13 +128,6 @@ def test_tokens_there_and_back(client, model):
     assert client.post("/tokenize", json={}).status_code == 400
 
 
-def test_the_template_as_it_is_put_to_the_model(client, model):
-    messages = [{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}]
-    found = client.post("/apply-template", json={"messages": messages}).json()
-    assert found["prompt"] == model.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-    assert found["tokens"] == model.tokenizer.encode(found["prompt"], add_special_tokens=False)
-
-
 def test_health_and_metrics(client):
     generation(client)
     assert client.get("/health").json() == {"status": "ok"}
@@ -149,18 +142,6 @@ def test_health_and_metrics(client):
         assert name in text
     assert 'path="/v1/completions",status="200"' in text
     assert "/nowhere/else" not in client.get("/nowhere/else").text + client.get("/metrics").text
-
-
-def test_the_document(client):
-    paths = client.get("/openapi.json").json()["paths"]
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= paths.keys()
-
-
-def test_the_fingerprint_is_the_models(server, model):
-    from ipex_lookahead.serving.server import Served
-
-    again = Served(model, None).fingerprint()  # type: ignore[arg-type]
-    assert again == server.fingerprint
 
 
 def test_the_best_of_several_are_the_likeliest(client):

@@ -258,11 +258,6 @@ def test_minus_one(client, model):
     assert len(seeds) == 2
 
 
-def test_its_other_name(client):
-    fields = {"messages": ASKED, "model": "other-name", "max_tokens": 1}
-    assert client.post("/v1/chat/completions", json=fields).json()["model"] == "other-name"
-
-
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
 def test_paths_and_methods(client, method, path, status):
     answer = client.request(method, path)

@@ -96,16 +96,6 @@ def test_a_text_to_stop_at_ends_the_answer_at_its_last_token_too(says: Says, sto
     assert found == found[:1] * 8
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "w"}}])
-def test_a_call_that_is_forced_alone(says: Says, choice: Any) -> None:
-    client = says(CALL % 7 + "\n" + CALL % 8)
-    more = {"parallel_tool_calls": False, "tool_choice": choice}
-    found = many(lambda lookahead, stream: chat(client, lookahead, stream=stream, **more))
-    assert found[0]["calls"] == [{"name": "w", "arguments": '{"a": 7}'}]
-    assert found[0]["usage"]["completion_tokens"] == len((CALL % 7).encode())
-    assert found == found[:1] * 8
-
-
 def test_anthropics_and_responses_words_for_it(says: Says) -> None:
     client = says(TEXT)
     tool = {"name": "w", "input_schema": PARAMETERS}

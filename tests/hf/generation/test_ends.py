@@ -82,14 +82,6 @@ def test_an_end_token_is_the_last(lookahead: int, eos: Any) -> None:
     assert stats.finish_reasons == ["stop"]
 
 
-@pytest.mark.parametrize("lookahead", LOOKAHEADS)
-def test_min_new_tokens_holds_back_the_end_token(lookahead: int) -> None:
-    new, _ = run(lookahead, eos_token_id=13, min_new_tokens=5)
-    assert new[:2] == TEXT[:2]
-    assert new[2] != 13
-    assert len(new) == 12
-
-
 class StopAt(StoppingCriteria):
     """Stops at a length; keeps every prefix that it was asked about."""
 
@@ -167,13 +159,6 @@ def test_stop_strings(lookahead: int, stop: Any, expected: str) -> None:
     new = out[0, 4:].tolist()
     assert bytes(t for t in new if t != EOS).decode() == expected
     assert [t for piece in streamer.got[1:] for t in piece] == new
-
-
-@pytest.mark.parametrize("lookahead", LOOKAHEADS)
-def test_the_context_ends_a_sequence_cleanly(lookahead: int) -> None:
-    new, stats = run(lookahead, engine=scripted(TEXT, 32, 3, max_context=9), max_new_tokens=100)
-    assert new == TEXT[:6]
-    assert stats.finish_reasons == ["context"]
 
 
 @pytest.mark.parametrize("prompt_length", [9, 10, 50])

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from transformers import GenerationConfig, LogitsProcessorList, generation
+from transformers import GenerationConfig, LogitsProcessorList
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.hf.generation.processors import RepetitionPenalty
 from tests.support.generate import generate
 from tests.support.proposers import TreeProposer
-from tests.support.scripted_engine import markov, scripted
+from tests.support.scripted_engine import markov
 
 PROMPT = [1, 5, 3, 5, 3, 7]
 LOOKAHEADS = [0, 2, 8]
@@ -152,41 +152,6 @@ def test_left_padding_is_invisible_to_every_option(options: dict[str, Any]) -> N
         alone = run(2, torch.tensor([prompt]), **options)[0]
         assert together[row][: len(alone)] == alone
         assert set(together[row][len(alone) :]) <= {15}
-
-
-@pytest.mark.parametrize("lookahead", LOOKAHEADS)
-@pytest.mark.parametrize(
-    "warper",
-    [{"typical_p": 0.6}, {"epsilon_cutoff": 0.05}, {"eta_cutoff": 0.1}, {"top_h": 0.5}, {"renormalize_logits": True}],
-)
-def test_rare_warpers_work_and_are_exact(lookahead: int, warper: dict[str, Any]) -> None:
-    if "top_h" in warper and not hasattr(hf, "TopHLogitsWarper"):
-        with pytest.raises(InputError, match="top_h"):
-            run(do_sample=True, **warper)
-        pytest.skip("this release of transformers has no top_h, and says so")
-    sampling = {"do_sample": True, "seed": 8, "top_k": 0, **warper}
-    plain = run(**sampling)[0]
-    assert run(lookahead, text=PROMPT + plain, **sampling)[0] == plain
-
-
-def test_a_rare_warper_excludes_what_it_should() -> None:
-    engine = scripted([], 16, 1)  # token 0 has logit 1, all others 0: a probability of 0.15 against 0.056
-    ids = torch.tensor([[3]])
-    drawn = run(ids=ids, engine=engine, do_sample=True, seed=1, top_k=0, epsilon_cutoff=0.1, max_new_tokens=60)[0]
-    assert set(drawn) == {0}
-
-
-@pytest.mark.parametrize("sampling", [{}, {"do_sample": True, "seed": 3}])
-@pytest.mark.parametrize("kind", ["object", "dict"])
-def test_watermarking(sampling: dict[str, Any], kind: str) -> None:
-    if not hasattr(generation, "WatermarkingConfig"):
-        pytest.skip("this release of transformers has no watermarking yet")
-    wanted = {"bias": 8.0, "greenlist_ratio": 0.25}
-    config = wanted if kind == "dict" else generation.WatermarkingConfig(**wanted)
-    watermark = {"watermarking_config": config, **sampling}
-    plain = run(**watermark)[0]
-    assert plain != run(**sampling)[0]
-    assert run(4, text=PROMPT + plain, **watermark)[0] == plain
 
 
 def test_the_callers_processor_replaces_the_one_of_the_settings() -> None:

@@ -1,9 +1,7 @@
-"""The core of generation needs neither torch nor transformers."""
+"""Jobs of the core of generation, which needs neither torch nor transformers."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -17,41 +15,6 @@ from ipex_lookahead.runtime.lookahead import resolve_lookahead
 from ipex_lookahead.runtime.run import RunOptions, length_limit, run
 from tests.support.hashed_engine import HashedEngine
 from tests.support.scripted_engine import markov, scripted
-
-NATIVE = """
-import sys
-import numpy as np
-from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.decoding.sampling import Sampler, WarperParams
-from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.runtime.lookahead import resolve_lookahead
-from ipex_lookahead.decoding.sequence import Sequence
-from ipex_lookahead.runtime.run import RunOptions, run
-
-spec = spec_for({'model_type': 'llama', 'hidden_size': 64, 'intermediate_size': 64, 'num_hidden_layers': 1,
-                 'num_attention_heads': 2, 'num_key_value_heads': 1, 'vocab_size': 48, 'rms_norm_eps': 1e-5,
-                 'max_position_embeddings': 64, 'tie_word_embeddings': True, 'head_dim': 32, 'rope_theta': 1e4})
-engine = NativeEngine.random(spec, 'sym_int4', threads=1)
-prompt = np.array([1, 2, 3, 1, 2], np.int32)
-sequences = [Sequence(prompt, 30), Sequence(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
-plain = [one.new for one in run(engine, sequences, RunOptions())]
-assert [len(new) for new in plain] == [25, 15]
-for lookahead in (3, 'auto', 'suffix', 'jacobi', 'recycling'):
-    sequences = [Sequence(prompt, 30), Sequence(prompt, 20, sampler=Sampler(WarperParams(), 7, 1))]
-    made = run(engine, sequences, RunOptions(resolve_lookahead(lookahead, adaptive=False), stores=Stores(48)))
-    assert [one.new for one in made] == plain, lookahead
-print([name for name in ('torch', 'transformers') if name in sys.modules])
-"""
-
-
-def test_a_native_generation_imports_neither_torch_nor_transformers(tmp_path: Any) -> None:
-    pytest.importorskip("ipex_lookahead._native")
-    script = tmp_path / "native.py"
-    script.write_text(NATIVE)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[]"
 
 
 def test_a_job_from_end_to_end() -> None:
@@ -95,16 +58,6 @@ def test_end_tokens_and_limits() -> None:
     stats = GenerationStats()
     assert [one.new for one in run(engine, sequences, RunOptions(stats=stats))] == [[4, 5], [4, 5, 6]]
     assert stats.finish_reasons == ["stop", "context"]
-
-
-def test_the_seed_stands_in_the_stats() -> None:
-    stats = GenerationStats()
-    run(
-        markov(),
-        [Sequence(np.array([1], np.int32), 5, sampler=Sampler(WarperParams(), 99, 0))],
-        RunOptions(stats=stats),
-    )
-    assert stats.seed == 99
 
 
 def test_limits() -> None:
