@@ -70,14 +70,14 @@ def is_gate_of_another_commit(item: pytest.Item, config: pytest.Config, start: s
 
 def parts_of(item: pytest.Item) -> dict[str, str]:
     """Return the parameters of a test as texts that are equal in every process: values, or their indices."""
-    spec = item.callspec  # type: ignore[attr-defined]
+    spec = getattr(item, "callspec", None)
 
     def text(name: str, value: object) -> str:
         whole = value if isinstance(value, tuple) else (value,)
         plain = all(isinstance(one, str | int | float | None) for one in whole)
-        return repr(value) if plain else str(spec.indices[name])
+        return repr(value) if plain or spec is None else str(spec.indices[name])
 
-    return {name: text(name, value) for name, value in spec.params.items()}
+    return {} if spec is None else {name: text(name, value) for name, value in spec.params.items()}
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:

@@ -24,8 +24,8 @@ from ipex_lookahead.errors import DownloadError
 from ipex_lookahead.tokenization.prompts import build_prompt
 from tests.gates import cases, rotating
 
-NEW_TOKENS = cases(32, 64)
-PROMPTS = cases(3, 12)
+NEW_TOKENS = cases(24, 64)
+PROMPTS = cases(2, 12)
 """Prompts of each test, of those that the package has."""
 
 
@@ -124,10 +124,11 @@ def test_threads_chunks_and_instruction_sets_give_the_same_logits(
 ) -> None:
     ids = np.array(prompts[1][: cases(10, 20)], dtype=np.int32)
     oracle = step_logits(model, ids, [len(ids)])
+    best = available_isas()[0]
     for isa in available_isas():
         forced_isa(isa)
-        for threads in (1, 2) if isa == available_isas()[0] else (2,):
+        for threads in (1, 2) if isa == best else (2,):
             engine = load(threads=threads)
             assert engine.engine.describe()["isa"] == isa
-            for chunks in ([len(ids)], [7, len(ids) - 7], [1] * len(ids)):
+            for chunks in ([len(ids)], [7, len(ids) - 7], *([[1] * len(ids)] if isa == best else [])):
                 assert step_logits(engine, ids, chunks) == oracle, (isa, threads, chunks)

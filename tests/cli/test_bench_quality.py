@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
+from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.low_bits import LOW_BITS, PRESETS
-from ipex_lookahead.runtime import loading as auto
+from ipex_lookahead.runtime import loading
 from tests.support.tiny import write_tiny_llama
 
 
@@ -20,7 +21,7 @@ from tests.support.tiny import write_tiny_llama
 def tiny(tmp_path, monkeypatch):
     """A tiny model's folder, which loads with a tokenizer of letters; the formats that were asked for."""
     asked = []
-    load = auto.AutoModelForCausalLM.from_pretrained
+    load = AutoModelForCausalLM.from_pretrained
 
     def load_text_model(name, *, low_bit, kv_cache, threads, progress):
         asked.append((low_bit, kv_cache))
@@ -29,7 +30,7 @@ def tiny(tmp_path, monkeypatch):
         letters = SimpleNamespace(encode=lambda text, add_special_tokens: [ord(letter) % 96 for letter in text])
         return SimpleNamespace(engine=model.engine, tokenizer=letters, config=model.config.to_dict())
 
-    monkeypatch.setattr(auto, "load_text_model", load_text_model)
+    monkeypatch.setattr(loading, "load_text_model", load_text_model)
     return str(write_tiny_llama(tmp_path / "m")), asked
 
 

@@ -11,7 +11,7 @@ import torch
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import EngineError
-from ipex_lookahead.runtime import loading as auto
+from ipex_lookahead.hf import auto
 from tests.support.chat_tokenizer import chat_tokenizer
 
 

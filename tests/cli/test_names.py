@@ -59,7 +59,8 @@ def test_every_argument_that_errors_name_is_an_option_or_one_of_pythons():
 
 def texts() -> list[tuple[str, str]]:
     """(place, text) of every string that errors below the command line hold."""
-    only_python = ("lookahead_decoding.py", "wrapping.py", "cli/", "model.py", "optimize.py", "modeling/")
+    python = ("lookahead_decoding.py", "wrapping.py", "model.py", "optimize.py", "modeling/")
+    only_python = ("cli/", *(f"hf/{place}" for place in python))
     found = []
     for file in sorted(PACKAGE.rglob("*.py")):
         place = file.relative_to(PACKAGE).as_posix()

@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
 def refused(monkeypatch, capsys):
     """What is said where nothing may be loaded, with exit status 2."""
     from ipex_lookahead.engines import convert
-    from ipex_lookahead.runtime import loading as auto
+    from ipex_lookahead.hf import auto
 
     def said(*arguments):
         with monkeypatch.context() as patch:

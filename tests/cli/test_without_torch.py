@@ -20,6 +20,7 @@ from ipex_lookahead.system.extras import installing
 from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.commands import Done, in_one_process
 from tests.support.ipex_llm_folder import write_ipex_llm
+from tests.support.tiny import write_tiny_gguf
 
 pytestmark = pytest.mark.programs
 
@@ -36,7 +37,7 @@ WORKS = {
     "chat": ("chat", "-m", "{model}", *ONE, "-n", "4"),
     "run": ("run", "{model}", *ONE, "-n", "4", "one two"),
     "quantize": ("quantize", "{model}", "{new}/sym_int4", "--low-bit", "sym_int4", *ONE),
-    "quantize of a GGUF file": ("quantize", "default", "{new}/default", "--low-bit", "sym_int4", "--allow-requantize"),
+    "quantize of a GGUF file": ("quantize", "{gguf}", "{new}/gguf", "--low-bit", "sym_int4", "--allow-requantize"),
     "convert-ipex-llm": ("convert-ipex-llm", "{theirs}", "{new}/converted"),
     "info": ("info",),
     "info of a model": ("info", "{model}"),
@@ -45,7 +46,7 @@ WORKS = {
     "doctor": ("doctor", "--tiny", "--answers", "1", "-n", "8", *ONE),
     "completion": ("completion", "bash"),
     "bench step": ("bench", "step", "--shape", "smollm2-135m", "--rows", "1", *ONE),
-    "bench kernels": ("bench", "kernels", "--low-bit", "sym_int4", "--rows", "1", *ONE),
+    "bench kernels": ("bench", "kernels", "--low-bit", "sym_int4", "--rows", "1", "--shape", "64,96", *ONE),
     "bench replay": ("bench", "replay", "--replay", "{recording}", "--strategy", "prompt_lookup"),
     "bench quality": ("bench", "quality", "-m", "{model}", "--low-bit", "sym_int4", *ONE),
 }
@@ -78,11 +79,13 @@ def places(tmp_path_factory) -> dict[str, str]:
     (made / "new").mkdir()
     model = write_chat_llama(made / "model", context=2048)
     write_ipex_llm(made / "theirs", "sym_int8")
+    write_tiny_gguf(made / "m.gguf", quant="Q4_1")
     (made / "text.txt").write_text("one two three")
     recorded = ["bench", "replay", "-m", str(model), "--record", str(made / "recording.jsonl"), *ONE]
     assert run([*recorded, "--limit", "1", "-n", "8"]) == 0
     return {name: str(made / name) for name in ("model", "theirs", "new")} | {
         "text": str(made / "text.txt"),
+        "gguf": str(made / "m.gguf"),
         "recording": str(made / "recording.jsonl"),
     }
 

@@ -177,6 +177,7 @@ def drafts_accepted(chance: random.Random) -> int:
     return accepted
 
 
+@pytest.mark.rotating(0)
 def test_the_gate_would_see_one_bit() -> None:
     """An engine whose logits depend on the number of rows in one bit of one row is found out."""
     chance = random.Random(seed())

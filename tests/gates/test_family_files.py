@@ -32,7 +32,7 @@ from tests.support.mxfp4 import rounded, write_mxfp4_folder
 from tests.support.tiny_families import build as build_model
 from tests.support.tiny_families import write_folder
 
-CASES = cases(40, 3_000)
+CASES = cases(60, 3_000)
 MIXTURES = ("mixtral", "qwen3_moe")
 """Families whose experts lie in several ways: gpt-oss' are always in one tensor."""
 GGUF = [one for one in model_types() if family(one).GGUF is not None and variants(one)[0].gguf]

@@ -93,6 +93,7 @@ def test_slow_grammars_keep_nobody_waiting_and_end_with_their_clients(server: At
     server.wait_for_honest(2)
 
 
+@pytest.mark.rotating(0)
 def test_a_server_that_compiles_what_it_is_sent_is_caught(model: str, tmp_path: Path) -> None:
     """The gate itself: with its trials left out, the server ends at the first attack."""
     with (

@@ -214,6 +214,7 @@ def test_saved_folders_of_every_format_are_what_the_safetensors_package_reads(tm
 
 
 @pytest.mark.parametrize(("kind", "reader"), [("gguf", GgufCheckpoint), ("shards", SafetensorsCheckpoint)])
+@pytest.mark.rotating(0)
 def test_the_comparison_with_other_readers_would_see_one_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reader: type[GgufCheckpoint | SafetensorsCheckpoint]
 ) -> None:
