@@ -46,7 +46,7 @@ WORKS = {
     "doctor": ("doctor", "--tiny", "--answers", "1", "-n", "8", *ONE),
     "completion": ("completion", "bash"),
     "bench step": ("bench", "step", "--shape", "smollm2-135m", "--rows", "1", *ONE),
-    "bench kernels": ("bench", "kernels", "--low-bit", "sym_int4", "--rows", "1", "--shape", "64,96", *ONE),
+    "bench kernels": ("bench", "kernels", "--low-bit", "sym_int4", "--rows", "1", *ONE),
     "bench replay": ("bench", "replay", "--replay", "{recording}", "--strategy", "prompt_lookup"),
     "bench quality": ("bench", "quality", "-m", "{model}", "--low-bit", "sym_int4", *ONE),
 }

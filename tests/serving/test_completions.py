@@ -144,6 +144,11 @@ def test_health_and_metrics(client):
     assert "/nowhere/else" not in client.get("/nowhere/else").text + client.get("/metrics").text
 
 
+def test_the_document(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health"} <= paths.keys()
+
+
 def test_the_best_of_several_are_the_likeliest(client):
     given = {"prompt": ["One", "Two"], "max_tokens": 6, "temperature": 30, "seed": 3}
     all_five = client.post("/v1/completions", json={**given, "n": 5, "logprobs": 0}).json()

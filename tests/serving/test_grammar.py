@@ -151,6 +151,17 @@ def test_a_broken_tool_ends_its_own_request_alone(client):
             assert client.post("/v1/chat/completions", json=given).status_code == 200
 
 
+def test_json_object_begins_as_one(client):
+    given = {
+        "messages": ASKED,
+        "temperature": 30,
+        "seed": 3,
+        "max_tokens": 30,
+        "response_format": {"type": "json_object"},
+    }
+    assert client.post("/v1/chat/completions", json=given).json()["choices"][0]["message"]["content"].startswith("{")
+
+
 def test_white_space_ends_in_forced_calls_too(client):
     """Greedy, the tiny model would write nothing else."""
     digit = {"type": "integer", "minimum": 0, "maximum": 9}

@@ -122,6 +122,13 @@ def test_the_tables_above_have_every_field():
     assert all(issubclass(one, Sampler) for one in requests)
 
 
+def test_a_strict_server_refuses_what_is_not_supported(client, server, monkeypatch):
+    monkeypatch.setattr(server.settings, "strict_fields", True)
+    answer = client.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1, "mirostat": 2})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "mirostat")
+    assert client.post("/v1/completions", json={"prompt": "Hi", "max_tokens": 1, "mirostat": 0}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("field", "fields"),
     [

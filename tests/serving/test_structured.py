@@ -118,6 +118,17 @@ def test_what_is_no_form_is_named(client, path, param, fields):
     assert answer.json()["error"]["param"].startswith(param)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"guided_regex": "(?<=a)b"}, {"guided_regex": "("}, {"grammar": "start: %json {"}, {"grammar": "root ::= root"}],
+)
+def test_what_cannot_be_compiled_is_refused(client, fields):
+    for path, given in (("chat/completions", {"messages": ASKED}), ("completions", {"prompt": "Hi"})):
+        answer = client.post(f"/v1/{path}", json={**given, "max_tokens": 1, **fields})
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["message"]
+
+
 def test_a_form_and_a_response_format_are_one_too_many(client):
     asked = {"messages": ASKED, "response_format": {"type": "json_object"}, "guided_regex": "a"}
     answer = client.post("/v1/chat/completions", json=asked)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from transformers import GenerationConfig, LogitsProcessorList
+from transformers import GenerationConfig, LogitsProcessorList, generation
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.errors import EngineError, InputError
@@ -90,6 +90,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"forced_eos_token_id": 7},
     {"exponential_decay_length_penalty": (4, 1.5), "eos_token_id": 7},
     {"prefix_allowed_tokens_fn": lambda row, ids: [int(ids[-1]) // 2, 11, 13]},
+    *(
+        [{"watermarking_config": {"bias": 8.0, "greenlist_ratio": 0.25}}]
+        if hasattr(generation, "WatermarkingConfig")
+        else []
+    ),
     {
         "repetition_penalty": 1.2,
         "no_repeat_ngram_size": 3,
