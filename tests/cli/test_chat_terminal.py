@@ -54,11 +54,11 @@ class Terminal:
 
     def interrupt_until(self, text: str) -> None:
         """Ctrl-C at the prompt; again where it fell between readline's look for signals and its wait for keys."""
-        for _ in range(10):
+        for _ in range(40):
             self.type("\x03")
-            if self._comes(text, 20):
+            if self._comes(text, 3):
                 return
-        raise AssertionError(f"{text!r} did not come after 10 interrupts; shown: {self.shown!r}")
+        raise AssertionError(f"{text!r} did not come after 40 interrupts; shown: {self.shown!r}")
 
     def wait_for(self, text: str) -> None:
         assert self._comes(text, 120), f"{text!r} did not come; shown: {self.shown!r}"
