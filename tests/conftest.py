@@ -51,6 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     start = "" if large() else commit()
     dropped = {item for item in items if is_gate_of_another_commit(item, config, start)}
     for each in functions.values():
+        if each[0] in dropped:
+            continue
         (count,) = each[0].get_closest_marker("rotating").args  # type: ignore[union-attr]
         dropped.update(each)
         dropped.difference_update(rotating(each, count, parts_of, lambda item: item.nodeid, start))
