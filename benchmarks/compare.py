@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from benchmarks.peers import OURS, PEERS, READS
+from ipex_lookahead.bench.options import Prompts, Report
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import command_needs_torch, low_bit_option, model_option, threads_option
-from ipex_lookahead.cli.measuring import Prompts, Report
 from ipex_lookahead.cli.names import option_of
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import status

@@ -8,12 +8,14 @@ from pathlib import Path
 import click
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.bench.decode import generator, measure, modes_of, summarise
+from ipex_lookahead.bench.decode import summarize
 from ipex_lookahead.bench.facts import where_and_when
+from ipex_lookahead.bench.modes import generator, measure, modes_of
+from ipex_lookahead.bench.options import PACKAGED_PROMPTS
 from ipex_lookahead.bench.plots.decode import plot_decode
 from ipex_lookahead.bench.plots.drawing import check_plot
-from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
 from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.prompts import read_prompts
 from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.tokenization.prompts import build_prompt
 
@@ -43,7 +45,7 @@ def main(
             answered=lambda *_: advance(),
             forget=model.forget,
         )
-    runs = summarise(modes, categories=[prompt.category for prompt in texts])
+    runs = summarize(modes, categories=[prompt.category for prompt in texts])
     facts = {"model": repo_id_or_model_path, "low_bit": model.engine.describe()["low_bit"], "max_new_tokens": n_predict}
     names = {"prompts": [prompt.id for prompt in texts], "categories": [prompt.category for prompt in texts]}
     plot_decode({**facts, **names, **where_and_when(), "runs": runs}, Path(output))

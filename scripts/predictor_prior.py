@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from ipex_lookahead.bench.replay import Answer, load
+from ipex_lookahead.bench.recording import Answer, load
 from ipex_lookahead.drafting.partial_matching import LONGEST_CONTEXT, SUCCESSORS
 
 SOURCE = Path(__file__).resolve().parents[1] / "csrc" / "drafting" / "predictor.cc"

@@ -24,8 +24,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from ipex_lookahead.bench.chat_client import RequestFailed, find_server, said_in
-from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
+from ipex_lookahead.bench.chat_client import RequestFailed, find_server, text_in
+from ipex_lookahead.bench.options import PACKAGED_PROMPTS
+from ipex_lookahead.cli.prompts import read_prompts
 
 SLOTS = 8
 GREED = (6, 9, 16)
@@ -123,7 +124,7 @@ def answer_of(server, body, *, whole=False, pause=0.0, leave_after=None):
     pieces, calls, rows = [], [], 0
     with closing(server.stream(body)) as chunks:
         for number, chunk in enumerate(chunks):
-            pieces.append(said_in(chunk))
+            pieces.append(text_in(chunk))
             for choice in chunk["choices"]:
                 for part in choice["delta"].get("tool_calls") or ():
                     if "name" in part["function"]:

@@ -73,7 +73,7 @@ def test_the_files_are_made_of_the_public_sets(script, base, tmp_path, capsys):
 
 
 def test_the_commands_read_what_it_writes(script, base, tmp_path):
-    from ipex_lookahead.bench.prompts import read_prompts
+    from ipex_lookahead.cli.prompts import read_prompts
 
     script.main([str(tmp_path / "out")], base)
     assert len(read_prompts([tmp_path / "out" / "gsm8k.jsonl"])) == 82

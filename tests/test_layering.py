@@ -21,9 +21,9 @@ FLOORS = (
     ("decoding",),
     ("runtime",),
     ("conversation", "hf"),
-    ("", "bench", "serving", "transformers", "utils", "vllm"),
+    ("", "serving", "transformers", "utils", "vllm"),
     ("cli",),
-    ("__main__",),
+    ("__main__", "bench"),
 )
 """Rooms from the lowest floor up; ``""`` is the package itself. A file imports from its own room and lower floors."""
 
@@ -39,7 +39,7 @@ ONLY_IN = {
     "ipex_lookahead._native": ("engines/native/", "formats/", "decoding/sampling.py", "drafting/partial_matching.py"),
     "ipex_llm": ("engines/ipex_llm/",),
     "pyopencl": ("engines/opencl/",),
-    "click": ("cli/",),
+    "click": ("bench/", "cli/"),
     "fastapi": ("serving/",),
     "starlette": ("serving/",),
     "uvicorn": ("serving/",),
@@ -64,6 +64,7 @@ QUICK = (
     "config.py",
     "formats/",
     "checkpoints/",
+    "bench/",
     "cli/",
     "engines/api.py",
     "engines/hf_config.py",

@@ -1,6 +1,6 @@
-"""A client of OpenAI's chat completions that records when each piece of an answer came, and how a request failed.
+"""A client of OpenAI's chat completions for measurements.
 
-Of the standard library: what comes between the socket and the clock is known, and any server can be measured.
+It uses the standard library only, so that little code runs between the socket and the clock.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.paths import given_path
 
 _LINE = 1 << 20
-"""Most bytes of one line of a stream."""
+"""Maximum bytes of one line of a stream."""
 _BODY = 8 << 20
-"""Most bytes that are read of an answer that is no stream."""
+"""Maximum bytes of an answer that is not a stream."""
 
 
 class RequestFailed(Exception):
-    """A request that was not answered to its end. ``kind`` is one of few, to be counted by."""
+    """A request without a complete answer.
 
-    def __init__(self, kind: str, said: str = "") -> None:
-        super().__init__(f"{kind}: {said}" if said else kind)
+    Attributes:
+        kind: One of few kinds, for counting.
+        message: The details.
+    """
+
+    def __init__(self, kind: str, message: str = "") -> None:
+        super().__init__(f"{kind}: {message}" if message else kind)
         self.kind = kind
-        self.said = said
+        self.message = message
 
 
 @dataclass(frozen=True, slots=True)
 class ChatServer:
-    """A server that speaks OpenAI's API.
+    """A server with OpenAI's API.
 
     Attributes:
-        url: with or without the ending ``/v1``; http or https.
-        model: what requests call the model.
-        key: sent as ``Authorization: Bearer``; none if empty. Never shown.
-        timeout: seconds of silence after which a request has failed.
-        row_invariant: the server says that an answer does not depend on what else is computed.
+        url: http or https, with or without the suffix ``/v1``.
+        model: Name of the model in requests.
+        key: Sent as ``Authorization: Bearer`` if not empty. Never shown.
+        timeout: Seconds without data after which a request fails.
+        row_invariant: The server reports that answers do not depend on other requests.
     """
 
     url: str
@@ -53,7 +58,7 @@ class ChatServer:
         return f"ChatServer({self.url!r}, {self.model!r})"
 
     def open(self, method: str, path: str, body: bytes | None = None) -> http.client.HTTPResponse:
-        """The beginning of an answer, of any status, on a connection of its own, which ends with it.
+        """Send a request on a new connection and return the response, which closes the connection.
 
         Raises RequestFailed ("not reached", "silent", "not HTTP").
         """
@@ -67,13 +72,13 @@ class ChatServer:
         connection = kind(str(parts.hostname), parts.port, timeout=self.timeout)
         try:
             connection.request(method, parts.path.rstrip("/").removesuffix("/v1") + path, body, headers)
-            return connection.getresponse()  # it holds the connection, which is closed with it
+            return connection.getresponse()
         except BaseException as error:
             connection.close()
             raise _failure(error, "not reached") from error
 
     def stream(self, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The chunks of a chat completion, each as soon as it is there. A generator that is closed leaves the server.
+        """Yield the chunks of a chat completion as they arrive. Closing the generator closes the connection.
 
         Raises RequestFailed ("HTTP 429" and the like, "not reached", "silent", "error in the stream", "cut off",
         "not a stream").
@@ -81,7 +86,7 @@ class ChatServer:
         whole = {"model": self.model, **body, "stream": True, "stream_options": {"include_usage": True}}
         with self.open("POST", "/v1/chat/completions", json.dumps(whole).encode()) as answer:
             if answer.status != 200:
-                raise RequestFailed(f"HTTP {answer.status}", _said(answer))
+                raise RequestFailed(f"HTTP {answer.status}", _reason(answer))
             if not answer.getheader("content-type", "").startswith("text/event-stream"):
                 raise RequestFailed("not a stream", f"the answer is {answer.getheader('content-type')!r}")
             for data in _events(answer):
@@ -95,15 +100,15 @@ class ChatServer:
 
 
 def find_server(url: str, *, model: str | None = None, key: str = "", timeout: float = 600.0) -> ChatServer:
-    """The server at a URL, by its list of models. Without ``model`` the first of them is taken.
+    """Return the server at a URL; ``model`` is by default the first in its list of models.
 
-    Raises InputError where it cannot be reached, refuses the key, or has no such model.
+    Raises InputError if the server cannot be reached, rejects the key, or does not have the model.
     """
     server = ChatServer(url, key=key, timeout=timeout)
     try:
         with server.open("GET", "/v1/models") as answer:
             if answer.status != 200:
-                raise RequestFailed(f"HTTP {answer.status}", _said(answer))
+                raise RequestFailed(f"HTTP {answer.status}", _reason(answer))
             listed = _object(answer.read(_BODY)).get("data")
     except RequestFailed as error:
         hint = "send a key of it with --api-key-file" if error.kind in ("HTTP 401", "HTTP 403") else ""
@@ -121,7 +126,7 @@ def find_server(url: str, *, model: str | None = None, key: str = "", timeout: f
 
 
 def read_key(file: Path) -> str:
-    """The first key of a file as ``serve --api-key-file`` reads it. Raises InputError where there is none."""
+    """Return the first key of a file in the format of ``serve --api-key-file``. Raises InputError."""
     try:
         lines = [line.strip() for line in given_path(file).read_text(encoding="utf-8-sig").splitlines()]
     except UnicodeDecodeError as error:
@@ -134,8 +139,8 @@ def read_key(file: Path) -> str:
     return key
 
 
-def said_in(chunk: dict[str, Any]) -> str:
-    """The new text of a chunk, thoughts included: whoever reads sees both."""
+def text_in(chunk: dict[str, Any]) -> str:
+    """Return the new text of a chunk, thoughts included."""
     choices = chunk.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     delta = first.get("delta") if isinstance(first, dict) else None
@@ -145,7 +150,7 @@ def said_in(chunk: dict[str, Any]) -> str:
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The data of server-sent events, one line each as this API has them."""
+    """Yield the data of server-sent events, which are one line each."""
     while True:
         try:
             line = answer.readline(_LINE)
@@ -160,7 +165,7 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _failure(error: BaseException, kind: str) -> BaseException:
-    """What became of a request, where it is that; whatever else came goes on as it is."""
+    """Return the failure of a request for an exception, or the exception itself if it is another error."""
     if isinstance(error, TimeoutError):
         return RequestFailed("silent", "nothing came within --timeout")
     if isinstance(error, http.client.HTTPException) and kind != "cut off":
@@ -180,8 +185,8 @@ def _object(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _said(answer: http.client.HTTPResponse) -> str:
-    """Why a request was refused, as far as the server says."""
+def _reason(answer: http.client.HTTPResponse) -> str:
+    """Return the server's reason for an error status."""
     try:
         body = answer.read(_BODY)
         return _message(json.loads(body))

@@ -1,28 +1,167 @@
-"""The same prompts on every engine that is installed: text, speed, and who agrees with whom.
+"""``ipex-lookahead compare-engines``: the same prompts on every installed engine.
 
-Engines are loaded one after the other, so that memory holds one model; within an engine plain decoding and lookahead
-alternate prompt by prompt. ipex-llm's own ``generate``, with and without its own lookahead, runs beside ours on the
-very same model object.
+Engines are loaded one after the other, so that one model is in memory at a time. On each engine the modes alternate
+prompt by prompt. ipex-llm's own ``generate``, with and without its own lookahead, runs on the same model object.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from ipex_lookahead.bench.decode import Generation, generator, with_own_memory
-from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.engines import ENGINES
+import click
+
+from ipex_lookahead.bench.modes import Generation, generator, with_store
+from ipex_lookahead.bench.options import PACKAGED_PROMPTS, json_option, limit_option
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import command_needs_torch, config_of, model_option, threads_option
+from ipex_lookahead.cli.names import in_options
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.progress import status
+from ipex_lookahead.cli.prompts import read_prompts
+from ipex_lookahead.cli.tables import print_rows
+from ipex_lookahead.cli.types import LowBit, Tokens, Words
+from ipex_lookahead.config import MEMORY_STORE
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.runtime.lookahead import resolve_lookahead
+from ipex_lookahead.system.terminal import counted
+
+_IPEX_LLM = {"ipex-llm": "ipex-llm's model in our loop"}
+ENGINE = Words(native="our kernels", torch="PyTorch", **_IPEX_LLM, opencl="our kernels on GPUs")
+
+
+@dataclass
+class Compared:
+    """The engines to compare, and their prompts."""
+
+    low_bit: str | None = option(
+        "Format of the weights for all engines; as the file has it if not given.", type=LowBit()
+    )
+    engines: tuple[str, ...] = option("Engines to compare; all if not given.", (), "--engine", type=ENGINE)
+    given: tuple[str, ...] = option("A prompt; several are compared.", (), "--prompt", metavar="TEXT")
+    prompts: tuple[str, ...] = option(
+        "Prompts, or a folder of them; three packaged ones if not given.", (), type=click.Path(), metavar="FILE.jsonl"
+    )
+    limit: int | None = limit_option
+    lookahead: tuple[int | str, ...] = option("Most drafted tokens a step, or 'auto'.", (3,), type=Tokens())
+    tokens: int = option("Most tokens to generate.", 128, "--max-new-tokens", "-n", low=2)
+    texts: int = option("Number of prompts to print the answers of.", 1, low=0)
+
+
+@command("ipex-lookahead compare-engines --lookahead auto --limit 1", name="compare-engines")
+def compare_engines(
+    *, model: str = model_option, what: Compared, threads: int | None = threads_option, as_json: bool = json_option
+) -> None:
+    """Compare text and speed of the same prompts on native, torch and ipex-llm.
+
+    Equal: answers with the same tokens as the same engine without lookahead, and as the native engine. Engines round
+    differently, so their answers may differ; lookahead must not change them. "own" is ipex-llm's own generate.
+    """
+    command_needs_torch()
+    from ipex_lookahead.engines import ENGINES
+
+    for name in what.engines:
+        if name not in ENGINES:
+            raise click.BadParameter(f"{name!r} is none of {', '.join(ENGINES)}", param_hint="--engine")
+    if what.given and what.prompts:
+        raise click.UsageError("give --prompt or --prompts, not both")
+    if 0 in what.lookahead:
+        raise click.UsageError("plain decoding always runs; leave --lookahead 0 out")
+    first = what.limit or (None if what.prompts else 3)
+    texts = list(what.given) or [p.text for p in read_prompts(what.prompts or [PACKAGED_PROMPTS], first)]
+
+    from ipex_lookahead.cli.model_facts import low_bit_in
+    from ipex_lookahead.hf.auto import AutoModelForCausalLM
+    from ipex_lookahead.hub import resolve_model
+    from ipex_lookahead.tokenization.prompts import build_prompt
+
+    tokenizers: list[Any] = []
+
+    def format_for(engine: str) -> str | None:
+        # ipex-llm cannot read a low-bit file: it receives floats, which it would keep by default.
+        return what.low_bit or (low_bit_in(resolve_model(model, progress=False)) if engine == "ipex-llm" else None)
+
+    def load(engine: str) -> Any:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model, engine=engine, load_in_low_bit=format_for(engine), threads=threads, progress=False
+        )
+        tokenizers.append(loaded.tokenizer)
+        return loaded
+
+    def encode(loaded: Any) -> list[list[int]]:
+        return [build_prompt(loaded.tokenizer, config_of(loaded), text) for text in texts]
+
+    with status() as show:
+        found = compare(
+            load,
+            encode,
+            engines=what.engines or tuple(ENGINES),
+            lookaheads=what.lookahead,
+            max_new_tokens=what.tokens,
+            started=lambda engine: show(f"{engine} ..."),
+        )
+    absent = {name: "; ".join(filter(None, in_options(error))) for name, error in found.absent.items()}
+    for name, why in absent.items():
+        click.echo(f"{name} does not run here: {why}", err=True)
+    if not found.rows:
+        raise click.ClickException("none of these engines runs here")
+    rows = report(found)
+    tokenizer = tokenizers[0]
+    for row in rows:
+        row["texts"] = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in row["tokens"]]
+    _print_texts(texts[: what.texts], rows, to_stderr=as_json)
+    _print_table(
+        f"{model} · {what.low_bit or 'as the file has it'} · {counted(len(texts), 'prompt')}",
+        rows,
+        to_stderr=as_json,
+    )
+    if as_json:
+        entries = {"model": model, "low_bit": what.low_bit, "max_new_tokens": what.tokens, "prompts": texts}
+        click.echo(json.dumps({**entries, "rows": rows, "absent": absent}))
+    if broken := found.broken():
+        click.echo(f"error: {broken[0].mode} changes the tokens of the {broken[0].engine} engine", err=True)
+    if broken or any(name in absent for name in what.engines):
+        raise click.exceptions.Exit(1)
+
+
+def _print_texts(prompts: list[str], rows: list[dict[str, Any]], *, to_stderr: bool) -> None:
+    """Print the answers to each prompt; equal ones once."""
+    for number, prompt in enumerate(prompts):
+        click.echo(f"> {prompt}\n", err=to_stderr)
+        answers: dict[str, list[str]] = {}
+        for row in rows:
+            answers.setdefault(row["texts"][number], []).append(f"{row['engine']} {row['mode']}")
+        for text, names in answers.items():
+            click.echo(f"[{', '.join(names)}]\n{text.strip()}\n", err=to_stderr)
+
+
+def _print_table(title: str, rows: list[dict[str, Any]], *, to_stderr: bool) -> None:
+    length = "mean_acceptance_length"
+    print_rows(
+        {
+            "engine": "{engine}",
+            "mode": "{mode}",
+            "tok/s": "{tok_s:.1f}",
+            "ratio": "{ratio:.2f}x",
+            "tok/step": lambda row: "-" if row[length] is None else f"{row[length]:.2f}",
+            "equal own plain": "{identical_to_plain}",
+            "equal native": lambda row: row["identical_to_native"] or "-",
+        },
+        rows,
+        keys=2,
+        title=title,
+        caption="equal: answers with the same tokens",
+        to_stderr=to_stderr,
+    )
+
 
 Generate = Callable[[Sequence[int]], Generation]
 """``generate(prompt_ids)``: one greedy answer."""
 
 OWN = "own"
-"""What the modes of ipex-llm's own ``generate`` begin with."""
+"""Prefix of the modes of ipex-llm's own ``generate``."""
 
 
 @dataclass(slots=True)
@@ -37,33 +176,33 @@ class Row:
 
     @property
     def tok_s(self) -> float:
-        """Tokens a second after the first of each answer."""
+        """Tokens per second, without the first of each answer."""
         seconds = sum(answer.stats.decode_seconds for answer in self.answers)
         return sum(answer.stats.decode_tokens for answer in self.answers) / seconds if seconds > 0 else 0.0
 
     def equal(self, other: Row) -> int:
-        """Answers with the same tokens as the other's."""
+        """Return the number of answers with the same tokens."""
         return sum(a.tokens == b.tokens for a, b in zip(self.answers, other.answers, strict=True))
 
 
 @dataclass(slots=True)
 class Comparison:
-    """The rows of the engines that ran, and for each other engine the error that says why not."""
+    """The rows of the engines that ran, and the errors of the others."""
 
     rows: list[Row] = field(default_factory=list)
     absent: dict[str, LookaheadError] = field(default_factory=dict)
 
     def plain_of(self, row: Row) -> Row:
-        """The same engine without lookahead, by the same ``generate``."""
+        """Return the row of the same engine and ``generate`` without lookahead."""
         mode = f"{OWN} plain" if row.mode.startswith(OWN) else "plain"
         return next(other for other in self.rows if (other.engine, other.mode) == (row.engine, mode))
 
     def native(self) -> Row | None:
-        """The native engine's plain answers, if it ran."""
+        """Return the row of the native engine without lookahead, if it ran."""
         return next((row for row in self.rows if (row.engine, row.mode) == ("native", "plain")), None)
 
     def broken(self) -> list[Row]:
-        """Rows that lookahead has changed although their engine promises that it does not."""
+        """Return the rows of row-invariant engines that lookahead has changed."""
         ours = [row for row in self.rows if row.row_invariant and not row.mode.startswith(OWN)]
         return [row for row in ours if row.equal(self.plain_of(row)) < len(row.answers)]
 
@@ -72,28 +211,28 @@ def compare(
     load: Callable[[str], Any],
     encode: Callable[[Any], list[list[int]]],
     *,
-    engines: Iterable[str] = tuple(ENGINES),
+    engines: Iterable[str],
     lookaheads: Sequence[Any] = (3,),
     max_new_tokens: int = 128,
-    began: Callable[[str], None] = lambda engine: None,
+    started: Callable[[str], None] = lambda engine: None,
 ) -> Comparison:
     """Run the prompts on one engine after the other.
 
     Args:
-        load: name of an engine -> a model on it. A LookaheadError means that the engine cannot run here.
-        encode: a model -> token ids of each prompt.
-        engines: keys of ``ENGINES``.
-        lookaheads: what ``generate(lookahead=...)`` takes; each is a mode beside plain decoding.
-        max_new_tokens: of each answer.
-        began: called with the name of each engine before it is loaded.
+        load: Loads a model on an engine. A LookaheadError means that the engine cannot run here.
+        encode: Returns the token ids of each prompt for a model.
+        engines: Keys of ``ENGINES``.
+        lookaheads: Lookahead settings; each is a mode in addition to plain decoding.
+        max_new_tokens: Most tokens of each answer.
+        started: Called with the name of each engine before it is loaded.
     """
     found = Comparison()
     for engine in engines:
-        began(engine)
+        started(engine)
         try:
             model = load(engine)
             found.rows += _rows(engine, model, encode(model), lookaheads, max_new_tokens)
-            del model  # before the next one is loaded
+            del model  # free its memory before the next one is loaded
         except LookaheadError as error:
             found.absent[engine] = error
     return found
@@ -105,12 +244,12 @@ def _rows(
     ours = generator(model, max_new_tokens, do_sample=False)
     modes: list[tuple[str, Generate]] = []
     for number, setting in enumerate((0, *lookaheads)):
-        modes.append((_mode(setting), _bound(ours, with_own_memory(setting, number))))
+        modes.append((_mode(setting), _bound(ours, with_store(setting, f"{MEMORY_STORE}:{number}"))))
     if engine == "ipex-llm":
-        for tokens in (0, *_own_numbers(lookaheads)):
+        for tokens in (0, *(n for n in lookaheads if isinstance(n, int) and n > 0)):
             modes.append((f"{OWN} {_mode(tokens)}", _own(model, max_new_tokens, tokens)))
     rows = [Row(engine, mode, str(model.low_bit), bool(model.engine.row_invariant)) for mode, _ in modes]
-    for _, generate in modes:  # warm-up: pages, threads, and what calibrates itself
+    for _, generate in modes:  # warm-up: pages, threads, calibration
         generate(prompts[0])
     model.forget()
     for prompt in prompts:
@@ -120,6 +259,8 @@ def _rows(
 
 
 def _mode(setting: Any) -> str:
+    from ipex_lookahead.runtime.lookahead import resolve_lookahead
+
     if resolve_lookahead(setting) is None:
         return "plain"
     return f"lookahead {setting}" if isinstance(setting, (int, str)) else f"lookahead {setting.strategy}"
@@ -129,18 +270,14 @@ def _bound(generate: Callable[[Sequence[int], Any], Generation], setting: Any) -
     return lambda prompt: generate(prompt, setting)
 
 
-def _own_numbers(lookaheads: Sequence[Any]) -> list[int]:
-    """The numbers of draft tokens that ipex-llm's own ``lookahead`` takes too."""
-    return [setting for setting in lookaheads if isinstance(setting, int) and setting > 0]
-
-
 def _own(model: Any, max_new_tokens: int, lookahead: int) -> Generate:
-    """ipex-llm's own ``generate`` on the model that our engine drives.
+    """Return ipex-llm's own ``generate`` on the model of our engine.
 
-    It has no statistics of plain decoding, so a second call, for one token, measures the prompt's share of the time.
+    It has no statistics of plain decoding, so a further call for one token measures the time of the prompt.
     """
     import torch
 
+    from ipex_lookahead.decoding.stats import GenerationStats
     from ipex_lookahead.engines.torch.device import torch_threads
 
     theirs = model.engine.model
@@ -151,13 +288,13 @@ def _own(model: Any, max_new_tokens: int, lookahead: int) -> Generate:
 
     def run(ids: torch.Tensor, tokens: int) -> tuple[list[int], float]:
         began = perf_counter()
-        with torch_threads(model.engine.threads):  # as many as ours takes
+        with torch_threads(model.engine.threads):
             out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **options)
         return out[0, ids.shape[1] :].tolist(), perf_counter() - began
 
     def generate(prompt: Sequence[int]) -> Generation:
         ids = torch.tensor([list(prompt)], dtype=torch.long)
-        # Its lookahead runs on for some tokens after ``max_new_tokens``.
+        # Its lookahead may return more than ``max_new_tokens`` tokens.
         first, all_of_it = run(ids, 1), run(ids, max_new_tokens)
         new = all_of_it[0][:max_new_tokens]
         stats = GenerationStats(tokens=len(new), prompt_tokens=len(prompt), first_token_seconds=first[1])
@@ -168,7 +305,7 @@ def _own(model: Any, max_new_tokens: int, lookahead: int) -> Generate:
 
 
 def report(comparison: Comparison) -> list[dict[str, Any]]:
-    """One entry for each row: speed, and how many answers equal its own plain ones and the native engine's."""
+    """Return one entry for each row: speed, and equality with plain decoding and with the native engine."""
     native, entries = comparison.native(), []
     for row in comparison.rows:
         plain, count = comparison.plain_of(row), len(row.answers)
@@ -189,6 +326,6 @@ def report(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _acceptance_length(row: Row) -> float | None:
-    """Tokens a forward; None where it is not known."""
+    """Return the tokens per forward, or None if unknown."""
     steps = sum(answer.stats.sequence_steps for answer in row.answers)
     return sum(answer.stats.decode_tokens for answer in row.answers) / steps if steps else None

@@ -1,153 +1,291 @@
-"""Decoding speed with and without lookahead on real prompts, and whether the tokens are the same.
+"""``ipex-lookahead bench decode``: decoding speed with and without lookahead, and equality of the tokens.
 
-The modes alternate prompt by prompt (and their order turns round from prompt to prompt), so that what else the machine
-does falls on all of them alike and their ratio is fair. Lookahead 0 always runs: it is the baseline. What remembers its
-answers runs twice: cold, every prompt with an empty memory, and warm, one prompt after the other.
+The modes alternate prompt by prompt, in an order that alternates too, so that other load on the machine affects all
+modes alike. Lookahead 0, the baseline, always runs.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ipex_lookahead.config import MEMORY_STORE, NO_STORE, LookaheadConfig, is_memory
-from ipex_lookahead.decoding.stats import GenerationStats, by_position, by_source
+import click
+
+from ipex_lookahead.bench import layouts
+from ipex_lookahead.bench.modes import Generation, Mode, generator, lookahead_config, meaning, measure, modes_of
+from ipex_lookahead.bench.options import Prompts, Report
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import (
+    ModelOptions,
+    config_of,
+    draft_model_option,
+    draft_vocab_option,
+    drafter_option,
+)
+from ipex_lookahead.cli.lookahead import NO_COPY, Lookahead, StrategyOptions
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.prompts import conversations
+from ipex_lookahead.cli.sampling import GreedySampler
+from ipex_lookahead.cli.tables import print_rows
+from ipex_lookahead.cli.types import Strategy, Tokens
+from ipex_lookahead.cli.writing import written
+from ipex_lookahead.system.terminal import counted
+
+if TYPE_CHECKING:
+    from ipex_lookahead.decoding.stats import GenerationStats
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One answer: its new token ids, and what it took."""
-
-    tokens: list[int]
-    stats: GenerationStats
+MIN_TOKENS, MIN_ANSWERS = 256, 4
+"""A ratio of fewer timed tokens or answers is reported as noise."""
 
 
-TELLING_TOKENS, TELLING_ANSWERS = 256, 4
-"""A ratio of fewer timed tokens or answers than these is called noise, whatever it is."""
+@dataclass
+class Compared:
+    """The modes to compare with plain decoding."""
 
-Setting = int | str | LookaheadConfig
-"""What ``generate(lookahead=...)`` takes."""
+    lookahead: tuple[int | str, ...] = option(
+        "Most drafted tokens a step, or 'auto'; several are compared, and 0, the baseline, always runs. If not given:"
+        " 3, and 'auto' with a --strategy.",
+        (),
+        type=Tokens(),
+    )
+    strategy: tuple[str, ...] = option(
+        "Where drafts come from; several are compared, with each --lookahead or, if none is given, with 'auto'.",
+        (),
+        type=Strategy(NO_COPY),
+    )
+    options: StrategyOptions = field(default_factory=StrategyOptions)
 
-Generate = Callable[[Sequence[int], Any], Generation]
-"""``generate(prompt_ids, lookahead) -> Generation``, the same sampling settings every time."""
+    def modes(self) -> list[Lookahead]:
+        """Return the modes other than the baseline, each with the options that apply to it.
+
+        Raises UsageError if an option applies to no mode.
+        """
+        numbers = self.lookahead or (("auto",) if self.strategy else (3,))
+        found = [Lookahead(number, one) for one in self.strategy or (None,) for number in numbers if number != 0]
+        for name in ("window", "ngram", "guesses", "store"):
+            if (value := getattr(self.options, name)) is None:
+                continue
+            problem, used = click.UsageError(f"--{name} has no effect"), False
+            for mode in found:
+                try:
+                    Lookahead(mode.lookahead, mode.strategy, StrategyOptions(**{name: value})).check()
+                    setattr(mode.options, name, value)
+                    used = True
+                except click.UsageError as error:
+                    problem = error
+            if not used:
+                raise problem
+        return found
 
 
-@dataclass(slots=True)
-class Mode:
-    """All that was measured with one setting of lookahead.
+@dataclass
+class Measured:
+    """Lengths and outputs of the measurement."""
 
-    ``memory`` is "cold" or "warm" where the setting remembers answers in memory, else None.
+    max_new_tokens: int = option("Most tokens to generate.", 128, "-n", low=1)
+    repeat: int = option("Runs of each prompt in each mode; the median counts.", 1, low=1)
+    layout: Literal["spec-bench", "speed-bench"] | None = option(
+        "Also print the figures of each mode in the format and by the definitions of that benchmark's client."
+    )
+    show_drafts: str | None = option(
+        "Write the drafted ids of each step, and which were accepted, as lines of JSON.", metavar="FILE.jsonl"
+    )
+
+
+@command(
+    "ipex-lookahead bench decode --lookahead 3 --lookahead auto --plot decode.svg",
+    "ipex-lookahead bench decode -m path/to/model --low-bit sym_int4 --limit 2",
+)
+def decode(
+    loading: ModelOptions,
+    prompts: Prompts,
+    compared: Compared,
+    what: Measured,
+    sampling: GreedySampler,
+    to: Report,
+    draft_model: str | None = draft_model_option,
+    drafter: str | None = drafter_option,
+    draft_vocab: int | Path | None = draft_vocab_option,
+) -> None:
+    """Decoding speed with and without lookahead, and whether the tokens are the same.
+
+    Strategies with a store of earlier answers run twice: cold, with an empty store for each prompt, and warm. Prompts
+    may be files of Spec-Bench (question.jsonl) or SPEED-Bench (test.parquet); their later turns follow the model's own
+    answers.
     """
+    sampling.check()
+    modes_given = compared.modes()
+    to.check()
+    if what.show_drafts is not None and not modes_given:
+        raise click.UsageError("--show-drafts has no effect with --lookahead 0 alone: nothing is drafted")
+    if sampling.temperature and sampling.seed is None:
+        sampling.seed = 0  # without a fixed seed there is nothing to compare
 
-    lookahead: Setting
-    answers: list[list[Generation]] = field(default_factory=list)
-    """By prompt, then by repetition."""
-    memory: str | None = None
+    from ipex_lookahead.bench.plots.decode import plot_decode
+    from ipex_lookahead.cli.conversation import chat_encoder
+
+    texts = prompts.read()
+    loaded, tokenizer = loading.load(draft_model=draft_model, drafter=drafter, draft_vocab=draft_vocab)
+    keep = {} if what.show_drafts is None else {"keep_drafts": True}
+    generate = generator(loaded, what.max_new_tokens, **sampling.arguments(), **keep)
+
+    def answer(ids: list[int]) -> str:
+        text: str = tokenizer.decode(generate(ids, 0).tokens, skip_special_tokens=True)
+        return text
+
+    turns = list(conversations(texts, chat_encoder(tokenizer, config_of(loaded)), answer))
+    answered = [prompt for prompt, _ in turns]
+    settings = [_setting(mode, adaptive=not compared.options.no_adaptive) for mode in modes_given]
+    with (
+        nullcontext() if what.show_drafts is None else written(what.show_drafts) as write,
+        progress_bar(len(turns) * len(modes_of(settings)) * what.repeat) as advance,
+    ):
+
+        def show(mode: Mode, number: int) -> None:
+            if write is not None:
+                write(lines_of(mode, number, answered[number].id))
+                mode.answers[number][-1].stats.drafts = None  # free the memory of a long run
+            advance()
+
+        modes = measure(
+            generate,
+            [ids for _, ids in turns],
+            settings,
+            repeat=what.repeat,
+            answered=show,
+            forget=loaded.forget,
+        )
+    engine = loaded.engine.describe()
+    report = {"model": loading.model, **{key: engine.get(key) for key in ("low_bit", "isa", "threads")}}
+    report |= {"max_new_tokens": what.max_new_tokens, "repeat": what.repeat, **sampling.arguments()}
+    report |= {"prompts": [p.id for p in answered], "categories": [p.category for p in answered]}
+    report["runs"] = summarize(modes, [p.file for p in answered], [p.category for p in answered])
+    _print_table(report, to_stderr=to.as_json)
+    if what.layout is not None:
+        report["layout"] = layouts.figures(what.layout, modes, answered)
+        for lines in layouts.LAYOUTS[what.layout](report["layout"], [_name(run) for run in report["runs"]]):
+            click.echo(lines, err=to.as_json)
+    to.write(report, plot_decode)
+    differing = [_name(run) for run in report["runs"] if len(set(run["identical_to_plain"].split("/"))) > 1]
+    if differing:
+        click.echo(f"error: with lookahead {differing[0]} the tokens differ from those without", err=True)
+        raise click.exceptions.Exit(1)
 
 
-def generator(model: Any, max_new_tokens: int, **sampling: Any) -> Generate:
-    """``measure``'s view of a model: greedy, or sampled with the same settings and seed every time."""
-    import torch
-
-    def generate(prompt: Sequence[int], lookahead: Setting) -> Generation:
-        ids = torch.tensor([list(prompt)], dtype=torch.long)
-        out = model.generate(ids, max_new_tokens=max_new_tokens, lookahead=lookahead, **sampling)
-        return Generation(out[0, len(prompt) :].tolist(), replace(model.stats))
-
-    return generate
+def _setting(mode: Lookahead, *, adaptive: bool) -> Any:
+    setting = mode.arguments()["lookahead"]
+    return setting if adaptive else lookahead_config(setting, adaptive=False)
 
 
-def measure(
-    generate: Generate,
-    prompts: Sequence[Sequence[int]],
-    lookaheads: Iterable[Setting],
-    *,
-    repeat: int = 1,
-    answered: Callable[[Mode, int], None] = lambda mode, prompt: None,
-    forget: Callable[[], None] = lambda: None,
-) -> list[Mode]:
-    """Run every prompt in every mode, alternating.
+def _name(run: dict[str, Any]) -> str:
+    """Return the short name of a mode."""
+    words = [str(run["lookahead"])]
+    if run["strategy"] is not None and run["lookahead"] != "auto":
+        words.append(run["strategy"])
+    return " ".join([*words, run["memory"]] if run["memory"] else words)
 
-    All prompts are gone through before any is repeated, and what a model remembers of its answers is forgotten between;
-    modes that remember do so apart. So no mode ever finds an answer that has already been given to the same prompt. A
-    setting that remembers in memory is two modes: one that does not, and one that does.
 
-    Args:
-        generate: one answer for prompt ids and a setting of lookahead.
-        prompts: token ids of each prompt.
-        lookaheads: settings to compare, each once; 0 is added if missing and comes first.
-        repeat: runs of each prompt in each mode.
-        answered: called after each answer with its mode, whose last it is for that prompt, and the prompt's number.
-        forget: makes the model forget earlier answers.
+def _ratio(value: float, run: dict[str, Any]) -> str:
+    """Return a ratio to plain decoding as text, marked if it does not differ from 1 beyond noise."""
+    return f"~{value:.2f}x (noise)" if run["ratio_is_noise"] else f"{value:.2f}x"
+
+
+def _memory(runs: list[dict[str, Any]]) -> str:
+    warm = [run for run in runs if run["memory"] == "warm"]
+    if not warm:
+        return ""
+    gains = "; ".join(f"{_ratio(run['memory_gain'], run)} {_name(run).removesuffix(' warm')}" for run in warm)
+    return f"; cold: with an empty store for each prompt; warm: with earlier answers stored, a gain of {gains}"
+
+
+def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
+    runs = report["runs"]
+    plain = runs[0]["decode_tok_s"]
+    title = f"{report['model']} · {report['low_bit']} · {report['isa']} · {counted(report['threads'], 'thread')}"
+    print_rows(
+        {
+            "lookahead": _name,
+            "tok/s": "{decode_tok_s:.1f}",
+            "ratio": lambda run: _ratio(run["decode_tok_s"] / plain, run) if plain else "-",
+            "worst": lambda run: _ratio(run["slowest_prompt_ratio"], run),
+            "CPU": "{cpu_ratio:.3f}",
+            "tok/step": "{mean_acceptance_length:.2f}",
+            "accept": "{acceptance_rate:.0%}",
+            "prompt/s": "{prefill_tok_s:.0f}",
+            "TTFT-ms": "{ttft_ms:.1f}",
+            "µs/step": "{python_us_per_step:.0f}",
+            "identical": "{identical_to_plain}",
+        },
+        runs,
+        title=f"{title} · {counted(runs[0]['prompts'], 'prompt')}",
+        caption="worst: ratio of the slowest prompt; noise: too few tokens (-n, --repeat), or both slower and faster "
+        "answers; CPU: ratio of CPU time per token; accept: share of the drafted tokens; µs/step: Python's time"
+        + _memory(runs),
+        to_stderr=to_stderr,
+    )
+
+
+def steps_of(answer: Generation) -> Iterator[dict[str, Any]]:
+    """Yield the steps of an answer of ``generate(keep_drafts=True)``, including steps without a draft.
+
+    Yields:
+        ``position``: index of the step's first token in the text, prompt included. ``drafted``: the verified ids.
+        ``parents``: index of each id's parent in the tree, -1 for the last token of the text. ``sources`` and
+        ``probs``: the proposer of each id, and its estimate of the acceptance rate given the parent; probs may be
+        empty. ``scratch``: number of last ids that only serve later drafts. ``accepted``: indices of the accepted ids.
+        ``emitted``: the new ids; the model's own is the last.
+
+    Example: ``drafted`` 5 6 with ``parents`` -1 0 and ``emitted`` 5 9: 5 was accepted, and 6 was rejected for 9.
     """
-    modes = modes_of(lookaheads)
-    settings = [
-        without_memory(mode.lookahead) if mode.memory == "cold" else with_own_memory(mode.lookahead, number)
-        for number, mode in enumerate(modes)
-    ]
-    for setting in settings:  # warm-up: pages, threads, and what calibrates itself
-        generate(prompts[0], setting)
-    for mode in modes:
-        mode.answers = [[] for _ in prompts]
-    for turn in range(repeat):
-        forget()
-        for index, prompt in enumerate(prompts):
-            order = list(zip(modes, settings, strict=True))
-            for mode, setting in order if (index + turn) % 2 == 0 else order[::-1]:
-                mode.answers[index].append(generate(prompt, setting))
-                answered(mode, index)
-    return modes
+    from ipex_lookahead.drafting.draft import Draft
+
+    stats = answer.stats
+    drafts, at = iter(stats.drafts or ()), 1  # the first token comes with the prompt
+    for drafted, _, _, _ in stats.per_step:
+        draft, accepted = next(drafts) if drafted else (Draft(), ())
+        emitted = answer.tokens[at : at + len(accepted) + 1]
+        yield {
+            "position": stats.prompt_tokens + at,
+            "drafted": [*map(int, draft.tokens)],
+            "parents": [*map(int, draft.parents)],
+            "sources": list(draft.sources) or [stats.strategy] * len(draft),
+            "probs": [round(float(prob), 4) for prob in draft.probs],
+            "scratch": draft.scratch,
+            "accepted": list(accepted),
+            "emitted": emitted,
+        }
+        at += len(emitted)
 
 
-def modes_of(lookaheads: Iterable[Setting]) -> list[Mode]:
-    """The baseline, then each setting once, cold and warm where it remembers in memory."""
-    found = []
-    for setting in dict.fromkeys([0, *lookaheads]):
-        found += [Mode(setting, memory=memory) for memory in (("cold", "warm") if _remembers(setting) else (None,))]
-    return found
+def lines_of(mode: Mode, number: int, name: str) -> str:
+    """Return the steps of a mode's last answer to a prompt, one line each; "" for plain decoding."""
+    setting, answers = meaning(mode.lookahead), mode.answers[number]
+    if setting["strategy"] is None:
+        return ""
+    setting["strategy"] = answers[-1].stats.strategy  # a draft model replaces the given strategy
+    head = {"prompt": name, "number": number, **setting, "memory": mode.memory, "repetition": len(answers)}
+    return "".join(json.dumps({**head, "step": at, **step}) + "\n" for at, step in enumerate(steps_of(answers[-1]), 1))
 
 
-def _remembers(setting: Setting) -> bool:
-    from ipex_lookahead.runtime.lookahead import resolve_lookahead
+def summarize(modes: Sequence[Mode], files: Sequence[str] = (), categories: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return one row for each mode; the first is the baseline. Speeds are in tokens/s, ``ttft_ms`` is a median.
 
-    config = resolve_lookahead(setting)
-    return config is not None and config.remembering is not None and is_memory(config.remembering)
-
-
-def without_memory(setting: Setting) -> LookaheadConfig:
-    """The setting, remembering nothing beyond an answer."""
-    from ipex_lookahead.runtime.lookahead import resolve_lookahead
-
-    config = resolve_lookahead(setting)
-    assert config is not None
-    return replace(config, store=NO_STORE)
-
-
-def with_own_memory(setting: Setting, number: int) -> Setting:
-    """The setting, remembering under a name of its own where it remembers in memory: no mode sees another's answers."""
-    from ipex_lookahead.runtime.lookahead import resolve_lookahead
-
-    config = resolve_lookahead(setting)
-    if config is None or not _remembers(setting):
-        return setting
-    return replace(config, store=f"{MEMORY_STORE}:{number}")
-
-
-def summarise(modes: Sequence[Mode], files: Sequence[str] = (), categories: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """One row for each mode; the first is the baseline. Speeds in tokens a second, ``ttft_ms`` a median.
-
-    A prompt's speed is the median of its repetitions; ``decode_tok_s`` weighs prompts by their tokens. A ratio is a
-    speed over that of the same prompt at lookahead 0: ``prompt_ratios`` in the order of the prompts, their mean in
-    ``mean_prompt_ratio``, the worst in ``slowest_prompt_ratio``; 1 where nothing could be timed. Where
-    ``ratio_is_noise`` they do not differ from 1 beyond noise. ``cpu_ms_per_token`` is what all threads of the process
-    compute for a token after the first, which other processes disturb less than they do the clock on the wall;
-    ``cpu_ratio`` is the median over prompts of that time beside lookahead 0, above 1 where lookahead costs. ``files``
-    and ``categories`` name each prompt's file and category, for ``by_file`` and ``by_category``. A warm row's
-    ``memory_gain`` is its speed over that of the cold row before it.
+    The speed of a prompt is the median of its repetitions; ``decode_tok_s`` weights prompts by their tokens. A ratio
+    is the speed of a prompt over its speed at lookahead 0, or 1 if it could not be timed: ``prompt_ratios`` in the
+    order of the prompts, with ``mean_prompt_ratio`` and ``slowest_prompt_ratio``. ``ratio_is_noise``: the ratios do not
+    differ from 1 beyond noise. ``cpu_ms_per_token`` is the CPU time of all threads for each token after the first,
+    which other processes disturb less than the wall clock; ``cpu_ratio`` is the median over prompts of its ratio to
+    lookahead 0. ``memory_gain`` of a warm row is its speed over that of the cold row before it. ``files`` and
+    ``categories`` give each prompt's file and category, for ``by_file`` and ``by_category``.
     """
     plain = modes[0]
     rows = [_row(mode, plain, {"by_file": files, "by_category": categories}) for mode in modes]
@@ -196,17 +334,15 @@ def _row(mode: Mode, plain: Mode, groups: dict[str, Sequence[str]]) -> dict[str,
             for group, names in groups.items()
         },
         "python_us_per_step": 1e6 * _over(sum(s.python_seconds for s in everything), steps),
-        "proposer_ms_per_step": 1e3 * _over(sum(s.proposer_seconds for s in everything), steps),
-        "engine_ms_per_step": 1e3 * _over(sum(s.engine_seconds for s in everything), steps),
-        "sampler_ms_per_step": 1e3 * _over(sum(s.sampler_seconds for s in everything), steps),
+        **{
+            f"{part}_ms_per_step": 1e3 * _over(sum(getattr(s, f"{part}_seconds") for s in everything), steps)
+            for part in ("proposer", "engine", "sampler")
+        },
     }
 
 
 def _certainty(mode: Mode, plain: Mode) -> dict[str, Any]:
-    """Whether the ratios say anything: the quartiles of every answer's ratio to plain decoding's at the same turn.
-
-    They do not where a few tokens were timed, or where a quarter of the answers was slower and a quarter quicker.
-    """
+    """Return :func:`certainty` of the ratios of all answers to plain decoding's in the same repetition."""
     pairs = [
         _over(_speed([mine]), _speed([base]))
         for answers, bases in zip(mode.answers, plain.answers, strict=True)
@@ -214,30 +350,19 @@ def _certainty(mode: Mode, plain: Mode) -> dict[str, Any]:
         if _speed([mine]) > 0 and _speed([base]) > 0
     ]
     tokens = sum(g.stats.decode_tokens for answers in mode.answers for g in answers)
-    said = certainty(pairs, tokens)
-    return {**said, "ratio_is_noise": mode is not plain and said["ratio_is_noise"]}
+    found = certainty(pairs, tokens)
+    return {**found, "ratio_is_noise": mode is not plain and found["ratio_is_noise"]}
 
 
 def certainty(ratios: Sequence[float], tokens: int) -> dict[str, Any]:
-    """Whether ratios to plain decoding, an answer's each, of so many timed tokens in all differ from 1 beyond noise.
+    """Test whether the answers' ratios to plain decoding, of ``tokens`` timed tokens in all, differ from 1.
 
-    Returns ``ratio_quartiles``, None for a single one, and ``ratio_is_noise``: few tokens or answers, or 1 lies between
-    the quartiles.
+    Returns ``ratio_quartiles``, None for a single ratio, and ``ratio_is_noise``: there are too few tokens or answers,
+    or 1 is between the quartiles.
     """
     low, _, high = quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (0.0, 1.0, math.inf)
-    few = tokens < TELLING_TOKENS or len(ratios) < TELLING_ANSWERS
+    few = tokens < MIN_TOKENS or len(ratios) < MIN_ANSWERS
     return {"ratio_quartiles": [low, high] if len(ratios) > 1 else None, "ratio_is_noise": few or low <= 1.0 <= high}
-
-
-def meaning(setting: Setting) -> dict[str, Any]:
-    """The setting as a report names it; ``strategy`` is None where lookahead is off."""
-    from ipex_lookahead.runtime.lookahead import resolve_lookahead
-
-    config = resolve_lookahead(setting)
-    if config is None:
-        return {"lookahead": 0, "strategy": None, "adaptive": None}
-    number = setting if isinstance(setting, (int, str)) else config.num_draft_tokens
-    return {"lookahead": number, "strategy": config.strategy, "adaptive": config.adaptive}
 
 
 def _of_some(places: Sequence[int], mode: Mode, ratios: Sequence[float]) -> dict[str, Any]:
@@ -257,7 +382,9 @@ def _acceptance_length(stats: Sequence[GenerationStats]) -> float:
 
 
 def _acceptance(stats: Sequence[GenerationStats]) -> dict[str, Any]:
-    """Draft tokens by source, those of each by position too, and by position."""
+    """Return the counts of drafted and accepted tokens by source and by position."""
+    from ipex_lookahead.decoding.stats import by_position, by_source
+
     drafted = sum((one.drafted_at for one in stats), Counter())
     accepted = sum((one.accepted_at for one in stats), Counter())
     right = by_source(accepted)
@@ -287,7 +414,7 @@ def _cpu_seconds(answers: Sequence[Generation]) -> float:
 
 
 def _cpu_ratio(answers: Sequence[Generation], plain: Sequence[Generation]) -> float:
-    """Of answers to one prompt; those of a few tokens may be too short for the clock."""
+    """Return 1 for answers that are too short for the clock."""
     return _over(_cpu_seconds(answers), _cpu_seconds(plain)) or 1.0
 
 

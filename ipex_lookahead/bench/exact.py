@@ -1,30 +1,183 @@
-"""Whether lookahead changes a token: every strategy, budget and way of sampling against plain decoding.
+"""``ipex-lookahead bench exact``: whether lookahead changes a token.
 
-The plain answers are decoded one by one, once for each way of sampling. Those with a fixed draft are decoded in
-batches, which is quicker, and a neighbour must not matter either; the adaptive ones are not, since the rows of a batch
-leave the controller little to draft, and then little would be checked.
+Plain answers are decoded one by one. Answers with a fixed draft are decoded in batches: this is faster, and also checks
+that batch neighbors have no effect. Adaptive ones are decoded alone, because in a batch the controller drafts little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product, zip_longest
+from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL
-from ipex_lookahead.engines.low_bit_copy import check_gains
+import click
+
+from ipex_lookahead.bench.options import Prompts, Report, comma_separated
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import (
+    ModelOptions,
+    config_of,
+    draft_model_option,
+    draft_vocab_option,
+    drafter_option,
+)
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.types import LowBit, Strategy
+from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.system.terminal import counted
+
+MODES = ("fixed", "adaptive")
+
+
+@dataclass
+class Checked:
+    """The configurations to check."""
+
+    draft_model: str | None = draft_model_option
+    drafter: str | None = drafter_option
+    draft_vocab: int | Path | None = draft_vocab_option
+    draft_low_bit: str | None = option("The draft model's format; as its file has it if not given.", type=LowBit())
+    max_new_tokens: int = option("Most tokens of an answer.", 128, "-n", low=1)
+    strategy: tuple[str, ...] = option("Strategies to check; all that apply if not given.", (), type=Strategy())
+    mode: tuple[str, ...] = option("All the draft, or what pays.", MODES, type=click.Choice(MODES))
+    draft_tokens: list[int] = option(
+        "Most drafted tokens a step.", "1,3,7,31", callback=comma_separated, metavar="N,N,..."
+    )
+    spread: bool = option(
+        "Fixed drafts of 1, 2, ... up to the most drafted tokens, alternating from batch to batch.", False
+    )
+    greedy: bool = option("Check greedy decoding.", True)
+    seeds: int = option("Check sampling with the seeds 0, 1, ...; 0 leaves it out.", 3, low=0)
+    batch: int = option("Prompts that are decoded together with a fixed draft.", 8, low=1)
+
+    def check(self) -> None:
+        """Raise UsageError for what cannot be checked."""
+        if max(self.draft_tokens) > MAX_DRAFT:
+            raise click.BadParameter(f"a step drafts at most {MAX_DRAFT} tokens", param_hint="--draft-tokens")
+        if not self.greedy and not self.seeds:
+            raise click.UsageError("--no-greedy --seeds 0 leaves nothing to check; leave one of them out")
+        if self.draft_low_bit is not None and self.draft_model is None:
+            raise click.UsageError("--draft-low-bit has no effect without --draft-model; add it, or leave it out")
+
+
+@dataclass
+class Drawn:
+    """The sampling settings."""
+
+    temperature: float = option("Of sampling.", 0.8, low=0, above=True)
+    top_k: int = option("Of sampling; 0 keeps all.", 0, low=0)
+    top_p: float = option("Of sampling.", 0.95, low=0, high=1, above=True)
+    repetition_penalty: float = option("Of sampling.", 1.1, low=0, above=True)
+
+
+@command("ipex-lookahead bench exact --strategy auto --limit 2 --plot exact.svg")
+def exact(loading: ModelOptions, prompts: Prompts, what: Checked, drawn: Drawn, to: Report) -> None:
+    """Compare the tokens with lookahead to plain decoding: every strategy, draft length and sampling method."""
+    what.check()
+    to.check()
+    from ipex_lookahead.bench.plots.exact import plot_exact
+    from ipex_lookahead.tokenization.prompts import build_prompt
+
+    texts = prompts.read()
+    loaded, tokenizer = loading.load(drafter=what.drafter, draft_vocab=what.draft_vocab)
+    other = replace(loading, model=what.draft_model, low_bit=what.draft_low_bit) if what.draft_model else None
+    draft = None if other is None else other.load()[0]
+    usable, absent = strategies(loaded, draft)
+    if wrong := [name for name in what.strategy if name not in usable]:
+        why = absent.get(wrong[0], f"choose from {', '.join(usable)}")
+        raise click.BadParameter(f"{wrong[0]!r} cannot be checked: {why}", param_hint="--strategy")
+    if not what.strategy:
+        for name, why in absent.items():
+            click.echo(f"left out: {name}: {why}", err=True)
+
+    encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
+    settings = vars(drawn)
+    samplings = ([GREEDY] if what.greedy else []) + ([sampled(what.seeds, **settings)] if what.seeds else [])
+    configs = configurations(what.strategy or usable, what.draft_tokens, what.mode)
+    answers = (1 + len(configs)) * len(encoded) * sum(len(sampling.runs) for sampling in samplings)
+    answer = answerer(loaded, what.max_new_tokens, draft)
+    rows = []
+    with progress_bar(answers, "comparing") as advance:
+        settings_of_check = {"batch": what.batch, "spread": what.spread, "advance": advance, "forget": loaded.forget}
+        for row in check(answer, encoded, configs, samplings, **settings_of_check):
+            found = _json(row, what.spread, [prompt.id for prompt in texts])
+            click.echo(_line(found), err=True)  # rows appear as they are known
+            rows.append(found)
+    engine = loaded.engine.describe()
+    report = {
+        "model": loading.model,
+        **{key: engine.get(key) for key in ("engine", "low_bit", "isa", "threads", "kv_cache")},
+    }
+    report |= {"prompts": len(texts), "max_new_tokens": what.max_new_tokens, "batch": what.batch}
+    report |= {**settings, "seeds": what.seeds}
+    report |= {"left_out": {} if what.strategy else absent, "rows": rows}
+    _print_table(report, to_stderr=to.as_json)
+    to.write(report, plot_exact)
+    differing = [found for found in rows if found["differences"]]
+    for found in differing:
+        click.echo(f"error: {_sentence(found)}", err=True)
+    if differing:
+        raise click.exceptions.Exit(1)
+
+
+def _json(row: Any, spread: bool, names: Sequence[str]) -> dict[str, Any]:
+    most = row.config.num_draft_tokens
+    return {
+        "strategy": row.config.strategy,
+        "mode": MODES[row.config.adaptive],
+        "draft_tokens": f"1-{most}" if spread and not row.config.adaptive and most > 1 else most,
+        "sampling": row.sampling,
+        "equal": row.equal,
+        "total": row.total,
+        "differences": [{**asdict(found), "prompt": names[found.prompt]} for found in row.differences],
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    names = ("strategy", "mode", "draft_tokens", "sampling")
+    return " ".join(str(row[name]) for name in names) + f": {row['equal']}/{row['total']}"
+
+
+def _sentence(row: dict[str, Any]) -> str:
+    first = row["differences"][0]
+    seed = "" if first["seed"] is None else f" with seed {first['seed']}"
+    return (
+        f"{_line(row)} equal; {row['sampling']}{seed}, prompt {first['prompt']} has {first['got']} as its new token"
+        f" number {first['position']} (counted from 0), plain decoding {first['expected']}"
+    )
+
+
+def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
+    rows = report["rows"]
+    budgets = list(dict.fromkeys(row["draft_tokens"] for row in rows))
+    lines: dict[tuple[str, str, str], dict[int, str]] = {}
+    for row in rows:
+        cells = lines.setdefault((row["strategy"], row["mode"], row["sampling"]), {})
+        cells[row["draft_tokens"]] = f"{row['equal']}/{row['total']}"
+    print_table(
+        ("strategy", "mode", "tokens", *map(str, budgets)),
+        [(*names, *(cells.get(budget, "") for budget in budgets)) for names, cells in lines.items()],
+        keys=3,
+        title=f"{report['model']} · {report['low_bit']} · {counted(report['prompts'], 'prompt')} · "
+        "answers equal to plain",
+        caption="columns: most drafted tokens a step",
+        to_stderr=to_stderr,
+    )
+
 
 _NO_TOKEN = -1
 SEED_STEP = 11
-"""By how many tokens the draft of a batch differs from one seed to the next, where drafts are spread."""
+"""With ``spread``, the difference between the draft lengths of one batch for two successive seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """One way of choosing tokens: its name in reports, and ``generate``'s arguments for each of its seeds."""
+    """A sampling method: its name in reports, and the arguments of ``generate`` for each seed."""
 
     name: str
     runs: tuple[dict[str, Any], ...]
@@ -34,13 +187,13 @@ GREEDY = Sampling("greedy", ({"do_sample": False},))
 
 
 def sampled(seeds: int, **settings: Any) -> Sampling:
-    """Sampling with the seeds 0, 1, ..., and ``generate``'s arguments such as ``temperature``."""
+    """Return sampling with the seeds 0, 1, ... and arguments of ``generate`` such as ``temperature``."""
     return Sampling("sampled", tuple({"do_sample": True, **settings, "seed": seed} for seed in range(seeds)))
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first new token of an answer that is not plain decoding's; None stands for no token at all."""
+    """The first new token of an answer that differs from plain decoding; None is the end of the answer."""
 
     prompt: int
     position: int
@@ -51,7 +204,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Row:
-    """What came of one configuration and way of sampling: ``equal`` of ``total`` answers, and the others."""
+    """The result of one configuration and sampling method."""
 
     config: LookaheadConfig
     sampling: str
@@ -60,7 +213,7 @@ class Row:
 
     @property
     def equal(self) -> int:
-        """Answers that are plain decoding's."""
+        """Number of answers equal to plain decoding."""
         return self.total - len(self.differences)
 
 
@@ -69,7 +222,9 @@ Answer = Callable[[Sequence[Sequence[int]], LookaheadConfig | int, dict[str, Any
 
 
 def strategies(model: Any, draft_model: Any = None) -> tuple[list[str], dict[str, str]]:
-    """The strategies that this model can use, and for each other one the sentence why not."""
+    """Return the strategies that this model supports, and the reason for each of the others."""
+    from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL
+
     usable, absent = [], {}
     for name in sorted([*PROPOSERS, *SECOND_MODEL, *HEADS]):
         why = _hindrance(name, model, draft_model)
@@ -81,6 +236,9 @@ def strategies(model: Any, draft_model: Any = None) -> tuple[list[str], dict[str
 
 
 def _hindrance(strategy: str, model: Any, draft_model: Any) -> str | None:
+    from ipex_lookahead.drafting import HEADS
+    from ipex_lookahead.engines.low_bit_copy import check_gains
+
     if strategy == "draft_model" and draft_model is None:
         return "no draft model is given"
     if strategy in HEADS and getattr(model.engine, "head", None) is None:
@@ -98,7 +256,7 @@ def _hindrance(strategy: str, model: Any, draft_model: Any) -> str | None:
 def configurations(
     names: Iterable[str], budgets: Iterable[int], modes: Iterable[str] = ("fixed", "adaptive")
 ) -> list[LookaheadConfig]:
-    """Every strategy with every budget, in every mode."""
+    """Return every strategy with every draft length in every mode."""
     return [
         LookaheadConfig(name, budget, adaptive=mode == "adaptive")
         for name, mode, budget in product(names, modes, budgets)
@@ -106,7 +264,7 @@ def configurations(
 
 
 def answerer(model: Any, max_new_tokens: int, draft_model: Any = None) -> Answer:
-    """``check``'s view of a model. Every prompt gets the noise that it would get alone."""
+    """Return the function ``answer`` for :func:`check`. Each prompt gets the noise of a batch of 1."""
     import torch
 
     def answer(
@@ -145,18 +303,17 @@ def check(
     advance: Callable[[], None] = lambda: None,
     forget: Callable[[], None] = lambda: None,
 ) -> Iterator[Row]:
-    """Compare every configuration with plain decoding; a row comes as soon as it is known.
+    """Compare every configuration with plain decoding; yield each row as soon as it is known.
 
     Args:
-        answer: as :func:`answerer` makes it.
-        prompts: token ids of each prompt.
-        configs: what to check.
-        samplings: ways of choosing tokens, each with every configuration.
-        batch: prompts that are decoded together with a fixed draft.
-        spread: a fixed draft has 1, 2, ... tokens, up to the configuration's, one number for each batch in turn and
-            another one with each seed, instead of the configuration's for all prompts.
-        advance: called after each answer, for a progress bar.
-        forget: called before each seed of each configuration: drops what the model remembers, which may be the answer.
+        answer: See :func:`answerer`.
+        prompts: Token ids of each prompt.
+        configs: Configurations to check.
+        samplings: Sampling methods; each is checked with every configuration.
+        batch: Number of prompts decoded together with a fixed draft.
+        spread: Use fixed drafts of 1, 2, ... tokens up to the configuration's, a different one for each batch and seed.
+        advance: Called after each answer.
+        forget: Called before each seed of each configuration; clears the model's store, which may hold the answer.
     """
     expected = []
     for sampling in samplings:
@@ -189,7 +346,6 @@ def _advancing(answers: list[list[int]], advance: Callable[[], None]) -> list[li
 
 
 def _compare(prompt: int, got: Sequence[int], expected: Sequence[int], seed: int | None) -> list[Difference]:
-    """The first difference, or none."""
     for position, (mine, theirs) in enumerate(zip_longest(got, expected)):
         if mine != theirs:
             return [Difference(prompt, position, mine, theirs, seed)]

@@ -14,8 +14,8 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from ipex_lookahead.bench.decode import Generation, Mode
-from ipex_lookahead.bench.prompts import Prompt
+from ipex_lookahead.bench.modes import Generation, Mode
+from ipex_lookahead.cli.prompts import Prompt
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Categories that Spec-Bench has in one task."""

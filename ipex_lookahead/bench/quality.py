@@ -1,57 +1,46 @@
-"""What a format costs in quality and gives in speed: perplexity, KL divergence and agreement beside float32.
+"""``ipex-lookahead bench quality``: the cost of formats in quality, and their speed.
 
-The reference is the checkpoint's own weights as float32 on the same engine: of a file that is quantised already, the
-values that its codes stand for. What is compared with it is one format after the other, made of the same checkpoint,
-or other files of the same model as they are. Each is loaded, measured and given back before the next.
+The reference is the checkpoint's own weights in float32 on the same engine. The candidates are formats of the same
+checkpoint, or other files of the same model.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from statistics import median
-from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
+import click
 
-from ipex_lookahead.engines.api import Engine, OutputRequest
-from ipex_lookahead.engines.prefill import chain, prefill
+from ipex_lookahead.bench.options import Report
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import kv_cache_option, model_option, threads_option
+from ipex_lookahead.cli.names import WEIGHTS
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.prompts import read_text
+from ipex_lookahead.cli.tables import print_table
+from ipex_lookahead.cli.types import LowBit, LowBits, Model
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.formats import dequantize
-
-Floats = npt.NDArray[np.float32]
-Logits = Callable[[npt.NDArray[np.int32]], Iterator[Floats]]
-"""Token ids of a window -> float32 [some rows, vocab], in order, until every row has come."""
-Progress = Callable[[int, str], AbstractContextManager[Callable[[], None]]]
-"""progress(steps, title) gives a function to call after each step."""
+from ipex_lookahead.low_bits import ALL_LOW_BITS, LOW_BITS, PRESETS
 
 PACKAGED_TEXT = Path(__file__).with_name("quality.txt")
-"""The first chapters of Tolstoy's War and Peace in the Maudes' translation, which is in the public domain."""
-ROWS = 128
-"""Rows whose logits are held at once; a window's all at once would be 100 MB."""
-PIECE = 16
-"""Rows that are compared at once: what is made of them on the way stays in the cache."""
-SPEED_CONTEXT, SPEED_STEPS = 128, 64
-"""Positions before the first step that is timed, and steps."""
+"""The first chapters of Tolstoy's War and Peace in the Maudes' translation (public domain)."""
+HEADINGS = ("format", "bits", "MB", "perplexity", "ratio to\nreference", "KL", "same\ntop 1", "tok/s")
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What is measured.
+    """A model to measure.
 
     Attributes:
-        model: a checkpoint, as commands name it.
-        low_bit: what it is loaded in; None: as it is.
-        name: what it is called in the report; "" is its format's name.
-        kv_cache: how keys and values are held.
+        model: Name of the checkpoint, as on the command line.
+        low_bit: Format to load it in; None keeps the file's.
+        name: Name in the report; "" is the format.
+        kv_cache: Format of keys and values.
     """
 
     model: str
@@ -60,200 +49,137 @@ class Candidate:
     kv_cache: str = "fp16"
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Of some tokens, each beside what it was expected to be.
+@dataclass
+class Quality:
+    """The models to measure, and the text."""
 
-    Attributes:
-        perplexity: exp of the mean negative log-likelihood (natural log).
-        kl: mean over the tokens of sum over the vocabulary of p log(p / q), p being the reference's probabilities and q
-            these; in nats. 0 where there is no reference.
-        top1: share of the tokens for which both have the same most likely one. 1 where there is no reference.
-    """
-
-    perplexity: float
-    kl: float = 0.0
-    top1: float = 1.0
-
-
-class Kept:
-    """A reference's distributions, in a temporary file that goes away with this object.
-
-    Log-probabilities are kept as binary16 and made to sum to one again when they are read. What the rounding leaves of
-    KL divergence is its square: below 1e-6, where sym_int8 has 5e-3.
-
-    Args:
-        rows: distributions.
-        vocab: ids in each.
-
-    Raises:
-        InputError: there is no room for them in the folder for temporary files.
-    """
-
-    def __init__(self, rows: int, vocab: int) -> None:
-        folder, size = tempfile.gettempdir(), 2 * rows * vocab
-        if (free := shutil.disk_usage(folder).free) < size:
-            raise InputError(
-                f"{folder} has {free / 1e6:,.0f} MB free; the reference's probabilities need {size / 1e6:,.0f} MB",
-                hint="take fewer tokens, or set TMPDIR to a folder on another disk",
-            )
-        with tempfile.TemporaryFile(prefix="ipex-lookahead-") as file:  # which stays for as long as it is mapped
-            self._logs: npt.NDArray[np.float16] = np.memmap(file, np.float16, "w+", shape=(rows, vocab))
-        self._top = np.empty(rows, np.int32)
-
-    def put(self, at: int, logs: Floats) -> None:
-        """Rows ``at``, ``at`` + 1, ... are these log-probabilities, float32 [n, vocab]."""
-        self._logs[at : at + len(logs)] = logs
-        self._top[at : at + len(logs)] = logs.argmax(axis=1)
-
-    def beside(self, at: int, logs: Floats) -> tuple[float, int]:
-        """Sum of the KL divergences of such rows from those that are kept, and how many have the same likeliest id."""
-        kept = self._logs[at : at + len(logs)].astype(np.float32)
-        weights = np.exp(kept)  # times 1 / total the probabilities
-        total = weights.sum(axis=1, dtype=np.float64)
-        weights *= kept - logs
-        divergences = weights.sum(axis=1, dtype=np.float64) / total - np.log(total)
-        return float(divergences.sum()), int((logs.argmax(axis=1) == self._top[at : at + len(logs)]).sum())
+    low_bits: tuple[tuple[str, ...], ...] = option(
+        f"Formats to measure, separated by commas: {WEIGHTS}; or '{ALL_LOW_BITS}'. The file's own if not given.",
+        (),
+        "--low-bit",
+        type=LowBits(),
+    )
+    beside: tuple[str, ...] = option(
+        "Also measure this model as it is, such as another file of the same weights.", (), type=Model()
+    )
+    text: Path | None = option(
+        "A UTF-8 text to predict, such as WikiText; chapters of a novel if not given.",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    )
+    tokens: int = option("Number of tokens of the text to use.", 20_000, low=2)
+    width: int = option("Tokens of a window; each starts with an empty context.", 512, "--window", low=2)
+    reference: str = option(
+        "Format to compare with. For a file in bf16, bf16 has the same values as fp32 at half the size.",
+        "fp32",
+        type=LowBit(),
+    )
+    same_weights: bool = option("Also run transformers in float32 on the weights of each.", False)
+    speed: bool = option("Measure the decoding speed of each.", True)
 
 
-def log_probabilities(logits: Floats) -> Floats:
-    """log softmax over the last axis of float32 [rows, vocab]; sums are taken in float64."""
-    shifted: Floats = logits - logits.max(axis=1, keepdims=True)
-    total = np.exp(shifted).sum(axis=1, dtype=np.float64, keepdims=True)
-    logs: Floats = shifted - np.log(total).astype(np.float32)
-    return logs
-
-
-def engine_logits(engine: Engine) -> Logits:
-    """A window through an engine, in chunks."""
-
-    def logits(ids: npt.NDArray[np.int32]) -> Iterator[Floats]:
-        chains = [(engine.new_cache(), ids)]
-        for _, output in prefill(engine, chains, wanted=[range(len(ids))], rows=ROWS, wants=OutputRequest(logits=True)):
-            assert output.logits is not None
-            yield output.logits
-
-    return logits
-
-
-def score(
-    logits: Logits,
-    ids: Sequence[int],
-    window: int = 512,
+@command("ipex-lookahead bench quality --low-bit sym_int4,sym_int8 --plot formats.svg")
+def quality(
     *,
-    keep: Kept | None = None,
-    beside: Kept | None = None,
-    advance: Callable[[], None] = lambda: None,
-) -> Score:
-    """Tokens 1 ... of every window of ``window`` tokens; windows do not overlap and start afresh.
+    model: str = model_option,
+    what: Quality,
+    to: Report,
+    kv_cache: Literal["fp16", "int8"] = kv_cache_option,
+    threads: int | None = threads_option,
+) -> None:
+    """Perplexity, KL divergence and agreement of formats, compared with the model's own weights in float32.
 
-    Args:
-        logits: the model.
-        ids: the text.
-        window: tokens in a window.
-        keep: where the distributions are put, ``counted(len(ids), window)`` of them.
-        beside: a reference's, which these are compared with.
-        advance: called after each window.
-
-    Raises InputError below 2 tokens.
+    All run on the same engine; the reference has the weights of the file as float32, dequantized if necessary. KL
+    divergence is the mean over tokens, in nats; "same top 1" is the share of tokens with the reference's most likely
+    token; bits include the scales, over all matrices; MB are the weights as saved.
     """
-    tokens = np.asarray(ids, dtype=np.int32)
-    loss, divergence, agree, done = 0.0, 0.0, 0, 0
-    for start in range(0, len(tokens), window):
-        part = tokens[start : start + window]
-        if len(part) < 2:
-            break
-        at = 0
-        for rows in _in_pieces(logits(part)):
-            follow = part[at + 1 : at + 1 + len(rows)]
-            at += len(rows)
-            logs = log_probabilities(rows[: len(follow)])
-            loss -= float(logs[np.arange(len(follow)), follow].sum(dtype=np.float64))
-            if keep is not None:
-                keep.put(done, logs)
-            if beside is not None:
-                more, same = beside.beside(done, logs)
-                divergence, agree = divergence + more, agree + same
-            done += len(follow)
-        advance()
-    if done == 0:
-        raise InputError(f"perplexity needs 2 tokens in a window or more, got {len(tokens)} tokens and window {window}")
-    perplexity = float(np.exp(loss / done))
-    return Score(perplexity) if beside is None else Score(perplexity, max(0.0, divergence / done), agree / done)
+    to.check()
+    from ipex_lookahead.bench.plots.quality import plot_quality
+    from ipex_lookahead.engines.weights import check_low_bit
+
+    names = list(dict.fromkeys(check_low_bit(name) for given in what.low_bits for name in _each(given)))
+    candidates = [Candidate(model, name, kv_cache=kv_cache) for name in names]
+    if not candidates and not what.beside:
+        candidates = [Candidate(model, kv_cache=kv_cache)]
+    candidates += [
+        Candidate(other, name=Path(other).name.removesuffix(".gguf"), kv_cache=kv_cache) for other in what.beside
+    ]
+    content = read_text(what.text or PACKAGED_TEXT)
+    compared_with = Candidate(model, check_low_bit(what.reference))
+
+    def load(candidate: Candidate) -> Any:
+        from ipex_lookahead.runtime.loading import load_text_model
+
+        settings: dict[str, Any] = {"low_bit": candidate.low_bit, "kv_cache": candidate.kv_cache, "threads": threads}
+        # The table marks requantized weights; other warnings are shown once, for the reference.
+        with nullcontext() if candidate is compared_with else _no_warnings():
+            return load_text_model(candidate.model, progress=True, **settings)
+
+    def report_row(row: dict[str, Any]) -> None:
+        click.echo(f"{row['name']}: perplexity {row['perplexity']:.3f}, KL {row['kl']:.2g}", err=True)
+
+    report = measure(
+        candidates,
+        load,
+        content,
+        reference=compared_with,
+        tokens=what.tokens,
+        window=what.width,
+        speed=what.speed,
+        same_weights=what.same_weights,
+        progress=progress_bar,
+        found=report_row,
+    )
+    report = {"model": model, "text": (what.text or PACKAGED_TEXT).name, "kv_cache": kv_cache, **report}
+    _print_table(report, to_stderr=to.as_json)
+    to.write(report, plot_quality)
 
 
-def _in_pieces(chunks: Iterator[Floats]) -> Iterator[Floats]:
-    for rows in chunks:
-        for first in range(0, len(rows), PIECE):
-            yield rows[first : first + PIECE]
+def _each(names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        yield from (*LOW_BITS, *PRESETS) if name == ALL_LOW_BITS else (name,)
 
 
-def predicted(tokens: int, window: int) -> int:
-    """How many of so many tokens are predicted: all but the first of each window."""
-    return tokens - -(-tokens // window)
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    log = logging.getLogger("ipex_lookahead")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
-def reference_model(engine: Any, config: dict[str, Any]) -> Any:
-    """transformers' model in float32 with an engine's weights dequantised; about 4 bytes a weight, twice on the way.
-
-    It is saved and loaded again, so that whatever transformers makes of the hub's names it makes of these.
-    """
-    import torch
-    import transformers
-    from safetensors.numpy import save_file
-
-    from ipex_lookahead.system.compat import dtype_argument
-
-    with tempfile.TemporaryDirectory(prefix="ipex-lookahead-") as folder:
-        weights = {name: np.ascontiguousarray(dequantize(weight)) for name, weight in engine.weights()}
-        save_file(weights, Path(folder) / "model.safetensors", {"format": "pt"})
-        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        del weights
-        made, said = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, output_loading_info=True, **dtype_argument(torch.float32)
-        )
-    if wrong := {what: sorted(names) for what, names in said.items() if what != "error_msgs" and names}:
-        raise InputError(f"transformers takes this model's weights otherwise: {wrong}")
-    return made.eval()
-
-
-def reference_logits(reference: Any) -> Logits:
-    """A window through transformers."""
-    import torch
-
-    def logits(ids: npt.NDArray[np.int32]) -> Iterator[Floats]:
-        with torch.no_grad():
-            out = reference(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
-        for start in range(0, len(ids), ROWS):
-            yield out[start : start + ROWS].numpy()
-
-    return logits
-
-
-def decode_speed(engine: Engine, ids: Sequence[int]) -> float:
-    """Tokens a second at one row, after ``SPEED_CONTEXT`` positions: the median of ``SPEED_STEPS`` steps."""
-    text = np.resize(np.asarray(ids, dtype=np.int32), SPEED_CONTEXT + SPEED_STEPS)
-    cache = engine.new_cache()
-    for _ in prefill(engine, [(cache, text[:SPEED_CONTEXT])]):
-        pass
-    times = []
-    for at in range(SPEED_CONTEXT, len(text)):
-        started = perf_counter()
-        engine.forward(chain(cache, text[at : at + 1]))
-        times.append(perf_counter() - started)
-        cache.keep([0])
-    return 1 / median(times)
-
-
-def weight_sizes(engine: Any) -> tuple[float, int]:
-    """Bits a weight of the matrices, and bytes of all weights, as they are saved."""
-    numbers = size = whole = 0
-    for _, weight in engine.weights():
-        whole += weight.nbytes
-        if len(weight.shape) == 2:
-            numbers += prod(weight.shape)
-            size += weight.nbytes
-    return 8 * size / numbers, whole
+def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
+    rows, reference = report["formats"], report["reference"]
+    headings = list(HEADINGS)
+    if compared := any("same_weights_ratio" in row for row in rows):
+        headings.insert(5, "ratio to\ntransformers")
+    cells = []
+    for row in rows:
+        line = [
+            row["name"],
+            f"{row['bits']:.2f}",
+            f"{row['bytes'] / 1e6:.1f}",
+            f"{row['perplexity']:.3f}",
+            f"{row['ratio']:.4f}",
+            f"{row['kl']:.2g}" if row["kl"] < 1e-4 else f"{row['kl']:.4f}",
+            f"{100 * row['top1']:.1f}%",
+            f"{row['decode_tok_s']:.1f}" if row["decode_tok_s"] else "",
+        ]
+        if compared:
+            line.insert(5, f"{row['same_weights_ratio']:.4f}")
+        cells.append(line)
+    twice = {row["requantized_from"] for row in rows} - {None}
+    print_table(
+        headings,
+        cells,
+        title=f"{report['model']} · {report['text']}, {report['tokens']:,} tokens in windows of {report['window']} · "
+        f"{report['isa'] or report['engine']} · keys and values in {report['kv_cache']}",
+        caption=f"reference: these weights in {reference['low_bit']}, perplexity {reference['perplexity']:.3f}"
+        + (f"; they are in {', '.join(sorted(twice))} in the file, so other formats round them again" if twice else ""),
+        to_stderr=to_stderr,
+    )
 
 
 def measure(
@@ -266,34 +192,37 @@ def measure(
     window: int = 512,
     speed: bool = True,
     same_weights: bool = False,
-    progress: Progress,
+    progress: Callable[[int, str], AbstractContextManager[Callable[[], None]]],
     found: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """The report.
+    """Measure the candidates and return the report. Each model is unloaded before the next is loaded.
 
     Args:
-        candidates: what is compared with the reference.
-        load: gives a model with ``engine``, ``tokenizer`` and ``config``.
-        text: what is predicted.
-        reference: with whose probabilities all others are compared.
-        tokens: the first so many tokens of the text.
-        window: see :func:`score`.
-        speed: also measure how fast each decodes.
-        same_weights: also run transformers in float32 on each one's weights: what our arithmetic adds to the format.
-        progress: see :data:`Progress`.
-        found: called with each row of the report as soon as it is there.
+        candidates: Models to compare with the reference.
+        load: Returns a model with ``engine``, ``tokenizer`` and ``config``.
+        text: Text to predict.
+        reference: Model to compare with.
+        tokens: Number of tokens of the text to use.
+        window: See :func:`score`.
+        speed: Also measure the decoding speed.
+        same_weights: Also run transformers in float32 on the weights of each candidate, to separate the error of our
+            arithmetic from that of the format.
+        progress: Context manager ``progress(steps, title)`` that returns a function to call after each step.
+        found: Called with each row of the report as soon as it is known.
 
     Raises:
-        InputError: a text of fewer than 2 tokens, a candidate with another vocabulary, or no room for the reference.
+        InputError: Fewer than 2 tokens, a candidate with another vocabulary, or too little space for the reference.
     """
+    from ipex_lookahead.bench import perplexity as p
+
     model = load(reference)
     ids = model.tokenizer.encode(text, add_special_tokens=False)[:tokens]
     vocab = model.engine.vocab_size
     windows = -(-len(ids) // window)
-    kept = Kept(predicted(len(ids), window), vocab) if len(ids) > 1 else None
+    kept = p.Distributions(p.predicted(len(ids), window), vocab) if len(ids) > 1 else None
     facts = model.engine.describe()
     with progress(windows, f"the reference, {facts['low_bit']}") as advance:
-        expected = score(engine_logits(model.engine), ids, window, keep=kept, advance=advance)
+        expected = p.score(p.engine_logits(model.engine), ids, window, keep=kept, advance=advance)
     report: dict[str, Any] = {
         "tokens": len(ids),
         "window": window,
@@ -312,8 +241,8 @@ def measure(
         if engine.vocab_size != vocab or not alike:
             raise InputError(f"{name} has another vocabulary than {reference.model}; their tokens cannot be compared")
         with progress(windows, f"{name} ({number} of {len(candidates)})") as advance:
-            got = score(engine_logits(engine), ids, window, beside=kept, advance=advance)
-        bits, size = weight_sizes(engine)
+            got = p.score(p.engine_logits(engine), ids, window, reference=kept, advance=advance)
+        bits, size = p.weight_sizes(engine)
         row: dict[str, Any] = {
             "name": name,
             "low_bit": low_bit,
@@ -325,12 +254,12 @@ def measure(
             "ratio": got.perplexity / expected.perplexity,
             "kl": got.kl,
             "top1": got.top1,
-            "decode_tok_s": decode_speed(engine, ids) if speed else None,
+            "decode_tok_s": p.decode_speed(engine, ids) if speed else None,
         }
         if same_weights:
-            theirs = reference_logits(reference_model(engine, model.config))
+            theirs = p.reference_logits(p.reference_model(engine, model.config))
             with progress(windows, f"{name} in transformers") as advance:
-                other = score(theirs, ids, window, advance=advance)
+                other = p.score(theirs, ids, window, advance=advance)
             row |= {
                 "same_weights_perplexity": other.perplexity,
                 "same_weights_ratio": got.perplexity / other.perplexity,

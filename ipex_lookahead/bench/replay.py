@@ -1,181 +1,203 @@
-"""Proposers without a model: answers are recorded once, then any proposer and budget is replayed in seconds.
+"""``ipex-lookahead bench replay``: proposers and draft lengths on recorded answers, without a model.
 
-A recording holds for each prompt the model's greedy answer and its likeliest ids at each position, and the cost curve
-of the machine it was made on. Replaying runs the decoding loop itself on an engine that reads the answer from the
-recording, so acceptance is exact; the speed is predicted from the cost curve. What the model would have thought after a
-wrong draft token is not in a recording: proposers that learn from rejected rows do slightly worse here than they will,
-and those that need scratch rows cannot be replayed. A head is replayed by how often it is said to be right
-(:mod:`ipex_lookahead.bench.replay_head`), and with the costs of another model's shape the recorded text stands for its.
+A recording has the model's greedy answer to each prompt, the most likely ids at each position, and the cost curve of
+the machine. A replay runs the real decoding loop on an engine that reads the recorded answer. Its acceptance is exact,
+and its speed is predicted from the cost curve. There are no logits after a rejected token: proposers that learn from
+rejected rows do slightly worse in a replay, and those with scratch rows cannot be replayed. Heads are simulated with
+given acceptance rates (:mod:`ipex_lookahead.bench.replay_head`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import click
 
-from ipex_lookahead.bench.replay_head import SimulatedHead
-from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.controller import AdaptiveBudget, FixedBudget
-from ipex_lookahead.controller.calibration import Calibration, from_json, to_json
-from ipex_lookahead.controller.cost import CostCurve
-from ipex_lookahead.decoding.loop import decode
-from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
-from ipex_lookahead.decoding.sequence_group import SequenceGroup
-from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import Proposer
-from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.heads.choosing import Choosing, should_attach_head
-from ipex_lookahead.engines.api import Batch, Engine, OutputRequest, StepOutput
-from ipex_lookahead.engines.prefill import prefill
+from ipex_lookahead.bench.options import Prompts, Report, comma_separated_rates
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import ModelOptions, config_of
+from ipex_lookahead.cli.names import NEEDS_A_COPY, NEEDS_A_HEAD, NEEDS_DRAFT_MODEL
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.tables import print_rows
+from ipex_lookahead.cli.types import Strategy
+from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.files.safe_json import parse, read_file
+from ipex_lookahead.system.terminal import counted
 
-VERSION = 1
-FILE_BYTES = 1 << 30
+if TYPE_CHECKING:
+    from ipex_lookahead.bench.recording import Answer, Recording
+    from ipex_lookahead.bench.replay_head import HeadCosts, SimulatedHead, StepCosts
+    from ipex_lookahead.controller.calibration import Calibration
+    from ipex_lookahead.controller.cost import CostCurve
+    from ipex_lookahead.drafting import Proposer
+    from ipex_lookahead.drafting.draft import Draft, Outcome
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One recorded answer: token ids, and for each output token the likeliest ids at its position."""
-
-    prompt: list[int]
-    output: list[int]
-    top: list[list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What was recorded of one model on one machine."""
-
-    model: str
-    calibration: Calibration
-    answers: list[Answer]
+ALONE = {
+    **dict.fromkeys((NEEDS_DRAFT_MODEL, NEEDS_A_COPY), "a recording has no second model"),
+    NEEDS_A_HEAD: "a recording has no hidden states; --acceptance simulates a head with given acceptance rates",
+}
 
 
-def record_answer(engine: Engine, prompt: Sequence[int], output: Sequence[int], top: int) -> Answer:
-    """The likeliest ``top`` ids at each position of an answer, by one more pass over prompt and answer."""
-    ids = np.array([*prompt, *output][:-1], np.int32)
-    rows: list[list[int]] = []
-    for _, found in prefill(
-        engine, [(engine.new_cache(), ids)], wanted=[range(len(prompt) - 1, len(ids))], wants=OutputRequest(top=top)
-    ):
-        if found.top is not None:
-            rows += found.top.tolist()
-    return Answer(list(prompt), list(output), rows)
+@dataclass
+class RecordingFile:
+    """The file to write or to replay."""
+
+    record_to: Path | None = option("Generate with the model once and write FILE.", None, "--record", metavar="FILE")
+    replay_from: Path | None = option(
+        "Replay FILE; needs no model.",
+        None,
+        "--replay",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+    )
 
 
-def save(file: Path, recording: Recording) -> None:
-    """Write a recording: JSON lines, the first one says what it is."""
-    head = {"recording": VERSION, "model": recording.model, "costs": to_json(recording.calibration)}
-    lines = [head, *({"prompt": a.prompt, "output": a.output, "top": a.top} for a in recording.answers)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+@dataclass
+class Recorded:
+    """The contents of a recording."""
+
+    max_new_tokens: int = option("Most tokens of a recorded answer.", 128, "-n", low=2)
+    top: int = option("Number of most likely ids to record at each position.", 8, low=1, high=64)
 
 
-def load(file: Path) -> Recording:
-    """Read a recording.
+@dataclass
+class Replayed:
+    """The proposers to replay."""
 
-    Raises:
-        ModelFormatError: the file cannot be read, or is not JSON.
-        InputError: it is something else than a recording.
-    """
-    lines = read_file(file, FILE_BYTES).splitlines()
-    head = parse(lines[0], file) if lines else None
-    calibration = from_json(head.get("costs")) if isinstance(head, dict) else None
-    if not isinstance(head, dict) or head.get("recording") != VERSION or calibration is None:
-        raise InputError(f"{file} is no recording of bench replay", hint=f"make one: bench replay --record {file}")
-    answers = []
-    for number, line in enumerate(lines[1:], 2):
-        found = parse(line, file)
-        if not isinstance(found, dict) or not _is_answer(found):
-            raise InputError(f"{file}, line {number}: prompt, output and top of an answer are expected")
-        answers.append(Answer(found["prompt"], found["output"], found["top"]))
-    if not answers:
-        raise InputError(f"{file} holds no answer")
-    return Recording(str(head.get("model")), calibration, answers)
-
-
-def _is_answer(found: dict[str, Any]) -> bool:
-    prompt, output, top = found.get("prompt"), found.get("output"), found.get("top")
-    if not (_are_ids(prompt) and _are_ids(output) and isinstance(output, list) and isinstance(top, list)):
-        return False
-    if len(top) != len(output):
-        return False
-    return all(_are_ids(row) and len(row) == len(top[0]) for row in top)
+    strategy: tuple[str, ...] = option("Proposers to replay.", ("auto",), type=Strategy(ALONE))
+    budget: tuple[int, ...] = option("Most drafted tokens.", (3, 8), low=1, high=MAX_DRAFT)
+    adaptive: bool = option("Let the controller choose the number of drafts by the cost curve.", False)
+    costs: Path | None = option(
+        "Replace the recorded step costs by those of a shape and its head: the output of bench step --acceptance ... "
+        "--json.",
+        None,
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE.json",
+    )
+    acceptance: list[float] = option(
+        "Also simulate a head with these costs, alone and with each strategy: how often its 1st, 2nd, ... token is "
+        "right if those before it are.",
+        "",
+        callback=comma_separated_rates,
+        metavar="P,P,...",
+    )
+    seed: int = option("Seed of the positions at which that head is right.", 0, low=0)
 
 
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(i) is int and -1 <= i < 2**31 for i in value)
+@command(
+    "ipex-lookahead bench replay --record answers.jsonl",
+    "ipex-lookahead bench replay --replay answers.jsonl --strategy suffix",
+)
+def replay(
+    loading: ModelOptions, file: RecordingFile, prompts: Prompts, recorded: Recorded, what: Replayed, to: Report
+) -> None:
+    """Record answers once, then replay any proposer and draft length in seconds: acceptance and predicted speed."""
+    if (file.record_to is None) == (file.replay_from is None):
+        raise click.UsageError("give either --record FILE or --replay FILE")
+    if to.plot is not None and file.record_to is not None:
+        raise click.UsageError("--plot draws what --replay predicts; leave it out with --record")
+    if what.acceptance and what.costs is None:
+        raise click.UsageError("--acceptance needs --costs FILE.json with the costs of a head")
+    to.check()
+    if file.record_to is not None:
+        _record(file.record_to, loading, prompts, recorded, as_json=to.as_json)
+        return
+    assert file.replay_from is not None
+    from ipex_lookahead.bench.plots.replay import plot_replay
+    from ipex_lookahead.bench.recording import load
+    from ipex_lookahead.bench.replay_head import load_costs
+
+    recording = load(file.replay_from)
+    costs = None if what.costs is None else load_costs(what.costs)
+    name = recording.model if costs is None else f"{recording.model} as {costs.shape}"
+    tried = _tried(what, costs)
+    with progress_bar(len(tried) * len(recording.answers), "replaying") as advance:
+        runs = [one(recording, advance) for one in tried]
+    _print_table(name, runs, to_stderr=to.as_json)
+    found: dict[str, Any] = {"model": name, "runs": runs}
+    if what.acceptance:
+        found |= {"acceptance": what.acceptance, "seed": what.seed}
+    to.write(found, plot_replay)
 
 
-class _RecordedCache:
-    def __init__(self) -> None:
-        self.length = 0
+def _tried(what: Replayed, costs: StepCosts | None) -> list[Callable[..., dict[str, Any]]]:
+    """Return the replays: every strategy, every head, and every strategy with every head, by draft length."""
+    from ipex_lookahead.bench.replay_head import SimulatedHead
+    from ipex_lookahead.drafting import make_proposer
+    from ipex_lookahead.drafting.heads.record import Record
 
-    def keep(self, rows: Sequence[int]) -> None:
-        self.length += len(rows)
+    def way(strategy: str | None, head: HeadCosts | None, budget: int) -> Callable[..., dict[str, Any]]:
+        record = Record()
 
-    def crop(self, length: int) -> int:
-        self.length = length
-        return length
+        def simulated(answer: Answer) -> SimulatedHead:
+            assert head is not None
+            return SimulatedHead([*answer.prompt, *answer.output], what.acceptance, head.price, record, what.seed)
 
-    def fork(self) -> _RecordedCache:
-        other = _RecordedCache()
-        other.length = self.length
-        return other
+        def one(recording: Any, advance: Callable[[], None]) -> dict[str, Any]:
+            found = replay_answers(
+                recording,
+                LookaheadConfig(strategy or "head", budget, adaptive=what.adaptive),
+                make_proposer if strategy else None,
+                curve=costs.curve if costs else None,
+                head=simulated if head else None,
+                advance=advance,
+            )
+            names = (strategy, f"head of {head.words:,}" if head else None)
+            return {**found, "strategy": " + ".join(filter(None, names))}
+
+        return one
+
+    heads = costs.heads if costs and what.acceptance else ()
+    pairs: list[tuple[str | None, HeadCosts | None]] = [(strategy, None) for strategy in what.strategy]
+    pairs += [(None, head) for head in heads]
+    pairs += [(strategy, head) for strategy in what.strategy for head in heads]
+    return [way(*pair, budget) for pair in pairs for budget in what.budget]
 
 
-class RecordedEngine:
-    """Answers from a recording. Of a row that is not on the recorded path nothing is known: its ids are -1."""
+def _record(file: Path, loading: ModelOptions, prompts: Prompts, recorded: Recorded, *, as_json: bool) -> None:
+    from ipex_lookahead.bench.recording import record, save
+    from ipex_lookahead.tokenization.prompts import build_prompt
 
-    name = "recorded"
-    row_invariant = True
-    supports_tree = True
-    max_context = 1 << 30
+    texts = prompts.read()
+    loaded, tokenizer = loading.load()
+    encoded = [build_prompt(tokenizer, config_of(loaded), prompt.text) for prompt in texts]
+    with progress_bar(len(encoded), "recording") as advance:
+        made = record(loaded, loading.model, encoded, **vars(recorded), advance=advance)
+    save(file, made)
+    tokens = sum(len(answer.output) for answer in made.answers)
+    click.echo(f"{file}: {len(made.answers)} answers, {tokens} tokens", err=as_json)
+    if as_json:
+        found = {"model": loading.model, "file": str(file), "answers": len(made.answers), "tokens": tokens}
+        click.echo(json.dumps(found))
 
-    def __init__(self, answer: Answer) -> None:
-        self._text = [*answer.prompt, *answer.output]
-        self._first = len(answer.prompt) - 1
-        self._top = answer.top
-        self.vocab_size = 1 << 31
 
-    def new_cache(self) -> Any:
-        """A sequence, of which only the length matters."""
-        return _RecordedCache()
-
-    def describe(self) -> dict[str, Any]:
-        """Nothing but the name."""
-        return {"engine": self.name}
-
-    def forward(self, batch: Batch) -> StepOutput:
-        """One sequence at a time."""
-        base = batch.caches[0].length
-        tokens, parents = batch.tokens.tolist(), batch.parents.tolist()
-        at: list[int] = []  # for each row its position where it is on the path, else -1
-        for token, parent in zip(tokens, parents, strict=True):
-            place = base if parent < 0 else at[parent] + 1
-            known = (parent < 0 or at[parent] >= 0) and place < len(self._text) and self._text[place] == token
-            at.append(place if known else -1)
-        wanted = range(len(at)) if batch.wants.rows is None else batch.wants.rows.tolist()
-        after = [at[row] + 1 if 0 <= at[row] < len(self._text) - 1 else -1 for row in wanted]
-        argmax = np.array([self._text[p] if p >= 0 else -1 for p in after], np.int32)
-        top = None
-        if batch.wants.top:
-            top = np.full((len(after), batch.wants.top), -1, np.int32)
-            for row, place in enumerate(after):
-                if place > self._first:
-                    known_top = self._top[place - self._first - 1][: batch.wants.top]
-                    top[row, : len(known_top)] = known_top
-        return StepOutput(argmax, None, top)
+def _print_table(model: str, runs: list[dict[str, Any]], *, to_stderr: bool) -> None:
+    print_rows(
+        {
+            "strategy": "{strategy}",
+            "budget": "{budget}",
+            "tok/step": "{mean_acceptance_length:.2f}",
+            "accept": "{acceptance_rate:.0%}",
+            "propose µs": "{propose_us:.1f}",
+            "observe µs": "{observe_us:.1f}",
+            "predicted": "{predicted_ratio:.2f}x",
+            "tok/s": "{predicted_tok_s:.0f}",
+        },
+        runs,
+        keys=2,
+        title=f"replayed: {model} · {counted(runs[0]['answers'], 'answer')}",
+        to_stderr=to_stderr,
+    )
 
 
 class _Clocked:
-    """A controller whose clock is the cost curve, also for what a simulated head spends."""
+    """A controller that takes the seconds of steps and of a simulated head from the cost curve."""
 
     def __init__(self, inner: Any, curve: CostCurve, head: SimulatedHead | None) -> None:
         self._inner = inner
@@ -186,7 +208,6 @@ class _Clocked:
         self.join, self.leave, self.idle = inner.join, inner.leave, inner.idle
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
-        """What the recorded machine would have taken."""
         if self._head is not None:
             proposing += (self._head.spent - self._spent) * self._curve(1)
             self._spent = self._head.spent
@@ -194,7 +215,7 @@ class _Clocked:
 
 
 class _Watched:
-    """A proposer, and the time that it takes."""
+    """A proposer with its time in seconds."""
 
     def __init__(self, inner: Proposer) -> None:
         self._inner = inner
@@ -203,22 +224,20 @@ class _Watched:
         self.propose_seconds = self.observe_seconds = 0.0
 
     def propose(self, budget: int) -> Draft:
-        """Timed. Raises InputError for scratch rows."""
         began = perf_counter()
         draft = self._inner.propose(budget)
         self.propose_seconds += perf_counter() - began
         if draft.scratch:
-            raise InputError(f"{type(self._inner).__name__} needs scratch rows, of which a recording knows nothing")
+            raise InputError(f"{type(self._inner).__name__} needs scratch rows, which a recording does not have")
         return draft
 
     def observe(self, outcome: Outcome) -> None:
-        """Timed."""
         began = perf_counter()
         self._inner.observe(outcome)
         self.observe_seconds += perf_counter() - began
 
 
-def replay(
+def replay_answers(
     recording: Recording,
     config: LookaheadConfig,
     make: Callable[[LookaheadConfig], Proposer] | None,
@@ -227,27 +246,38 @@ def replay(
     head: Callable[[Answer], SimulatedHead] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Replay every answer with one proposer; ``config.adaptive`` puts the controller between.
+    """Replay every answer with one proposer.
 
     Args:
-        recording: of :func:`record`.
-        config: strategy and budget.
-        make: the free sources; None: the head is alone.
-        curve: costs in place of the recorded ones.
-        head: makes one for an answer, which drafts beside the free sources as a loaded head would.
-        advance: called after every answer.
+        recording: The recorded answers.
+        config: Strategy, draft length, and whether the controller chooses the number of drafts.
+        make: Makes the n-gram proposer; None for a head alone.
+        curve: Step costs; by default the recorded ones.
+        head: Makes the simulated head for an answer.
+        advance: Called after every answer.
 
     Returns:
-        Acceptance in all, by source and by position, microseconds a step in ``propose`` and ``observe``, and the speed
-        that the recorded cost curve predicts, tokens a second, beside that of plain decoding.
+        Acceptance by source and by position, microseconds per step in ``propose`` and ``observe``, and the speed in
+        tokens/s that the cost curve predicts, with that of plain decoding.
     """
+    import numpy as np
+
+    from ipex_lookahead.bench.recording import RecordedEngine
+    from ipex_lookahead.controller import AdaptiveBudget, FixedBudget
+    from ipex_lookahead.controller.cost import CostCurve
+    from ipex_lookahead.decoding.loop import decode
+    from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
+    from ipex_lookahead.decoding.sequence_group import SequenceGroup
+    from ipex_lookahead.decoding.stats import GenerationStats
+    from ipex_lookahead.drafting.heads.choosing import takes_next
+
     total, seconds, plain_seconds, propose, observe = GenerationStats(strategy=config.strategy), 0.0, 0.0, 0.0, 0.0
     decode_tokens, calibration = 0, curve or recording.calibration
     for answer in recording.answers:
         known, truth = CostCurve(calibration), CostCurve(calibration)
         drafter = None if head is None else head(answer)
         if drafter is not None and make is not None and config.adaptive:
-            drafter = drafter if should_attach_head(drafter.record, drafter.price, known, drafter.most) else None
+            drafter = drafter if takes_next(drafter.record, drafter.price, known, drafter.most) else None
         proposer = _Watched(_proposer(config, None if make is None else make(config), drafter, known))
         budget = config.num_draft_tokens
         inner: Any = FixedBudget(budget)
@@ -296,27 +326,8 @@ def replay(
 
 
 def _proposer(config: LookaheadConfig, free: Proposer | None, head: SimulatedHead | None, known: CostCurve) -> Any:
+    from ipex_lookahead.drafting.heads.choosing import Choosing
+
     if head is None or (free is None and not config.adaptive):
         return free or head
-    return Choosing(free, head, head.price, known, max_tokens=head.most)
-
-
-def record(
-    model: Any,
-    name: str,
-    prompts: Iterable[Sequence[int]],
-    *,
-    max_new_tokens: int,
-    top: int,
-    advance: Callable[[], None] = lambda: None,
-) -> Recording:
-    """Greedy answers of a model, and what it thought likely."""
-    import torch
-
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([list(prompt)], dtype=torch.long)
-        out = model.generate(ids, max_new_tokens=max_new_tokens, lookahead="auto", do_sample=False)
-        answers.append(record_answer(model.engine, prompt, out[0, len(prompt) :].tolist(), top))
-        advance()
-    return Recording(name, model.costs.curve().calibration, answers)
+    return Choosing(free, head, head.price, known, most=head.most)

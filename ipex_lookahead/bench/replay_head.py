@@ -1,9 +1,9 @@
-"""A head that is only said to be right so often, for replaying: with costs of ``bench step``, under the real choice.
+"""A simulated drafting head for ``bench replay``, with given acceptance rates and the costs of ``bench step``.
 
-Whether it is right at a place and depth is drawn once, from a seed, so that all that is compared meets the same luck.
-It knows no more of its drafts than how often they are right at their depth. A trained head also knows which of them are
-doubtful, and ends chains there; but it is right where the text repeats itself more often than elsewhere, which free
-sources are as well: the first is in favour of the real head, the second of its being there beside free sources.
+Whether a token at a position and depth is right is drawn once from a seed, equal for all compared settings. The
+simulation differs from a trained head in two ways. A trained head also knows which drafts are uncertain and stops
+there, which makes it better. It is right more often where the text repeats itself, as n-gram drafts are, which makes
+it less useful next to them.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ FILE_BYTES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class HeadCosts:
-    """One vocabulary of a head, as ``bench step --acceptance`` measured it.
+    """The costs of a head with one draft vocabulary, from ``bench step --acceptance``.
 
     Attributes:
         name: "full" or "cut".
-        words: tokens that it drafts.
-        price: of its tokens, in forwards of one row.
+        words: Size of the draft vocabulary.
+        price: Price of a draft, in forwards of one row.
     """
 
     name: str
@@ -43,7 +43,7 @@ class HeadCosts:
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """What steps of a shape cost, and its heads."""
+    """The costs of the steps of a shape, and of its heads."""
 
     shape: str
     curve: Calibration
@@ -51,11 +51,11 @@ class StepCosts:
 
 
 def load_costs(file: Path) -> StepCosts:
-    """Read what ``bench step --acceptance ... --json`` printed.
+    """Read the output of ``bench step --acceptance ... --json``.
 
     Raises:
-        ModelFormatError: the file cannot be read, or is not JSON.
-        InputError: it is something else than such a report.
+        ModelFormatError: The file cannot be read, or is not JSON.
+        InputError: The file is not such a report.
     """
     lines = read_file(file, FILE_BYTES).splitlines()
     found: Any = parse(lines[-1], file) if lines else None
@@ -82,25 +82,25 @@ def load_costs(file: Path) -> StepCosts:
         return StepCosts(str(found["shape"]), curve, heads)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise InputError(
-            f"{file} is no report of bench step with a head",
+            f"{file} is not a report of bench step with a head",
             hint=f"make one: bench step --shape llama-3.1-8b --acceptance 0.8,0.7 --json > {file}",
         ) from None
 
 
 class SimulatedHead:
-    """Drafts the recorded text, right as often as said: a chain, as :class:`~ipex_lookahead.drafting.heads.HeadChain`.
+    """Drafts chains of the recorded text, like :class:`~ipex_lookahead.drafting.heads.HeadChain`.
 
     Args:
-        text: prompt and answer.
-        acceptance: how often the 1st, 2nd, ... token is right where those before it are; no more are drafted. A token
-            behind copied ones, which the head has read without the target's features, is as deep as if these were its.
-        price: in forwards of one row.
-        record: of what came true, which goes on here.
-        seed: of the luck.
+        text: Prompt and answer.
+        acceptance: Acceptance rates of the 1st, 2nd, ... token if those before it are accepted; also the most drafted
+            tokens. Copied tokens count as depth, because the head reads them without the target's hidden states.
+        price: Price of a draft, in forwards of one row.
+        record: Acceptance record; it is updated.
+        seed: Seed of the positions that are right.
 
     Attributes:
-        price, record, most: as given, and tokens that are drafted at most.
-        spent: forwards of one row that drafting has taken.
+        price, record, most: As given, and the most drafted tokens.
+        spent: Drafting time so far, in forwards of one row.
     """
 
     wants = ARGMAX
@@ -117,15 +117,15 @@ class SimulatedHead:
         self.spent = 0.0
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
-        """Start behind the prompt."""
+        """Start after the prompt."""
         self._at = len(prompt)
 
     def propose(self, budget: int) -> Draft:
-        """A chain of at most ``budget`` tokens."""
-        return self.propose_after((), budget)
+        """Return a chain of at most ``budget`` tokens."""
+        return self.behind((), budget)
 
-    def propose_after(self, copied: Sequence[int], budget: int, min_chance: float = 0.0) -> Draft:
-        """Return a chain after ``copied`` tokens; it ends when its probability falls below ``min_chance``."""
+    def behind(self, copied: Sequence[int], budget: int, least: float = 0.0) -> Draft:
+        """Return a chain after copied tokens; it ends where the chance that all are right falls below ``least``."""
         first = len(copied)
         right = [*copied] == self._text[self._at : self._at + first]
         tokens: list[int] = []
@@ -137,7 +137,7 @@ class SimulatedHead:
             tokens.append(self._text[place] if right else self._other(place))
             probs.append(self._acceptance[depth])
             chance *= probs[-1]
-            if chance < min_chance:
+            if chance < least:
                 break
         self.spent += self.price.of(len(tokens), first)
         draft = Draft(tokens, range(-1, len(tokens) - 1), probs=probs)
@@ -145,12 +145,12 @@ class SimulatedHead:
         return draft
 
     def observe(self, outcome: Outcome) -> None:
-        """Count what of the last chain was right, and go on behind what was emitted."""
+        """Record the outcome of the last chain and advance by the emitted tokens."""
         (draft, copied), self._chain = self._chain, (Draft(), [])
         if copied == [*outcome.emitted[: len(copied)]]:
             self.record.observe(draft.tokens, draft.probs, outcome.emitted[len(copied) :])
         self._at += len(outcome.emitted)
 
     def _other(self, place: int) -> int:
-        """A token that does not follow there."""
+        """Return a wrong token for a position."""
         return self._text[place] ^ 1 if place < len(self._text) else 0

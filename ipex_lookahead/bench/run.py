@@ -1,7 +1,7 @@
-"""Run a plan (:mod:`.plan`): every case in every mode, trial by trial in turn, kept in a file from case to case.
+"""``ipex-lookahead bench run``: the models, formats, lengths and lookahead settings of a plan, with a report.
 
-The modes of a case alternate, so that what else the machine does falls on all of them alike. A folder that holds some
-of a plan's cases already gets the others: an interrupted run goes on where it was.
+The modes of a case alternate, so that other load on the machine affects all of them alike. Results are saved after each
+case; a run on the same folder measures the missing cases only.
 """
 
 from __future__ import annotations
@@ -10,78 +10,212 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
 
 from ipex_lookahead.bench.decode import certainty
-from ipex_lookahead.bench.plan import TASKS, Case, Plan
+from ipex_lookahead.bench.options import json_option
+from ipex_lookahead.bench.quality import PACKAGED_TEXT
+from ipex_lookahead.cli import loading
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.tables import print_rows
+from ipex_lookahead.cli.types import Refused
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.engines.machine import peak_memory
 from ipex_lookahead.errors import InputError, LookaheadError, SaveError
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.files.temporary import temporary_file
+from ipex_lookahead.system.terminal import bar, counted, may_draw, tell_people
+
+if TYPE_CHECKING:
+    from ipex_lookahead.bench.plan import Case, Plan
 
 RESULTS = "results.json"
 MOST_BYTES = 64 << 20
-"""Of a folder's results: what is larger is none of ours."""
+"""Maximum size of a results file."""
 _TIMED = ("seconds", "first_token_seconds", "next_token_seconds", "tokens_a_step", "acceptance_rate")
-"""Of a trial: what a mode's median is taken of."""
+"""Keys of a sample that a run has the median of."""
 CHARACTERS_A_TOKEN = 12
-"""So many are encoded at a time until there are tokens enough."""
+"""Length of the text to encode for each token needed."""
+
+
+@command("ipex-lookahead bench run configs/bench/laptop.yaml --output results")
+@click.argument("plan_file", metavar="PLAN.yaml", type=click.Path(dir_okay=False))
+def run(
+    plan_file: str,
+    output: str = option("Folder for the results and the report.", required=True, type=click.Path(), metavar="FOLDER"),
+    no_pictures: bool = option("Write a report without pictures, which need matplotlib.", False),
+    as_json: bool = json_option,
+) -> None:
+    """Measure the models, formats, lengths and lookahead settings of a plan, in alternating trials.
+
+    A plan is a YAML file with the keys of ipex-llm's all-in-one benchmark; see configs/bench. FOLDER receives
+    results.json with every sample, results.csv, report.html and its pictures. An interrupted run resumes when it is
+    started again.
+    """
+    loading.command_needs_torch()
+    from ipex_lookahead.bench.plan import read_plan
+    from ipex_lookahead.bench.report import as_csv, as_html
+
+    try:
+        plan = read_plan(Path(plan_file))
+    except InputError as error:  # keys of a plan are not options: keep the message
+        raise Refused(str(error), hint=error.hint or "configs/bench has plans to begin with") from error
+    if not no_pictures:
+        from ipex_lookahead.bench.plots.drawing import check_matplotlib
+
+        check_matplotlib()
+    _force_isa(plan)
+    text = _text(plan)
+    folder = given_path(output)
+    done = 0
+    with bar("measuring", plan.answers) as draw:
+
+        def started(name: str) -> None:
+            if may_draw():
+                draw(done, title=name)
+            else:
+                tell_people(f"{name} ...")
+
+        def advance(answers: int) -> None:
+            nonlocal done
+            done += answers
+            draw(done)
+
+        report = run_plan(plan, folder, _load, text, started=started, advance=advance)
+    write_atomically(folder / "results.csv", as_csv(report))
+    pictures = {}
+    if not no_pictures:
+        from ipex_lookahead.bench.plots.run import run_pictures
+
+        pictures = run_pictures(report)
+    for name, (_, svg) in pictures.items():
+        write_atomically(folder / f"{name}.svg", svg)
+    write_atomically(folder / "report.html", as_html(report, pictures.values()))
+    _print(report, to_stderr=as_json)
+    tell_people(f"results.json, results.csv, report.html and its pictures are in {output}")
+    if as_json:
+        click.echo(json.dumps(report))
+    runs = [(case, run) for case in report["cases"] for run in case.get("runs", ())]
+    for case in report["cases"]:
+        if "error" in case:
+            click.echo(f"error: {case['key']}: {case['error']}", err=True)
+    for case, mode in runs:
+        if not mode["identical"]:
+            click.echo(f"error: {case['key']}: with lookahead {mode['lookahead']} the tokens differ", err=True)
+    if len(runs) == 0 or any("error" in case for case in report["cases"]) or not all(m["identical"] for _, m in runs):
+        raise click.exceptions.Exit(1)
+
+
+def _load(case: Case, plan: Plan) -> Any:
+    speculative = any(config is not None and config.strategy == "self_speculation" for _, config in case.modes)
+    placing: dict[str, Any] = {"engine": case.engine, "device": case.device, "kv_cache": plan.kv_cache}
+    if speculative:
+        placing["speculative"] = True
+    model, tokenizer = loading.load(case.path, low_bit=case.low_bit, threads=case.threads, progress=False, **placing)
+    model.tokenizer = tokenizer
+    return model
+
+
+def _force_isa(plan: Plan) -> None:
+    """Set the instruction set of this process; call it before the first use of the core."""
+    if plan.isa:
+        from ipex_lookahead.engines.native.core import ISA_VARIABLE, chosen_isa
+
+        os.environ[ISA_VARIABLE] = plan.isa
+        chosen_isa()
+
+
+def _text(plan: Plan) -> str:
+    file = given_path(plan.prompts) if plan.prompts else PACKAGED_TEXT
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"prompts: {file} cannot be read: {why}", hint="a plain text file") from None
+
+
+def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
+    from ipex_lookahead.bench.report import rows_of
+
+    if not (rows := rows_of(report)):
+        return
+    print_rows(
+        {
+            "model": "{model}",
+            "format": lambda row: row["low_bit"] or "as is",
+            "in-out": "{input/output tokens}",
+            "batch": "{batch_size}",
+            "lookahead": "{lookahead}",
+            "1st-ms": "{1st token avg latency (ms):.1f}",
+            "2+-ms": "{2+ avg latency (ms/token):.2f}",
+            "ratio": lambda row: f"~{row['speedup']:.2f}x (noise)" if row["noise"] else f"{row['speedup']:.2f}x",
+            "tok/step": "{tokens/step:.2f}",
+            "identical": lambda row: "yes" if row["identical"] else "NO",
+        },
+        rows,
+        keys=5,
+        caption="medians of the trials; noise: too few tokens or trials (num_trials), or both slower and faster ones",
+        title=f"{counted(len(report['cases']), 'case')} · {report['machine'].get('processor', '')}",
+        to_stderr=to_stderr,
+    )
 
 
 class Loaded(Protocol):
-    """What is run: a model as transformers' users have it."""
+    """A model with transformers' ``generate``."""
 
     engine: Any
     tokenizer: Any
     stats: Any
 
     def generate(self, inputs: Any, **settings: Any) -> Any:
-        """Token ids int64 [batch, length] -> [batch, length + new]."""
+        """Return int64 [batch, length + new] for int64 [batch, length]."""
         ...
 
     def forget(self) -> None:
-        """Drop what is remembered of earlier answers."""
+        """Clear the stores of earlier answers."""
         ...
 
 
-Load = Callable[[Case, Plan], Loaded]
+Load = Callable[["Case", "Plan"], Loaded]
 
 
-def run(
+def run_plan(
     plan: Plan,
     folder: Path,
     load: Load,
     text: str,
     *,
-    began: Callable[[str], None] = lambda name: None,
+    started: Callable[[str], None] = lambda name: None,
     advance: Callable[[int], None] = lambda answers: None,
 ) -> dict[str, Any]:
-    """Measure what a folder's ``results.json`` does not hold yet, and keep it there case by case.
+    """Measure the cases that are missing in ``results.json`` of a folder, and save it after each case.
 
     Args:
-        plan: as ``read_plan`` gives it.
-        folder: where to; made where it is not there.
-        load: makes a case's model; called once for all cases that share one.
-        text: what prompts are cut from.
-        began: called with a case's name before it.
-        advance: called with the number of answers that have been made, or need not be.
+        plan: The checked plan.
+        folder: Folder for the results; created if missing.
+        load: Loads the model of a case; called once for successive cases with the same model.
+        text: Text that prompts are cut from.
+        started: Called with the key of a case before it starts.
+        advance: Called with the number of answers that are done or skipped.
 
     Returns:
-        The whole of ``results.json``: ``settings``, ``machine``, ``versions``, ``date`` and ``cases``, each with its
-        ``key``, what it is, and either ``runs`` or ``error``, a sentence. A run is a mode: medians of its trials, which
-        are in ``samples``; ``tok_s_range`` and ``first_token_seconds_range``, the least and the most of them; and
-        ``ratio_is_noise``, as ``bench decode`` means it, of the trials' ratios to plain decoding's of the same turn.
+        The contents of ``results.json``: ``settings``, ``machine``, ``versions``, ``date`` and ``cases``. A case has
+        its ``key``, its settings, and either ``runs`` or ``error``. A run has the medians of the trials of one mode,
+        their ``samples``, ``tok_s_range`` and ``first_token_seconds_range`` (minimum and maximum), and
+        ``ratio_is_noise`` of ``bench decode`` for the ratios to plain decoding in the same trial.
 
     Raises:
-        InputError: the folder holds the results of another plan.
-        SaveError: it cannot be written.
+        InputError: The folder has the results of another plan.
+        SaveError: A file cannot be written.
     """
     report = _begun(plan, folder)
     done = {case["key"]: case for case in report["cases"] if "error" not in case}
@@ -97,11 +231,11 @@ def run(
             report["cases"].append({**before, "runs": _summaries(kept, case.batch)})
             advance(answers)
             continue
-        began(case.key)
+        started(case.key)
         entry = {"key": case.key, **_facts(case)}
         try:
             if model is None or held != case.loading:
-                model = None  # before the next one comes: both may not fit
+                model = None  # free its memory before the next one is loaded
                 start = time.perf_counter()
                 model, held = load(case, plan), case.loading
                 seconds = time.perf_counter() - start
@@ -109,13 +243,13 @@ def run(
         except LookaheadError as error:
             entry["error"] = str(error)
         report["cases"].append(entry)
-        _keep(report, folder)
+        write_atomically(folder / RESULTS, json.dumps(report, indent=1) + "\n")
     return report
 
 
 def _begun(plan: Plan, folder: Path) -> dict[str, Any]:
-    """The report that a folder holds, or a fresh one."""
-    from ipex_lookahead.bench.doctor import machine
+    """Return the report of a folder, or a new one."""
+    from ipex_lookahead.bench.facts import machine
 
     file = folder / RESULTS
     fresh: dict[str, Any] = {
@@ -135,7 +269,7 @@ def _begun(plan: Plan, folder: Path) -> dict[str, Any]:
     same = ("warm_up", "num_trials", "task", "isa", "kv_cache", "prompts", "streaming")
     before = found.get("settings")
     if not isinstance(before, dict) or not isinstance(found.get("cases"), list):
-        raise InputError(f"{file} is not what `bench run` writes", hint="name another folder")
+        raise InputError(f"{file} is not a file of `bench run`", hint="name another folder")
     for key in same:
         if before.get(key) != fresh["settings"].get(key):
             raise InputError(
@@ -154,36 +288,45 @@ def _facts(case: Case) -> dict[str, Any]:
 
 
 def _measure(model: Loaded, case: Case, plan: Plan, text: str, advance: Callable[[int], None]) -> dict[str, Any]:
-    """All modes of a case."""
     import torch
 
+    from ipex_lookahead.bench.plan import TASKS
+    from ipex_lookahead.engines.machine import peak_memory
+
     engine = model.engine.describe()
-    room = model.engine.max_context
-    if case.tokens_in + case.tokens_out > room:
-        raise InputError(f"{case.tokens_in} tokens in and {case.tokens_out} out are more than the model's {room}")
+    context = model.engine.max_context
+    if case.tokens_in + case.tokens_out > context:
+        raise InputError(
+            f"{case.tokens_in} tokens in and {case.tokens_out} out exceed the model's context of {context}"
+        )
     prompts, repeats = cut(model.tokenizer, TASKS[plan.task], text, case.tokens_in, case.batch)
     inputs = torch.tensor(prompts, dtype=torch.int64)
     samples: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in case.modes}
     answers: dict[str, list[list[int]]] = {}
-    with _peak_memory() as peak:
-        for trial in range(-plan.warm_up, plan.trials):
-            for name, lookahead in case.modes if trial % 2 == 0 else case.modes[::-1]:
-                model.forget()
-                sample, tokens = _answer(model, inputs, case, lookahead, streaming=plan.streaming)
-                answers.setdefault(name, tokens)
-                sample["identical"] = tokens == answers.get("0", tokens)
-                if trial >= 0:
-                    samples[name].append(sample)
-                advance(1)
+    _reset_peak_memory()
+    for trial in range(-plan.warm_up, plan.trials):
+        for name, lookahead in case.modes if trial % 2 == 0 else case.modes[::-1]:
+            model.forget()
+            sample, tokens = _answer(model, inputs, case, lookahead, streaming=plan.streaming)
+            answers.setdefault(name, tokens)
+            sample["identical"] = tokens == answers.get("0", tokens)
+            if trial >= 0:
+                samples[name].append(sample)
+            advance(1)
     placed = {name: engine.get(name) for name in ("engine", "isa", "threads", "device")}
-    facts = {**placed, "low_bit": engine.get("low_bit") or case.low_bit, "peak_bytes": peak(), "text_repeats": repeats}
+    facts = {
+        **placed,
+        "low_bit": engine.get("low_bit") or case.low_bit,
+        "peak_bytes": peak_memory(),
+        "text_repeats": repeats,
+    }
     return {**facts, "runs": _summaries(samples, case.batch)}
 
 
 def _answer(
     model: Loaded, inputs: Any, case: Case, lookahead: LookaheadConfig | None, *, streaming: bool
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """One answer of exactly so many tokens: an end token does not end it."""
+    """Generate one answer of exactly ``case.tokens_out`` tokens, ignoring the end token."""
     settings: dict[str, Any] = {"max_new_tokens": case.tokens_out, "do_sample": False, "eos_token_id": None}
     if streaming and case.batch == 1:
         settings["streamer"] = _Silent()
@@ -205,17 +348,17 @@ def _answer(
 
 
 class _Silent:
-    """A streamer that takes tokens and shows nothing."""
+    """A streamer that discards the tokens."""
 
     def put(self, value: Any) -> None:
-        """Take some."""
+        pass
 
     def end(self) -> None:
-        """There are no more."""
+        pass
 
 
 def _summaries(samples: Mapping[str, Sequence[dict[str, Any]]], batch: int) -> list[dict[str, Any]]:
-    """The modes of a case, plain decoding's name being "0": medians of the trials, and how far they lie apart."""
+    """Summarize the trials of each mode; "0" is plain decoding."""
     return [_summary(name, some, samples["0"], batch) for name, some in samples.items()]
 
 
@@ -223,21 +366,21 @@ def _summary(
     name: str, samples: Sequence[dict[str, Any]], plain: Sequence[dict[str, Any]], batch: int
 ) -> dict[str, Any]:
     middle = {key: median(s[key] for s in samples) for key in _TIMED}
-    turns = list(zip(samples, plain, strict=True))  # the modes' trials took turns
-    ratios = [_over(base["next_token_seconds"], mine["next_token_seconds"], 1.0) for mine, base in turns]
+    pairs = zip(samples, plain, strict=True)
+    ratios = [_over(base["next_token_seconds"], mine["next_token_seconds"], 1.0) for mine, base in pairs]
     speeds = [_over(batch, s["next_token_seconds"], 0.0) for s in samples]
-    reading = [s["first_token_seconds"] for s in samples]
-    said = certainty(ratios, sum(batch * (s["tokens_out"] - 1) for s in samples))
+    first = [s["first_token_seconds"] for s in samples]
+    noise = certainty(ratios, sum(batch * (s["tokens_out"] - 1) for s in samples))
     return {
         "lookahead": name,
         **middle,
         "tokens_out": samples[0]["tokens_out"],
         "tok_s": median(speeds),
         "tok_s_range": [min(speeds), max(speeds)],
-        "first_token_seconds_range": [min(reading), max(reading)],
+        "first_token_seconds_range": [min(first), max(first)],
         "speedup": median(ratios),
-        "ratio_quartiles": said["ratio_quartiles"],
-        "ratio_is_noise": name != "0" and said["ratio_is_noise"],
+        "ratio_quartiles": noise["ratio_quartiles"],
+        "ratio_is_noise": name != "0" and noise["ratio_is_noise"],
         "identical": all(s["identical"] for s in samples),
         "samples": list(samples),
     }
@@ -248,17 +391,17 @@ def _over(value: float, by: float, otherwise: float) -> float:
 
 
 def cut(tokenizer: Any, before: str, text: str, tokens: int, batch: int) -> tuple[list[list[int]], bool]:
-    """Prompts of exactly so many tokens: what stands ``before``, then a piece of the text, each row's its own.
+    """Return prompts of exactly ``tokens`` tokens: the task, then a different piece of the text for each.
 
     Args:
-        tokenizer: transformers'.
-        before: the task.
-        text: is gone through again from its beginning where it is too short.
-        tokens: length of each prompt.
-        batch: how many.
+        tokenizer: A tokenizer of transformers.
+        before: Text of the task.
+        text: Text to cut; repeated if it is too short.
+        tokens: Length of each prompt.
+        batch: Number of prompts.
 
     Returns:
-        Token ids [batch][tokens], and whether any part of the text was used twice.
+        Token ids [batch][tokens], and whether the text was repeated.
     """
     head = tokenizer.encode(before)[:tokens]
     wanted = (tokens - len(head)) * batch
@@ -272,21 +415,13 @@ def cut(tokenizer: Any, before: str, text: str, tokens: int, batch: int) -> tupl
     return [[*head, *body[row * size : (row + 1) * size]] for row in range(batch)], repeats
 
 
-@contextmanager
-def _peak_memory() -> Iterator[Callable[[], int | None]]:
-    """Gives a function that returns the largest resident memory since then, in bytes; None where Linux does not say."""
-    with suppress(OSError):
+def _reset_peak_memory() -> None:
+    with suppress(OSError):  # only Linux has it
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
-    yield peak_memory
 
-
-def _keep(report: dict[str, Any], folder: Path) -> None:
-    write_whole(folder / RESULTS, json.dumps(report, indent=1) + "\n")
-
-
-def write_whole(file: Path, text: str) -> None:
-    """A file that is the old one or the new one, whole, whatever happens. Raises SaveError."""
+def write_atomically(file: Path, text: str) -> None:
+    """Write a file, or leave the old one as it is. Raises SaveError."""
     try:
         with temporary_file(file) as name:
             name.write_text(text, encoding="utf-8")

@@ -1,9 +1,9 @@
-"""``bench serve``: a server under load, seen by its clients; and whether company changes an answer.
+"""``ipex-lookahead bench serve``: latency and throughput of a server under load, and equality of its answers.
 
-Requests arrive by themselves (open loop: a Poisson process, its gaps drawn from an exponential distribution), or a
-fixed number is under way at any time (closed loop). Open-loop times count from when a request was due: a server
-that makes its clients late does not look better for it. Goodput is that of DistServe (Zhong et al., 2024, arXiv
-2401.09670): answers a second that kept both limits, on the time to the first token and on the mean time of those after.
+Requests arrive as a Poisson process (open loop), or a fixed number of them is in flight (closed loop). Open-loop times
+count from the time a request was due, so that delays of the client count too. Goodput is that of DistServe (Zhong et
+al., 2024, arXiv 2401.09670): answers per second within both limits, on the time to the first token and on the mean time
+per token after it.
 """
 
 from __future__ import annotations
@@ -13,32 +13,194 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import numpy as np
+import click
 
-from ipex_lookahead.bench.chat_client import ChatServer, RequestFailed, said_in
+from ipex_lookahead.bench.chat_client import ChatServer, RequestFailed, find_server, read_key, text_in
+from ipex_lookahead.bench.options import Prompts, Report
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.progress import progress_bar
+from ipex_lookahead.cli.tables import print_facts, print_table
+from ipex_lookahead.system.terminal import counted
 
 PERCENTILES = (50, 90, 99)
 
 
+def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """Click callback: check the URL of a server."""
+    try:
+        parts = urlsplit(value)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment or parts.username is not None or not value.isprintable():
+        raise click.BadParameter(f"{value!r} is no URL of a server, such as http://127.0.0.1:8080")
+    return value.rstrip("/").removesuffix("/v1")
+
+
+@dataclass
+class Target:
+    """The server."""
+
+    url: str = option(
+        "URL of the server, such as http://127.0.0.1:8080.", required=True, callback=_address, metavar="URL"
+    )
+    name: str | None = option(
+        "Name of the model on the server; the first of its list if not given.", None, "--model", metavar="NAME"
+    )
+    api_key_file: Path | None = option(
+        "A file with API keys; the first one is sent.",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+    )
+
+
+@dataclass
+class Load:
+    """The requests."""
+
+    streams: int | None = option("Number of concurrent requests; 8 if no --rate is given.", low=1, high=1024)
+    rate: float | None = option(
+        "Requests per second, as a Poisson process that does not wait for answers.", low=0, above=True
+    )
+    gaps_seed: int = option("Seed of the gaps of --rate.", 0, "--seed", low=0)
+    requests: int | None = option(
+        "Total number of requests, cycling through the prompts; each prompt once if not given.",
+        low=1,
+        high=100_000,
+        metavar="K",
+    )
+
+
+@dataclass
+class Limits:
+    """Limits of an answer."""
+
+    max_new_tokens: int = option("Most tokens of an answer.", 128, "-n", low=1)
+    ttft_limit: float | None = option(
+        "Limit on the time to the first token, for goodput.", low=0, above=True, metavar="MS"
+    )
+    itl_limit: float | None = option(
+        "Limit on the time per token after it, for goodput.", low=0, above=True, metavar="MS"
+    )
+    timeout: float = option("Seconds without data after which a request fails.", 600.0, low=0, above=True)
+
+
+@command("ipex-lookahead bench serve --url http://127.0.0.1:8080 --streams 8")
+def serve(target: Target, what: Load, prompts: Prompts, limits: Limits, to: Report) -> None:
+    """Measure any OpenAI-compatible server under load: time to first token, time between tokens, equal answers.
+
+    Sends streaming chat completions at temperature 0, then each prompt once more alone, and compares the texts. The
+    server may find a repeated prompt in its prefix cache: give at least one prompt per request to avoid that.
+    """
+    if what.streams is not None and what.rate is not None:
+        raise click.UsageError("--streams and --rate are two kinds of load; give one of them")
+    to.check()
+    from ipex_lookahead.bench.plots.serve import plot_serve
+
+    texts = [prompt.text for prompt in prompts.read()]
+    key = read_key(target.api_key_file) if target.api_key_file else ""
+    server = find_server(target.url, model=target.name, key=key, timeout=limits.timeout)
+    send = sender(server, texts, limits.max_new_tokens)
+    order = [number % len(texts) for number in range(what.requests or len(texts))]
+    streams, rate = what.streams or 8, what.rate
+    with progress_bar(len(order), "under load") as advance:
+        if rate is not None:
+            loaded = open_loop(send, order, rate, what.gaps_seed, advance)
+        else:
+            loaded = closed_loop(send, order, streams, advance)
+    distinct = sorted({one.prompt for one in loaded if one.failure is None})
+    with progress_bar(len(distinct), "alone") as advance:
+        by_themselves = closed_loop(send, distinct, 1, advance)
+    report: dict[str, Any] = {
+        "url": target.url,
+        "model": server.model,
+        "prompts": len(texts),
+        "max_new_tokens": limits.max_new_tokens,
+    }
+    report |= {"rate": rate, "seed": what.gaps_seed} if rate is not None else {"streams": streams}
+    report["load"] = f"{rate:g} requests a second" if rate is not None else counted(streams, "stream")
+    goodput = {"ttft_limit": limits.ttft_limit, "itl_limit": limits.itl_limit}
+    report |= summarize(loaded, by_themselves, **goodput)
+    _print(report, to_stderr=to.as_json)
+    to.write(report, plot_serve if report["answered"] else None)
+    _judge(report, row_invariant=server.row_invariant)
+
+
+def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
+    rows = [
+        (said, *("-" if value is None else f"{value:.1f}" for value in report[key].values()))
+        for said, key in (
+            ("time to first token", "ttft_ms"),
+            ("a token after it", "itl_ms"),
+            ("between pieces of text", "gap_ms"),
+        )
+    ]
+    print_table(
+        ("milliseconds", "p50", "p90", "p99"),
+        rows,
+        title=f"{report['model']} at {report['url']} · {report['load']} · {counted(report['requests'], 'request')} · "
+        f"up to {report['max_new_tokens']} tokens",
+        caption="a token: the mean of each answer; a piece may be several tokens",
+        to_stderr=to_stderr,
+    )
+    counted_by = (
+        f"; {report['uncounted']} answers came without a count, and their pieces count" if report["uncounted"] else ""
+    )
+    facts = [
+        (
+            "together",
+            f"{report['tok_s']:.1f} tokens/s, {report['requests_s']:.2f} answers/s in {report['seconds']:.1f} s",
+        ),
+        ("tokens", f"{report['tokens']} new, {report['prompt_tokens']} of prompts{counted_by}"),
+        ("equal to alone", f"{report['identical_to_alone']} answers"),
+    ]
+    good = report["goodput"]
+    known = (("ttft_limit_ms", "to the first token"), ("itl_limit_ms", "a token"))
+    limits = [f"{good[key]:g} ms {said}" for key, said in known if good[key]]
+    if limits:
+        within = f"{good['requests']}/{report['requests']} within {' and '.join(limits)}"
+        facts.append(("goodput", f"{good['requests_s']:.2f} answers/s: {within}"))
+    for key, when in (("failures", "failed"), ("failures_alone", "failed alone")):
+        facts += [(when, f"{count} {kind}: {report['failures_said'][kind]}") for kind, count in report[key].items()]
+    print_facts(facts, to_stderr=to_stderr)
+
+
+def _judge(report: dict[str, Any], *, row_invariant: bool) -> None:
+    """Exit with status 1 if a request failed, or if a row-invariant server gave other answers under load."""
+    same, _, compared = report["identical_to_alone"].partition("/")
+    failed = report["requests"] - report["answered"] + sum(report["failures_alone"].values())
+    if failed:
+        click.echo(f"error: {counted(failed, 'request')} failed", err=True)
+    if row_invariant and same != compared:
+        click.echo(
+            "error: answers under load differ from those alone, although this server reports row_invariant", err=True
+        )
+    if failed or (row_invariant and same != compared):
+        raise click.exceptions.Exit(1)
+
+
 @dataclass(slots=True)
 class RequestResult:
-    """A request and what came of it. Times are seconds of ``time.perf_counter``.
+    """The result of one request. Times are seconds of ``time.perf_counter``.
 
     Attributes:
-        prompt: its number.
-        due: when it was to be sent; in a closed loop, when it was.
-        arrivals: when each piece of text came.
-        ended: when the answer was whole, or had failed.
-        text: all pieces.
-        prompt_tokens: by the server's own count; None where the stream said nothing of it.
-        tokens: likewise.
-        failure: its kind, or None.
-        said: what the server said to it.
+        prompt: Number of the prompt.
+        due: Time the request was due (open loop) or sent (closed loop).
+        arrivals: Time of each chunk of text.
+        ended: Time the answer ended or failed.
+        text: The whole answer.
+        prompt_tokens: Count of the server; None if the stream has none.
+        tokens: Likewise.
+        failure: Kind of the failure, or None.
+        message: The server's message for a failure.
     """
 
     prompt: int
@@ -49,30 +211,30 @@ class RequestResult:
     prompt_tokens: int | None = None
     tokens: int | None = None
     failure: str | None = None
-    said: str = ""
+    message: str = ""
 
     @property
     def count(self) -> int:
-        """Tokens of the answer; pieces of text where the server did not count."""
+        """Tokens of the answer, or chunks of text if the server does not count tokens."""
         return len(self.arrivals) if self.tokens is None else self.tokens
 
     @property
     def first(self) -> float | None:
-        """Seconds to the first text."""
+        """Seconds to the first chunk."""
         return self.arrivals[0] - self.due if self.arrivals else None
 
     @property
     def each(self) -> float | None:
-        """Mean seconds of a token after the first."""
+        """Mean seconds per token after the first."""
         return (self.arrivals[-1] - self.arrivals[0]) / (self.count - 1) if self.arrivals and self.count > 1 else None
 
 
 Send = Callable[[int, float], RequestResult]
-"""(number of the prompt, when it was due) -> what came of it."""
+"""(number of the prompt, due time) -> result."""
 
 
 def sender(server: ChatServer, prompts: Sequence[str], max_new_tokens: int) -> Send:
-    """What sends one request and waits for its answer, at temperature 0."""
+    """Return a function that sends one request at temperature 0 and waits for the answer."""
 
     def send(prompt: int, due: float) -> RequestResult:
         result = RequestResult(prompt, due)
@@ -85,14 +247,14 @@ def sender(server: ChatServer, prompts: Sequence[str], max_new_tokens: int) -> S
         try:
             with closing(server.stream(body)) as chunks:
                 for chunk in chunks:
-                    if said := said_in(chunk):
+                    if text := text_in(chunk):
                         result.arrivals.append(time.perf_counter())
-                        pieces.append(said)
+                        pieces.append(text)
                     if isinstance(usage := chunk.get("usage"), dict):
                         result.prompt_tokens = _count(usage.get("prompt_tokens"))
                         result.tokens = _count(usage.get("completion_tokens"))
         except RequestFailed as error:
-            result.failure, result.said = error.kind, error.said
+            result.failure, result.message = error.kind, error.message
         result.ended = time.perf_counter()
         result.text = "".join(pieces)
         return result
@@ -103,17 +265,17 @@ def sender(server: ChatServer, prompts: Sequence[str], max_new_tokens: int) -> S
 def open_loop(
     send: Send, prompts: Sequence[int], rate: float, seed: int, advance: Callable[[], None] = lambda: None
 ) -> list[RequestResult]:
-    """Send each prompt when it is due, whatever became of those before.
+    """Send each prompt when it is due, without waiting for earlier answers.
 
     Args:
-        send: see :func:`sender`.
-        prompts: numbers, in the order of their sending.
-        rate: requests a second, in the mean.
-        seed: of the gaps: the same seed, the same gaps.
-        advance: called after each answer.
+        send: See :func:`sender`.
+        prompts: Numbers of the prompts.
+        rate: Mean number of requests per second.
+        seed: Seed of the gaps.
+        advance: Called after each answer.
 
     Returns:
-        In the order of their sending.
+        One result for each prompt, in order.
     """
     gaps = random.Random(seed)
     results: queue.SimpleQueue[tuple[int, RequestResult | BaseException]] = queue.SimpleQueue()
@@ -128,7 +290,7 @@ def open_loop(
 def closed_loop(
     send: Send, prompts: Sequence[int], streams: int, advance: Callable[[], None] = lambda: None
 ) -> list[RequestResult]:
-    """Keep ``streams`` requests under way, each followed by the next as soon as it has ended; otherwise as above."""
+    """Send the prompts with ``streams`` requests at a time; otherwise like :func:`open_loop`."""
     results: queue.SimpleQueue[tuple[int, RequestResult | BaseException]] = queue.SimpleQueue()
     waiting = iter(enumerate(prompts))
 
@@ -145,7 +307,7 @@ def _start(results: Any, number: int, send: Send, prompt: int, due: float) -> No
     def run() -> None:
         try:
             results.put((number, send(prompt, due)))
-        except BaseException as error:  # whoever collects raises it
+        except BaseException as error:  # raised again by _collected
             results.put((number, error))
 
     threading.Thread(target=run, name=f"bench serve {number}", daemon=True).start()
@@ -158,33 +320,25 @@ def _collected(results: Any, count: int, *ended: Callable[[], None]) -> list[Req
         if isinstance(result, BaseException):
             raise result
         found[number] = result
-        for call in reversed(ended):  # the next request first, the picture of it afterwards
+        for call in reversed(ended):  # send the next request before the progress bar moves
             call()
     return [found[number] for number in range(count)]
 
 
-def alone(send: Send, prompts: Sequence[int], advance: Callable[[], None] = lambda: None) -> list[RequestResult]:
-    """Each prompt with nobody beside it: what answers under load are held against."""
-    return closed_loop(send, prompts, 1, advance)
-
-
-def summarise(
+def summarize(
     loaded: Sequence[RequestResult],
     by_themselves: Sequence[RequestResult],
     *,
     ttft_limit: float | None = None,
     itl_limit: float | None = None,
 ) -> dict[str, Any]:
-    """Figures of a load.
+    """Return the figures of a load for JSON; percentiles are None without a measurement.
 
     Args:
-        loaded: its requests, at least one.
-        by_themselves: the same prompts alone, see :func:`alone`.
-        ttft_limit: milliseconds to the first token that goodput allows.
-        itl_limit: milliseconds a token after it, in the mean of an answer.
-
-    Returns:
-        For JSON; milliseconds and seconds as the names say. Percentiles are None where nothing was measured.
+        loaded: Results of at least one request.
+        by_themselves: Results of the same prompts, one at a time.
+        ttft_limit: For goodput, most milliseconds to the first token.
+        itl_limit: For goodput, most milliseconds per token after it, as the mean of an answer.
     """
     began = min(one.due for one in loaded)
     seconds = max(one.ended for one in loaded) - began
@@ -201,7 +355,7 @@ def summarise(
         "answered": len(answered),
         "failures": dict(Counter(one.failure for one in loaded if one.failure is not None)),
         "failures_alone": dict(Counter(one.failure for one in by_themselves if one.failure is not None)),
-        "failures_said": {str(one.failure): one.said for one in reversed(failures)},
+        "failures_said": {str(one.failure): one.message for one in reversed(failures)},
         "seconds": seconds,
         "requests_s": len(answered) / seconds,
         "prompt_tokens": sum(one.prompt_tokens or 0 for one in answered),
@@ -218,23 +372,24 @@ def summarise(
 
 
 def _count(value: Any) -> int | None:
-    """A number of tokens that a server reports, where it is one."""
     return value if type(value) is int and 0 <= value < 1 << 40 else None
 
 
 def _within(seconds: float | None, milliseconds: float | None) -> bool:
-    """Whether a limit is kept; what was not there to be measured keeps it."""
+    """Return True if a limit is met; a missing value meets every limit."""
     return milliseconds is None or seconds is None or 1e3 * seconds <= milliseconds
 
 
 def _percentiles(seconds: Sequence[float | None]) -> dict[str, float | None]:
-    """Of milliseconds, interpolated linearly."""
+    """Return the percentiles in milliseconds, interpolated linearly."""
+    import numpy as np
+
     values = [1e3 * one for one in seconds if one is not None]
     return {f"p{percent}": float(np.percentile(values, percent)) if values else None for percent in PERCENTILES}
 
 
 def _bar(result: RequestResult, began: float) -> dict[str, Any]:
-    """A request for a picture: seconds since the load began."""
+    """Return a request for the plot; times are seconds since the load began."""
     return {
         "prompt": result.prompt,
         "due": result.due - began,
@@ -244,8 +399,3 @@ def _bar(result: RequestResult, began: float) -> dict[str, Any]:
         "itl_ms": None if result.each is None else 1e3 * result.each,
         "failure": result.failure,
     }
-
-
-def in_turn(prompts: int, requests: int) -> Iterator[int]:
-    """Numbers of prompts, from the first again after the last."""
-    return (number % prompts for number in range(requests))

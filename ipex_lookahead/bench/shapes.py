@@ -1,13 +1,14 @@
-"""Models that people run, as far as speed goes: configs as their makers published them, without weights."""
+"""Shapes of popular models: the published configs, without weights."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ipex_lookahead.architectures import ModelSpec, spec_for
-from ipex_lookahead.checkpoints.config_json import checked_config
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_json import JsonObject
+
+if TYPE_CHECKING:
+    from ipex_lookahead.architectures import ModelSpec
 
 _WORDS = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -16,7 +17,7 @@ _WORDS = (
 
 
 def _gemma4(every: int, window: int, key_heads: int | None = None) -> dict[str, Any]:
-    """What else a Gemma 4 says: which layers see all, and how many heads these have for both keys and values."""
+    """Return the further keys of a Gemma 4 config: full attention in every ``every``-th layer, with its key heads."""
     return {
         "layer_types": ["sliding_attention" if (i + 1) % every else "full_attention" for i in range(60)],
         "sliding_window": window,
@@ -28,7 +29,7 @@ def _gemma4(every: int, window: int, key_heads: int | None = None) -> dict[str, 
     }
 
 
-#                   family, and the numbers of _WORDS (0: the family has none), then what else the family says
+# Name -> (family, values of _WORDS with 0 for none, further keys)
 _SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "smollm2-135m": ("llama", (30, 576, 1536, 9, 3, 64, 49152, 8192), {"tie_word_embeddings": True}),
     "tinyllama-1.1b": ("llama", (22, 2048, 5632, 32, 4, 64, 32000, 4096), {"tie_word_embeddings": True}),
@@ -125,14 +126,16 @@ _SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
     "glm-4.7-flash": ("glm4_moe_lite", (47, 2048, 10240, 20, 20, 0, 154880, 202752), {}),
 }
 SHAPES = tuple(_SHAPES)
-"""Names of the shapes that can be measured."""
+"""Names of the shapes."""
 
 
 def config_of(name: str, layers: int | None = None) -> dict[str, Any]:
-    """The checked config of that name, with its first ``layers`` alone where that is given.
+    """Return the checked config of a shape, with its first ``layers`` only if given.
 
-    Raises InputError for a name that is not in ``SHAPES``.
+    Raises InputError for an unknown name.
     """
+    from ipex_lookahead.checkpoints.config_json import checked_config
+
     if name not in _SHAPES:
         raise InputError(f"shape is {name!r}; it must be one of {', '.join(SHAPES)}")
     family, sizes, more = _SHAPES[name]
@@ -147,5 +150,7 @@ def config_of(name: str, layers: int | None = None) -> dict[str, Any]:
 
 
 def shape_of(name: str) -> ModelSpec:
-    """The model of that name, for the context that its config gives it. Raises as ``config_of``."""
+    """Return the spec of a shape. Raises InputError for an unknown name."""
+    from ipex_lookahead.architectures import spec_for
+
     return spec_for(config_of(name))

@@ -1,28 +1,167 @@
-"""One decoder step on random weights of a known model's shape: milliseconds by rows, beside the machine's roofs."""
+"""``ipex-lookahead bench step``: one decoder step on random weights of a known shape, by rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+import click
 
-from ipex_lookahead.architectures import ModelSpec
-from ipex_lookahead.bench.shapes import shape_of
-from ipex_lookahead.engines.api import Batch, OutputRequest
-from ipex_lookahead.engines.native.core import integer_peak, read_bandwidth
-from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.engines.prefill import chain
+from ipex_lookahead.bench.options import STEP, Report, comma_separated, comma_separated_rates
+from ipex_lookahead.bench.shapes import SHAPES, shape_of
+from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.loading import threads_option
+from ipex_lookahead.cli.names import FORMATS
+from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.progress import status
+from ipex_lookahead.cli.tables import print_rows
+from ipex_lookahead.cli.types import LowBit
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.terminal import counted
 
+if TYPE_CHECKING:
+    from ipex_lookahead.architectures import ModelSpec
+    from ipex_lookahead.engines.api import Batch
+    from ipex_lookahead.engines.native.engine import NativeEngine
+
+
+@dataclass
+class Step:
+    """The step to measure."""
+
+    shape: str = option(
+        f"Shape of the model: {', '.join(SHAPES)}.", "smollm2-135m", type=click.Choice(SHAPES), metavar="NAME"
+    )
+    low_bit: str = option(f"Format of the weights: {FORMATS}.", "sym_int4", type=LowBit(alike=True))
+    group_size: Literal["32", "64"] = option("Inputs that share a scale.", "32")
+    head_low_bit: str | None = option("Format of the lm_head, if another.", type=LowBit(alike=True))
+    rows: list[int] = option("Rows of a step.", "1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...")
+    context: int = option("Positions already in the KV cache.", 128, low=0)
+    kv_cache: Literal["fp16", "int8"] = option("Format of keys and values.", "fp16")
+    repeat: int = option("Rounds; the median counts.", 9, low=1)
+    acceptance: list[float] = option(
+        "Measure the speed of a drafting head of that model instead, for given acceptance rates: how often its 1st, "
+        "2nd, ... token is right if those before it are.",
+        "",
+        callback=comma_separated_rates,
+        metavar="P,P,...",
+    )
+    drafter_low_bit: str = option("Format of the matrices of the drafting head.", "sym_int8", type=LowBit(alike=True))
+    layers: int | None = option(
+        "Number of layers to measure with --acceptance, extrapolated to all; the default fits into half of the memory.",
+        low=1,
+        metavar="N",
+    )
+    phases: bool = option("Also measure the phases of a step: matrices, attention, waiting.", False)
+
+
+@command(
+    "ipex-lookahead bench step --shape llama2-7b --rows 1,4,128 --plot step.svg",
+    "ipex-lookahead bench step --shape llama-3.1-8b --acceptance 0.8,0.7,0.6 --json",
+)
+def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
+    """Milliseconds of a whole decoder step by rows, compared with bandwidth and integer peak of the machine."""
+    if what.acceptance and to.plot is not None:
+        raise click.UsageError("--plot draws steps by rows; leave it out with --acceptance")
+    to.check()
+    from ipex_lookahead.bench.plots.step import plot_step
+    from ipex_lookahead.engines.weights import check_format
+
+    low_bit = check_format(what.low_bit)
+    head_low_bit = None if what.head_low_bit is None else check_format(what.head_low_bit)
+    shared: dict[str, Any] = {
+        "head_low_bit": head_low_bit,
+        "context": what.context,
+        "threads": threads,
+        "kv_cache": what.kv_cache,
+    }
+    with status() as say:
+        if what.acceptance:
+            _with_head(what, low_bit, {**shared, "repeat": what.repeat, "report": say}, to)
+            return
+        report = measure(
+            what.shape,
+            low_bit,
+            what.rows,
+            **shared,
+            group_size=int(what.group_size),
+            repeat=what.repeat,
+            phases=what.phases,
+            report=say,
+        )
+    print_rows(
+        {**STEP, "rows/s": lambda step: f"{1e3 * step['rows'] / step['ms']:.1f}"},
+        report["steps"],
+        title=f"{what.shape} · {report['low_bit']} g{what.group_size} · head {report['head_low_bit']} · "
+        f"{report['isa']} · {counted(report['threads'], 'thread')} · context {what.context}",
+        caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB, of which one row reads "
+        f"{report['step_bytes'] / 1e6:.0f} MB; this machine reads at most "
+        f"{report['bandwidth_gb_s']:.1f} GB/s and does at most {report['integer_peak_gops']:.0f} integer GOPS",
+        to_stderr=to.as_json,
+    )
+    for one in report["steps"] if what.phases else ():
+        total = sum(phase["ms"] for phase in one["phases"])
+        print_rows(
+            {
+                "phases": "{name}",
+                "number": "{count}",
+                "ms": "{ms:.3f}",
+                "share": "{share:.0%}",
+                "waiting": "{waiting:.0%}",
+                "GB/s": lambda phase: f"{phase['gb_s']:.1f}" if phase["gb_s"] else "",
+            },
+            [{**phase, "share": phase["ms"] / total} for phase in one["phases"]],
+            title=f"where the time of {counted(one['rows'], 'row')} goes",
+            caption="as the first thread sees it, clocks included; GB/s of the weights that one row reads",
+            to_stderr=to.as_json,
+        )
+    to.write(report, plot_step)
+
+
+def _with_head(what: Step, low_bit: str, given: dict[str, Any], to: Report) -> None:
+    from ipex_lookahead.bench.head import measure_head
+    from ipex_lookahead.engines.weights import check_format
+
+    drafting = measure_head(
+        what.shape,
+        what.acceptance,
+        low_bit,
+        drafter_low_bit=check_format(what.drafter_low_bit),
+        layers=what.layers,
+        **given,
+    )
+    head = given["head_low_bit"] or low_bit
+    right = ", ".join(f"{rate:g}" for rate in what.acceptance)
+    few, layers = drafting["measured_layers"], drafting["layers"]
+    words = {name: f"{one['words']:,} words" for name, one in drafting["costs"]["heads"].items()}
+    print_rows(
+        {
+            "drafted": "{drafted}",
+            "tokens\na step": "{tokens:.2f}",
+            "step ms": "{step_ms:.1f}",
+            **{
+                f"{what_of}\n{words[name]}": f"{{{name}_{key}}}"
+                for name in words
+                for what_of, key in (("drafting ms,", "ms:.1f"), ("speed-up,", "speed:.2f"))
+            },
+        },
+        drafting["rows"],
+        title=f"replayed: {what.shape} · {low_bit} · head {head} · "
+        f"{drafting['kind']} in {drafting['drafter_low_bit']}, right {right} · {drafting['isa']} · "
+        f"{counted(drafting['threads'], 'thread')} · context {what.context}",
+        caption=f"costs are measured, acceptance is given; a row alone takes {drafting['rows'][0]['one_row_ms']:.1f} ms"
+        + ("" if few == layers else f"; scaled from {counted(few, 'layer')} to {layers}"),
+        to_stderr=to.as_json,
+    )
+    to.write({"shape": what.shape, "low_bit": low_bit, "head_low_bit": head, "drafting": drafting}, None)
+
 
 def linear_operations(spec: ModelSpec) -> int:
-    """Operations (a multiply-add is two) of all linear layers for one row, lm_head included; of experts the chosen."""
+    """Return the operations of all linear layers and chosen experts for one row; a multiply-add is two operations."""
     weights = sum(prod(tensor.shape) for tensor in spec.tensors() if tensor.is_matrix)
     for mixture in spec.mixtures:
         one, idle = mixture.experts[0], len(mixture.experts) - mixture.used
@@ -44,14 +183,17 @@ def measure(
     phases: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Medians over ``repeat`` rounds; each round takes every row count once, so that drift falls on all alike.
+    """Return medians over ``repeat`` rounds; each round measures every number of rows once.
 
-    Rows form a chain at ``context`` positions, and only the last of more than 64 rows has an output (a prompt).
-    With ``phases`` as many rounds more are timed phase by phase; the clocks cost some hundredths of a small step.
+    Rows form a chain at ``context`` positions. More than 64 rows are a prompt: only the last one has an output. With
+    ``phases``, ``repeat`` further rounds are timed phase by phase; the clocks take a few percent of a small step.
 
     Raises:
-        InputError: an unknown shape, rows below 1, or a context that with the rows exceeds the shape's.
+        InputError: An unknown shape, rows below 1, or rows and context longer than the shape's context.
     """
+    from ipex_lookahead.engines.native import core
+    from ipex_lookahead.engines.native.engine import NativeEngine
+
     spec = shape_of(shape)
     if not rows or min(rows) < 1 or context < 0 or context + max(rows) > spec.max_context:
         raise InputError(
@@ -64,10 +206,10 @@ def measure(
     )
     facts = engine.describe()
     report("measuring the machine")
-    # As large as the weights, within reason: a buffer that a cache holds would measure that cache.
+    # A smaller buffer would measure a cache instead of the memory.
     size = min(max(facts["weight_bytes"], 64 << 20), 1 << 30)
-    bandwidth = read_bandwidth(size, facts["threads"])
-    peak = 2 * integer_peak(facts["threads"])
+    bandwidth = core.read_bandwidth(size, facts["threads"])
+    peak = 2 * core.integer_peak(facts["threads"])
     cache = engine.new_cache(blank=context)
     batches = {count: _batch(cache, count) for count in rows}
     times: dict[int, list[float]] = {count: [] for count in rows}
@@ -86,8 +228,7 @@ def measure(
     operations = linear_operations(spec)
     chosen = sum(mixture.used for mixture in spec.mixtures)
 
-    def read(count: int) -> int:
-        """Bytes that a step has to read."""
+    def bytes_read(count: int) -> int:
         more_experts = (experts[count] - chosen) * facts["expert_bytes"] if chosen else 0
         return int(facts["step_bytes"] + more_experts + context * facts["kv_bytes_per_token"])
 
@@ -111,7 +252,7 @@ def measure(
                 "ms": 1e3 * median(times[count]),
                 "ratio": median(times[count]) / first,
                 "experts": experts[count],
-                "gb_s": read(count) / median(times[count]) / 1e9,
+                "gb_s": bytes_read(count) / median(times[count]) / 1e9,
                 "gops": _row_operations(spec, operations, count) / median(times[count]) / 1e9,
                 **({"phases": parts[count]} if phases else {}),
             }
@@ -121,10 +262,10 @@ def measure(
 
 
 def _phases(engine: NativeEngine, batch: Batch, repeat: int) -> list[dict[str, Any]]:
-    """Medians of ``repeat`` steps for each kind of phases, in a step's order; ``between`` is what is in none of them.
+    """Return medians of ``repeat`` steps for each kind of phase, in order; ``between`` is the time outside all phases.
 
-    ``gb_s`` counts the weights that one row reads, and is 0 where there are none; ``waiting`` is the share of the first
-    thread's time in which it waited for the others.
+    ``gb_s`` counts the weights that one row reads, and is 0 without weights; ``waiting`` is the share of time that the
+    first thread waits for the others.
     """
     steps, wholes = [], []
     timed = replace(batch, wants=replace(batch.wants, timings=True))
@@ -153,7 +294,12 @@ def _phases(engine: NativeEngine, batch: Batch, repeat: int) -> list[dict[str, A
 
 
 def _batch(cache: Any, rows: int) -> Batch:
-    """Rows that may be rejected, or more than 64 of a prompt; in a mixture of experts they differ."""
+    """Return rows that may be rejected, or of a prompt if there are more than 64."""
+    import numpy as np
+
+    from ipex_lookahead.engines.api import OutputRequest
+    from ipex_lookahead.engines.prefill import chain
+
     prompt = rows > 64
     want = np.array([rows - 1], dtype=np.int32) if prompt else None
     batch = chain(cache, np.arange(7, 7 + rows, dtype=np.int32), OutputRequest(want))
@@ -161,6 +307,6 @@ def _batch(cache: Any, rows: int) -> Batch:
 
 
 def _row_operations(spec: ModelSpec, operations: int, rows: int) -> int:
-    """A prompt's lm_head is run for its last row only."""
+    """Return the operations of a step; a prompt runs the lm_head for its last row only."""
     head = 2 * spec.vocab * spec.hidden
     return rows * (operations - head) + (rows if rows <= 64 else 1) * head

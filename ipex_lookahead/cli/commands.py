@@ -96,16 +96,24 @@ def command(*examples: str, name: str | None = None) -> Callable[[Callable[..., 
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module only when that command is asked for: ``--help`` stays quick.
+    """A group that imports the module of a command when that command is used, so that ``--help`` stays fast.
 
     Args:
-        lines: command -> its line in ``--help``.
-        module: prefix of the modules; each holds an object of its command's name (_ for -).
+        lines: Command -> its line in ``--help``.
+        module: Module of the commands, with "{}" for the name of the command (_ for -); it has an object of that name.
+        modules: Command -> its module, for commands that are in other modules.
     """
 
-    def __init__(self, *args: Any, lines: Mapping[str, str], module: str, **settings: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        lines: Mapping[str, str],
+        module: str,
+        modules: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         super().__init__(*args, **settings)
-        self.lines, self.module = lines, module
+        self.lines, self.module, self.modules = lines, module, modules or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Alone, and as ``help``, the group shows its help; ``help COMMAND`` shows the command's."""
@@ -134,7 +142,8 @@ class LazyGroup(click.Group):
         if name not in self.lines:
             return None
         attribute = name.replace("-", "_")
-        found: click.Command = getattr(importlib.import_module(self.module + attribute), attribute)
+        module = self.modules.get(name, self.module.format(attribute))
+        found: click.Command = getattr(importlib.import_module(module), attribute)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -12,6 +12,6 @@ COMMANDS = {
 """Subcommand -> its line in ``--help``."""
 
 
-@click.group(cls=LazyGroup, lines=COMMANDS, module="ipex_lookahead.cli.drafter_")
+@click.group(cls=LazyGroup, lines=COMMANDS, module="ipex_lookahead.cli.drafter_{}")
 def drafter() -> None:
     """Heads that draft for a model."""

@@ -10,7 +10,7 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
-from ipex_lookahead.cli.reading import read_text
+from ipex_lookahead.cli.prompts import read_text
 from ipex_lookahead.cli.types import Model
 from ipex_lookahead.cli.writing import check_new
 

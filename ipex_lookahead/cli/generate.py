@@ -16,7 +16,7 @@ from ipex_lookahead.cli.loading import TextModelOptions
 from ipex_lookahead.cli.lookahead import Lookahead
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.options import json_alone_option, option
-from ipex_lookahead.cli.reading import read_prompt
+from ipex_lookahead.cli.prompts import read_prompt, read_prompts
 from ipex_lookahead.cli.sampling import Sampling
 from ipex_lookahead.cli.writing import check_output, written
 from ipex_lookahead.errors import LookaheadError
@@ -52,8 +52,6 @@ class Text:
         """(id, prompt) of each line of --prompts, or of the one prompt."""
         if self.prompts is None:
             return [("", read_prompt(prompt, self.prompt_file))]
-        from ipex_lookahead.bench.prompts import read_prompts
-
         return [(found.id, found.text) for found in read_prompts([self.prompts])]
 
     def encode(self, loaded: TextModel, text: str) -> list[int]:

@@ -11,7 +11,7 @@ from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import command_needs_torch, model_option, threads_option
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
-from ipex_lookahead.cli.reading import read_text
+from ipex_lookahead.cli.prompts import read_text
 from ipex_lookahead.cli.writing import check_new
 
 

@@ -105,7 +105,7 @@ def _engine() -> dict[str, Any]:
     """The core's facts and the machine's roofs, or why there are none: people run this when something is wrong."""
     facts: dict[str, Any] = {"isa_available": [], "threads": None, "isa_chosen": None}
     try:
-        from ipex_lookahead.bench.bandwidth import measured_bandwidth
+        from ipex_lookahead.engines.bandwidth import measured_bandwidth
         from ipex_lookahead.engines.machine import default_threads
         from ipex_lookahead.engines.native import core
 

@@ -31,7 +31,7 @@ COMMANDS = {
     "bench": "measure",
     "completion": "print a shell's completion script",
 }
-"""Command name -> its line in ``--help``. Each is the object of that name (_ for -) in the module of that name."""
+"""Command -> its line in ``--help``."""
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -45,7 +45,8 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 @click.group(
     cls=LazyGroup,
     lines=COMMANDS,
-    module="ipex_lookahead.cli.",
+    module="ipex_lookahead.cli.{}",
+    modules={name: f"ipex_lookahead.bench.{name.replace('-', '_')}" for name in ("compare-engines", "doctor")},
     context_settings={"auto_envvar_prefix": "IPEX_LOOKAHEAD", "help_option_names": ["-h", "--help"]},
     epilog="Options can be set in the environment too, as IPEX_LOOKAHEAD_GENERATE_THREADS=2 sets generate --threads; "
     "the command line wins. docs/commands.md lists them all.",

@@ -22,9 +22,9 @@ which says as much again before its answer."""
 def bandwidth() -> float | None:
     """Bytes a second; None where there is no native core to measure with."""
     try:
-        from ipex_lookahead.bench.bandwidth import kept_bandwidth
+        from ipex_lookahead.engines.bandwidth import cached_bandwidth
 
-        return kept_bandwidth()
+        return cached_bandwidth()
     except (ImportError, EngineError):
         return None
 

@@ -74,7 +74,7 @@ def test_agreement_is_with_ones_own_plain_and_with_native():
         "torch": Model(lambda prompt, lookahead: [9, 9] if len(prompt) == 2 else [4, 5, 6], row_invariant=False),
     }
     began = []
-    found = compare(models.__getitem__, lambda _: PROMPTS, engines=["native", "torch"], began=began.append)
+    found = compare(models.__getitem__, lambda _: PROMPTS, engines=["native", "torch"], started=began.append)
     assert began == ["native", "torch"]
     rows = report(found)
     assert [(row["engine"], row["identical_to_plain"], row["identical_to_native"]) for row in rows] == [

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from ipex_lookahead.bench.decode import Generation, Mode, measure, summarise
-from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
+from ipex_lookahead.bench.decode import summarize
+from ipex_lookahead.bench.modes import Generation, Mode, measure
+from ipex_lookahead.bench.options import PACKAGED_PROMPTS
+from ipex_lookahead.cli.prompts import read_prompts
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft
@@ -125,7 +127,7 @@ def test_cpu_time_a_token_is_compared_prompt_by_prompt():
 
     for times in took.values():
         times.append(0.0)  # the warm-up
-    plain, drafting = summarise(measure(generate, [[7], [8]], [3], repeat=3))
+    plain, drafting = summarize(measure(generate, [[7], [8]], [3], repeat=3))
     assert (plain["cpu_ms_per_token"], plain["cpu_ratio"]) == (300.0, 1.0)
     assert (drafting["cpu_ms_per_token"], drafting["cpu_ratio"]) == (pytest.approx(310.0), pytest.approx(1.05))
 
@@ -139,7 +141,7 @@ def test_what_a_memory_brought_is_the_warm_speed_over_the_cold_one():
         store = getattr(lookahead, "store", None)
         return generation(range(11), {"none": 2.0, "memory:2": 1.0}.get(store, 4.0))
 
-    rows = summarise(measure(generate, [[1], [2]], ["auto"]), ["f", "f"], ["chat", "code"])
+    rows = summarize(measure(generate, [[1], [2]], ["auto"]), ["f", "f"], ["chat", "code"])
     assert [(row["memory"], row["memory_gain"]) for row in rows] == [
         (None, None), ("cold", None), ("warm", pytest.approx(2.0))
     ]  # fmt: skip
@@ -169,7 +171,7 @@ def test_sums():
             [generation(range(6), 1.25, steps=5, sequence_steps=5, drafted=5, accepted=0, engine_seconds=1.2)],
         ],
     )
-    first, second = summarise([plain, ahead])
+    first, second = summarize([plain, ahead])
     assert first["lookahead"] == 0
     assert first["decode_tok_s"] == pytest.approx(15 / 3)
     assert first["slowest_prompt_ratio"] == 1.0
@@ -199,7 +201,7 @@ def test_modes_are_named_and_counted_by_source_and_position():
     config = LookaheadConfig("suffix", 7, adaptive=False)
     answers = [[drafts((tree, [0, 1]), (Draft.chain([4, 4]), [0]))], [drafts((tree, []))]]
     plain = Mode(0, [[generation([1, 2, 3])], [generation([1, 2, 3])]])
-    rows = summarise([plain, Mode(config, answers), Mode("auto", answers)], ["x", "y"])
+    rows = summarize([plain, Mode(config, answers), Mode("auto", answers)], ["x", "y"])
     assert [(r["lookahead"], r["adaptive"]) for r in rows] == [(0, None), (7, False), ("auto", True)]
     assert [r["strategy"] for r in rows][:2] == [None, "suffix"]
     row = rows[1]
@@ -221,7 +223,7 @@ def test_modes_are_named_and_counted_by_source_and_position():
 def test_ratios_by_file():
     plain = Mode(0, [[generation(range(11), 1.0)] for _ in range(3)])
     ahead = Mode(3, [[generation(range(11), s, sequence_steps=5)] for s in (0.5, 2.0, 0.25)])
-    row = summarise([plain, ahead], ["x", "x", "y"])[1]
+    row = summarize([plain, ahead], ["x", "x", "y"])[1]
     assert row["prompt_ratios"] == pytest.approx([2.0, 0.5, 4.0])
     assert row["mean_prompt_ratio"] == pytest.approx(6.5 / 3)
     assert row["by_file"]["x"] == {
@@ -236,24 +238,24 @@ def test_ratios_by_file():
 
 def test_median_of_repetitions():
     plain = Mode(0, [[generation(range(11), s) for s in (1.0, 1.0, 9.0)]])
-    assert summarise([plain])[0]["decode_tok_s"] == pytest.approx(10)
+    assert summarize([plain])[0]["decode_tok_s"] == pytest.approx(10)
 
 
 @pytest.mark.parametrize("differing", [[1, 2, 4], [1, 2], [1, 2, 3, 4], []])
 def test_differing_tokens_are_counted(differing):
     plain = Mode(0, [[generation([1, 2, 3])], [generation([5, 6])]])
     ahead = Mode(3, [[generation(differing)], [generation([5, 6])]])
-    assert [run["identical_to_plain"] for run in summarise([plain, ahead])] == ["2/2", "1/2"]
+    assert [run["identical_to_plain"] for run in summarize([plain, ahead])] == ["2/2", "1/2"]
 
 
 def test_a_repetition_that_differs_counts_as_different():
     plain = Mode(0, [[generation([1, 2]), generation([1, 2])]])
     ahead = Mode(3, [[generation([1, 2]), generation([1, 3])]])
-    assert summarise([plain, ahead])[1]["identical_to_plain"] == "0/1"
+    assert summarize([plain, ahead])[1]["identical_to_plain"] == "0/1"
 
 
 def test_nothing_generated_divides_by_nothing():
-    run = summarise([Mode(0, [[generation([1], 0.0)]])])[0]
+    run = summarize([Mode(0, [[generation([1], 0.0)]])])[0]
     assert run["decode_tok_s"] == 0.0
     assert run["slowest_prompt_ratio"] == 1.0
     json.dumps(run, allow_nan=False)
@@ -274,11 +276,11 @@ def test_a_ratio_that_says_nothing_is_called_noise(tokens, seconds, noise):
     ids = list(range(tokens))
     plain = Mode(0, [[generation(ids)] for _ in seconds])
     other = Mode(3, [[generation(ids, time)] for time in seconds])
-    rows = summarise([plain, other])
+    rows = summarize([plain, other])
     assert [row["ratio_is_noise"] for row in rows] == [False, noise]
 
 
 def test_one_answer_has_no_quartiles():
-    rows = summarise([Mode(0, [[generation([1, 2])]]), Mode(3, [[generation([1, 2])]])])
+    rows = summarize([Mode(0, [[generation([1, 2])]]), Mode(3, [[generation([1, 2])]])])
     assert [row["ratio_quartiles"] for row in rows] == [None, None]
     assert rows[1]["ratio_is_noise"]

@@ -9,8 +9,9 @@ import pytest
 import torch
 import transformers
 
-from ipex_lookahead.bench import doctor
-from ipex_lookahead.bench.doctor import FORMATS, examine, kernels, problems, without_paths
+from ipex_lookahead.bench import examine as doctor
+from ipex_lookahead.bench.examine import FORMATS, examine, kernels, problems
+from ipex_lookahead.bench.facts import without_paths
 from ipex_lookahead.engines.native import linear
 from ipex_lookahead.engines.torch.linear_backends import BACKENDS
 from ipex_lookahead.engines.torch.linear_kernels import GenericKernel, NativeKernel
@@ -71,7 +72,7 @@ def test_an_instruction_set_that_is_wrong_is_seen(monkeypatch):
         return layer if isa == "scalar" or weight.format != "q4_k" else lambda x: layer(x) + (len(x) > 7)
 
     monkeypatch.setattr(linear, "linear_layer", off)
-    assert doctor.beside_scalar(1)["different"] == ["q4_k"]
+    assert doctor.compare_with_scalar(1)["different"] == ["q4_k"]
 
 
 def test_the_small_random_model_is_the_same_everywhere(tmp_path):

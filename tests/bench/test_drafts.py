@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.bench.decode import Generation, Mode, generator
-from ipex_lookahead.bench.drafts import lines_of, steps_of
+from ipex_lookahead.bench.decode import lines_of, steps_of
+from ipex_lookahead.bench.modes import Generation, Mode, generator
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import FOLD_EVERY, GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.bench.quality import Kept, engine_logits, predicted, reference_logits, score
+from ipex_lookahead.bench.perplexity import Distributions, engine_logits, predicted, reference_logits, score
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
@@ -37,9 +37,9 @@ def test_tiny_files(kind: str, tmp_path: Path) -> None:
     engine = NativeEngine.load(checkpoint, checkpoint.spec, WeightPlan().of_spec(checkpoint.spec), threads=1)
     checkpoint.close()
     ids = np.random.default_rng(0).integers(0, 96, 400).tolist()
-    kept = Kept(predicted(400, 200), 96)
+    kept = Distributions(predicted(400, 200), 96)
     theirs = score(reference_logits(llama_from_gguf(file)), ids, 200, keep=kept)
-    ours = score(engine_logits(engine), ids, 200, beside=kept)
+    ours = score(engine_logits(engine), ids, 200, reference=kept)
     assert abs(math.log(ours.perplexity) - math.log(theirs.perplexity)) < 0.005 * math.log(theirs.perplexity)
     assert ours.kl < (1e-5 if kind == "F32" else 2e-3)
     assert ours.top1 > 0.97

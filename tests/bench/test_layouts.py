@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ipex_lookahead.bench.decode import Generation, Mode
 from ipex_lookahead.bench.layouts import LAYOUTS, figures
-from ipex_lookahead.bench.prompts import Prompt
+from ipex_lookahead.bench.modes import Generation, Mode
+from ipex_lookahead.cli.prompts import Prompt
 from ipex_lookahead.decoding.stats import GenerationStats
 
 

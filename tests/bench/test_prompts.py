@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ipex_lookahead.bench.prompts import PLACEHOLDER, conversations, read_prompts
+from ipex_lookahead.cli.prompts import PLACEHOLDER, conversations, read_prompts
 from ipex_lookahead.errors import InputError
 
 

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ipex_lookahead.bench import quality
-from ipex_lookahead.bench.quality import Candidate, Kept, score
+from ipex_lookahead.bench import perplexity, quality
+from ipex_lookahead.bench.perplexity import Distributions, score
+from ipex_lookahead.bench.quality import Candidate
 from ipex_lookahead.errors import InputError
 from tests.support.tiny import write_tiny_llama
 
@@ -59,7 +60,7 @@ def test_so_many_tokens_are_predicted(tokens: int, window: int) -> None:
         yield np.zeros((len(ids), 5), np.float32)
 
     score(logits, [0] * tokens, window)
-    assert rows == quality.predicted(tokens, window)
+    assert rows == perplexity.predicted(tokens, window)
 
 
 @given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.01, 0.3, 2.0]), shift=st.sampled_from([-300, 0]))
@@ -71,9 +72,9 @@ def test_divergence_is_that_of_the_definition(seed: int, spread: float, shift: f
     def of(rows: np.ndarray) -> Any:
         return lambda ids: iter([rows[:10] + np.float32(0), rows[10:]])
 
-    kept = Kept(23, 60)
+    kept = Distributions(23, 60)
     score(of(first), range(24), keep=kept)
-    got = score(of(second + np.float32(shift)), range(24), beside=kept)
+    got = score(of(second + np.float32(shift)), range(24), reference=kept)
 
     logs = [rows[:23] - np.log(np.exp(rows[:23]).sum(1, keepdims=True)) for rows in map(np.float64, (first, second))]
     divergence = (np.exp(logs[0]) * (logs[0] - logs[1])).sum(1).mean()
@@ -84,17 +85,17 @@ def test_divergence_is_that_of_the_definition(seed: int, spread: float, shift: f
 def test_what_is_compared_with_itself_is_alike() -> None:
     """Although log-probabilities are kept in 16 bits."""
     rows = (8 * np.random.default_rng(5).standard_normal((40, 300))).astype(np.float32)
-    kept = Kept(39, 300)
+    kept = Distributions(39, 300)
     score(lambda ids: iter([rows]), range(40), keep=kept)
-    got = score(lambda ids: iter([rows]), range(40), beside=kept)
+    got = score(lambda ids: iter([rows]), range(40), reference=kept)
     assert got.kl < 1e-6
     assert got.top1 == 1
 
 
 def test_a_full_disk_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quality.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
+    monkeypatch.setattr(perplexity.shutil, "disk_usage", lambda folder: SimpleNamespace(free=10**6))
     with pytest.raises(InputError, match=r"1 MB free.* 80 MB") as caught:
-        Kept(1000, 40_000)
+        Distributions(1000, 40_000)
     assert "TMPDIR" in caught.value.hint
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from ipex_lookahead.bench.replay import Recording, load, record, replay, save
+from ipex_lookahead.bench.recording import Recording, load, record, save
+from ipex_lookahead.bench.replay import replay_answers
 from ipex_lookahead.bench.replay_head import SimulatedHead
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.config import LookaheadConfig
@@ -57,7 +58,7 @@ def test_what_is_recorded(model, recording):
 
 def test_replaying_is_what_the_model_would_do(model, recording):
     config = LookaheadConfig("prompt_lookup", 4, adaptive=False)
-    found = replay(recording, config, make_proposer)
+    found = replay_answers(recording, config, make_proposer)
     real = [GenerationStats() for _ in PROMPTS]
     for prompt, stats in zip(PROMPTS, real, strict=True):
         model.generate(torch.tensor([prompt]), max_new_tokens=40, lookahead=config, stats=stats)
@@ -70,14 +71,15 @@ def test_replaying_is_what_the_model_would_do(model, recording):
 
 def test_predictions_come_from_the_curve(recording):
     texts = iter([[*a.prompt, *a.output] for a in recording.answers])
-    found = replay(recording, LookaheadConfig("oracle", 3, adaptive=False), lambda _: OracleProposer(next(texts)))
+    config = LookaheadConfig("oracle", 3, adaptive=False)
+    found = replay_answers(recording, config, lambda _: OracleProposer(next(texts)))
     assert found["acceptance_rate"] == 1.0
     assert found["mean_acceptance_length"] == pytest.approx(78 / 20)
     assert found["predicted_plain_tok_s"] == pytest.approx(100)
     assert 2.5 < found["predicted_ratio"] <= 78 * 0.01 / (20 * 0.0115)
-    wrong = replay(recording, LookaheadConfig("wrong", 7, adaptive=False), lambda _: RandomProposer(24, seed=1))
+    wrong = replay_answers(recording, LookaheadConfig("wrong", 7, adaptive=False), lambda _: RandomProposer(24, seed=1))
     assert wrong["predicted_ratio"] < 0.8
-    adaptive = replay(recording, LookaheadConfig("wrong", 7), lambda _: RandomProposer(24, seed=1))
+    adaptive = replay_answers(recording, LookaheadConfig("wrong", 7), lambda _: RandomProposer(24, seed=1))
     assert adaptive["predicted_ratio"] > wrong["predicted_ratio"]
 
 
@@ -87,7 +89,7 @@ def test_a_recording_knows_nothing_of_scratch_rows(recording):
             return Draft([1, 2], [-1, -1], scratch=1)
 
     with pytest.raises(InputError, match="Window needs scratch rows"):
-        replay(recording, LookaheadConfig("x", 3), lambda _: Window(24))
+        replay_answers(recording, LookaheadConfig("x", 3), lambda _: Window(24))
 
 
 def test_round_trip(tmp_path, recording):
@@ -170,7 +172,7 @@ def test_a_head_is_right_as_often_as_said():
 def test_a_head_pays_by_its_costs(recording):
     def ratio(rate, price, make=None):
         record = Record()
-        found = replay(
+        found = replay_answers(
             recording,
             LookaheadConfig("head", 3, adaptive=True),
             make,
@@ -201,7 +203,7 @@ def test_the_command_replays_a_head_beside_free_sources(tmp_path, recording, cap
     assert run([*replaying, "--acceptance", "0.9,0.8"]) == 2
     assert "--acceptance needs --costs" in capsys.readouterr().err
     assert run([*replaying, "--costs", str(tmp_path / "r"), "--acceptance", "0.9,0.8"]) == 1
-    assert "is no report of bench step with a head" in capsys.readouterr().err
+    assert "is not a report of bench step with a head" in capsys.readouterr().err
     assert run([*replaying, "--costs", str(tmp_path / "c"), "--acceptance", "0.9,0.8"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     ways = ["auto", "head of 24", "head of 8", "auto + head of 24", "auto + head of 8"]

@@ -16,7 +16,7 @@ import yaml
 
 from ipex_lookahead.bench.plan import Plan, read_plan
 from ipex_lookahead.bench.report import COLUMNS, as_csv, as_html
-from ipex_lookahead.bench.run import cut, run
+from ipex_lookahead.bench.run import cut, run_plan
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import EngineError, InputError
 
@@ -74,7 +74,7 @@ def test_all_modes_of_all_cases_are_timed_in_turn(tmp_path: Path) -> None:
         loads.append(case.key)
         return model
 
-    report = run(plan_of(tmp_path), tmp_path / "out", load, TEXT, advance=counted.append)
+    report = run_plan(plan_of(tmp_path), tmp_path / "out", load, TEXT, advance=counted.append)
     assert len(loads) == 1
     assert sum(counted) == 2 * 2 * (1 + 3) == len(model.asked) == model.forgotten
     assert {asked[3]["eos_token_id"] for asked in model.asked} == {None}
@@ -113,7 +113,7 @@ TRIALS = {"in_out_pairs": ["16-129"], "warm_up": 0, "num_trials": 5}
 
 def test_medians_stand_for_the_trials_and_their_spread_is_kept(tmp_path: Path) -> None:
     factors = {0: [1.0, 1.0, 1.0, 1.0, 9.0], 3: [1.0, 0.5, 1.0, 1.0, 4.0]}
-    report = run(plan_of(tmp_path, **TRIALS), tmp_path / "out", lambda case, plan: Uneven(factors), TEXT)
+    report = run_plan(plan_of(tmp_path, **TRIALS), tmp_path / "out", lambda case, plan: Uneven(factors), TEXT)
     (plain, ahead) = report["cases"][0]["runs"]
     assert plain["next_token_seconds"] == pytest.approx(0.01), "one slow answer of five does not count"
     assert plain["tok_s_range"] == [pytest.approx(100 / 9), pytest.approx(100)]
@@ -142,7 +142,7 @@ def test_medians_stand_for_the_trials_and_their_spread_is_kept(tmp_path: Path) -
 )
 def test_noise_is_marked_as_bench_decode_marks_it(tmp_path: Path, more: dict[str, Any], factors: list[float]) -> None:
     made = {0: [1.0] * len(factors), 3: factors}
-    report = run(plan_of(tmp_path, **{**TRIALS, **more}), tmp_path / "out", lambda case, plan: Uneven(made), TEXT)
+    report = run_plan(plan_of(tmp_path, **{**TRIALS, **more}), tmp_path / "out", lambda case, plan: Uneven(made), TEXT)
     plain, ahead = report["cases"][0]["runs"]
     assert (plain["ratio_is_noise"], ahead["ratio_is_noise"]) == (False, True)
     assert f'<td class="noise">~{ahead["speedup"]:.2f} (noise)</td>' in as_html(report, [])
@@ -156,18 +156,18 @@ def test_noise_is_marked_as_bench_decode_marks_it(tmp_path: Path, more: dict[str
 
 def test_results_of_an_earlier_version_are_summed_up_anew(tmp_path: Path) -> None:
     plan, out = plan_of(tmp_path, **TRIALS), tmp_path / "out"
-    fresh = run(plan, out, lambda case, plan: Model(), TEXT)
+    fresh = run_plan(plan, out, lambda case, plan: Model(), TEXT)
     kept = json.loads((out / "results.json").read_text(encoding="utf-8"))
     for one in kept["cases"][0]["runs"]:
         for name in ("tok_s_range", "ratio_is_noise", "ratio_quartiles", "first_token_seconds_range"):
             del one[name]
         one["speedup"] = 99.0
     (out / "results.json").write_text(json.dumps(kept), encoding="utf-8")
-    assert run(plan, out, lambda case, plan: pytest.fail("all is there"), TEXT)["cases"] == fresh["cases"]
+    assert run_plan(plan, out, lambda case, plan: pytest.fail("all is there"), TEXT)["cases"] == fresh["cases"]
 
 
 def test_differing_tokens_are_seen(tmp_path: Path) -> None:
-    report = run(plan_of(tmp_path), tmp_path, lambda case, plan: Model(wrong_with=3), TEXT)
+    report = run_plan(plan_of(tmp_path), tmp_path, lambda case, plan: Model(wrong_with=3), TEXT)
     assert [one["identical"] for one in report["cases"][0]["runs"]] == [True, False]
     assert as_html(report, []).count('<td class="bad">NO</td>') == 2
     assert as_html(report, []).count("<td>yes</td>") == 2
@@ -186,11 +186,11 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
             return super().generate(inputs, **settings)
 
     with pytest.raises(KeyboardInterrupt):
-        run(plan, out, lambda case, plan: Stopped(), TEXT)
+        run_plan(plan, out, lambda case, plan: Stopped(), TEXT)
     kept = json.loads((out / "results.json").read_text(encoding="utf-8"))
     assert [case["tokens_in"] for case in kept["cases"]] == [16]
     model, counted = Model(), []
-    report = run(plan, out, lambda case, plan: model, TEXT, advance=counted.append)
+    report = run_plan(plan, out, lambda case, plan: model, TEXT, advance=counted.append)
     assert {asked[0] for asked in model.asked} == {(1, 64)}
     assert sum(counted) == plan.answers
     assert report["cases"][0] == kept["cases"][0]
@@ -202,37 +202,37 @@ def test_what_fails_is_told_and_tried_again(tmp_path: Path) -> None:
         raise EngineError("no such device")
 
     plan, out = plan_of(tmp_path), tmp_path / "out"
-    report = run(plan, out, refuse, TEXT)
+    report = run_plan(plan, out, refuse, TEXT)
     assert [case["error"] for case in report["cases"]] == ["no such device"] * 2
     assert "no such device" in as_html(report, [])
     assert as_csv(report).count("\n") == 1
-    report = run(plan, out, lambda case, plan: Model(), TEXT)
+    report = run_plan(plan, out, lambda case, plan: Model(), TEXT)
     assert not any("error" in case for case in report["cases"])
 
 
 def test_a_prompt_that_does_not_fit_is_an_error_of_its_case(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, in_out_pairs=["2045-9", "16-9"])
-    report = run(plan, tmp_path / "out", lambda case, plan: Model(), TEXT)
-    assert "more than the model's 2048" in report["cases"][0]["error"]
+    report = run_plan(plan, tmp_path / "out", lambda case, plan: Model(), TEXT)
+    assert "exceed the model's context of 2048" in report["cases"][0]["error"]
     assert "runs" in report["cases"][1]
 
 
 @pytest.mark.parametrize("changed", [{"num_trials": 5}, {"warm_up": 0}, {"task": "QA"}])
 def test_results_of_another_plan_are_not_mixed_in(tmp_path: Path, changed: dict[str, Any]) -> None:
     out = tmp_path / "out"
-    run(plan_of(tmp_path), out, lambda case, plan: Model(), TEXT)
+    run_plan(plan_of(tmp_path), out, lambda case, plan: Model(), TEXT)
     with pytest.raises(InputError, match=next(iter(changed))):
-        run(plan_of(tmp_path, **changed), out, lambda case, plan: Model(), TEXT)
+        run_plan(plan_of(tmp_path, **changed), out, lambda case, plan: Model(), TEXT)
     more = plan_of(tmp_path, in_out_pairs=["16-9", "64-9", "32-9"])
     model = Model()
-    run(more, out, lambda case, plan: model, TEXT)
+    run_plan(more, out, lambda case, plan: model, TEXT)
     assert {asked[0] for asked in model.asked} == {(1, 32)}  # more cases are no other plan
 
 
 def test_a_file_that_is_no_result_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="not what `bench run` writes"):
-        run(plan_of(tmp_path), tmp_path, lambda case, plan: Model(), TEXT)
+    with pytest.raises(InputError, match="not a file of `bench run`"):
+        run_plan(plan_of(tmp_path), tmp_path, lambda case, plan: Model(), TEXT)
     assert (tmp_path / "results.json").read_text(encoding="utf-8") == "{}"
 
 
@@ -251,7 +251,7 @@ def test_prompts_have_exactly_so_many_tokens() -> None:
 
 
 def test_the_table_has_the_columns_that_sheets_know(tmp_path: Path) -> None:
-    report = run(plan_of(tmp_path, batch_size=2), tmp_path / "out", lambda case, plan: Model(), TEXT)
+    report = run_plan(plan_of(tmp_path, batch_size=2), tmp_path / "out", lambda case, plan: Model(), TEXT)
     rows = list(csv.DictReader(io.StringIO(as_csv(report))))
     assert list(rows[0]) == list(COLUMNS)
     assert [row["lookahead"] for row in rows] == ["0", "3", "0", "3"]
@@ -263,7 +263,7 @@ def test_the_table_has_the_columns_that_sheets_know(tmp_path: Path) -> None:
 
 def test_the_page_stands_alone_and_escapes_what_it_is_given(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, repo_id="<script>alert(1)</script>")
-    report = run(plan, tmp_path / "out", lambda case, plan: Model(), TEXT)
+    report = run_plan(plan, tmp_path / "out", lambda case, plan: Model(), TEXT)
     page = as_html(report, [("Speed & more", "<svg></svg>")])
     assert "<script" not in page
     assert "&lt;script&gt;" in page
@@ -278,12 +278,14 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     from ipex_lookahead.bench.plots.run import run_pictures
 
-    report = run(plan_of(tmp_path, low_bit=["q4_k", "sym_int4"]), tmp_path / "out", lambda case, plan: Model(), TEXT)
+    plan = plan_of(tmp_path, low_bit=["q4_k", "sym_int4"])
+    report = run_plan(plan, tmp_path / "out", lambda case, plan: Model(), TEXT)
     pictures = run_pictures(report)
     assert [*pictures] == ["lookahead", "context"]
     for _, svg in pictures.values():
         assert svg.startswith("<svg")
         assert svg.rstrip().endswith("</svg>")
     assert "16 in, 9 out" in pictures["lookahead"][1]
-    one = run(plan_of(tmp_path, lookahead=0, in_out_pairs="8-8"), tmp_path / "one", lambda case, plan: Model(), TEXT)
+    plan = plan_of(tmp_path, lookahead=0, in_out_pairs="8-8")
+    one = run_plan(plan, tmp_path / "one", lambda case, plan: Model(), TEXT)
     assert run_pictures(one) == {}

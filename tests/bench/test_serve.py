@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from ipex_lookahead.bench.chat_client import ChatServer, RequestFailed, find_server, read_key, said_in
-from ipex_lookahead.bench.serve import RequestResult, closed_loop, open_loop, sender, summarise
+from ipex_lookahead.bench.chat_client import ChatServer, RequestFailed, find_server, read_key, text_in
+from ipex_lookahead.bench.serve import RequestResult, closed_loop, open_loop, sender, summarize
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.runtime.loading import load_text_model
@@ -184,7 +184,7 @@ def test_failures_have_their_kind(other, how, kind):
     server = ChatServer(address, "m", timeout=0.3 if how == "silent" else 60.0)
     result = sender(server, ["Hi"], 4)(0, 0.0)
     assert result.failure == kind
-    assert how not in ("HTTP 429", "error in the stream") or result.said == "come later"
+    assert how not in ("HTTP 429", "error in the stream") or result.message == "come later"
 
 
 def test_failures_are_counted_and_the_status_is_1(other, prompts, capsys):
@@ -221,7 +221,7 @@ def test_an_answer_that_company_changes(other, prompts, promised, capsys):
     assert run(["bench", "serve", "--url", address, *given]) == (1 if promised else 0)
     said = capsys.readouterr()
     assert json.loads(said.out.splitlines()[-1])["identical_to_alone"] == "0/2"
-    assert ("company changes no answer" in said.err) is promised
+    assert ("answers under load differ" in said.err) is promised
 
 
 def test_a_stream_that_is_closed_leaves_the_server(other):
@@ -233,7 +233,7 @@ def test_a_stream_that_is_closed_leaves_the_server(other):
         left.set()
 
     chunks = ChatServer(other(say), "m").stream({"messages": []})
-    assert said_in(next(chunks)) == "a"
+    assert text_in(next(chunks)) == "a"
     chunks.close()
     assert left.wait(60)
 
@@ -285,15 +285,15 @@ def test_figures():
         one(0, 12.0, ended=20.0, failure="silent"),
     ]
     by_themselves = [one(0, 30.0, 31.0, ended=32.0, text="abc"), one(1, 32.0, 33.0, ended=33.0, text="y")]
-    found = summarise(loaded, by_themselves, ttft_limit=900.0, itl_limit=499.0)
+    found = summarize(loaded, by_themselves, ttft_limit=900.0, itl_limit=499.0)
     assert (found["seconds"], found["tokens"], found["tok_s"], found["prompt_tokens"]) == (10.0, 8, 0.8, 5)
     assert found["ttft_ms"]["p50"] == 750.0
     assert found["itl_ms"] == {"p50": 500.0, "p90": 500.0, "p99": 500.0}
     assert found["gap_ms"]["p50"] == 1500.0
     assert found["goodput"] == {"ttft_limit_ms": 900.0, "itl_limit_ms": 499.0, "requests": 1, "requests_s": 0.1}
     assert found["identical_to_alone"] == "1/2"
-    assert summarise(loaded, by_themselves, itl_limit=500.0)["goodput"]["requests"] == 2
-    nothing = summarise(loaded[2:], [])
+    assert summarize(loaded, by_themselves, itl_limit=500.0)["goodput"]["requests"] == 2
+    nothing = summarize(loaded[2:], [])
     assert nothing["ttft_ms"] == {"p50": None, "p90": None, "p99": None}
     assert nothing["identical_to_alone"] == "0/0"
 
@@ -304,8 +304,8 @@ def test_keys_and_chunks_of_any_shape(tmp_path):
         with pytest.raises(InputError):
             read_key(tmp_path / name)
     odd: list[Any] = [{}, {"choices": []}, {"choices": [1]}, {"choices": [{"delta": None}]}, {"choices": {}}]
-    assert [said_in(one) for one in odd] == [""] * 5
-    assert said_in({"choices": [{"delta": {"content": None, "reasoning_content": "so"}}]}) == "so"
+    assert [text_in(one) for one in odd] == [""] * 5
+    assert text_in({"choices": [{"delta": {"content": None, "reasoning_content": "so"}}]}) == "so"
     assert KEY not in repr(ChatServer("http://a", key=KEY))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and does not listen

@@ -12,9 +12,9 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 from click.testing import CliRunner
 
 from ipex_lookahead.bench import kernels, shapes, step
-from ipex_lookahead.cli.bench_step import SHAPES
 from ipex_lookahead.cli.main import cli
 from ipex_lookahead.engines.api import OutputRequest
+from ipex_lookahead.engines.native import core, linear
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.errors import InputError
 from tests.support.specs import NAMED, make_spec
@@ -25,14 +25,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = ("llama", (2, 64, 96, 4, 2, 16, 200, 512), {"tie_word_embeddings": True})
     monkeypatch.setitem(shapes._SHAPES, "smollm2-135m", tiny)
     monkeypatch.setattr(kernels, "WORKING_SET", 1 << 16)
-    monkeypatch.setattr(step, "read_bandwidth", lambda size, threads: 1e9)
-    monkeypatch.setattr(step, "integer_peak", lambda threads: 1e9)
-    monkeypatch.setattr(kernels, "read_bandwidth", lambda size, threads: 1e9)
-    monkeypatch.setattr(kernels, "integer_peak", lambda threads, isa: 1e9)
+    monkeypatch.setattr(core, "read_bandwidth", lambda size, threads: 1e9)
+    monkeypatch.setattr(core, "integer_peak", lambda threads, isa="": 1e9)
 
 
 def test_the_shapes_are_those_of_the_models() -> None:
-    assert SHAPES == shapes.SHAPES
     assert step.linear_operations(step.shape_of("llama2-7b")) == 2 * (6_476_005_376 + 32000 * 4096)
     with pytest.raises(InputError, match="'gpt2'.*llama2-7b"):
         step.shape_of("gpt2")
@@ -124,7 +121,7 @@ def test_a_kernel_bench_tells_how_far_it_is_and_ends_when_it_is_slow(monkeypatch
     def probe(x: Any) -> None:
         calls.append(1)
 
-    monkeypatch.setattr(kernels, "linear_layer", lambda weight, **options: probe)
+    monkeypatch.setattr(linear, "linear_layer", lambda weight, **options: probe)
     monkeypatch.setattr(kernels, "PATIENCE_SECONDS", 0.0)
     said: list[str] = []
     report = kernels.measure(["sym_int4"], ["avx2"], [1, 4], shape=(64, 64), threads=1, report=said.append)

@@ -8,15 +8,15 @@ import re
 import pytest
 import torch
 
-from ipex_lookahead.bench import doctor
-from ipex_lookahead.cli.doctor import write_report
+from ipex_lookahead.bench import examine
+from ipex_lookahead.bench.doctor import write_report
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.errors import SaveError
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(doctor, "KERNEL_SHAPE", (64, 64))
+    monkeypatch.setattr(examine, "KERNEL_SHAPE", (64, 64))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -58,7 +58,7 @@ def test_json_is_the_last_line_and_the_report_goes_to_standard_error(capsys):
 
 
 def test_something_wrong_is_exit_code_one_and_a_sentence(capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "run_engine", lambda *_: (_ for _ in ()).throw(RuntimeError("it broke")))
+    monkeypatch.setattr(examine, "run_engine", lambda *_: (_ for _ in ()).throw(RuntimeError("it broke")))
     assert run(TINY) == 1
     said = capsys.readouterr().out
     assert "**Problem**: native: it broke" in said

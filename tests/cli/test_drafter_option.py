@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("transformers", minversion="5", reason="the tiny models are transformers 5's")
 from safetensors.torch import load_file, save_file
 
-from ipex_lookahead.cli.bench_decode import decode
-from ipex_lookahead.cli.bench_exact import exact
+from ipex_lookahead.bench.decode import decode
+from ipex_lookahead.bench.exact import exact
 from ipex_lookahead.cli.chat import chat
 from ipex_lookahead.cli.generate import generate
 from ipex_lookahead.cli.main import run

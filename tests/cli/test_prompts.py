@@ -18,7 +18,7 @@ from ipex_lookahead.bench.chat_client import read_key
 from ipex_lookahead.cli import messages
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.progress import PromptBar
-from ipex_lookahead.cli.reading import read_text
+from ipex_lookahead.cli.prompts import read_text
 from ipex_lookahead.cli.writing import written
 from ipex_lookahead.errors import SaveError
 from ipex_lookahead.files.safe_yaml import load_yaml
@@ -77,7 +77,7 @@ def test_a_terminal_is_not_read(scripted, monkeypatch):
 
 
 def test_a_pipe_that_stays_silent_is_named(monkeypatch, capsys):
-    from ipex_lookahead.cli import reading
+    from ipex_lookahead.cli import prompts as reading
 
     heard, told = os.pipe()
     monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.01)

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from ipex_lookahead.bench import bandwidth
 from ipex_lookahead.cli import recommended
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.recommended import expected_tok_s, one_to_try, suggestion
+from ipex_lookahead.engines import bandwidth
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.hub.recommended import recommended_models
 
@@ -26,7 +26,7 @@ def machine(monkeypatch):
             return rate
 
         monkeypatch.setattr(recommended, "machine_memory", lambda: memory)
-        monkeypatch.setattr(bandwidth, "kept_bandwidth", kept)
+        monkeypatch.setattr(bandwidth, "cached_bandwidth", kept)
 
     return be
 

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner
 
-from ipex_lookahead.bench.replay import Answer, Recording, save
+from ipex_lookahead.bench.recording import Answer, Recording, save
 from ipex_lookahead.controller.calibration import Calibration
 from tests.support.partial_matching import ESCAPES, PRIOR, RANK_PRIOR, RANKS, Twin
 

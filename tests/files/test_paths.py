@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig, LookaheadError
-from ipex_lookahead.bench.prompts import read_prompts
-from ipex_lookahead.bench.replay import load as load_recording
+from ipex_lookahead.bench.recording import load as load_recording
 from ipex_lookahead.checkpoints import family_of, kind_of, open_checkpoint, open_other_family
 from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
+from ipex_lookahead.cli.prompts import read_prompts
 from ipex_lookahead.drafting.store import Store
 from ipex_lookahead.files.paths import given_path
 from tests.support.tiny import write_tiny_llama

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.bench.decode import Generation, Mode, summarise
+from ipex_lookahead.bench.decode import summarize
+from ipex_lookahead.bench.modes import Generation, Mode
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft
 
@@ -40,7 +41,7 @@ def answer(seconds: float, accepted: int = 0) -> Generation:
 
 
 def decoded(*modes: Mode) -> dict[str, Any]:
-    runs = summarise(modes, ["f", "f"], ["chat", "code"])
+    runs = summarize(modes, ["f", "f"], ["chat", "code"])
     settings = {"model": "m<&>", "low_bit": "q4_k", "max_new_tokens": 9}
     return {**settings, **FACTS, "prompts": ["a", "code/slow"], "categories": ["chat", "code"], "runs": runs}
 

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead import EngineError, InputError
-from ipex_lookahead.bench import doctor_opencl
-from ipex_lookahead.bench.doctor_opencl import examine_opencl, problems
+from ipex_lookahead.bench import examine_opencl as doctor_opencl
+from ipex_lookahead.bench.examine_opencl import examine_opencl, problems
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.engines.opencl import examination
 from ipex_lookahead.engines.opencl.device import device_of, listed

@@ -16,7 +16,7 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
 from ipex_lookahead.architectures.spec import ModelSpec
-from ipex_lookahead.bench.doctor import questions
+from ipex_lookahead.bench.examine import questions
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.controller.kept_costs import key_of
 from ipex_lookahead.engines.identity import identity

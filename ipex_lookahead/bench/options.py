@@ -1,4 +1,4 @@
-"""The options that commands which measure share: prompts, a plot, JSON."""
+"""Options that all benchmarks share: prompts, a plot, JSON."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import click
 from ipex_lookahead.cli.options import option
 
 if TYPE_CHECKING:
-    from ipex_lookahead.bench.prompts import Prompt
+    from ipex_lookahead.cli.prompts import Prompt
 
+PACKAGED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
+"""Prompts of several categories; the default."""
 STEP = {"rows": "{rows}", "ms": "{ms:.3f}", "ratio": "{ratio:.2f}", "GB/s": "{gb_s:.1f}", "GOPS": "{gops:.0f}"}
-"""Columns of a table of steps of one number of rows each: see ``print_rows``."""
+"""Columns for ``print_rows``: one line for each number of rows in a step."""
 limit_option = option("The first K prompts of each file.", low=1, metavar="K")
 json_option = option("One JSON object as the last line.", False, "--json")
 
 
 def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
-    """Callback: ``1,2,4`` as whole numbers above zero."""
+    """Click callback: parse ``1,2,4``."""
     try:
         numbers = [int(part) for part in value.split(",")]
     except ValueError:
@@ -33,7 +35,7 @@ def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> l
 
 
 def comma_separated_rates(ctx: click.Context, param: click.Parameter, value: str) -> list[float]:
-    """Callback: ``0.8,0.65`` as rates from 0 to 1; nothing as none."""
+    """Click callback: parse ``0.8,0.65``; an empty string is an empty list."""
     try:
         rates = [float(part) for part in value.split(",")] if value else []
     except ValueError:
@@ -45,7 +47,7 @@ def comma_separated_rates(ctx: click.Context, param: click.Parameter, value: str
 
 @dataclass
 class Prompts:
-    """What is answered."""
+    """The prompts of a benchmark."""
 
     prompts: tuple[str, ...] = option(
         "Prompts, or a folder of them; ours if not given.", (), type=click.Path(), metavar="FILE.jsonl"
@@ -53,15 +55,15 @@ class Prompts:
     limit: int | None = limit_option
 
     def read(self) -> list[Prompt]:
-        """The prompts of the files; of the package where there are none."""
-        from ipex_lookahead.bench.prompts import PACKAGED_PROMPTS, read_prompts
+        """Return the prompts of the given files, by default the packaged ones."""
+        from ipex_lookahead.cli.prompts import read_prompts
 
         return read_prompts(self.prompts or [PACKAGED_PROMPTS], self.limit)
 
 
 @dataclass
 class Report:
-    """Where what was measured goes beside the table."""
+    """Outputs of a benchmark in addition to its table."""
 
     plot: Path | None = option(
         "Draw what was measured; SVG or PNG by the name. Needs matplotlib.",
@@ -71,14 +73,17 @@ class Report:
     as_json: bool = json_option
 
     def check(self) -> None:
-        """Raise, before anything is measured, where it could not be drawn."""
+        """Raise before the measurement if the plot cannot be drawn or saved."""
         if self.plot is not None:
             from ipex_lookahead.bench.plots.drawing import check_plot
 
             check_plot(self.plot)
 
-    def write(self, found: dict[str, Any], draw: Callable[[dict[str, Any], Path], None] | None) -> None:
-        """Draw it, and print it as JSON, where that was asked for."""
+    def write(self, report: dict[str, Any], draw: Callable[[dict[str, Any], Path], None] | None) -> None:
+        """Add version, date and machine to the report, draw it (``--plot``) and print it (``--json``)."""
+        from ipex_lookahead.bench.facts import where_and_when
+
+        found = {**report, **where_and_when()}
         if self.plot is not None and draw is not None:
             draw(found, self.plot)
             click.echo(f"saved {self.plot}", err=True)

@@ -1,4 +1,4 @@
-"""The examination of an OpenCL device: the CPU core's bits and tokens, and how fast it is. See ``bench.doctor``."""
+"""The checks of ``doctor`` on an OpenCL device: equality with the CPU core in bits and tokens, and speed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from ipex_lookahead.bench.doctor import (
+from ipex_lookahead.bench.examine import (
     KERNEL_ROWS,
     KERNEL_SHAPE,
     LOOKAHEADS,
     Say,
     answers_of,
-    called,
     encoded,
-    machine,
-    tried_on,
-    versions,
-    without_paths,
+    model_to_load,
+    reported_name,
 )
+from ipex_lookahead.bench.facts import machine, versions, without_paths
 from ipex_lookahead.engines.opencl.device import Device, installed
 from ipex_lookahead.errors import first_line
 from ipex_lookahead.formats import FORMATS
@@ -28,19 +26,19 @@ from ipex_lookahead.system.extras import need_torch, torch_missing
 
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS, PROMPT = (128, 4096), 256
-"""Positions before the steps that are timed, and tokens of the prompt that is."""
+"""Positions before the timed steps, and tokens of the timed prompt."""
 PROFILED_ROWS = (1, 8, PROMPT)
-"""Rows of the steps whose kernels are timed one by one."""
+"""Rows of the steps to profile by kernel."""
 PROFILE_PATIENCE = 20.0
-"""Seconds after which no other step's kernels are."""
+"""Seconds after which no further step is profiled."""
 ROUNDS, PATIENCE = 5, 5.0
-"""How often a step or a prompt is timed at most, and the seconds after which it is not timed again."""
+"""Maximum number of rounds of a step or prompt, and the seconds after which no further round starts."""
 ALONE = 2
-"""Answers given one at a time, for their speed, and whose logits are compared; the others are given all together."""
+"""Number of answers with a batch size of 1, for speed and logits; the others are one batch."""
 
 
-def is_meant(device: str) -> bool:
-    """Whether this examination is the one for ``--device``: "opencl:1", and "xpu" unless only PyTorch can reach one."""
+def uses_opencl(device: str) -> bool:
+    """Return True for "opencl:1" and the like, and for "xpu" unless only PyTorch can use it."""
     if device.startswith("xpu") and not installed():
         if torch_missing():
             return True
@@ -61,16 +59,15 @@ def examine_opencl(
     max_new_tokens: int = 48,
     say: Say = lambda line: None,
 ) -> dict[str, Any]:
-    """Examine an OpenCL device. Arguments, and what it returns, as ``bench.doctor.examine``; ``threads`` are the CPU's.
+    """Examine an OpenCL device. Arguments and result are those of ``examine``; ``threads`` are CPU threads.
 
-    The report has besides: paths (what the device may have beyond what is needed -> whether it is used), bandwidth
-    (GB/s), steps (milliseconds by positions before them and rows), prefill_tok_s, profiles (of steps: rows, positions,
-    ms from the first kernel's beginning to the last one's end, kernels_ms of these, and the kernels), logits (answers
-    compared by bytes, and how many are equal).
+    The report also has: paths (optional feature of the device -> whether it is used), bandwidth (GB/s), steps
+    (milliseconds by positions and rows), prefill_tok_s, profiles (of steps: rows, positions, ms from the start of the
+    first kernel to the end of the last, kernels_ms, and the kernels), logits (number of answers, and of equal ones).
 
     Raises:
-        EngineError: there is no such device, or no pyopencl; the hint says what to install.
-        InputError: a name that is none of a device.
+        EngineError: The device does not exist, or pyopencl is not installed.
+        InputError: The name is not that of a device.
     """
     from ipex_lookahead.engines.opencl.device import device_of
     from ipex_lookahead.engines.opencl.examination import bandwidth, details
@@ -84,11 +81,11 @@ def examine_opencl(
     say("bandwidth")
     try:
         report["bandwidth"] = bandwidth(found)
-    except Exception as error:  # whatever the driver says belongs into the report
+    except Exception as error:  # a driver may raise anything; the report has its message
         report["bandwidth_problem"] = without_paths(first_line(error))
     report["engines"] = []
-    report["model"] = called(model, tiny)
-    with tried_on(model, tiny, low_bit) as (source, settings, ids):
+    report["model"] = reported_name(model, tiny)
+    with model_to_load(model, tiny, low_bit) as (source, settings, ids):
         try:
             _run(report, source, settings, f"opencl:{found.number}", ids, threads, prompts, max_new_tokens, say)
         except Exception as error:
@@ -102,7 +99,7 @@ def examine_opencl(
 
 
 def _kernel(device: Device, low_bit: str, threads: int | None) -> dict[str, Any]:
-    """A format's products beside the CPU core's, and how long they take."""
+    """Compare the kernel of a format with the CPU core, and time it."""
     from ipex_lookahead.engines.opencl.examination import kernel_problem, kernel_times
 
     entry: dict[str, Any] = {"format": low_bit, "backend": "opencl"}
@@ -127,7 +124,7 @@ def _run(
     max_new_tokens: int,
     say: Say,
 ) -> None:
-    """The same prompts on the CPU and on the device; what is found goes into the report as it is found."""
+    """Answer the same prompts on the CPU and on the device; each result is added to the report at once."""
     import torch
 
     from ipex_lookahead.engines.opencl.device import device_of
@@ -149,7 +146,7 @@ def _run(
     model = AutoModelForCausalLM.from_pretrained(source, progress=False, engine="opencl", device=device, **settings)
     same = sum(model(one).logits.numpy().tobytes() == other for one, other in zip(whole, logits, strict=True))
     report["logits"] = {"equal": same, "answers": len(logits)}
-    answers_of(model, given[:1], max_new_tokens, 0)  # the first answer pays for programs and memory
+    answers_of(model, given[:1], max_new_tokens, 0)  # warm-up: programs, memory
     rows: list[dict[str, Any]] = []
     for config in (None, *LOOKAHEADS):
         name, drafted = ("none", 0) if config is None else (config.strategy, config.num_draft_tokens)
@@ -176,7 +173,7 @@ def _tried(engine: str, plain: dict[str, Any], rows: list[dict[str, Any]]) -> di
 
 
 def together(model: Any, ids: Sequence[Any], max_new_tokens: int, lookahead: Any) -> list[list[int]]:
-    """Greedy answers to prompts, int64 [1, n] each, in one batch; padded behind as ``generate`` pads them."""
+    """Return greedy answers to prompts, int64 [1, n] each, in one batch, with ``generate``'s padding."""
     import torch
 
     if not ids:
@@ -192,7 +189,7 @@ def together(model: Any, ids: Sequence[Any], max_new_tokens: int, lookahead: Any
 
 
 def _rounds() -> Iterator[int]:
-    """0 for the round that builds programs, then those that count: one, and more while there is patience."""
+    """Yield 0 for the warm-up round, then 1 and, within ``PATIENCE`` seconds, up to ``ROUNDS``."""
     started = perf_counter()
     for number in range(1 + ROUNDS):
         if number > 1 and perf_counter() - started > PATIENCE:
@@ -201,9 +198,9 @@ def _rounds() -> Iterator[int]:
 
 
 def step_times(engine: Any, context: int) -> dict[str, float]:
-    """Medians of a step's milliseconds by rows, a chain after so many positions of zeros.
+    """Return the median milliseconds of a step by rows, a chain after ``context`` positions of zeros.
 
-    Of the numbers of rows those are left out that take longer than ``PATIENCE`` seconds, but for the first such.
+    Row counts above the first one that takes longer than ``PATIENCE`` seconds are skipped.
     """
     import numpy as np
 
@@ -219,17 +216,14 @@ def step_times(engine: Any, context: int) -> dict[str, float]:
             seconds = perf_counter() - started
             if round_:
                 times[rows].append(1e3 * seconds)
-            elif seconds > PATIENCE:  # steps of more rows take longer still
+            elif seconds > PATIENCE:  # more rows take even longer
                 times = {fewer: found for fewer, found in times.items() if fewer <= rows}
                 break
     return {str(rows): round(median(found), 3) for rows, found in times.items()}
 
 
 def profile(engine: Any, device: Device, rows: int, context: int) -> dict[str, Any]:
-    """The kernels of a step, each with its launches and milliseconds by the device's clock, of a second step.
-
-    The last row's output is asked for.
-    """
+    """Profile a warm step with output for its last row: launches and milliseconds of each kernel."""
     import numpy as np
 
     from ipex_lookahead.engines.api import OutputRequest
@@ -250,7 +244,7 @@ def profile(engine: Any, device: Device, rows: int, context: int) -> dict[str, A
 
 
 def prompt_speed(engine: Any) -> float:
-    """Tokens a second of a prompt of ``PROMPT`` tokens, of which only the last one's output is computed."""
+    """Return the tokens/s of a prompt of ``PROMPT`` tokens with output for the last one only."""
     import numpy as np
 
     from ipex_lookahead.engines.api import OutputRequest
@@ -265,7 +259,7 @@ def prompt_speed(engine: Any) -> float:
 
 
 def problems(report: dict[str, Any]) -> list[str]:
-    """What is wrong, in sentences."""
+    """Return the problems as sentences."""
     found = [f"{entry['format']}: {entry['problem']}" for entry in report["kernels"] if "problem" in entry]
     if "bandwidth_problem" in report:
         found.append(f"bandwidth: {report['bandwidth_problem']}")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ipex_lookahead.bench import bandwidth
+from ipex_lookahead.engines import bandwidth
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def measured(monkeypatch, tmp_path):
 
 
 def test_it_is_measured_once(measured):
-    assert [bandwidth.kept_bandwidth() for _ in range(3)] == [20e9] * 3
+    assert [bandwidth.cached_bandwidth() for _ in range(3)] == [20e9] * 3
     assert bandwidth.measured_bandwidth() == 20e9 + 1
-    assert bandwidth.kept_bandwidth() == 20e9 + 1
+    assert bandwidth.cached_bandwidth() == 20e9 + 1
     assert len(measured) == 2
 
 
@@ -37,9 +37,9 @@ def test_the_most_of_a_day_is_kept(measured, monkeypatch):
     assert bandwidth.measured_bandwidth() == 20e9
     monkeypatch.setattr(bandwidth.core, "read_bandwidth", lambda *_: 5e9)
     assert bandwidth.measured_bandwidth() == 5e9
-    assert bandwidth.kept_bandwidth() == 20e9
+    assert bandwidth.cached_bandwidth() == 20e9
     monkeypatch.setattr(bandwidth.core, "read_bandwidth", lambda *_: 30e9)
-    assert bandwidth.measured_bandwidth() == bandwidth.kept_bandwidth() == 30e9
+    assert bandwidth.measured_bandwidth() == bandwidth.cached_bandwidth() == 30e9
 
 
 @pytest.mark.parametrize(
@@ -47,21 +47,21 @@ def test_the_most_of_a_day_is_kept(measured, monkeypatch):
     ["", "[]", "{}", '{"bytes_a_second": "x", "time": 0, "on": ""}', "old", "another machine", "negative", "future"],
 )
 def test_what_is_no_longer_true_is_measured_again(measured, tmp_path, wrong):
-    bandwidth.kept_bandwidth()
+    bandwidth.cached_bandwidth()
     file = tmp_path / "cache" / "bandwidth.json"
     said = json.loads(file.read_text())
     said |= {
-        "old": {"time": time.time() - bandwidth.KEPT_SECONDS - 60},
+        "old": {"time": time.time() - bandwidth.CACHE_SECONDS - 60},
         "future": {"time": time.time() + 3600},
         "another machine": {"on": "a machine"},
         "negative": {"bytes_a_second": -1.0},
     }.get(wrong, {})
     file.write_text(wrong if wrong[:1] in ("", "[", "{") else json.dumps(said))
-    assert bandwidth.kept_bandwidth() == 20e9 + 1
-    assert bandwidth.kept_bandwidth() == 20e9 + 1
+    assert bandwidth.cached_bandwidth() == 20e9 + 1
+    assert bandwidth.cached_bandwidth() == 20e9 + 1
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(measured, tmp_path):
     (tmp_path / "cache").write_text("a file")
-    assert bandwidth.kept_bandwidth() == 20e9
-    assert bandwidth.kept_bandwidth() == 20e9 + 1
+    assert bandwidth.cached_bandwidth() == 20e9
+    assert bandwidth.cached_bandwidth() == 20e9 + 1

@@ -1,34 +1,43 @@
-"""Prompts from files: our own JSON lines, and what Spec-Bench and SPEED-Bench publish, each as it is.
+"""Prompts from the command line, standard input and files.
 
+Prompt files are JSON lines, or the published files of Spec-Bench and SPEED-Bench, unchanged.
 Spec-Bench (Xia et al., 2024, arXiv 2401.07851) is JSON lines with ``question_id``, ``category`` and ``turns``;
 SPEED-Bench (NVIDIA, 2026) the same fields in Parquet, of which its ``prepare_data.py`` makes files with all texts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.system.terminal import is_terminal
 
-PACKAGED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
-"""Our own prompts, by category, for when none are given."""
+PATIENCE_SECONDS = 2.0
+"""Wait for standard input before a message says so."""
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-"""What stands in SPEED-Bench's published file where a text has another source."""
+"""SPEED-Bench's published file has this in place of texts from other sources."""
 SUFFIXES = (".jsonl", ".parquet")
 _LINE = 'one JSON object a line: {"id": "a", "prompt": "..."} or {"question_id": 1, "category": "qa", "turns": ["..."]}'
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line of a prompt file: ``{"id": ..., "category": ..., "prompt": ...}``; id and category may be missing.
+    """One line of a prompt file: ``{"id": ..., "category": ..., "prompt": ...}``; id and category are optional.
 
-    ``file`` is the file's name without its suffix. ``later`` is what the user says after each answer, of lines that
-    have ``turns`` in place of a prompt.
+    Attributes:
+        file: name of the file, without its suffix.
+        later: the user's further messages, of lines with ``turns`` instead of ``prompt``.
     """
 
     id: str
@@ -38,11 +47,73 @@ class Prompt:
     later: tuple[str, ...] = ()
 
 
-def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[Prompt]:
-    """The prompts of JSONL and Parquet files, and of all in folders; the first ``limit`` of each file.
+def read_prompt(argument: str | None, file: str | None) -> str:
+    """Return the prompt of the command line or of a file, followed by an empty line and the piped input.
+
+    A byte order mark at the head of a file or pipe is skipped.
+
+    Args:
+        argument: PROMPT; "-" or None reads standard input alone.
+        file: Path of ``--prompt-file``, an alternative to ``argument``.
 
     Raises:
-        InputError: a path that is not there, a line that is no such object, or no prompt at all.
+        UsageError: Both are given, or neither is and nothing is piped in.
+        InputError: A file that cannot be read or is not UTF-8, or an empty prompt.
+    """
+    if argument is not None and file is not None:
+        raise click.UsageError("PROMPT and --prompt-file are both given; leave one of them out")
+    begun = argument if file is None else _of_file(Path(file))
+    if begun is None and (sys.stdin is None or is_terminal(sys.stdin)):
+        raise click.UsageError("no prompt; give one, or '-' to type it in")
+    if begun is None or begun == "-":
+        prompt = _of_standard_input()
+    else:
+        piped = "" if sys.stdin is None or sys.stdin.closed or is_terminal(sys.stdin) else _of_standard_input()
+        prompt = f"{begun.rstrip()}\n\n{piped}" if piped.strip() else begun
+    if not prompt.strip():
+        raise InputError("the prompt is empty", hint="ipex-lookahead generate 'Why is the sky blue?'")
+    return prompt
+
+
+def read_text(file: Path) -> str:
+    """Read a UTF-8 text file. Raises InputError."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read as UTF-8 text: {error}") from error
+
+
+def _of_file(file: Path) -> str:
+    try:
+        return given_path(file).read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror}", hint="check the path of --prompt-file") from error
+
+
+def _of_standard_input() -> str:
+    _say_if_waiting()
+    try:
+        return sys.stdin.buffer.read().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"standard input is not UTF-8 text (byte {error.start})") from error
+
+
+def _say_if_waiting() -> None:
+    """Print a message if standard input is a pipe that stays open without data."""
+    with contextlib.suppress(OSError, ValueError):
+        at = sys.stdin.fileno()
+        if os.isatty(at) or select.select([at], [], [], PATIENCE_SECONDS)[0]:
+            return
+        click.echo("waiting for the end of standard input; '< /dev/null' leaves it out", err=True)
+
+
+def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[Prompt]:
+    """Return the prompts of JSONL and Parquet files, or of all such files in a folder; ``limit`` of each file.
+
+    Raises:
+        InputError: A path does not exist, a line is invalid, or there is no prompt.
     """
     prompts: list[Prompt] = []
     for path in map(given_path, paths):
@@ -63,12 +134,12 @@ def conversations(
     encode: Callable[[list[dict[str, str]]], list[int]],
     answer: Callable[[list[int]], str],
 ) -> Iterator[tuple[Prompt, list[int]]]:
-    """Each turn of each prompt, with the token ids of all that was said until then.
+    """Yield each turn of each prompt, with the token ids of the conversation so far.
 
     Args:
-        prompts: with or without later turns.
-        encode: chat messages that end with the user's -> token ids.
-        answer: token ids -> the model's own answer, which the next turn follows. Asked only where there is one.
+        prompts: With or without later turns.
+        encode: Chat messages that end with the user's -> token ids.
+        answer: Token ids -> the model's answer; called only if another turn follows.
     """
     for prompt in prompts:
         messages: list[dict[str, str]] = []
@@ -85,7 +156,6 @@ def _read_file(file: Path) -> list[Prompt]:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """(number, object) of each line."""
     if file.suffix == ".parquet":
         yield from enumerate(_parquet(file), 1)
         return

@@ -1,4 +1,4 @@
-"""How fast this machine's memory is read: measured, and kept for a day, so that what only estimates need not wait."""
+"""Read bandwidth of this machine's memory, measured and cached for a day."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.hub import cache_folder
 
 READ_BYTES = 256 << 20
-"""What is read: far more than any cache holds."""
-KEPT_SECONDS = 86400.0
+"""Size of the buffer, larger than any cache."""
+CACHE_SECONDS = 86400.0
 _MOST_BYTES = 4096
 
 
-def kept_bandwidth() -> float:
-    """Bytes a second, the most that was measured in the last day; measured where nothing was.
+def cached_bandwidth() -> float:
+    """Return the highest bytes per second measured in the last day, or measure now.
 
-    Raises EngineError where there is no native core.
+    Raises EngineError without a native core.
     """
-    return _kept() or measured_bandwidth()
+    return _cached() or measured_bandwidth()
 
 
 def measured_bandwidth() -> float:
-    """Bytes a second that the default threads read, measured now.
+    """Measure the bytes per second that the default threads read, and return them.
 
-    The most of a day is kept for :func:`kept_bandwidth`: what else a machine does only makes it less. Raises
-    EngineError where there is no native core.
+    The cache has the highest rate of a day, because other load on the machine only lowers it. Raises EngineError
+    without a native core.
     """
     rate = core.read_bandwidth(READ_BYTES, default_threads(), core.chosen_isa())
-    if rate <= (_kept() or 0.0):
+    if rate <= (_cached() or 0.0):
         return rate
-    said = {"on": _machine(), "bytes_a_second": rate, "time": time.time()}
-    with suppress(OSError, InputError):  # no folder, or one that cannot be written: it is measured each time
+    entry = {"on": _machine(), "bytes_a_second": rate, "time": time.time()}
+    with suppress(OSError, InputError):  # without a writable folder it is measured each time
         _file().parent.mkdir(parents=True, exist_ok=True)
         with temporary_file(_file()) as temporary:
-            temporary.write_text(json.dumps(said), encoding="utf-8")
+            temporary.write_text(json.dumps(entry), encoding="utf-8")
             temporary.replace(_file())
     return rate
 
 
-def _kept() -> float | None:
+def _cached() -> float | None:
     with suppress(ModelFormatError, OSError, KeyError, TypeError, ValueError):
         found = load_object(_file(), _MOST_BYTES)
         age, rate = time.time() - float(found["time"]), float(found["bytes_a_second"])
-        if found["on"] == _machine() and 0 <= age < KEPT_SECONDS and 0 < rate < float("inf"):
+        if found["on"] == _machine() and 0 <= age < CACHE_SECONDS and 0 < rate < float("inf"):
             return rate
     return None
 
@@ -61,5 +61,5 @@ def _file() -> Path:
 
 
 def _machine() -> str:
-    """What the rate is of: a cache folder may be shared by machines."""
+    """Return the key of an entry: machines may share a cache folder."""
     return f"{processor()}, {core.chosen_isa()}, {default_threads()}"
