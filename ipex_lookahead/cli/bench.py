@@ -21,4 +21,4 @@ COMMANDS = {
 
 @click.group(cls=LazyGroup, lines=COMMANDS, module="ipex_lookahead.bench.{}")
 def bench() -> None:
-    """Measure. Every command takes --json and then prints one JSON object as its last line."""
+    """Benchmarks. Every command has --json, which prints one JSON object as the last line."""

@@ -1,4 +1,4 @@
-"""``ipex-lookahead chat``: talk with a model in the terminal, or line by line through a pipe."""
+"""``ipex-lookahead chat`` and ``run``: chat with a model in the terminal, or line by line through a pipe."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.commands import Command, command
 from ipex_lookahead.cli.loading import TextModelOptions
 from ipex_lookahead.cli.lookahead import Lookahead
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.sampling import Sampling
+from ipex_lookahead.cli.types import Model
 from ipex_lookahead.system.terminal import counted, is_terminal, may_draw
 
 LEAVING = ("exit", "quit")
-"""Said alone these end the chat, as they do in other programs."""
+"""A message with one of these words alone ends the chat."""
 
 
 @dataclass
 class ChatOptions:
-    """How the conversation goes."""
+    """The settings of the conversation."""
 
     max_new_tokens: int = option("Most tokens in an answer.", 512, "-n", low=1)
     system: str | None = option("The system prompt.", metavar="TEXT")
     show_accepted: bool | None = option(
-        "Colour the tokens that came for free, by their source; on where the terminal has colours.",
+        "Color the accepted draft tokens by their source; on by default if the terminal has colors.",
         None,
         "--show-accepted/--hide-accepted",
     )
     think: bool | None = option(
-        "Whether the chat template asks the model to think, where it knows that; else as the template likes.",
+        "Turn the model's thinking on or off, if its chat template supports that; by default the template decides.",
         None,
         "--think/--no-think",
     )
-    history: bool = option("Keep typed lines in a file, for the arrow keys.", True)
+    history: bool = option("Save typed lines in a file, for the arrow keys.", True)
 
 
 @command(
@@ -46,7 +47,7 @@ class ChatOptions:
 def chat(
     loading: TextModelOptions, ahead: Lookahead, sampling: Sampling, settings: ChatOptions, prompt: str | None = None
 ) -> None:
-    """Talk with a model. /help lists what can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Chat with a model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves."""
     sampling.check()
     ahead.check()
 
@@ -78,7 +79,7 @@ def chat(
         painter=Painter(wrap),
         tell=lambda line: aside.print(Text(line, style="dim")),
     )
-    if prompt is not None:  # given by ``run``: one answer
+    if prompt is not None:  # of ``run``: one answer
         if not session.answer(prompt):
             raise click.exceptions.Exit(1)
         return
@@ -88,7 +89,7 @@ def chat(
         head = f"{loading.model} · {facts.get('low_bit')} · {facts.get('isa')} · {threads}"
         head += f"\n{session.sampling_in_words()}"
         box = Panel(Text(f"{head}\n/help lists the commands, Ctrl-D leaves"), expand=False)
-        aside.print(box, soft_wrap=False)  # else what is longer than a line is cut off
+        aside.print(box, soft_wrap=False)  # otherwise long lines are truncated
         lines = typed([f"/{name}" for name in SLASHES], settings.history, session.tell)
     else:
         lines = piped()
@@ -96,7 +97,7 @@ def chat(
 
 
 def converse(session: Any, messages: Iterator[str]) -> None:
-    """Answer messages and run slash commands until there are no more, or until ``/bye``, ``exit`` or ``quit``."""
+    """Answer messages and run slash commands until the end of input, ``/bye``, ``exit`` or ``quit``."""
     from ipex_lookahead.cli.slash import run_slash
 
     for message in messages:
@@ -110,3 +111,25 @@ def converse(session: Any, messages: Iterator[str]) -> None:
             session.answer(message)
         if session.over:
             return
+
+
+def _run(model: str, prompt: str | None, **options: Any) -> None:
+    """Fetch MODEL if necessary and chat with it, or answer PROMPT.
+
+    MODEL is the same as --model of other commands; `ipex-lookahead pull` lists short names. The options are chat's.
+    """
+    assert chat.callback is not None
+    chat.callback(model=model, prompt=prompt, **options)
+
+
+run = Command(
+    "run",
+    callback=_run,
+    params=[
+        click.Argument(["model"], type=Model()),
+        click.Argument(["prompt"], required=False),
+        *(param for param in chat.params if param.name not in ("model", "config")),
+    ],
+    help=_run.__doc__,
+    examples=("ipex-lookahead run qwen3-4b", 'ipex-lookahead run default "Why is the sky blue?"'),
+)

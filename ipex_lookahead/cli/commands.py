@@ -1,4 +1,4 @@
-"""What every command of ours is: options in sections, groups that import late, names that are nearly right."""
+"""The classes of all commands: help in sections, lazily imported groups, suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ipex_lookahead.cli.lookahead import use_what_is_named
+from ipex_lookahead.cli.lookahead import choose_strategy
 from ipex_lookahead.cli.options import Option, with_options
 from ipex_lookahead.cli.refusals import refuse
 from ipex_lookahead.cli.settings import CONFIG, use_config
@@ -25,31 +25,30 @@ SECTIONS = {
     "guesses draft_min_prob".split(),
     "Machine": "engine engines device threads deterministic".split(),
 }
-"""Section of ``--help`` -> the options in it, by parameter; all others come last, as "Options"."""
-FEW = 12
-"""Up to so many options need no sections."""
+"""Section of ``--help`` -> parameter names of its options; all others are in the last section, "Options"."""
+MIN_FOR_SECTIONS = 12
+"""Commands with at most this number of options have no sections."""
 
 
 class Command(click.Command):
-    """A command whose help has sections and examples, and which refuses before it runs what could not end well.
+    """A command with sections and examples in its help, which checks its options together before it runs.
 
     Args:
-        examples: lines to type as they stand; docs/commands.md has them too, whence they are tried.
+        examples: Command lines for the help and docs/commands.md. A test runs them.
     """
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.examples = examples
-        text = "Options from a file; those of the command line and the environment win."
+        text = "Read options from a file; the command line and the environment take precedence."
         kind: Any = {"type": click.Path(dir_okay=False), "metavar": "FILE.yaml", "help": text, "is_eager": True}
         self.params.append(Option(["--config"], expose_value=False, callback=use_config, **kind))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, then look at the options together."""
         try:
             left = super().parse_args(ctx, args)
         except click.UsageError as error:
-            error.ctx = error.ctx or ctx  # click's parser leaves it out, and the hint names the command
+            error.ctx = error.ctx or ctx  # for the hint; click's parser does not set it
             if (
                 isinstance(error, click.BadParameter)
                 and error.param is not None
@@ -58,26 +57,24 @@ class Command(click.Command):
                 message = f"{error.message} (from {ctx.meta[CONFIG][0]})"
                 raise click.BadParameter(message, error.ctx, error.param, error.param_hint) from None
             raise
-        if not ctx.resilient_parsing:  # a shell asks for completions
-            use_what_is_named(ctx)
+        if not ctx.resilient_parsing:  # not for shell completion
+            choose_strategy(ctx)
             refuse(ctx)
         return left
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, by section where they are many."""
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
         found: dict[str, list[tuple[str, str]]] = {section: [] for section in (*SECTIONS, "Options")}
         for option in options:
             record = option.get_help_record(ctx)
             if record is not None:
-                found[section_of(option) if len(options) > FEW else "Options"].append(record)
+                found[section_of(option) if len(options) > MIN_FOR_SECTIONS else "Options"].append(record)
         for section, records in found.items():
             if records:
                 with formatter.section(section):
                     formatter.write_dl(records)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, each on a line of its own, whole, so that it can be copied."""
         if self.examples:
             with formatter.section("Examples"):
                 for example in self.examples:
@@ -85,12 +82,12 @@ class Command(click.Command):
 
 
 def section_of(option: click.Option) -> str:
-    """The section of ``--help`` in which an option stands."""
+    """Return the section of ``--help`` for an option."""
     return next((section for section, names in SECTIONS.items() if option.name in names), "Options")
 
 
 def command(*examples: str, name: str | None = None) -> Callable[[Callable[..., Any]], Command]:
-    """Make a function a command, as ``click.command`` does: options by :func:`with_options`, examples for its help."""
+    """Decorate a function as a :class:`Command` with the options of :func:`with_options`."""
     made = click.command(name, cls=Command, examples=examples)
     return lambda function: made(with_options(function))
 
@@ -116,7 +113,7 @@ class LazyGroup(click.Group):
         self.lines, self.module, self.modules = lines, module, modules or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Alone, and as ``help``, the group shows its help; ``help COMMAND`` shows the command's."""
+        """Treat no arguments and ``help`` as ``--help``, and ``help COMMAND`` as ``COMMAND --help``."""
         if not args:
             args = ["--help"]
         elif args[0] == "help":
@@ -126,7 +123,6 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; a name that is nearly one of ours is answered with that."""
         if args and args[0] not in self.lines and not args[0].startswith("-") and not ctx.resilient_parsing:
             near, path = nearest(args[0], self.lines), ctx.command_path
             hint = f"did you mean {path} {near}?" if near else f"{path} --help"
@@ -134,11 +130,9 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands in the order of their lines."""
         return list(self.lines)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        """The command of that name, its module imported now."""
         if name not in self.lines:
             return None
         attribute = name.replace("-", "_")
@@ -147,14 +141,12 @@ class LazyGroup(click.Group):
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self.lines.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
-        """The commands with their lines, and click's own for options."""
         from click.shell_completion import CompletionItem
 
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
-        return [CompletionItem(name, help=said) for name, said in self.lines.items() if name.startswith(incomplete)]
+        return [CompletionItem(name, help=line) for name, line in self.lines.items() if name.startswith(incomplete)]

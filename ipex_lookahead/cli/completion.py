@@ -1,4 +1,4 @@
-"""``ipex-lookahead completion``: a shell's completion script."""
+"""``ipex-lookahead completion``: the completion script of a shell."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ipex_lookahead.cli.commands import command
 @command('eval "$(ipex-lookahead completion bash)"')
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell; a line in its start-up file, as below, reads it each time."""
+    """Print the completion script of a shell. Add the line below to its startup file."""
     from ipex_lookahead.cli.main import cli
 
     made = get_completion_class(shell)
-    if made is None:  # the choice above lists those that click knows
+    if made is None:
         raise click.UsageError(f"click has no completion for {shell}")
     click.echo(made(cli, {}, "ipex-lookahead", "_IPEX_LOOKAHEAD_COMPLETE").source())

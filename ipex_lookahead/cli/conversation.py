@@ -1,4 +1,4 @@
-"""A conversation and the tokens it stands for."""
+"""The conversation of ``chat`` and its token ids."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 Message = dict[str, str]
 Encode = Callable[[list[Message]], list[int]]
-"""Messages that end with the user's -> the prompt's token ids, the start of an answer included."""
+"""Messages that end with the user's -> token ids of the prompt, with the start of an answer."""
 
 
 @dataclass(slots=True)
 class Turn:
-    """What the user said, what the model answered, and the token ids it answered with (no end-of-turn token)."""
+    """A message of the user, the answer, and the token ids of the answer without the end-of-turn token."""
 
     user: str
     answer: str = ""
@@ -25,9 +25,9 @@ class Fitted:
     """A prompt that fits the context.
 
     Attributes:
-        ids: its token ids.
-        room: new tokens that still fit behind it, at least 1.
-        dropped_turns, dropped_tokens: what of the oldest was left out to make it fit.
+        ids: Token ids.
+        room: Number of new tokens that fit after it, at least 1.
+        dropped_turns, dropped_tokens: Number of dropped oldest turns, and of their tokens.
     """
 
     ids: list[int]
@@ -37,12 +37,12 @@ class Fitted:
 
 
 class Conversation:
-    """Turns in order. The model always sees its own answers as the very tokens it gave, never tokenised anew.
+    """The turns of a chat. A prompt has earlier answers as the generated tokens, which are not tokenized again.
 
     Args:
-        encode: messages -> prompt ids.
-        tokenize: text -> ids without special tokens.
-        system: the system message, or None.
+        encode: Messages -> token ids of the prompt.
+        tokenize: Text -> token ids without special tokens.
+        system: The system message, or None.
     """
 
     def __init__(self, encode: Encode, tokenize: Callable[[str], list[int]], system: str | None = None) -> None:
@@ -52,7 +52,7 @@ class Conversation:
         self._tokenize = tokenize
 
     def messages(self, turns: list[Turn]) -> list[Message]:
-        """The turns as chat messages; the last one's answer, if any, is left out."""
+        """Return the turns as chat messages, without the answer of the last one."""
         found = [{"role": "system", "content": self.system}] if self.system else []
         for turn in turns:
             found.append({"role": "user", "content": turn.user})
@@ -60,11 +60,10 @@ class Conversation:
         return found[:-1]
 
     def prompt(self, turns: list[Turn]) -> list[int]:
-        """The prompt for the last turn's answer.
+        """Return the token ids of the prompt for the last turn.
 
-        The text between two prompts is the answer and what the template puts behind it. Where the answer's own
-        tokenisation stands there, the tokens that were generated replace it: they may be split in another way.
-        A template that rewrites earlier turns is followed as it is.
+        The generated ids of an answer replace its tokenization in the prompt, because the text may have several. If the
+        template rewrites earlier turns, its ids are used.
         """
         canonical = self._encode(self.messages(turns[:1]))
         kept = list(canonical)
@@ -83,9 +82,9 @@ class Conversation:
         return kept
 
     def fit(self, turns: list[Turn], context: int, new_tokens: int) -> Fitted | None:
-        """The prompt for the last of ``turns`` with room for ``new_tokens``, the oldest turns left out as needed.
+        """Return the prompt for the last turn with room for ``new_tokens``, without the oldest turns if necessary.
 
-        Returns None where even the last turn alone leaves no room for one token.
+        Returns None if there is no room for a token after the last turn alone.
         """
         everything = ids = self.prompt(turns)
         dropped = 0
@@ -98,10 +97,10 @@ class Conversation:
 
 
 def chat_encoder(tokenizer: Any, config: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> Encode:
-    """``conversation_prompt`` of a model, which remembers what it has encoded.
+    """Return ``conversation_prompt`` of a model with a cache.
 
-    A template runs in a process of its own, and every turn encodes those before it again. ``variables``, which are the
-    template's, may change from turn to turn.
+    A template runs in another process, and every turn encodes the earlier ones again. ``variables`` of the template may
+    change between turns.
     """
     from ipex_lookahead.tokenization.prompts import conversation_prompt
 

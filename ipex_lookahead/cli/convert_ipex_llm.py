@@ -1,4 +1,4 @@
-"""``ipex-lookahead convert-ipex-llm``: the pickles of a folder that ipex-llm saved, as safetensors."""
+"""``ipex-lookahead convert-ipex-llm``: convert the pickles of a folder saved by ipex-llm to safetensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ipex_lookahead.cli.progress import byte_bar
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 def convert_ipex_llm(folder: Path, new: Path) -> None:
-    """Write FOLDER, saved by ipex-llm's save_low_bit, as the folder NEW, which every command here takes as a MODEL.
+    """Convert FOLDER, saved by ipex-llm's save_low_bit, to the folder NEW, which all commands accept as MODEL.
 
-    The weights stay what they are, byte for byte; only their container, a pickle, becomes safetensors. Nothing that
-    stands in the pickle is run: one that holds more than tensors is refused.
+    The bytes of the weights do not change, only their container: a pickle becomes safetensors. No code of the pickle
+    runs; a pickle with anything but tensors is refused.
     """
     from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm as convert
 

@@ -1,4 +1,4 @@
-"""``ipex-lookahead generate``: one prompt, one answer; or a file of prompts, and a line for each."""
+"""``ipex-lookahead generate``: answer one prompt, or each prompt of a file."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
 
 @dataclass
 class Text:
-    """What is answered, and how long the answer is."""
+    """The prompt, and the length of the answer."""
 
     prompt_file: str | None = option("Read the prompt from this file.", type=click.Path(), metavar="FILE")
     prompts: str | None = option(
-        'Answer each {"id": ..., "prompt": ...} of a file, with a line of JSON for each, in order.',
+        'Answer each {"id": ..., "prompt": ...} of a file, and write one line of JSON for each, in order.',
         type=click.Path(),
         metavar="FILE.jsonl",
     )
     max_new_tokens: int = option("Most tokens to generate.", 256, "-n", low=0)
-    stop: tuple[str, ...] = option("End where this text appears; may be given several times.", (), metavar="TEXT")
+    stop: tuple[str, ...] = option("Stop at this text; may be given several times.", (), metavar="TEXT")
     system: str | None = option("The system prompt.", metavar="TEXT")
-    raw: bool = option("Continue the prompt as it is, without the chat template.", False)
+    raw: bool = option("Continue the prompt without the chat template.", False)
 
     def check(self, prompt: str | None) -> None:
-        """Raise UsageError for what does not go together."""
+        """Raise UsageError for options that exclude each other."""
         if self.raw and self.system is not None:
             raise click.UsageError("--system needs the chat template, which --raw leaves out")
         if self.prompts is not None and (prompt is not None or self.prompt_file is not None):
             raise click.UsageError("--prompts has the prompts; leave out PROMPT and --prompt-file")
 
     def read(self, prompt: str | None) -> list[tuple[str, str]]:
-        """(id, prompt) of each line of --prompts, or of the one prompt."""
+        """Return (id, prompt) of each line of --prompts, or of the one prompt."""
         if self.prompts is None:
             return [("", read_prompt(prompt, self.prompt_file))]
         return [(found.id, found.text) for found in read_prompts([self.prompts])]
 
     def encode(self, loaded: TextModel, text: str) -> list[int]:
-        """The ids of a prompt."""
+        """Return the token ids of a prompt."""
         if self.raw:
             return loaded.tokenizer.encode(text)
         from ipex_lookahead.tokenization.prompts import build_prompt
@@ -65,19 +65,19 @@ class Text:
 
 @dataclass
 class Output:
-    """Where the answer goes, and what is said beside it."""
+    """The output of the answer and of statistics."""
 
     output: str | None = option(
-        "Write what would be printed to this file.", None, "-o", type=click.Path(), metavar="FILE"
+        "Write to this file instead of standard output.", None, "-o", type=click.Path(), metavar="FILE"
     )
     overwrite: bool = option("Replace the file of --output.", False)
     as_json: bool = json_alone_option
-    quiet: bool = option("The text alone: no progress, no statistics.", False, "-q")
-    verbose: bool = option("More statistics: acceptance by source and position, where time went.", False, "-v")
-    show_accepted: bool = option("Show at the end which tokens came for free, coloured by their source.", False)
+    quiet: bool = option("Print the text only: no progress, no statistics.", False, "-q")
+    verbose: bool = option("Print more statistics: acceptance by source and position, time by part.", False, "-v")
+    show_accepted: bool = option("Print the answer at the end, with accepted drafts colored by their source.", False)
 
     def check(self, *, many: bool) -> None:
-        """Raise UsageError for what does not go together, or a file that cannot be written."""
+        """Raise UsageError for options that exclude each other, or a file that cannot be written."""
         if self.show_accepted and (self.as_json or many):
             raise click.UsageError("--show-accepted is for reading, --json for programs; leave one of them out")
         if self.show_accepted and self.output is not None:
@@ -87,14 +87,14 @@ class Output:
 
 @command(
     'ipex-lookahead generate "Why is the sky blue?"',
-    'cat notes.txt | ipex-lookahead generate "Summarise this:"',
+    'cat notes.txt | ipex-lookahead generate "Summarize this:"',
     'ipex-lookahead generate -m path/to/model --lookahead auto --show-accepted "Hi"',
 )
 @click.argument("prompt", required=False)
 def generate(
     prompt: str | None, loading: TextModelOptions, ahead: Lookahead, text: Text, sampling: Sampling, out: Output
 ) -> None:
-    """Answer PROMPT. What is piped in follows it after an empty line; '-', or no PROMPT, is what is piped in alone."""
+    """Answer PROMPT. Piped input is appended after an empty line; '-' or no PROMPT reads piped input only."""
     sampling.check()
     ahead.check()
     text.check(prompt)
@@ -108,7 +108,7 @@ def generate(
     facts["lookahead"] = ahead.lookahead
 
     def answering(prompt: str) -> Callable[..., object]:
-        """A prompt, encoded now and answered when it is called."""
+        """Encode a prompt and return a function that answers it."""
         return partial(loaded.generate, text.encode(loaded, prompt), params, **drafting)
 
     from ipex_lookahead.cli.stream import Painter
@@ -132,7 +132,7 @@ def generate(
 
 
 def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, write: Callable[[str], None]) -> Answer:
-    """One answer, written as it comes; with --show-accepted at the end, with what came for free."""
+    """Generate and print one answer; with --show-accepted it is printed at the end."""
     from ipex_lookahead.cli.interrupt import ends_at_once
     from ipex_lookahead.cli.progress import PromptBar
     from ipex_lookahead.cli.stream import Answer
@@ -140,11 +140,11 @@ def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, wri
     silent = out.as_json or out.show_accepted
     answer, bar = Answer(loaded.tokenizer, (lambda part: None) if silent else write), PromptBar(shown=not out.quiet)
     try:
-        with ends_at_once(bar.close) as from_now_on_in_order:
+        with ends_at_once(bar.close) as restore:
 
             def put(token: int) -> None:
                 if not answer.ids:
-                    from_now_on_in_order()
+                    restore()
                 answer.put(token)
 
             generate(on_token=put, on_prefill=bar.update)
@@ -155,7 +155,7 @@ def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, wri
             from ipex_lookahead.cli.stream import print_accepted
 
             print_accepted(loaded.tokenizer, answer.ids, loaded.stats.origins())
-        elif not silent and (answer.text or loaded.stats.finish_reasons):  # an error before the first token has no line
+        elif not silent and (answer.text or loaded.stats.finish_reasons):  # not after an early error
             write("\n")
     return answer
 
@@ -169,7 +169,7 @@ def _answer_many(
     *,
     shown: bool,
 ) -> None:
-    """A line of JSON for each prompt. One that cannot be answered has its error there; then the exit status is 1."""
+    """Write one line of JSON for each prompt, with the answer or an error. Exit with status 1 after an error."""
     from ipex_lookahead.cli.progress import progress_bar
     from ipex_lookahead.cli.stream import Answer
 

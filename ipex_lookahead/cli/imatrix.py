@@ -1,4 +1,4 @@
-"""``ipex-lookahead imatrix``: which inputs of a model's matrices matter, measured on a text."""
+"""``ipex-lookahead imatrix``: the importance of the inputs of a model's matrices, measured on a text."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from ipex_lookahead.cli.writing import check_new
 
 @dataclass
 class Measured:
-    """The text, and the file that is made of it."""
+    """The text, and the output file."""
 
     text: Path = option(
-        "A UTF-8 text of the kind that the model is for.",
+        "A UTF-8 text typical for the use of the model.",
         required=True,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
     )
     to: Path = option(
-        "The importance matrix, which llama-quantize reads too.",
+        "Output file: the importance matrix, which llama-quantize reads too.",
         required=True,
         metavar="FILE.gguf",
         type=click.Path(path_type=Path, dir_okay=False),
     )
-    tokens: int = option("The first so many tokens of the text.", 16_384, low=1)
-    window: int = option("Tokens in a window; each starts afresh.", 512, low=1)
+    tokens: int = option("Number of tokens of the text to use.", 16_384, low=1)
+    window: int = option("Tokens of a window; each starts with an empty context.", 512, low=1)
     overwrite: bool = option("Replace FILE.gguf, once the new one is complete.", False)
 
 
 @command("ipex-lookahead imatrix -m path/to/model --text README.md --to importance.gguf")
 def imatrix(what: Measured, model: str = model_option, threads: int | None = threads_option) -> None:
-    """Measure which inputs of MODEL's matrices matter on a text, for quantize --imatrix.
+    """Measure the importance of the inputs of MODEL's matrices on a text, for quantize --imatrix.
 
-    The model runs on PyTorch, as it is: give the float original.
+    The model runs on PyTorch without quantization: give the float original.
     """
     command_needs_torch()
     text, to, window = what.text, what.to, what.window
@@ -49,13 +49,13 @@ def imatrix(what: Measured, model: str = model_option, threads: int | None = thr
     from ipex_lookahead.hub import resolve_model
 
     check_new(to, overwrite=what.overwrite)
-    written = read_text(text)
+    content = read_text(text)
     path = resolve_model(model)
 
     from ipex_lookahead.engines.torch.importance import measure_importance, model_to_measure
 
     measured, spec, tokenizer = model_to_measure(Path(path), threads=threads)
-    ids = tokenizer.encode(written, add_special_tokens=False)[: what.tokens]
+    ids = tokenizer.encode(content, add_special_tokens=False)[: what.tokens]
     if not ids:
         raise InputError(f"{text} holds no token", hint="give a text of some thousand words")
     windows = -(-len(ids) // window)

@@ -1,4 +1,4 @@
-"""``ipex-lookahead info``: what this machine is, or what a model is."""
+"""``ipex-lookahead info``: facts about this machine or a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ipex_lookahead.system.terminal import counted
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 MOST_COSTS = 8
-"""Measured cost curves that are listed, the newest first."""
+"""Maximum number of measured cost curves to list, the newest first."""
 
 
 @command(
@@ -36,13 +36,13 @@ def info(
     model: str | None,
     drafter: str | None = drafter_option,
     draft_vocab: int | Path | None = draft_vocab_option,
-    forget_costs: bool = option("Forget what steps were measured to cost: all, or those of MODEL.", False),
+    forget_costs: bool = option("Delete the measured step costs: all, or those of MODEL.", False),
     as_json: bool = json_alone_option,
 ) -> None:
-    """Facts about this machine, or about MODEL: a folder, a .gguf file, owner/repo[:file.gguf] or 'default'.
+    """Show facts about this machine, or about MODEL: a folder, a .gguf file, owner/repo[:file.gguf] or 'default'.
 
-    What steps of MODEL were measured to cost on this machine is among them. Nothing is loaded. With --config: what that
-    file sets for which command, and what goes over it in the environment.
+    They include the measured costs of steps of MODEL on this machine. No weights are loaded. With --config: show what
+    the file sets for each command, and which environment variables take precedence.
     """
     if (settings := click.get_current_context().meta.get(CONFIG)) is not None:
         _show_settings(*settings, as_json=as_json)
@@ -67,8 +67,8 @@ def _show_settings(file: str, found: Found, *, as_json: bool) -> None:
         for one, value, source in given:
             values = value if isinstance(value, list) else [value]
             shown = ", ".join("yes" if v is True else "no" if v is False else str(v) for v in values)
-            if (said := one.resolve_envvar_value(ctx)) is not None:
-                shown, source = said, one.variable(ctx.auto_envvar_prefix or "")
+            if (variable := one.resolve_envvar_value(ctx)) is not None:
+                shown, source = variable, one.variable(ctx.auto_envvar_prefix or "")
             rows.append((ctx.command_path.partition(" ")[2], max(one.opts, key=len), shown, source))
     if as_json:
         settings = [dict(zip(names, row, strict=True)) for row in rows]
@@ -78,7 +78,7 @@ def _show_settings(file: str, found: Found, *, as_json: bool) -> None:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Machine, instruction sets, threads, memory in bytes, versions, cache folder, what steps were measured to cost."""
+    """Return machine, instruction sets, threads, memory in bytes, versions, cache folder and step costs."""
     from ipex_lookahead.controller.kept_costs import cost_folder, known_costs
     from ipex_lookahead.engines.identity import processor
     from ipex_lookahead.engines.machine import machine_memory
@@ -102,7 +102,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _engine() -> dict[str, Any]:
-    """The core's facts and the machine's roofs, or why there are none: people run this when something is wrong."""
+    """Return facts of the native core and the limits of the machine, or the problem that prevents them."""
     facts: dict[str, Any] = {"isa_available": [], "threads": None, "isa_chosen": None}
     try:
         from ipex_lookahead.engines.bandwidth import measured_bandwidth
@@ -121,21 +121,22 @@ def _engine() -> dict[str, Any]:
 
 
 def _opencl() -> dict[str, Any]:
-    """The OpenCL devices by the names that ``--device`` takes, or why there is none to be seen."""
+    """Return the OpenCL devices by the names for ``--device``, or the problem that prevents it."""
     from ipex_lookahead.engines.opencl.device import listed
 
     try:
         found = listed()
     except EngineError as error:
         return {"devices": [], "problem": f"{error}; {error.hint}"}
-    said = [f"opencl:{one.number} {one.name}, {one.kind}, {one.platform}, driver {one.driver}" for one in found]
-    return {"devices": said}
+    return {
+        "devices": [f"opencl:{one.number} {one.name}, {one.kind}, {one.platform}, driver {one.driver}" for one in found]
+    }
 
 
 def model_facts(
     name: str, drafter: str | None = None, draft_vocab: int | Path | None = None, *, progress: bool
 ) -> dict[str, Any]:
-    """What a model is, from its headers, and what its steps were measured to cost; no weight is read."""
+    """Return the facts of a model from its headers, and its measured step costs."""
     from ipex_lookahead.checkpoints import kind_of
     from ipex_lookahead.cli.model_facts import describe, licence_of
     from ipex_lookahead.controller.kept_costs import cost_folder, known_costs
@@ -156,14 +157,14 @@ def model_facts(
 
 
 def _sequence_bytes(config: dict[str, Any] | None) -> dict[str, int]:
-    """What a sequence takes natively: bytes of a position's keys and values, and of what does not grow with them."""
+    """Return the native memory of a sequence: bytes of keys and values per position, and of recurrent states."""
     from ipex_lookahead.architectures import spec_for
     from ipex_lookahead.engines.native.decoder import kv_bytes_per_token, state_bytes
     from ipex_lookahead.errors import LookaheadError
 
     try:
         spec = None if config is None else spec_for(dict(config))
-    except LookaheadError:  # what runs on another engine
+    except LookaheadError:  # it runs on another engine
         spec = None
     if spec is None:
         return {}
@@ -171,7 +172,7 @@ def _sequence_bytes(config: dict[str, Any] | None) -> dict[str, int]:
 
 
 def forget_step_costs(model: str | None) -> int:
-    """Delete the measured costs of a model's steps, or of all; returns how many were deleted."""
+    """Delete the measured step costs of a model, or of all models; return the number of deleted curves."""
     from ipex_lookahead.controller.kept_costs import cost_folder, forget_costs
 
     config = None
@@ -180,7 +181,7 @@ def forget_step_costs(model: str | None) -> int:
         from ipex_lookahead.hub import resolve_model
 
         config = describe(resolve_model(model))["config"]
-        if config is None:  # it cannot be run, so none was measured
+        if config is None:  # it cannot run, so it has no costs
             return 0
     return forget_costs(cost_folder(), config)
 
@@ -203,21 +204,21 @@ LABELS = {
     "engine": "runs on",
     "hidden_size": "hidden size",
     "kv_heads": "heads of keys and values",
-    "kv_bytes_per_token": "keys, values a position",
-    "state_bytes": "states a sequence",
+    "kv_bytes_per_token": "keys, values per position",
+    "state_bytes": "states per sequence",
     "vocab_size": "vocabulary",
     "chat_template": "chat template",
     "unknown_keys": "unknown metadata",
-    "quantised_by": "quantised by",
+    "quantised_by": "quantized by",
     "decoded": "decoded when loaded",
     "output_layer": "output layer",
-    "drafter kind": "drafted by",
-    "drafter bytes": "weights of what drafts",
-    "drafter draft_vocab": "tokens that it drafts",
-    "drafter file": "which lies in",
-    "drafter unread": "its tensors that nothing reads",
-    "drafter acceptance": "of its tokens right so far",
-    "requantized_from": "rounded twice, before in",
+    "drafter kind": "drafting head",
+    "drafter bytes": "weights of the head",
+    "drafter draft_vocab": "draft vocabulary",
+    "drafter file": "its file",
+    "drafter unread": "its unused tensors",
+    "drafter acceptance": "acceptance so far",
+    "requantized_from": "requantized from",
     "problem": "cannot be run",
     "hint": "what to do",
     "cache_folder": "cache folder",
@@ -229,19 +230,19 @@ LABELS = {
     "engine isa_available": "instruction sets",
     "engine amx": "AMX",
     "engine isa_chosen": "instruction set chosen",
-    "engine read_gb_s": "memory is read at, GB/s",
+    "engine read_gb_s": "memory read bandwidth, GB/s",
     "engine integer_gops": "integer operations, GOPS",
     "engine problem": "native core",
     "opencl devices": "OpenCL devices",
     "opencl problem": "OpenCL",
 }
-"""What people read for a fact whose name is not a word of theirs."""
+"""Fact -> its label, if that is not the name."""
 SILENT = ("state_bytes", "requantized_from", "quantised_by", "problem", "hint", "unknown_keys", "step_costs")
-"""Facts that are shown only where they have a value."""
+"""Facts that are shown only if they have a value."""
 
 
 def fact_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Labels and values for people, in the order of the facts."""
+    """Return labels and values as text, in the order of the facts."""
     rows: list[tuple[str, str]] = []
     for key, value in facts.items():
         if key == "kind":
@@ -266,7 +267,7 @@ def _row(key: str, word: str, fact: object) -> tuple[str, str]:
 
 
 def _spoken_costs(costs: dict[str, Any]) -> str:
-    """One measured cost curve on a line: a row's time, and how much longer more rows take."""
+    """Return a cost curve as text: the time of one row, and the ratio for more rows."""
     times = costs["milliseconds"]
     alone = times["1"]
     more = ", ".join(
@@ -281,7 +282,7 @@ def _spoken_costs(costs: dict[str, Any]) -> str:
 def _spoken(label: str, fact: object) -> str:
     if isinstance(fact, dict) and "by_depth" in fact:
         rates = ", ".join(f"{100 * rate:.0f} %" for rate in fact["by_depth"])
-        return f"{rates} of the 1st, 2nd, ... where those before it were; {counted(fact['chains'], 'draft')}"
+        return f"{rates} for the 1st, 2nd, ... token of {counted(fact['chains'], 'draft')}"
     if isinstance(fact, dict):
         return f"{counted(fact['tensors'], 'tensor')}, {fact['bytes'] / 1e6:,.1f} MB"
     if isinstance(fact, list):

@@ -1,4 +1,4 @@
-"""Ctrl-C while a model works: an end at once, or one after the step that runs."""
+"""Ctrl-C during generation: end at once, or after the current step."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from contextlib import contextmanager
 from types import FrameType
 
 PYTHON_SECONDS = 0.1
-"""So long Python has to raise KeyboardInterrupt itself, where it is not waiting for the core."""
+"""Time for Python to raise KeyboardInterrupt itself; it does not while it waits for the core."""
 
 
 @contextmanager
 def ends_at_once(tidy: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Let an interrupt end the process at once, with status 130, until the function that is given back is called.
+    """End the process with status 130 on an interrupt, until the returned function is called.
 
-    Python itself hears of a signal between two pieces of the prompt only, which on a large model are seconds apart. So
-    a thread listens where Python's signal handler writes as soon as the signal comes. Nothing may be under way that an
-    end in the middle would spoil.
+    Python handles a signal between two chunks of the prompt only, which may be seconds apart. Therefore a thread reads
+    the pipe that Python's signal handler writes to at once. The code in this context must not have side effects that an
+    abrupt end would leave incomplete.
 
     Args:
-        tidy: called before the end, to leave the terminal as it was.
+        tidy: Called before the end to restore the terminal.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -60,11 +60,11 @@ def ends_at_once(tidy: Callable[[], None]) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def asks_to_stop() -> Iterator[threading.Event]:
-    """Let the first interrupt set the event that is given, and only a second one raise KeyboardInterrupt.
+def stop_requested() -> Iterator[threading.Event]:
+    """Set the returned event on the first interrupt; only a second one raises KeyboardInterrupt.
 
-    An exception may come between any two lines, and would leave a sequence's keys in a state that nobody vouches for;
-    a caller that looks at the event between two steps keeps them.
+    An exception between two arbitrary lines would leave the KV cache in an undefined state. A caller that tests the
+    event between two steps keeps a valid cache.
     """
     stop = threading.Event()
     before = signal.getsignal(signal.SIGINT)

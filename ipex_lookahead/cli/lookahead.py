@@ -1,4 +1,4 @@
-"""The options of lookahead, and what they mean to ``generate``."""
+"""The options of lookahead, and their translation to arguments of ``generate``."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from ipex_lookahead.cli.types import Store, Strategy, Tokens
 from ipex_lookahead.config import LookaheadConfig
 
 NO_COPY = {NEEDS_A_COPY: "the copy is made in Python: from_pretrained(..., speculative=True)"}
-"""What commands that load no second copy of a model cannot use, and why."""
+"""Strategies that need a second copy of the model -> the reason why a command does not support them."""
 
 
-def use_what_is_named(ctx: click.Context) -> None:
-    """Have a head that is named draft where no strategy is: as "auto" does, or so many tokens a step as were said.
+def choose_strategy(ctx: click.Context) -> None:
+    """Choose a strategy for ``--drafter`` if none is given: "auto", or the head with a fixed number of tokens.
 
-    A benchmark of several modes gets it alone beside that; and a draft model, which everywhere else drafts anyway.
+    A benchmark of several modes also measures the head alone, and uses ``--draft-model``.
     """
     given = ctx.params
     if given.get("strategy") or "lookahead" not in given:
         return
-    several, said = isinstance(given["lookahead"], tuple), given["lookahead"]
+    several, numbers = isinstance(given["lookahead"], tuple), given["lookahead"]
     if several and given.get("draft_model") is not None:
         given["strategy"] = (NEEDS_DRAFT_MODEL,)
     if given.get("drafter") is None:
         return
     if ctx.get_parameter_source("lookahead") is ParameterSource.DEFAULT:
         given |= {"strategy": ("auto", NEEDS_A_HEAD)} if several else {"lookahead": "auto"}
-    elif any(number not in (0, "auto") for number in (said if several else (said,))):
+    elif any(number not in (0, "auto") for number in (numbers if several else (numbers,))):
         given["strategy"] = (NEEDS_A_HEAD,) if several else NEEDS_A_HEAD
 
 
 @dataclass
 class StrategyOptions:
-    """What a strategy takes; fields of ``LookaheadConfig`` that are None keep their default."""
+    """The options of strategies; None keeps the default of ``LookaheadConfig``."""
 
-    no_adaptive: bool = option("Always draft as much as allowed, whether or not it pays.", False)
+    no_adaptive: bool = option("Always draft the most tokens allowed, even if that is slower.", False)
     store: str | None = option(
-        "suffix, auto: remember outputs in this file; 'memory': until the program ends (auto's own); 'none'.",
+        "suffix, auto: store outputs in this file; 'memory': until the program ends (default of auto); 'none'.",
         type=Store(),
         metavar="FILE|memory|none",
     )
@@ -53,15 +53,15 @@ class StrategyOptions:
 
 @dataclass
 class ServedLookahead:
-    """The options of lookahead that are set once for many answers."""
+    """The options of lookahead of a server."""
 
     lookahead: int | str = option(
-        "Most drafted tokens a step, or 'auto'; 0 is off. A request may say another. Never changes an answer.",
+        "Most drafted tokens per step, or 'auto'; 0 is off. Requests may override it. Never changes an answer.",
         "auto",
         type=Tokens(),
     )
     strategy: str | None = option(
-        f"Where drafts come from: {', '.join(name for name in STRATEGIES if name not in NO_COPY)}.",
+        f"Source of drafts: {', '.join(name for name in STRATEGIES if name not in NO_COPY)}.",
         type=Strategy(NO_COPY),
     )
     options: StrategyOptions = field(default_factory=StrategyOptions)
@@ -76,7 +76,7 @@ class ServedLookahead:
             raise click.UsageError("--store is for --lookahead auto and --strategy suffix; add one, or leave it out")
 
     def arguments(self) -> dict[str, Any]:
-        """As keyword arguments of ``generate``: as given where no strategy is said, else a LookaheadConfig."""
+        """Return keyword arguments of ``generate``: the number of tokens, or a LookaheadConfig for a strategy."""
         adaptive = {"adaptive": False} if self.options.no_adaptive else {}
         given = {name: value for name, value in self._fields().items() if value is not None}
         if self.strategy is None and not given:
@@ -87,7 +87,7 @@ class ServedLookahead:
         return {"lookahead": strategy_config(strategy, self.lookahead, **given), **adaptive}
 
     def _fields(self) -> dict[str, Any]:
-        """Of ``LookaheadConfig``."""
+        """Return the given fields of ``LookaheadConfig``."""
         return {name: value for name, value in vars(self.options).items() if name != "no_adaptive"}
 
 
@@ -96,13 +96,12 @@ class Lookahead(ServedLookahead):
     """The options of lookahead for one generation."""
 
     lookahead: int | str = option(
-        "Most drafted tokens a step, or 'auto'; 0 is off. Never changes the text.", 3, type=Tokens()
+        "Most drafted tokens per step, or 'auto'; 0 is off. Never changes the text.", 3, type=Tokens()
     )
-    strategy: str | None = option(f"Where drafts come from: {', '.join(STRATEGIES)}.", type=Strategy())
+    strategy: str | None = option(f"Source of drafts: {', '.join(STRATEGIES)}.", type=Strategy())
     draft_min_prob: float | None = option(like=LookaheadConfig)
 
     def check(self) -> None:
-        """Raise UsageError for an option that would have no effect."""
         super().check()
         takes = (NEEDS_DRAFT_MODEL, NEEDS_A_COPY, NEEDS_A_HEAD)
         if self.draft_min_prob is not None and self.strategy not in (None, *takes):

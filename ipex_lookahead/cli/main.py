@@ -1,4 +1,4 @@
-"""The group ``ipex-lookahead``: finds commands, and speaks of errors in its own options."""
+"""The command ``ipex-lookahead``."""
 
 from __future__ import annotations
 
@@ -15,23 +15,32 @@ from ipex_lookahead.cli.running import run_command
 
 COMMANDS = {
     "generate": "answer a prompt, or continue it",
-    "chat": "talk with a model in the terminal",
-    "run": "chat with a model by its short name, fetched if need be",
-    "serve": "a model over HTTP, as OpenAI and Anthropic serve theirs, and a page to talk with it",
+    "chat": "chat with a model in the terminal",
+    "run": "chat with a model by its short name, fetched if necessary",
+    "serve": "serve a model over HTTP with OpenAI's and Anthropic's APIs, and a chat page",
     "quantize": "save a model in a low-bit format",
-    "convert-ipex-llm": "a folder that ipex-llm saved, its pickles as safetensors",
-    "drafter": "make heads that draft for a model",
-    "imatrix": "measure which inputs of a model's matrices matter, for quantize",
-    "info": "this machine, or a model",
-    "pull": "fetch a model from the hub, or list those that are recommended",
-    "list": "models that are kept on this machine",
-    "rm": "remove a model that was fetched",
-    "doctor": "check that everything works here, as a report for an issue",
-    "compare-engines": "the same prompts on every engine that is installed",
-    "bench": "measure",
-    "completion": "print a shell's completion script",
+    "convert-ipex-llm": "convert the pickles of a folder saved by ipex-llm to safetensors",
+    "drafter": "heads that draft for a model",
+    "imatrix": "measure the importance of the inputs of a model's matrices, for quantize",
+    "info": "facts about this machine or a model",
+    "pull": "fetch a model from the hub, or list recommended models",
+    "list": "list the models on this machine",
+    "rm": "remove a fetched model",
+    "doctor": "check that everything works, and write a report for an issue",
+    "compare-engines": "run the same prompts on every installed engine",
+    "bench": "benchmarks",
+    "completion": "print the completion script of a shell",
 }
 """Command -> its line in ``--help``."""
+
+
+ELSEWHERE = {
+    "compare-engines": "ipex_lookahead.bench.compare_engines",
+    "doctor": "ipex_lookahead.bench.doctor",
+    "run": "ipex_lookahead.cli.chat",
+    **dict.fromkeys(("list", "pull", "rm"), "ipex_lookahead.cli.models"),
+}
+"""Command -> its module, where that is not ``cli.<command>``."""
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -46,12 +55,12 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     cls=LazyGroup,
     lines=COMMANDS,
     module="ipex_lookahead.cli.{}",
-    modules={name: f"ipex_lookahead.bench.{name.replace('-', '_')}" for name in ("compare-engines", "doctor")},
+    modules=ELSEWHERE,
     context_settings={"auto_envvar_prefix": "IPEX_LOOKAHEAD", "help_option_names": ["-h", "--help"]},
-    epilog="Options can be set in the environment too, as IPEX_LOOKAHEAD_GENERATE_THREADS=2 sets generate --threads; "
-    "the command line wins. docs/commands.md lists them all.",
+    epilog="Environment variables set options too: IPEX_LOOKAHEAD_GENERATE_THREADS=2 sets generate --threads; the "
+    "command line takes precedence. docs/commands.md lists all options.",
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print it.")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
     """Large language models in low-bit formats on CPUs, with exact lookahead decoding."""
@@ -74,19 +83,18 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class _Warnings(logging.Handler):
-    """What the package warns of, on standard error."""
+    """Prints the warnings of the package on standard error."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print it; where standard error is closed nobody reads."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # standard error may be closed
             click.echo(record.getMessage(), err=True)
 
 
 def _take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """``--debug`` is welcome anywhere before ``--``, also after the command's name."""
+    """Remove ``--debug``, which is allowed anywhere before ``--``."""
     given = list(arguments)
     end = given.index("--") if "--" in given else len(given)
     debug = "--debug" in given[:end]

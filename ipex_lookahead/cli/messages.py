@@ -1,4 +1,4 @@
-"""What is said to ``chat``: messages from the keyboard, with line editing and a history, or from a pipe."""
+"""The messages of ``chat``: from the keyboard, with line editing and a history, or from a pipe."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ QUOTE = '"""'
 FURTHER = "... "
 """The prompt for a further line of one."""
 _ESCAPED = {"\\": "\\\\", "\n": "\\n"}
-"""How a message of several lines is one line of the history."""
+"""Escapes for a message of several lines in one line of the history."""
 
 
 class BlockLeft(Exception):
-    """Ctrl-C inside a message of several lines: it is dropped, and the chat goes on."""
+    """Ctrl-C in a message of several lines: the message is dropped, and the chat continues."""
 
 
 def piped() -> Iterator[str]:
-    """One message a line, or several lines between two ``\"\"\"``."""
+    """Yield one message per line, or the lines between two ``\"\"\"`` as one."""
     if sys.stdin is None:  # Python's sign that file 0 was closed
         raise click.UsageError("standard input is closed, so there is nothing to answer; type, or pipe messages in")
-    lines = sys.stdin.buffer  # text would be what the locale says: in "C" any byte passes, as no character
-    encodings = chain(["utf-8-sig"], repeat("utf-8"))  # a byte order mark is at the head of a pipe, or nowhere
+    lines = sys.stdin.buffer  # sys.stdin would decode with the locale, which accepts any byte in "C"
+    encodings = chain(["utf-8-sig"], repeat("utf-8"))  # a byte order mark may be at the start only
 
     def ask(prompt: str) -> str | None:
         return lines.readline().decode(next(encodings)) or None
@@ -49,12 +49,12 @@ def piped() -> Iterator[str]:
 
 
 def typed(names: list[str], history: bool, tell: Callable[[str], None]) -> Iterator[str]:
-    """Messages from the keyboard, with line editing. Ctrl-C says how to leave, Ctrl-D leaves.
+    """Yield messages from the keyboard, with line editing. Ctrl-C prints how to leave, Ctrl-D leaves.
 
     Args:
-        names: what Tab completes.
-        history: keep the messages in :func:`history_file`, for the arrow keys.
-        tell: shows a line that is not the model's.
+        names: Words for Tab completion.
+        history: Save the messages in :func:`history_file`, for the arrow keys.
+        tell: Prints a line that is not the model's.
     """
     readline = line_editor(names)
     if readline is None:
@@ -68,7 +68,7 @@ def typed(names: list[str], history: bool, tell: Callable[[str], None]) -> Itera
                 line = input(prompt) + "\n"
                 line.encode()
                 return line
-            except UnicodeEncodeError:  # Python lets bytes that are no text pass as half pairs
+            except UnicodeEncodeError:  # Python decodes invalid bytes as surrogates
                 tell("that is not UTF-8 text, and was not sent; the terminal must be set to UTF-8")
             except EOFError:
                 print(file=sys.stderr)
@@ -91,7 +91,7 @@ def typed(names: list[str], history: bool, tell: Callable[[str], None]) -> Itera
 
 
 def line_editor(names: list[str]) -> Any:
-    """The readline module, set up; None where Python was built without it."""
+    """Return the configured readline module, or None if Python was built without it."""
     try:
         import readline
     except ImportError:
@@ -99,21 +99,21 @@ def line_editor(names: list[str]) -> Any:
     readline.set_completer(lambda text, n: [*(x for x in names if x.startswith(text)), None][n])
     readline.set_completer_delims(" ")
     readline.parse_and_bind("tab: complete")
-    readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')  # Alt-Enter puts a line end into the message
-    # Pasted lines are one message where pasting is bracketed, with escape sequences around every line that is read.
+    readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')  # Alt-Enter inserts a line break
+    # Bracketed paste makes pasted lines one message, but writes escape sequences.
     readline.parse_and_bind(f"set enable-bracketed-paste {'off' if wants_plain() else 'on'}")
     return readline
 
 
 def load_history(readline: Any) -> None:
-    """What was typed before; nothing where there is no file, or none that is text."""
+    """Load the history of earlier chats, if the file exists."""
     readline.clear_history()
     file = history_file()
     if file is None:
         return
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
-    except OSError:  # the first time there is none
+    except OSError:  # it does not exist the first time
         return
     meant = {escape: plain for plain, escape in _ESCAPED.items()}
     for line in lines[-HISTORY_LINES:]:
@@ -121,22 +121,22 @@ def load_history(readline: Any) -> None:
 
 
 def save_history(readline: Any) -> None:
-    """One message a line, whatever lines it has itself: readline's own file would make several of it."""
+    """Save the history with one message per line; readline's own file would split messages of several lines."""
     count = readline.get_current_history_length()
-    said = [readline.get_history_item(number + 1) or "" for number in range(count)][-HISTORY_LINES:]
-    lines = [re.sub(r"[\\\n]", lambda found: _ESCAPED[found[0]], message) for message in said]
+    messages = [readline.get_history_item(number + 1) or "" for number in range(count)][-HISTORY_LINES:]
+    lines = [re.sub(r"[\\\n]", lambda found: _ESCAPED[found[0]], message) for message in messages]
     file = history_file()
     if file is None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     with temporary_file(file) as temporary:
-        temporary.chmod(0o600)  # it holds what people typed
+        temporary.chmod(0o600)  # messages are private
         temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", errors="replace")
         temporary.replace(file)
 
 
 def _joined(ask: Callable[[str], str | None]) -> Iterator[str]:
-    """Lines as messages; those between two ``\"\"\"`` are one message. None ends it, and what was begun is given."""
+    """Yield lines as messages, and those between two ``\"\"\"`` as one. None ends the last message."""
     while (line := ask(">>> ")) is not None:
         line = line.rstrip("\n")
         if not line.startswith(QUOTE):
@@ -149,7 +149,7 @@ def _joined(ask: Callable[[str], str | None]) -> Iterator[str]:
 
 
 def _block(begun: str, ask: Callable[[str], str | None]) -> str:
-    """A message of several lines, of which the first is there."""
+    """Read the further lines of a message."""
     closed = False
     while not (closed := begun.rstrip().endswith(QUOTE)) and (following := ask(FURTHER)) is not None:
         begun += "\n" + following.rstrip("\n")
@@ -157,7 +157,7 @@ def _block(begun: str, ask: Callable[[str], str | None]) -> str:
 
 
 def history_file() -> Path | None:
-    """``$XDG_STATE_HOME/ipex-lookahead/chat_history``, by default below ``~/.local/state``; None without a home."""
+    """Return ``$XDG_STATE_HOME/ipex-lookahead/chat_history``, by default in ``~/.local/state``; None without a home."""
     home, state = home_folder(), os.environ.get("XDG_STATE_HOME")
     if not state and home is None:
         return None

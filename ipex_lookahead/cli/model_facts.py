@@ -1,4 +1,4 @@
-"""What a model is, from its headers alone, whether or not it can be run here: for ``info``, ``list`` and ``pull``."""
+"""Facts about a model from its headers, also of one that cannot run here: for ``info``, ``list`` and ``pull``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SIZES: dict[str, tuple[str, ...]] = {
     "vocab_size": ("vocab_size",),
     "context": ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length"),
 }
-"""Our word for a size, and what the configs of different families call it."""
+"""Size -> its names in the configs of different families."""
 _GGUF_SIZES = {
     "layers": "block_count",
     "hidden_size": "embedding_length",
@@ -54,19 +54,18 @@ Formats = dict[str, dict[str, int]]
 
 
 def describe(path: Path, drafter: Path | None = None, draft_vocab: int | Path | None = None) -> dict[str, Any]:
-    """Kind, architecture, engine, parameters, bytes, formats with counts, sizes, tokenizer; of what cannot be run too.
+    """Return kind, architecture, engine, parameters, bytes, formats with counts, sizes and tokenizer of a model.
 
     Reads headers and configs, no weights, and imports neither torch nor transformers. ``drafter`` and ``draft_vocab``
     are those of ``LoadRequest``.
 
     Returns:
-        Plain values, and ``config``: the sizes under Llama's names. ``engine`` and ``config`` are None for what cannot
-        be run; ``problem`` says why not, and ``hint`` what to do.
-        ``formats`` has our names of formats, and the file's own names of types that are none of ours; ``decoded`` says
-        in what those are kept that are read.
+        Plain values, and ``config`` with the sizes under Llama's names. For a model that cannot run, ``engine`` and
+        ``config`` are None, ``problem`` has the reason and ``hint`` the remedy. ``formats`` has our names of formats,
+        or the file's own name of a type that is decoded to one of them, as listed in ``decoded``.
 
     Raises:
-        InputError, ModelFormatError: nothing there, or bytes that contradict their format; a drafter of another model.
+        InputError, ModelFormatError: No model, invalid bytes, or a drafter of another model.
     """
     kind, where = kind_of(path)
     if kind == "gguf":
@@ -75,12 +74,12 @@ def describe(path: Path, drafter: Path | None = None, draft_vocab: int | Path | 
 
 
 def main_format(formats: Mapping[str, Mapping[str, int]]) -> str | None:
-    """The format that most bytes of a model are in."""
+    """Return the format with the most bytes."""
     return max(formats, key=lambda name: formats[name]["bytes"]) if formats else None
 
 
 def low_bit_in(path: Path) -> str | None:
-    """The low-bit format that most of a model is in; None for float models."""
+    """Return the low-bit format of most weights, or None for a float model."""
     found = main_format(describe(path)["formats"])
     return None if found in FLOATS else found
 
@@ -161,7 +160,7 @@ def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | Pa
         word: next((sizes[key] for key in keys if sizes.get(key) is not None), None) for word, keys in _SIZES.items()
     }
     before = getattr(checkpoint, "low_bit", {}).get("requantized_from")
-    llama_sizes = {_SIZES[word][0]: size for word, size in found.items()}  # of a family that only transformers knows
+    llama_sizes = {_SIZES[word][0]: size for word, size in found.items()}  # for families of transformers
     return {
         "kind": kind,
         "config": None if checkpoint is None else checkpoint.config or {"model_type": family, **llama_sizes},
@@ -184,7 +183,7 @@ def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | Pa
 
 
 def _survey(folder: Path, formats: Formats) -> int | None:
-    """What lies in a folder that cannot be opened: tensors by dtype, and pickles by size alone. Returns parameters."""
+    """Count tensors by dtype, and pickles by size, of an unsupported folder; return the number of parameters."""
     ours = {dtype: name for name, dtype in FLOATS.items()}
     parameters = 0
     for path in sorted(folder.iterdir()):
@@ -200,7 +199,7 @@ def _survey(folder: Path, formats: Formats) -> int | None:
 
 
 def _quantiser(settings: object, checkpoint: Checkpoint | None) -> str:
-    """``gptq, 4 bits, groups of 128``, as far as a quantization_config tells; ipex-llm and its name; or nothing."""
+    """Return ``gptq, 4 bits, groups of 128`` for a quantization_config, ipex-llm with its format, or ""."""
     if settings is None:
         return f"ipex-llm, {checkpoint.saved_as}" if isinstance(checkpoint, IpexLlmCheckpoint) else ""
     if not isinstance(settings, dict):
@@ -231,7 +230,7 @@ def _has_chat_template(folder: Path) -> bool:
 
 
 def _opened(open_it: Callable[[], Checkpoint]) -> tuple[Checkpoint | None, dict[str, str]]:
-    """A checkpoint that was opened, checked and closed again, or why it cannot be run and what to do."""
+    """Open, check and close a checkpoint; return it, or the problem and a hint."""
     try:
         checkpoint = open_it()
         checkpoint.close()
@@ -244,17 +243,17 @@ def _opened(open_it: Callable[[], Checkpoint]) -> tuple[Checkpoint | None, dict[
 def _drafting(
     checkpoint: Checkpoint | None, path: Path, drafter: Path | None, vocab: int | Path | None
 ) -> dict[str, Any]:
-    """The head that drafts, or what the files hold for drafting that is not read."""
-    if checkpoint is None or getattr(checkpoint, "spec", None) is None:  # a family that only transformers knows
+    """Return facts of the drafting head, or of unused tensors for drafting."""
+    if checkpoint is None or getattr(checkpoint, "spec", None) is None:  # a family of transformers
         return {}
     if (found := drafter_of(checkpoint, path, drafter)) is None:
         tensors = getattr(checkpoint, "read_past", 0)
-        return {"drafting": f"{tensors} tensors of blocks for drafting (MTP), which are read past"} if tensors else {}
+        return {"drafting": f"{tensors} tensors of blocks for drafting (MTP), which are not used"} if tensors else {}
     head, where = found
     sizes = [packed_bytes(head.checkpoint.info(tensor.name)) for tensor in head.tensors()]
     unread: list[str] = []
     if head.checkpoint is not checkpoint:
-        if head.kind not in IN_A_MODEL:  # such a file holds nothing but the head
+        if head.kind not in IN_A_MODEL:  # the file should have the head only
             own = {tensor.name for tensor in head.tensors()}
             unread = [name for name in head.checkpoint.names() if name not in own]
         head.checkpoint.close()
@@ -276,7 +275,7 @@ def _count(formats: Formats, name: str, size: int) -> None:
 
 
 def licence_of(path: Path, described: Mapping[str, Any]) -> str | None:
-    """What the file itself, or the model card or licence beside it, says; None where nothing says so."""
+    """Return the license of the file itself, its model card, or the name of a license file; None if unknown."""
     if isinstance(found := described.get("licence"), str):
         return found
     folder = path if path.is_dir() else path.parent

@@ -1,7 +1,6 @@
-"""What strategies, instruction sets and the arguments in errors are called on the command line.
+"""The names of formats, instruction sets, strategies and arguments on the command line.
 
-The rooms of strategies and instruction sets need numpy, which ``--help`` should not import; a test holds these lists
-against ``PROPOSERS`` and ``SECOND_MODEL``. (Formats: ``low_bits.py``.)
+These lists repeat ``PROPOSERS`` and ``SECOND_MODEL``, because ``--help`` must not import numpy; a test compares them.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.low_bits import LOW_BITS, PRESETS
 
 FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
-"""The formats in a sentence."""
+"""The formats, for a help text."""
 WEIGHTS = f"{', '.join(LOW_BITS)}; a mixture ({', '.join(PRESETS)}) or a .yaml file of rules"
-"""What weights may be loaded in, in a sentence."""
+"""The formats to load weights in, for a help text."""
 
 ISAS = {
     "amx_int8": "Sapphire Rapids and later Xeons",
@@ -21,24 +20,24 @@ ISAS = {
     "avx2": "Haswell, Zen and later",
     "scalar": "any x86-64",
 }
-"""Instruction set -> the processors that have it."""
+"""Instruction set -> processors with it."""
 
 STRATEGIES = {
     "auto": "several sources at once, and earlier answers",
-    "jacobi": "n-grams of a window that runs ahead (Lookahead Decoding)",
-    "prompt_lookup": "what followed the same words before",
-    "recycling": "what followed the same token before",
-    "suffix": "the longest repetition, also of stored answers",
+    "jacobi": "n-grams of a Jacobi window (Lookahead Decoding)",
+    "prompt_lookup": "the continuation of the last n-gram earlier in the text",
+    "recycling": "likely successors of each token so far",
+    "suffix": "the continuation of the longest match, also in stored answers",
     "draft_model": "a smaller model (--draft-model)",
     "self_speculation": "a low-bit copy of the model",
     "head": "a trained head, the model's own (MTP) or --drafter",
 }
-"""Strategy -> where its drafts come from."""
+"""Strategy -> the source of its drafts."""
 
 NEEDS_DRAFT_MODEL = "draft_model"
 NEEDS_A_COPY = "self_speculation"
 NEEDS_A_HEAD = "head"
-"""The strategies that need a second model beside the first."""
+"""The strategies that need a second model."""
 
 _SAME = (
     "low_bit group_size mixed_precision kv_cache imatrix draft_model drafter draft_vocab drafter_low_bit threads "
@@ -53,11 +52,11 @@ OPTIONS = {
     "save_low_bit": "ipex-lookahead quantize",
     "model.save_low_bit(folder)": "ipex-lookahead quantize",
 }
-"""What errors call it, as Python does -> what the command does."""
+"""Argument in Python -> option of the command line."""
 
 
 def option_of(name: str, value: str) -> str:
-    """The option for an argument, with the value whose ``repr`` is given; without an option it stays, as Python's."""
+    """Return the option for an argument, with a value given as ``repr``, or the argument if it has no option."""
     if name not in OPTIONS:
         return f"{name}={value} (in Python)" if value else f"{name} (in Python)"
     if value == "False":
@@ -66,5 +65,5 @@ def option_of(name: str, value: str) -> str:
 
 
 def in_options(error: LookaheadError) -> tuple[str, str]:
-    """Message and hint of an error in the command's words."""
+    """Return message and hint of an error with the names of options."""
     return error.spelled(option_of)

@@ -1,4 +1,4 @@
-"""Options from dataclasses: a command's function gets objects, and each of their fields is an option.
+"""Options from dataclasses: a command's function has dataclass parameters, and each field is an option.
 
     @dataclass
     class Limits:
@@ -7,8 +7,8 @@
     @command("ipex-lookahead answer -n 4")
     def answer(limits: Limits, as_json: bool = option("One JSON object.", names="--json")) -> None: ...
 
-A field's name, annotation and default are the option's; what a number may be and what is said of it is read from
-``LookaheadConfig`` and ``SamplingParams`` where it stands there.
+A field's name, annotation and default define the option; bounds and help can come from ``LookaheadConfig`` or
+``SamplingParams``.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ipex_lookahead.config import Bounds, bounds_of
 
 
 class Option(click.Option):
-    """An option whose environment variable is named after the option, not after our parameter."""
+    """An option with an environment variable named after the option instead of the parameter."""
 
     def variable(self, prefix: str) -> str:
-        """``PREFIX_MAX_NEW_TOKENS`` for ``--max-new-tokens``."""
+        """Return ``PREFIX_MAX_NEW_TOKENS`` for ``--max-new-tokens``."""
         longest = max(self.opts, key=len)
         return f"{prefix}_{longest.lstrip('-').replace('-', '_').upper()}"
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """What the environment says; an empty variable says nothing."""
+        """Return the value of the variable; an empty one is unset."""
         return os.environ.get(self.variable(ctx.auto_envvar_prefix or "")) or None
 
 
@@ -51,17 +51,17 @@ def option(
     like: type | None = None,
     **settings: Any,
 ) -> Any:
-    """A field of a dataclass, or a parameter of a command's function, that is an option.
+    """Declare a field of a dataclass, or a parameter of a command's function, as an option.
 
     Args:
-        help: what it does; by default what the docstring of ``like`` says of the field.
-        default: None: it may be left out.
-        *names: further names, such as "-n"; one with "--" takes the place of the field's own.
-        low: of a number, as ``high`` and ``above``: see :class:`Bounds`; by default those that ``like`` declares.
-        high: see there.
-        above: see there.
-        like: the class of settings whose field of the same name it sets.
-        **settings: click's.
+        help: Help text; by default the docstring of the field in ``like``.
+        default: The default; None if the option may be missing.
+        *names: Further names, such as "-n"; one with "--" replaces the name of the field.
+        low: Lower bound of a number, see :class:`Bounds`; by default that of ``like``.
+        high: Upper bound.
+        above: Whether ``low`` is excluded.
+        like: Class of settings with a field of the same name.
+        **settings: Further arguments of ``click.Option``.
     """
     return field(
         default=default,
@@ -73,7 +73,7 @@ json_alone_option = option("Print one JSON object and nothing else.", False, "--
 
 
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command's function its options, in order: its parameters that are dataclasses, or have an `option`."""
+    """Add the options of a function's dataclass and ``option`` parameters, in order."""
     hints, found = get_type_hints(function), []
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -88,12 +88,12 @@ def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(**given, **made)
 
     arguments = getattr(function, "__click_params__", [])
-    call.__click_params__ = [*reversed(found), *arguments]  # type: ignore[attr-defined]  # the last is the first
+    call.__click_params__ = [*reversed(found), *arguments]  # type: ignore[attr-defined]  # click reverses them
     return call
 
 
 def _options_of(kind: Any) -> list[Option]:
-    """Of the fields of a dataclass, and of the dataclasses among them."""
+    """Return the options of a dataclass, including those of nested dataclasses."""
     hints, found = get_type_hints(kind), []
     for one in fields(kind):
         hint = hints[one.name]
@@ -102,7 +102,7 @@ def _options_of(kind: Any) -> list[Option]:
 
 
 def _made(kind: Any, given: dict[str, Any]) -> Any:
-    """The object of a dataclass; its values are taken out of ``given``."""
+    """Create a dataclass object from ``given``, and remove its values there."""
     hints = get_type_hints(kind)
     return kind(
         **{
@@ -130,7 +130,7 @@ def _click_option(name: str, hint: Any, declared: Field[Any]) -> Option:
         settings.setdefault("metavar", "N" if isinstance(settings["type"], click.IntRange) else "X")
     names = data["names"] if any(given.startswith("--") for given in data["names"]) else (flag, *data["names"])
     settings["show_default"] = default is not False and settings.get("default") is not None
-    return Option([name, *names], help=data["help"] or said_of(like, name), **settings)
+    return Option([name, *names], help=data["help"] or attribute_doc(like, name), **settings)
 
 
 def _click_type(kind: Any, bounds: Bounds) -> Any:
@@ -152,8 +152,8 @@ def _without_none(hint: Any) -> Any:
     return hint
 
 
-def said_of(settings: type | None, name: str) -> str:
-    """What the docstring of a class of settings says of an attribute, as a sentence of a command's help."""
+def attribute_doc(settings: type | None, name: str) -> str:
+    """Return the text of an attribute in a class docstring, as a sentence."""
     attributes = (inspect.getdoc(settings) or "").partition("Attributes:")[2]
     found = re.search(rf"^ +{name}: (.+?)(?=^ +\w+(?:, \w+)*: |\Z)", attributes, re.M | re.S)
     text = " ".join(found[1].split()) if found else ""

@@ -1,4 +1,4 @@
-"""What is shown while something takes long: a bar, or a line; and the consoles that commands write with."""
+"""Progress bars and status lines, and the consoles of commands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 LONG_PROMPT = 256
-"""Tokens to read from which on a prompt takes long enough for a bar."""
+"""Minimum number of tokens of a prompt to show a bar for."""
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console for sentences of any length; with ``NO_COLOR`` it writes no escape sequence, bold and dim included."""
+    """Return a console without truncation; with ``NO_COLOR`` it writes no escape sequences at all."""
     from rich.console import Console
 
     return Console(stderr=stderr, soft_wrap=True, highlight=False, force_terminal=False if wants_plain() else None)
@@ -25,7 +25,7 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def progress_bar(total: int, title: str = "measuring") -> Iterator[Callable[[], None]]:
-    """Gives a function to call after each answer; what is drawn is on a terminal's standard error only."""
+    """Show a bar on standard error if it is a terminal, and return a function to advance it by one."""
     if not may_draw():
         tell_people(f"{title} ({total}) ...")
     done = 0
@@ -41,7 +41,7 @@ def progress_bar(total: int, title: str = "measuring") -> Iterator[Callable[[], 
 
 @contextmanager
 def byte_bar(title: str) -> Iterator[Draw]:
-    """Gives a function to call with the bytes done and the bytes in all; drawn on a terminal's standard error only."""
+    """Show a bar on standard error if it is a terminal, and return a function that takes done and total bytes."""
     if not may_draw():
         tell_people(f"{title} ...")
     with bar(title, of="bytes") as draw:
@@ -50,7 +50,7 @@ def byte_bar(title: str) -> Iterator[Draw]:
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """Gives a function to show what is being done, on a terminal's standard error only."""
+    """Return a function that shows a status line on standard error if it is a terminal."""
     if not may_draw():
         yield lambda text: tell_people(f"{text} ...")
         return
@@ -59,7 +59,7 @@ def status() -> Iterator[Callable[[str], None]]:
 
 
 class PromptBar:
-    """How far the reading of a prompt has come, on a terminal's standard error only, and for long prompts only."""
+    """The progress of the prefill of a long prompt, on standard error if it is a terminal."""
 
     def __init__(self, *, shown: bool = True) -> None:
         self._shown = shown
@@ -67,7 +67,7 @@ class PromptBar:
         self._draw: Draw | None = None
 
     def update(self, done: int, total: int) -> None:
-        """So many of the prompt's tokens are read, or were there already; the bar goes away with the last."""
+        """Show the number of processed or cached tokens; the last one removes the bar."""
         if done >= total:
             self.close()
             return
@@ -75,13 +75,13 @@ class PromptBar:
             if not self._shown or total - done < LONG_PROMPT:
                 return
             if not may_draw():
-                self._shown = False  # once is enough
+                self._shown = False  # print once
                 tell_people(f"reading the prompt ({total - done} tokens) ...")
                 return
             self._draw = self._open.enter_context(bar("reading the prompt", total, of="tokens"))
         self._draw(done)
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._open.close()
         self._draw = None

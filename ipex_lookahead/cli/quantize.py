@@ -17,33 +17,33 @@ from ipex_lookahead.cli.progress import byte_bar
 from ipex_lookahead.cli.types import LowBit, Model, Refused
 
 SHARED = ("low_bit", "mixed_precision", "drafter_low_bit", "imatrix", "threads")
-"""Options that ``LoadRequest`` and ``load_model_and_tokenizer`` have too."""
+"""Options that are arguments of ``LoadRequest`` and ``load_model_and_tokenizer`` too."""
 
 
 @dataclass
 class Saved:
-    """How the weights are saved."""
+    """The format of the saved weights."""
 
     low_bit: str | None = option(
-        f"{WEIGHTS}; if not given, sym_int4 for a float model, else as the file has it.", type=LowBit()
+        f"Format: {WEIGHTS}; by default sym_int4 for a float model, else the file's own.", type=LowBit()
     )
     group_size: Literal["32", "64"] = option("Weights that share a scale.", "32")
     mixed_precision: bool = option("Keep the output layer in 8 bits.", False)
     drafter_low_bit: str | None = option(
-        "Format of a block for drafting (MTP); if not given, --low-bit's where that has 6 bits or more, else sym_int8.",
+        "Format of a block for drafting (MTP); by default that of --low-bit if it has 6 bits or more, else sym_int8.",
         type=LowBit(alike=True),
     )
     imatrix: Path | None = option(
-        "An importance matrix (llama.cpp's, .gguf or .dat): errors of what matters more weigh more.",
+        "An importance matrix (of llama.cpp, .gguf or .dat), which weights the rounding errors.",
         metavar="FILE",
         type=click.Path(path_type=Path, dir_okay=False),
     )
-    allow_requantize: bool = option("Round weights again that the file holds in another low-bit format.", False)
+    allow_requantize: bool = option("Quantize weights in another low-bit format again, which loses accuracy.", False)
     overwrite: bool = option("Replace an earlier save in OUT, once the new one is complete.", False)
     threads: int | None = threads_option
 
     def settings(self) -> dict[str, Any]:
-        """The arguments that ``LoadRequest`` and ``load_model_and_tokenizer`` share."""
+        """Return arguments for ``LoadRequest`` and ``load_model_and_tokenizer``."""
         shared = {name: getattr(self, name) for name in SHARED}
         return {**shared, "group_size": int(self.group_size)}
 
@@ -54,7 +54,7 @@ class Saved:
 def quantize(model: str, out: Path, how: Saved) -> None:
     """Save MODEL (a folder, a .gguf file, owner/repo[:file.gguf] or 'default') in a low-bit format as the folder OUT.
 
-    Start from the float original: a file that is quantised already loses more with every other format.
+    Start from the float original: quantizing a quantized file again loses accuracy.
     """
     from ipex_lookahead.checkpoints.low_bit_save import check_target
     from ipex_lookahead.cli.model_facts import describe, licence_of
@@ -62,7 +62,7 @@ def quantize(model: str, out: Path, how: Saved) -> None:
     from ipex_lookahead.errors import LookaheadError
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
-    try:  # what can be refused without the model, and then without its weights, is refused so
+    try:  # check before the model is fetched
         how.low_bit = how.low_bit and check_low_bit(how.low_bit)
         how.drafter_low_bit = how.drafter_low_bit and check_format(how.drafter_low_bit)
         WeightPlan(how.low_bit, int(how.group_size))
@@ -73,8 +73,8 @@ def quantize(model: str, out: Path, how: Saved) -> None:
     path = resolve_model(model)
     how.low_bit = _checked_format(path, how)
     if how.imatrix is not None and how.low_bit is None:
-        raise Refused("--imatrix has no effect where nothing is quantised: the formats of the file stay",
-                      hint="--low-bit q4_k, say, quantises; or leave --imatrix out")  # fmt: skip
+        raise Refused("--imatrix has no effect without quantization: the formats of the file stay",
+                      hint="add --low-bit q4_k, for example, or leave --imatrix out")  # fmt: skip
 
     label = _save(path, out, how)
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
@@ -87,7 +87,7 @@ def quantize(model: str, out: Path, how: Saved) -> None:
 
 
 def _save(path: Path, out: Path, how: Saved) -> str:
-    """Write the folder; the name of its format."""
+    """Save the folder and return its format."""
     from ipex_lookahead.architectures import model_types
     from ipex_lookahead.checkpoints import family_of
     from ipex_lookahead.engines.convert import convert
@@ -107,7 +107,7 @@ def _save(path: Path, out: Path, how: Saved) -> str:
 
 
 def _checked_format(path: Path, how: Saved) -> str | None:
-    """The format to ask for, None for the file's own. Raises Refused where weights would be rounded a second time."""
+    """Return the format, or None for the file's own. Raises Refused if weights would be quantized a second time."""
     from ipex_lookahead.architectures import model_types
     from ipex_lookahead.checkpoints import family_of, open_checkpoint
     from ipex_lookahead.checkpoints.config_json import read_json
@@ -117,7 +117,7 @@ def _checked_format(path: Path, how: Saved) -> str | None:
 
     low_bit = how.low_bit
     if (family := family_of(path)) is not None and family not in model_types():
-        saved = MARKER in read_json(path / "config.json")  # of that the torch engine gives the folder's own format only
+        saved = MARKER in read_json(path / "config.json")  # the torch engine can keep its format only
         return low_bit if saved else low_bit or "sym_int4"
     checkpoint = open_checkpoint(path)
     try:

@@ -1,4 +1,4 @@
-"""The recommended models as they would run on this machine: for ``pull``, and what ``make demo`` says at its end."""
+"""The recommended models with their expected speed on this machine, for ``pull`` and ``make demo``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from ipex_lookahead.errors import EngineError
 from ipex_lookahead.hub.recommended import POSITIONS, Recommended, recommended_models
 
 REACHED = 0.8
-"""Share of the memory's bandwidth that decoding is expected to reach: between 0.64 and 0.94 were measured."""
+"""Expected share of the memory bandwidth that decoding reaches; measured values are 0.64 to 0.94."""
 MEMORY_SHARE = 0.7
-"""Of the machine's memory that a model may take to be the one to try."""
+"""Largest share of the machine's memory for the suggested model."""
 FLUENT = 7.0
-"""Tokens a second that are read along with: slower models are not the one to try. One that thinks needs twice as many,
-which says as much again before its answer."""
+"""Minimum tokens per second of the suggested model; twice the number for a model that thinks before it answers."""
 
 
 def bandwidth() -> float | None:
-    """Bytes a second; None where there is no native core to measure with."""
+    """Return bytes per second, or None without a native core."""
     try:
         from ipex_lookahead.engines.bandwidth import cached_bandwidth
 
@@ -30,12 +29,12 @@ def bandwidth() -> float | None:
 
 
 def expected_tok_s(model: Recommended, bytes_a_second: float) -> float:
-    """Tokens a second without lookahead, estimated from the bytes that one reads."""
+    """Return the estimated tokens per second without lookahead, from the bytes read per token."""
     return REACHED * bytes_a_second / model.read
 
 
 def one_to_try(models: Sequence[Recommended], memory: int, bytes_a_second: float | None) -> Recommended:
-    """The largest model that fits and answers fluently; where none does, the smallest."""
+    """Return the largest model that fits and is fast enough, or the smallest model."""
     fit = [
         model
         for model in models
@@ -46,7 +45,7 @@ def one_to_try(models: Sequence[Recommended], memory: int, bytes_a_second: float
 
 
 def suggestion() -> str:
-    """A sentence that names the model to try on this machine, with what it takes, and the command."""
+    """Return a sentence with the suggested model for this machine, its size, and the command."""
     rate = bandwidth()
     found = one_to_try([*recommended_models().values()], machine_memory(), rate)
     speed = "" if rate is None else f", about {expected_tok_s(found, rate):.0f} tok/s"
@@ -55,7 +54,7 @@ def suggestion() -> str:
 
 
 def facts() -> dict[str, Any]:
-    """The list for programs: sizes in bytes, tokens a second as estimated, and what they are estimated from."""
+    """Return the list for ``--json``: sizes in bytes, estimated tokens per second, and the bandwidth."""
     rate, memory = bandwidth(), machine_memory()
     models = recommended_models()
     listed = [
@@ -82,7 +81,7 @@ def facts() -> dict[str, Any]:
 
 
 def print_recommended() -> None:
-    """The list for people, with the one to try on this machine."""
+    """Print the list, with the suggested model for this machine."""
     found = facts()
     rate = "estimated_tok_s"
     columns: dict[str, str | Callable[[Any], object]] = {

@@ -1,4 +1,4 @@
-"""What is refused before anything is loaded: options that cannot work, looked at together."""
+"""Checks of the options of a command, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ipex_lookahead.system.terminal import counted
 
 
 def refuse(ctx: click.Context) -> None:
-    """Raise Refused, exit status 2, for options that would fail later; warn about those that only make things slow."""
+    """Raise Refused (exit status 2) for options that would fail later; warn about those that are slow."""
     _check_formats(ctx)
     _check_draft_model(ctx)
     _check_prompts(ctx)
@@ -30,7 +30,7 @@ def refuse(ctx: click.Context) -> None:
 
 def _check_formats(ctx: click.Context) -> None:
     engines = ctx.params.get("engines") or ctx.params.get("engine")
-    if _several(engines) == ["ipex-llm"]:  # it has formats of its own
+    if _several(engines) == ["ipex-llm"]:  # it has its own formats
         return
     for name, option in (
         ("low_bit", "--low-bit"),
@@ -58,12 +58,12 @@ def _check_rules(path: str, option: str) -> None:
         WeightPlan(path)
     except LowBitFormatError as error:
         message, hint = in_options(error)
-        raise Refused(f"{option}: {message}", hint=hint or "docs/formats.md says what rules are") from error
+        raise Refused(f"{option}: {message}", hint=hint or "docs/formats.md describes the rules") from error
 
 
 def _check_draft_model(ctx: click.Context) -> None:
     both = ctx.params.get("drafter") is not None and ctx.params.get("draft_model") is not None
-    if both and ctx.command.name != "exact":  # which checks one strategy after the other
+    if both and ctx.command.name != "exact":  # it checks both strategies
         raise Refused("--drafter and --draft-model both draft for the model", hint="leave one of them out")
     if "draft_model" not in ctx.params or ctx.params["draft_model"] is not None:
         return
@@ -82,7 +82,7 @@ def _check_prompts(ctx: click.Context) -> None:
 
 
 def _check_files_to_write(ctx: click.Context) -> None:
-    """They are written after the last token, and a store is read at the first: too late to hear that it cannot be."""
+    """Check files that are written at the end, and stores, which are read late."""
     for name, option in (("store", "--store"), ("record_to", "--record"), ("show_drafts", "--show-drafts")):
         given = ctx.params.get(name)
         if given is None or (name == "store" and (given == NO_STORE or is_memory(given))):
@@ -97,8 +97,8 @@ def _check_files_to_write(ctx: click.Context) -> None:
             problem, hint = f"cannot be written: there is no folder {file.parent}", f"mkdir -p {file.parent}"
         elif file.exists() and not os.access(file, os.R_OK):
             problem = "cannot be read: permission denied"
-        elif (said := _why_not_written(file.parent)) is not None:
-            problem = f"cannot be written: {said}"
+        elif (reason := _write_error(file.parent)) is not None:
+            problem = f"cannot be written: {reason}"
         elif name == "store" and file.exists() and not is_store(file):
             problem, hint = "is not a lookahead store; it was not changed", "name another file; it need not exist yet"
         elif name == "show_drafts" and file.exists():
@@ -107,8 +107,8 @@ def _check_files_to_write(ctx: click.Context) -> None:
             raise Refused(f"{option}: {given} {problem}", hint=hint)
 
 
-def _why_not_written(folder: Path) -> str | None:
-    """What the system says to a new file in a folder; None where it takes one. Rights alone do not tell: /proc, say."""
+def _write_error(folder: Path) -> str | None:
+    """Return the error of creating a file in a folder, or None. Permissions are not enough, for example in /proc."""
     import tempfile
 
     try:
@@ -119,7 +119,7 @@ def _why_not_written(folder: Path) -> str | None:
 
 
 def _check_texts(ctx: click.Context) -> None:
-    """What goes to the tokenizer: bytes of a command line that are no UTF-8 arrive as lone surrogates."""
+    """Check texts: bytes of a command line that are not UTF-8 become lone surrogates."""
     for name, option in (("prompt", "PROMPT"), ("system", "--system"), ("stop", "--stop")):
         for text in _several(ctx.params.get(name)):
             if any("\ud800" <= sign <= "\udfff" for sign in text):
@@ -143,7 +143,7 @@ def _warn_of_threads(threads: int | None) -> None:
 
 
 def _several(value: Any) -> list[Any]:
-    """An option's values: none, one, or those of an option that may be given several times."""
+    """Return the values of an option as a list."""
     if value is None:
         return []
     return list(value) if isinstance(value, tuple | list) else [value]

@@ -1,4 +1,4 @@
-"""What is said after an answer: its statistics, for people and as JSON, and how it ended where people should know."""
+"""Statistics of an answer, as text and as JSON, and remarks on its end."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.engines.machine import peak_memory
 
 TAIL = 64
-"""Tokens at the end of an answer that are looked at."""
+"""Number of last tokens to search for a repetition."""
 WARM = 0.7
-"""A temperature that leads out of most loops; where it has not, a penalty is the next thing to try."""
+"""The temperature to suggest for a loop; above it, a repetition penalty is suggested."""
 LIMITS = ("length", "context")
 
 
 def stats_line(stats: GenerationStats, *, loop: bool = False) -> str:
-    """One line: tokens, speed, tokens a step, share drafted, prompt speed, peak memory, temperature and seed.
+    """Return one line: tokens, speed, tokens per step, drafted share, prompt speed, memory, temperature, seed.
 
-    Of an answer that is a ``loop`` the line tells no speed of decoding: nothing is drafted as easily.
+    For a ``loop`` the line has no decoding speed, because repetitions are easy to draft.
     """
     parts = [f"{stats.tokens} {'token' if stats.tokens == 1 else 'tokens'}"]
-    if stats.tokens > 1 and not loop:  # the first comes with the prompt: of one alone there is no speed to tell
+    if stats.tokens > 1 and not loop:  # the first token belongs to the prompt
         parts += [
             f"{stats.decode_tok_s:.1f} tok/s",
             f"{stats.mean_acceptance_length:.2f} tokens/step",
@@ -38,7 +38,7 @@ def stats_line(stats: GenerationStats, *, loop: bool = False) -> str:
 
 
 def stats_json(stats: GenerationStats) -> dict[str, Any]:
-    """The same facts by name; speeds in tokens a second, memory in bytes."""
+    """Return the same facts for JSON; speeds in tokens per second, memory in bytes."""
     steps, parts = max(stats.steps, 1), ("proposer", "engine", "sampler")
     speeds = ("prompt_tokens", "cached_tokens", "tokens", "decode_tok_s", "prefill_tok_s")
     acceptance = ("mean_acceptance_length", "acceptance_rate")
@@ -59,7 +59,7 @@ def stats_json(stats: GenerationStats) -> dict[str, Any]:
 
 
 def print_details(stats: GenerationStats) -> None:
-    """Two small tables on standard error: drafts by source and position, and where the time of a step went."""
+    """Print two tables on standard error: drafts by source and position, and the time of a step by part."""
     sources = [(name, drafted, stats.accepted_by_source[name]) for name, drafted in stats.drafted_by_source.items()]
     positions = zip(stats.drafted_by_position, stats.accepted_by_position, strict=True)
     depths = [(f"position {depth}", *counts) for depth, counts in enumerate(positions, 1)]
@@ -80,12 +80,12 @@ def print_details(stats: GenerationStats) -> None:
 
 
 def drafted_share(stats: GenerationStats) -> float:
-    """The part of the emitted tokens that came from drafts, 0 to 1."""
+    """Return the share of the tokens that were accepted drafts, 0 to 1."""
     return stats.accepted / stats.tokens if stats.tokens else 0.0
 
 
 def repeats(ids: Sequence[int]) -> bool:
-    """Whether the last 64 tokens say again what stands before them, or one thing at least twice."""
+    """Return True if the last 64 tokens occur earlier too, or consist of one repeated part."""
     tail = list(ids[-TAIL:])
     if len(tail) < TAIL:
         return False
@@ -96,25 +96,25 @@ def repeats(ids: Sequence[int]) -> bool:
 
 
 def is_loop(stats: GenerationStats, ids: Sequence[int]) -> bool:
-    """Whether an answer ran into a limit in a loop: its speed says nothing then."""
+    """Return True if an answer reached a limit in a loop; its speed is not meaningful then."""
     return bool(stats.finish_reasons) and stats.finish_reasons[0] in LIMITS and repeats(ids)
 
 
 def ending(stats: GenerationStats, ids: Sequence[int], *, limit: str, setting: Callable[[str], str]) -> list[str]:
-    """Lines for people about an answer that ended at a limit; none for one that ended by itself.
+    """Return remarks on an answer that ended at a limit.
 
     Args:
-        stats: of the answer, which is one sequence.
-        ids: its tokens.
-        limit: what sets the most tokens of an answer, as people type it.
-        setting: what people type before the value of the setting of a name.
+        stats: Statistics of the answer.
+        ids: Its tokens.
+        limit: The option that limits the length, as typed.
+        setting: Setting -> the option, as typed before its value.
     """
     reason = stats.finish_reasons[0] if stats.finish_reasons else ""
     lines = []
     if reason == "length":
         lines.append(f"stopped at the token limit ({limit})")
     elif reason == "context":
-        lines.append("stopped where the model's context ends")
+        lines.append("stopped at the end of the model's context")
     if is_loop(stats, ids):
         cold = (stats.temperature or 0.0) < WARM
         name, value = ("temperature", WARM) if cold else ("repetition_penalty", 1.1)

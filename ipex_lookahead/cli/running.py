@@ -1,6 +1,6 @@
-"""Run a click command as people expect it: an error is a sentence with a hint, and the exit status tells.
+"""Run a click command: print errors as a sentence with a hint, and return the exit status.
 
-For the command line itself, and for scripts that use the package, such as the examples::
+For the command line itself, and for scripts such as the examples::
 
     if __name__ == "__main__":
         sys.exit(run_command(main))
@@ -24,7 +24,7 @@ from ipex_lookahead.system.cgroups import address_space
 from ipex_lookahead.system.extras import torch_needed
 
 DONE, FAILED, MISUSED, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
-"""Exit statuses; the last two are what a shell gives for SIGINT and SIGPIPE."""
+"""Exit statuses; the last two are those of SIGINT and SIGPIPE."""
 
 
 def run_command(
@@ -38,17 +38,17 @@ def run_command(
     """Run a command and return its exit status; ``error:`` and ``hint:`` lines go to standard error.
 
     Args:
-        command: any click command; what it returns as an integer is its exit status.
-        arguments: its command line; the program's own if None.
-        name: what the program is called in usage and hints.
-        debug: print the traceback of an error as well; ``IPEX_LOOKAHEAD_DEBUG=1`` asks for that too.
-        spell: what the program calls an argument, from its name and value: see ``LookaheadError.spelled``.
+        command: Any click command; an integer it returns is the exit status.
+        arguments: Its command line; by default that of the program.
+        name: Name of the program in usage and hints.
+        debug: Also print the traceback of an error, as with ``IPEX_LOOKAHEAD_DEBUG=1``.
+        spell: Name and value of an argument -> its spelling in messages, see ``LookaheadError.spelled``.
     """
-    if sys.stdout is None:  # Python's sign that file 1 was closed; the next file opened would get the output
+    if sys.stdout is None:  # file 1 is closed: the next opened file would receive the output
         _say("error: standard output is closed, so there is nowhere to write to")
         _say("hint: send it to a file, or to /dev/null")
         return FAILED
-    _write_what_can_be_written()
+    _escape_unencodable()
     try:
         code: Any = command.main(
             args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False
@@ -63,7 +63,7 @@ def run_command(
     except click.ClickException as error:
         _report_usage(error)
         return error.exit_code
-    except Exception as error:  # the outermost handler: whatever it is, people get a sentence
+    except Exception as error:  # the outermost handler: every error becomes a sentence
         if debug or os.environ.get("IPEX_LOOKAHEAD_DEBUG", "").lower() in ("1", "true", "yes", "on"):
             traceback.print_exc()
         _report(error, spell)
@@ -72,15 +72,15 @@ def run_command(
         _flush_or_drop()
 
 
-def _write_what_can_be_written() -> None:
-    """A letter that a stream's encoding lacks (PYTHONIOENCODING=ascii) is spelled: no end in mid-answer."""
+def _escape_unencodable() -> None:
+    """Escape characters that the encoding of a stream lacks (PYTHONIOENCODING=ascii) instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
 
 
 def _flush_or_drop() -> None:
-    """Python flushes once more when it exits; where that cannot work it must not complain a second time."""
+    """Flush; if that fails, redirect the output, so that the flush at exit does not report the error again."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -89,7 +89,7 @@ def _flush_or_drop() -> None:
 
 
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full, and then nobody listens
+    with contextlib.suppress(OSError, ValueError):  # standard error may be closed or full
         click.echo(line, err=True)
 
 
@@ -123,10 +123,10 @@ def _report(error: Exception, spell: Callable[[str, str], str]) -> None:
         _say(f"error: {where}{error.strerror}")
     else:
         _say(f"error: {type(error).__name__}: {error}")
-        _say("hint: this should not happen; IPEX_LOOKAHEAD_DEBUG=1 shows where it did")
+        _say("hint: internal error; IPEX_LOOKAHEAD_DEBUG=1 shows the traceback. Please report it as an issue")
 
 
 def _wants_memory(error: Exception) -> bool:
-    """Whether memory was short: also for a library, a thread or a process of ours, which say so in their own words."""
-    said = "failed to map segment" in str(error) or "start new thread" in str(error)
-    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM) or said
+    """Return True if memory was exhausted, also for libraries and threads with other messages."""
+    by_message = "failed to map segment" in str(error) or "start new thread" in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM) or by_message

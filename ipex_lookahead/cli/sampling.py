@@ -1,4 +1,4 @@
-"""The options that say how tokens are chosen."""
+"""The sampling options."""
 
 from __future__ import annotations
 
@@ -16,69 +16,71 @@ if TYPE_CHECKING:
 
 @dataclass
 class Sampler:
-    """How tokens are drawn; ``temperature`` 0 is greedy, and None what is recommended for the model."""
+    """The sampling options; ``temperature`` 0 is greedy, and None is the recommended value of the model."""
 
     temperature: float | None = option(
-        "0 always takes the likeliest token. What is recommended for the model if not given, else 0.",
+        "0 always takes the most likely token. By default the recommended value of the model, else 0.",
         like=SamplingParams,
     )
-    top_k: int | None = option("Keep this many of the likeliest; 0 keeps all.", like=SamplingParams)
-    top_p: float | None = option("Keep the likeliest up to this sum.", like=SamplingParams)
-    min_p: float | None = option("Keep tokens at least this likely, beside the likeliest.", like=SamplingParams)
+    top_k: int | None = option("Keep the k most likely tokens; 0 keeps all.", like=SamplingParams)
+    top_p: float | None = option("Keep the most likely tokens up to this total probability.", like=SamplingParams)
+    min_p: float | None = option(
+        "Keep tokens with this probability relative to the most likely one.", like=SamplingParams
+    )
     seed: int | None = option(
-        "Of the sampler: the same seed, the same text. Fixed if not given, drawn with a --temperature of yours.",
+        "Seed of the sampler; the same seed gives the same text. Fixed by default, random if --temperature is given.",
         like=SamplingParams,
     )
 
     def given(self) -> dict[str, Any]:
-        """The settings that are set and only mean something when tokens are sampled."""
+        """Return the given settings that have no effect on greedy decoding."""
         found = {name: getattr(self, name) for name in ("top_k", "top_p", "min_p", "seed")}
         return {name: value for name, value in found.items() if value is not None}
 
     def check(self, model: TextModel | None = None) -> None:
-        """Raise UsageError for a setting that greedy decoding would ignore; once more when the model is known."""
+        """Raise UsageError for a setting that greedy decoding ignores; call it again with the model."""
         temperature = self.temperature if model is None else self.effective(model)
         if temperature == 0 and (ignored := self.given()):
             flag = "--" + next(iter(ignored)).replace("_", "-")
-            why = "" if self.temperature == 0 else ", which is this model's where none is given"
+            why = "" if self.temperature == 0 else ", the default of this model"
             raise click.UsageError(
-                f"{flag} has no effect at temperature 0{why}; add --temperature 0.7, say, or leave it out"
+                f"{flag} has no effect at temperature 0{why}; add --temperature 0.7, for example, or leave it out"
             )
 
     def effective(self, model: TextModel) -> float:
-        """The temperature that answers of this model have."""
+        """Return the temperature for a model."""
         return model.resolved(self.params(1)).temperature or 0.0
 
     def params(self, max_new_tokens: int, stop: tuple[str, ...] = ()) -> SamplingParams:
-        """As the commands' own model takes them."""
+        """Return the settings as ``SamplingParams``."""
         return SamplingParams(max_new_tokens, stop=stop, **vars(self))
 
 
 @dataclass
 class Sampling(Sampler):
-    """The same, and penalties, which greedy decoding obeys too."""
+    """The sampling options with penalties, which greedy decoding uses too."""
 
     repetition_penalty: float | None = option(
-        "Factor against tokens of prompt and answer; above 1, such as 1.1. The model's own if not given.",
+        "Penalty factor for tokens of prompt and answer, such as 1.1. By default the recommended value of the model.",
         like=SamplingParams,
     )
     presence_penalty: float | None = option(
-        "What a token of the answer loses once, however often it came.", like=SamplingParams
+        "Penalty for tokens that occur in the answer, independent of their number.", like=SamplingParams
     )
     frequency_penalty: float | None = option(
-        "What it loses each time it comes; both as OpenAI has them.", like=SamplingParams
+        "Penalty for each occurrence of a token in the answer; both as in OpenAI's API.", like=SamplingParams
     )
 
 
 @dataclass
 class GreedySampler(Sampler):
-    """Of what compares: greedy where nothing is given, whatever is recommended."""
+    """The sampling options of benchmarks; the default is greedy."""
 
-    temperature: float | None = option("0 always takes the likeliest token.", 0.0, like=SamplingParams)
-    seed: int | None = option("Of the sampler: the same seed, the same text.", like=SamplingParams)
+    temperature: float | None = option("0 always takes the most likely token.", 0.0, like=SamplingParams)
+    seed: int | None = option("Seed of the sampler; the same seed gives the same text.", like=SamplingParams)
 
     def arguments(self) -> dict[str, Any]:
-        """As keyword arguments of the model's ``generate`` for transformers' users."""
+        """Return keyword arguments of transformers' ``generate``."""
         if not self.temperature:
             return {"do_sample": False}
         return {"do_sample": True, "temperature": self.temperature, **self.given()}

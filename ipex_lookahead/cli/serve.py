@@ -1,4 +1,4 @@
-"""``ipex-lookahead serve``: the model behind OpenAI's and Anthropic's APIs, and a page to talk with it."""
+"""``ipex-lookahead serve``: serve a model with OpenAI's and Anthropic's APIs, and a chat page."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "markdown_it"
 
 @dataclass
 class Access:
-    """Where the server listens, and to whom."""
+    """Addresses and access of the server."""
 
-    host: str = option("Address to listen on; 0.0.0.0 lets others in.", "127.0.0.1", metavar="ADDRESS")
-    port: int = option("Port; 0 takes one that is free, and says which.", 8080, low=0, high=65535)
+    host: str = option("Address to listen on; 0.0.0.0 accepts other machines.", "127.0.0.1", metavar="ADDRESS")
+    port: int = option("Port; 0 chooses a free one and prints it.", 8080, low=0, high=65535)
     api_key_file: str | None = option(
-        "Keys, one a line; without one of them nothing is answered. SIGHUP reads the file again.",
+        "API keys, one per line; requests without one are rejected. SIGHUP reads the file again.",
         type=click.Path(),
         metavar="FILE",
     )
     allowed_hosts: tuple[str, ...] = option(
-        "A further name that requests may call this server, as a proxy's; '*' answers to every name.",
+        "A further host name of this server in requests, such as that of a proxy; '*' allows every name.",
         (),
         "--allowed-host",
         metavar="NAME",
     )
     origins: tuple[str, ...] = option(
-        "Let pages and programs of this origin ask, such as https://chat.example; '*' lets all of them.",
+        "Allow requests of web pages of this origin, such as https://chat.example; '*' allows all.",
         (),
         "--allow-origin",
         metavar="ORIGIN",
     )
     tls_cert: str | None = option("Serve HTTPS with this certificate.", type=click.Path(), metavar="FILE.pem")
-    tls_key: str | None = option("The certificate's key.", type=click.Path(), metavar="FILE.pem")
-    names: tuple[str, ...] = option("What requests may call the model.", (), "--served-model-name", metavar="NAME")
+    tls_key: str | None = option("The key of the certificate.", type=click.Path(), metavar="FILE.pem")
+    names: tuple[str, ...] = option("Name of the model in requests.", (), "--served-model-name", metavar="NAME")
 
     def tls(self) -> Tls | None:
-        """Certificate and key, checked; None without."""
+        """Return the checked certificate and key, or None."""
         from ipex_lookahead.serving.run import Tls
 
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -67,7 +67,7 @@ class Access:
         return found
 
     def keys(self) -> Keys:
-        """Those of the file; none without one."""
+        """Return the API keys of the file, or none."""
         from ipex_lookahead.serving.keys import Keys
 
         return Keys() if self.api_key_file is None else Keys.of_file(Path(self.api_key_file))
@@ -75,42 +75,44 @@ class Access:
 
 @dataclass
 class Capacity:
-    """How much is answered at a time; the arguments of ``Service``."""
+    """Concurrency and memory; the arguments of ``Service``."""
 
-    slots: int = option("Most answers that are made at a time.", 8, low=1, high=256)
-    queue: int = option("Most requests that wait for a slot; others get a 429.", 64, low=0)
+    slots: int = option("Maximum number of concurrent answers.", 8, low=1, high=256)
+    queue: int = option("Maximum number of waiting requests; others receive status 429.", 64, low=0)
     running_per_key: int | None = option(
-        "Most of the slots that one API key may have; all of them if not given. Keys that wait have equal shares.",
+        "Maximum number of slots for one API key; all if not given. Waiting keys have equal shares.",
         None,
         "--max-running-per-key",
         low=1,
     )
     queued_per_key: int | None = option(
-        "Most requests of one API key that wait; others of it get a 429. As many as --queue if not given.",
+        "Maximum number of waiting requests of one API key; further ones receive 429. That of --queue if not given.",
         None,
         "--max-queued-per-key",
         low=0,
     )
-    cache_memory: int = option("Keys and values, of answers and kept for later prompts.", "1G", type=Size())
+    cache_memory: int = option("Memory for keys and values of answers and of cached prefixes.", "1G", type=Size())
 
 
 @dataclass
 class Limit:
-    """How long an answer may be, and may take."""
+    """Limits of length and time."""
 
-    max_context: int | None = option("Most tokens of a prompt and its answer; the model's own if not given.", low=1)
-    drain_seconds: float = option("Answers may go on for so long after SIGTERM.", 30.0, low=0)
+    max_context: int | None = option("Most tokens of a prompt and its answer; the model's context if not given.", low=1)
+    drain_seconds: float = option("Seconds for running answers to finish after SIGTERM.", 30.0, low=0)
 
 
 @dataclass
 class Behaviour:
-    """What is refused, shown and said."""
+    """Strictness and output of the server."""
 
-    strict_fields: bool = option("Refuse fields that no API has; else a header names what was ignored.", False)
-    strict_model: bool = option("Refuse requests for claude-* models; else the model served answers them.", False)
-    no_page: bool = option("No page at /.", False)
-    quiet: bool = option("Say nothing but errors.", False, "-q")
-    verbose: bool = option("A line for each request.", False, "-v")
+    strict_fields: bool = option(
+        "Reject unknown fields in requests; by default a response header lists ignored ones.", False
+    )
+    strict_model: bool = option("Reject requests for claude-* models; by default the served model answers them.", False)
+    no_page: bool = option("Serve no chat page at /.", False)
+    quiet: bool = option("Print errors only.", False, "-q")
+    verbose: bool = option("Print one line for each request.", False, "-v")
 
 
 @command("ipex-lookahead serve", "ipex-lookahead serve -m path/to/model --low-bit sym_int4 --port 8000")
@@ -122,7 +124,7 @@ def serve(
     loading: TextModelOptions,
     behaviour: Behaviour,
 ) -> None:
-    """Serve a model over HTTP, at /v1 as OpenAI does, until Ctrl-C."""
+    """Serve a model over HTTP, with OpenAI's API at /v1, until Ctrl-C."""
     ahead.check()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
@@ -135,12 +137,12 @@ def serve(
     from ipex_lookahead.serving.server import Server, Settings
 
     for named in (loading.model, loading.draft_model, loading.drafter):
-        _look_at(named)
+        _check_path(named)
     if behaviour.verbose:
         requests = logging.getLogger("ipex_lookahead.serving.gate")
         requests.setLevel(logging.INFO)
         requests.addHandler(logging.StreamHandler())
-        requests.propagate = False  # warnings would be said twice
+        requests.propagate = False  # otherwise warnings are printed twice
     tls = access.tls()
     settings = Settings(
         names=access.names or (_name(loading.model),),
@@ -160,7 +162,7 @@ def serve(
             click.echo(line, err=True)
 
     if access.host not in LOOPBACK and not settings.keys:
-        tell(f"anybody who reaches {access.host} may use this server; --api-key-file asks for a key")
+        tell(f"everyone who can reach {access.host} may use this server; --api-key-file makes it require a key")
 
     def load() -> None:
         from ipex_lookahead.runtime.service import Service
@@ -174,8 +176,8 @@ def serve(
         run_server(server, bound, load, tls=tls, reload_keys=None if access.api_key_file is None else access.keys)
 
 
-def _look_at(model: str | None) -> None:
-    """Raise InputError for a name that is none, or a path at which nothing lies: before the server listens."""
+def _check_path(model: str | None) -> None:
+    """Raise InputError for an invalid name or a missing path, before the server listens."""
     from ipex_lookahead.checkpoints import kind_of
     from ipex_lookahead.hub import parse_name
 
@@ -184,6 +186,6 @@ def _look_at(model: str | None) -> None:
 
 
 def _name(model: str) -> str:
-    """What a model is called where nobody said: the last part of its path, or its name on the hub."""
+    """Return the default name of a model: the last part of its path, or its name on the hub."""
     path = given_path(model)
     return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name if path.exists() else model

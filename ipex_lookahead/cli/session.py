@@ -1,4 +1,4 @@
-"""A running chat: the model, the conversation and the settings; how one answer is made."""
+"""The state of a chat: model, conversation and settings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ipex_lookahead.errors import LookaheadError
 
 
 class Session:
-    """What the slash commands work on. The model keeps the conversation's keys and values from turn to turn.
+    """A chat session, which slash commands change. The model caches keys and values of the conversation.
 
     Args:
-        model: as loaded (``TextModel``).
-        system: the system message, or None.
-        sampling, lookahead, max_new_tokens: how answers are made.
-        drafting: further arguments of ``generate`` about lookahead.
-        think: the chat template's ``enable_thinking``; None leaves it to the template.
-        tell: shows a line that is not the model's.
-        show_accepted: mark what of an answer came for free; it is then shown a step at a time.
-        painter: writes the answer, piece by piece.
+        model: The loaded ``TextModel``.
+        system: The system message, or None.
+        sampling, lookahead, max_new_tokens: Settings of answers.
+        drafting: Further arguments of ``generate`` for lookahead.
+        think: ``enable_thinking`` of the chat template; None is the default of the template.
+        tell: Prints a line that is not the model's.
+        show_accepted: Mark accepted drafts in answers, which are then printed step by step.
+        painter: Prints the answer.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class Session:
         self._tokenizer = model.tokenizer
 
     def answer(self, text: str) -> bool:
-        """Answer a message. An interrupt ends the answer and keeps what has come; an error keeps the conversation.
+        """Answer a message. An interrupt ends the answer and keeps its text; an error keeps the conversation.
 
-        Returns whether the conversation has a new turn.
+        Returns True if the conversation has a new turn.
         """
         turn = Turn(text)
         try:
@@ -92,24 +92,24 @@ class Session:
 
     @property
     def temperature(self) -> float:
-        """Of the answers: the one that was set, else what is recommended for the model."""
+        """The temperature of answers: as set, or as recommended for the model."""
         return self.sampling.effective(self._model)
 
     def sampling_in_words(self) -> str:
-        """How answers are drawn, and who says so."""
+        """Return the sampling settings and their source as text."""
         rules = self._model.resolved(self.sampling.params(1))
         if not rules.temperature:
-            return "temperature 0: always the likeliest token"
+            return "temperature 0: always the most likely token"
         seed = "a seed for each answer" if rules.seed is None else f"seed {rules.seed}"
-        said = f"temperature {rules.temperature:g}, top_k {rules.top_k}, top_p {rules.top_p:g}, {seed}"
-        return said if self.sampling.temperature is not None else f"{said}; from {self._model.recommended_by}"
+        text = f"temperature {rules.temperature:g}, top_k {rules.top_k}, top_p {rules.top_p:g}, {seed}"
+        return text if self.sampling.temperature is not None else f"{text}; from {self._model.recommended_by}"
 
     def past_turn(self, user: str, answer: str) -> Turn:
-        """A turn whose answer is known as text only."""
+        """Return a turn from text."""
         return Turn(user, answer, self._tokenize(answer))
 
     def _generate(self, ids: list[int], new_tokens: int) -> tuple[str, list[int]]:
-        from ipex_lookahead.cli.interrupt import asks_to_stop
+        from ipex_lookahead.cli.interrupt import stop_requested
         from ipex_lookahead.cli.progress import PromptBar
 
         model, bar = self._model, PromptBar()
@@ -118,7 +118,7 @@ class Session:
         streamed = marked or Answer(self._tokenizer, paint, partial(paint, thought=True), ids)
         interrupted = False
         try:
-            with asks_to_stop() as stop:
+            with stop_requested() as stop:
 
                 def after_step() -> bool:
                     if marked is not None:
@@ -147,28 +147,28 @@ class Session:
         self.last_stats = replace(model.stats)
         kept = streamed.ids
         if kept and kept[-1] in self._tokenizer.all_special_ids:
-            kept = kept[:-1]  # the end-of-turn token belongs to the template
-        if streamed.thought:  # which is not put to the model again
+            kept = kept[:-1]  # the template adds the end-of-turn token
+        if streamed.thought:  # prompts do not have earlier thoughts
             kept = self._tokenize(streamed.text)
         if interrupted:
-            self.tell("stopped; what has come is kept (/undo forgets it)" if kept else "stopped")
+            self.tell("stopped; the text so far is kept (/undo removes it)" if kept else "stopped")
         else:
             self.tell(stats_line(self.last_stats, loop=is_loop(self.last_stats, streamed.ids)))
             limit = f"/set max_new_tokens={self.max_new_tokens}"
             if streamed.thought and not kept:
-                self.tell("the answer ended inside its thought; nothing is kept of it")
+                self.tell("the answer ended in its thoughts and is not kept")
             for line in ending(self.last_stats, streamed.ids, limit=limit, setting="/set {}=".format):
                 self.tell(line)
         if marked is not None:
-            self._explain_colours()
+            self._explain_colors()
         return streamed.text, kept
 
-    def _explain_colours(self) -> None:
-        """Say what a colour means where it is new."""
-        for source, colour in self.painter.colours.items():
-            if colour and source not in self._explained:
+    def _explain_colors(self) -> None:
+        """Print the meaning of new colors."""
+        for source, color in self.painter.colors.items():
+            if color and source not in self._explained:
                 self._explained.add(source)
-                self.tell(f"{colour}: came for free, drafted by {source} (/accepted off shows no colours)")
+                self.tell(f"{color}: accepted drafts of {source} (/accepted off turns colors off)")
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,9 +1,9 @@
-"""``--config FILE`` of every command: options from YAML as click's ``default_map``, below the environment.
+"""``--config FILE`` of every command: options from YAML as click's ``default_map``; the environment takes precedence.
 
     model: default              # for every command that has the option
     bench decode: {repeat: 5}   # for that command alone; replaces the general value
 
-The presets of ``configs/lookahead`` are such files too: their keys are the fields of ``LookaheadConfig``.
+The presets of ``configs/lookahead`` are such files; their keys are the fields of ``LookaheadConfig``.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_yaml import load_yaml
 
 Found = list[tuple[click.Context, list[tuple[Option, Any, str]]]]
-"""Each command's context with what a file sets there: (option, value, source of the value)."""
+"""The context of each command, with (option, value, source of the value) for each option that the file sets."""
 CONFIG = "ipex_lookahead.config"
 """Key of ``Context.meta``: the file, and its ``Found``."""
 
 
 def use_config(ctx: click.Context, _: click.Parameter, file: str | None) -> None:
-    """Make the file's values the defaults of this command's options."""
+    """Click callback: use the values of the file as defaults of this command's options."""
     if file is not None and not ctx.resilient_parsing:
         found = _read(file, ctx.find_root())
         ctx.meta[CONFIG] = file, found
@@ -42,7 +42,7 @@ def _read(file: str, root: click.Context) -> Found:
     try:
         loaded = load_yaml(file, error=InputError)
     except InputError as error:
-        raise Refused(f"--config: {error}", hint="docs/commands.md shows such a file") from None
+        raise Refused(f"--config: {error}", hint="docs/commands.md has an example") from None
     if not isinstance(loaded, dict):
         raise refused(f"holds {type(loaded).__name__}; it must be a mapping of options")
     commands = {one.command_path.partition(" ")[2]: one for one in _commands(root)}
@@ -50,7 +50,7 @@ def _read(file: str, root: click.Context) -> Found:
         path: {max(p.opts, key=len)[2:]: p for p in one.command.params if isinstance(p, Option) and p.name != "config"}
         for path, one in commands.items()
     }
-    defaults = {one.name: one.default for one in fields(LookaheadConfig)}  # presets spell out those without an option
+    defaults = {one.name: one.default for one in fields(LookaheadConfig)}  # presets have fields without an option
     given: dict[str, dict[str, Any]] = {path: {} for path in options}
     general = {name: value for name, value in loaded.items() if not isinstance(value, dict)}
     sections = [(str(name), value) for name, value in loaded.items() if isinstance(value, dict)]

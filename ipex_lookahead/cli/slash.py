@@ -1,4 +1,4 @@
-"""The slash commands of ``chat``: each a function of the session and of what follows the name."""
+"""The slash commands of ``chat``: functions of the session and of the text after the name."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from ipex_lookahead.cli.session import Session
 
 MOST_BYTES = 64 << 20
-"""Of a saved conversation: more than any context holds."""
+"""Maximum size of a saved conversation."""
 LIMITS = {one.name: bounds_of(SamplingParams, one.name) for one in fields(Sampling)} | {
     "max_new_tokens": Bounds(int, 1)
 }
-"""Setting -> what it may be."""
+"""Setting -> its bounds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """One command: what may follow its name, one line of help, and what it does."""
+    """A command: its arguments, one line of help, and its function."""
 
     takes: str
     help: str
@@ -42,7 +42,7 @@ class Slash:
 
 
 def run_slash(session: Session, line: str) -> None:
-    """Run ``/name rest``. An unknown name is answered with the nearest known one; it never reaches the model."""
+    """Run ``/name rest``. For an unknown name, suggest the nearest one; it is not sent to the model."""
     name, _, rest = line[1:].partition(" ")
     name = name.strip().lower()
     command = SLASHES.get(name)
@@ -63,7 +63,7 @@ def _help(session: Session, _: str) -> None:
     entries.append(
         ('  """', "begins and ends a message of several lines; pasted lines are one message; Alt-Enter adds a line")
     )
-    entries.append(("  Ctrl-C", "stops an answer, and keeps what has come"))
+    entries.append(("  Ctrl-C", "stops an answer, and keeps its text"))
     entries.append(("  Ctrl-D", "leaves"))
     for line in fact_lines(entries, terminal_width(to_stderr=True)):
         session.tell(line)
@@ -81,11 +81,11 @@ def _reset(session: Session, _: str) -> None:
 
 
 def _retry(session: Session, _: str) -> None:
-    """Another answer where chance may make one; what was there stays if none comes."""
+    """Answer again with another seed; keep the earlier answer if there is no new one."""
     if not session.conversation.turns:
-        raise InputError("there is no answer to give again")
+        raise InputError("there is no answer to repeat")
     if session.temperature == 0:
-        session.tell("at temperature 0 the answer is the same; /set temperature=0.7 makes others possible")
+        session.tell("at temperature 0 the answer is the same; /set temperature=0.7 allows others")
     elif session.sampling.seed is not None or session.sampling.temperature is None:
         session.sampling.seed = ((session.sampling.seed or SEED) + 1) % 2**63
         session.tell(f"seed: {session.sampling.seed}")
@@ -129,8 +129,8 @@ def _think(session: Session, text: str) -> None:
         raise InputError(f"/think {text}: it may be on or off")
     if text:
         session.variables["enable_thinking"] = text == "on"
-    asked = session.variables.get("enable_thinking")
-    session.tell(f"think: {'as the chat template likes' if asked is None else 'on' if asked else 'off'}")
+    thinking = session.variables.get("enable_thinking")
+    session.tell(f"think: {'default of the chat template' if thinking is None else 'on' if thinking else 'off'}")
 
 
 def _set(session: Session, text: str) -> None:
@@ -150,7 +150,7 @@ def _set(session: Session, text: str) -> None:
     if session.sampling.temperature is None:
         session.tell(session.sampling_in_words())
     if session.temperature == 0 and session.sampling.given():
-        session.tell("at temperature 0 the likeliest token is always taken; the other settings wait")
+        session.tell("at temperature 0 the other settings have no effect")
 
 
 def _number(name: str, text: str, bounds: Bounds) -> float:
@@ -174,7 +174,7 @@ def _save(session: Session, text: str) -> None:
     if os.path.lexists(path):
         raise InputError(f"{path} exists; choose another name")
     try:
-        with temporary_file(path) as temporary:  # it is there when it is whole
+        with temporary_file(path) as temporary:  # a complete file or none
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
             temporary.rename(path)
     except OSError as error:
@@ -189,12 +189,14 @@ def _load(session: Session, text: str) -> None:
     try:
         found = load_object(path, MOST_BYTES)
         system, turns = found["system"], [(turn["user"], turn["assistant"]) for turn in found["turns"]]
-        if not all(isinstance(said, str) for turn in turns for said in turn) or not isinstance(system, str | None):
+        if not all(isinstance(text, str) for turn in turns for text in turn) or not isinstance(system, str | None):
             raise TypeError
     except ModelFormatError as error:
-        raise InputError(f"{path} is no conversation saved by /save: {error.problem}") from None
+        raise InputError(f"{path} is not a conversation saved by /save: {error.problem}") from None
     except (KeyError, TypeError):
-        raise InputError(f"{path} is no conversation saved by /save: it needs a system and turns, as texts") from None
+        raise InputError(
+            f"{path} is not a conversation saved by /save: it needs a system and turns, as texts"
+        ) from None
     session.conversation.system = system
     session.conversation.turns = [session.past_turn(user, answer) for user, answer in turns]
     session.tell(f"loaded {counted(len(turns), 'turn')} from {path}")
@@ -213,12 +215,12 @@ SLASHES: dict[str, Slash] = {
     "regen": Slash("", "the same", _retry),
     "undo": Slash("", "forget the last message and its answer", _undo),
     "stats": Slash("", "speed of the last answer, and how full the context is", _stats),
-    "lookahead": Slash("[N|auto]", "show or set the drafted tokens a step; 0 is off", _lookahead),
-    "accepted": Slash("[on|off]", "show or set whether what came for free is coloured", _accepted),
-    "think": Slash("[on|off]", "show or set whether the chat template asks for thinking, where it knows that", _think),
+    "lookahead": Slash("[N|auto]", "show or set the most drafted tokens per step; 0 is off", _lookahead),
+    "accepted": Slash("[on|off]", "show or set the coloring of accepted drafts", _accepted),
+    "think": Slash("[on|off]", "show or set thinking, if the chat template supports it", _think),
     "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, penalties, max_new_tokens", _set),
     "save": Slash("FILE", "save the conversation as JSON", _save),
-    "load": Slash("FILE", "go on with a saved conversation", _load),
+    "load": Slash("FILE", "continue a saved conversation", _load),
     "bye": Slash("", "leave; so do exit and quit, with a slash or alone", _bye),
     "exit": Slash("", "leave", _bye),
     "quit": Slash("", "leave", _bye),

@@ -1,4 +1,4 @@
-"""The answer as it comes: its text shown, with what came for free marked if wished; its tokens kept."""
+"""Streaming output of an answer, optionally with accepted drafts marked."""
 
 from __future__ import annotations
 
@@ -17,48 +17,47 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.system.terminal import is_terminal, may_draw
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
-COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")
+COLORS = ("green", "cyan", "magenta", "yellow", "blue", "red")
 
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
 class Painter:
-    """Writes text to standard output at once: what came for free in its source's colour, or in brackets without one.
+    """Writes text to standard output: accepted drafts in the color of their source, or in brackets without colors.
 
-    On a terminal, control characters other than line ends and tabs are left out: a model may not steer it.
+    On a terminal, control characters other than line breaks and tabs are removed, so that a model cannot control it.
 
     Args:
-        wrap: breaks the lines; None leaves that to the terminal.
-        coloured: whether colours are written; None = where a terminal takes them.
+        wrap: Breaks lines; None leaves that to the terminal.
+        colored: Whether to write colors; by default if the terminal supports them.
 
     Attributes:
-        colours: by source; "" where none is written.
+        colors: Source -> color; "" without colors.
     """
 
-    def __init__(self, wrap: WordWrap | None = None, coloured: bool | None = None) -> None:
-        self.colours: dict[str, str] = {}
+    def __init__(self, wrap: WordWrap | None = None, colored: bool | None = None) -> None:
+        self.colors: dict[str, str] = {}
         self._wrap = wrap
-        self._coloured = coloured
+        self._colored = colored
         self._thinking = False
 
     def write(self, part: str, origin: str | None = None, *, thought: bool = False) -> None:
-        """A piece of text, and the source that had drafted it; None = the target's own.
+        """Write a piece of text with the source that drafted it; None is the model itself.
 
-        What is thought is dim, with an empty line behind it; without colours it stands between ``<think>`` and
-        ``</think>``.
+        Thoughts are dim, with an empty line after them; without colors they are between ``<think>`` and ``</think>``.
         """
-        coloured = may_draw(sys.stdout) if self._coloured is None else self._coloured
-        part = part.translate(_CONTROL) if coloured or is_terminal(sys.stdout) else part
+        colored = may_draw(sys.stdout) if self._colored is None else self._colored
+        part = part.translate(_CONTROL) if colored or is_terminal(sys.stdout) else part
         if thought != self._thinking:
             self._thinking = thought
-            begin, end = ("", "\n\n") if coloured else ("<think>\n", "\n</think>\n\n")
+            begin, end = ("", "\n\n") if colored else ("<think>\n", "\n</think>\n\n")
             self._put(begin if thought else end, str)
-        paint: Paint = partial(click.style, dim=True) if thought and coloured else str
+        paint: Paint = partial(click.style, dim=True) if thought and colored else str
         if origin is not None:
-            number = len(self.colours) % len(COLOURS)
-            colour = self.colours.setdefault(origin, COLOURS[number] if coloured else "")
-            if colour:
-                paint = partial(click.style, fg=colour, dim=thought or None)
+            number = len(self.colors) % len(COLORS)
+            color = self.colors.setdefault(origin, COLORS[number] if colored else "")
+            if color:
+                paint = partial(click.style, fg=color, dim=thought or None)
             else:
                 part = f"[{part}]"
         self._put(part, paint)
@@ -72,18 +71,18 @@ class Painter:
 
 
 class Answer:
-    """What the model has said so far.
+    """An answer that is printed as it is generated.
 
     Args:
-        tokenizer: the model's.
-        write: gets the text, piece by piece.
-        think: gets what is thought; None: nothing is told apart.
-        prompt: ids that the answer follows, for ``think``.
+        tokenizer: The tokenizer of the model.
+        write: Receives the text.
+        think: Receives the thoughts; None does not separate them.
+        prompt: Token ids of the prompt, for ``think``.
 
     Attributes:
-        ids: the generated token ids.
-        text: their text as far as it was written; special tokens left out, and what was thought.
-        thought: whether anything was.
+        ids: The generated token ids.
+        text: The text so far, without special tokens and thoughts.
+        thought: Whether there were thoughts.
     """
 
     def __init__(
@@ -101,15 +100,15 @@ class Answer:
         self._think = think or write
 
     def put(self, token: int) -> None:
-        """Take the next token."""
+        """Add the next token."""
         self.ids.append(token)
-        self._say(self._parts.of([token]))
+        self._emit(self._parts.of([token]))
 
     def end(self) -> None:
-        """Write what was held back, for a character or a mark that did not come to its end."""
-        self._say(self._parts.rest())
+        """Write the rest: incomplete characters and marks."""
+        self._emit(self._parts.rest())
 
-    def _say(self, parts: Sequence[str]) -> None:
+    def _emit(self, parts: Sequence[str]) -> None:
         for part in parts:
             if isinstance(part, Thought):
                 self.thought = True
@@ -122,17 +121,16 @@ class Answer:
 class Paints(Protocol):
     """``Painter.write``."""
 
-    def __call__(self, part: str, origin: str | None = None, *, thought: bool = False) -> None:
-        """Write a piece of text."""
+    def __call__(self, part: str, origin: str | None = None, *, thought: bool = False) -> None: ...
 
 
 class MarkedAnswer(Answer):
-    """An answer that is written a step at a time, when it is known which of its tokens came for free.
+    """An answer that is printed after each step, with the sources of accepted drafts.
 
     Args:
-        tokenizer: the model's.
-        paint: gets the text and its origin, piece by piece.
-        prompt: ids that the answer follows.
+        tokenizer: The tokenizer of the model.
+        paint: Receives the text and its source.
+        prompt: Token ids of the prompt.
     """
 
     def __init__(self, tokenizer: Any, paint: Paints, prompt: Sequence[int] = ()) -> None:
@@ -146,49 +144,49 @@ class MarkedAnswer(Answer):
         self._shown = 0
 
     def put(self, token: int) -> None:
-        """Take the next token; it is written with its step."""
+        """Add the next token; ``stepped`` prints it."""
         self.ids.append(token)
 
     def stepped(self, stats: GenerationStats) -> None:
-        """Write what has come, now that ``stats`` counts the step."""
+        """Print the tokens of a step that ``stats`` includes."""
         stats.fold()
         waiting, origins = self.ids[self._shown :], stats.origins()[self._shown :]
         self._shown = len(self.ids)
         for tokens, origin in _runs(waiting, origins):
             self._origin = origin
-            self._say(self._parts.of(tokens))
+            self._emit(self._parts.of(tokens))
         self._origin = None
 
 
 def by_origin(
     detokenizer: Detokenizer, ids: Sequence[int], origins: Sequence[str | None]
 ) -> Iterator[tuple[str, str | None]]:
-    """The text in pieces of one origin each. A character of several tokens belongs to the last of them."""
+    """Yield the text in pieces of one source each. A character of several tokens belongs to the last one."""
     for tokens, origin in _runs(ids, origins):
         if text := "".join(map(detokenizer.put, tokens)):
             yield text, origin
 
 
 def _runs(ids: Sequence[int], origins: Sequence[str | None]) -> Iterator[tuple[list[int], str | None]]:
-    """Tokens in runs of one origin each."""
-    marked = zip_longest(ids, origins[: len(ids)])  # what an interrupt left uncounted has no origin
+    """Yield runs of tokens with the same source."""
+    marked = zip_longest(ids, origins[: len(ids)])  # tokens of an interrupted step have no source
     for origin, group in groupby(marked, key=lambda entry: entry[1]):
         yield [token for token, _ in group], origin
 
 
 def print_accepted(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | None]) -> None:
-    """Print the text of ``ids``: accepted tokens coloured by source, or in brackets where there is no colour."""
+    """Print text with accepted tokens in the color of their source, or in brackets without colors."""
     from rich.text import Text
 
     from ipex_lookahead.cli.progress import console
 
     out, detokenizer = console(), Detokenizer(tokenizer)
-    painter = Painter(coloured=out.is_terminal and not out.no_color)
+    painter = Painter(colored=out.is_terminal and not out.no_color)
     for part, origin in by_origin(detokenizer, ids, origins):
         painter.write(part, origin)
     painter.write(detokenizer.end() + "\n")
-    if painter.colours:
+    if painter.colors:
         names = Text("free: ", style="dim")
-        for origin, colour in painter.colours.items():
-            names.append(f"{origin} ", style=colour)
+        for origin, color in painter.colors.items():
+            names.append(f"{origin} ", style=color)
         console(stderr=True).print(names)

@@ -1,7 +1,6 @@
-"""Tables that never lose a value: whole where they fit, in blocks one below the other, or row by row.
+"""Tables that are complete at any width: as one block if it fits, as several blocks, or row by row.
 
-Rich's tables end a cell that does not fit with "…"; here every cell stands in the output as it is, at any width. A
-single word wider than the terminal is left for the terminal to break.
+Rich truncates a cell that does not fit; these tables do not. The terminal breaks words that are wider than a line.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any
 import click
 
 PIPED_WIDTH = 80
-"""Columns of tables where the output is no terminal and ``COLUMNS`` is not set."""
+"""Width of tables if the output is not a terminal and ``COLUMNS`` is not set."""
 ENDLESS = 10**6
-"""Columns of facts there: a value in one piece can be searched for, cut out and run."""
+"""Width of facts in that case: values in one piece are easy to search and copy."""
 GAPS = (2, 1)
-"""Spaces between columns: wide where that fits, else narrow."""
+"""Spaces between columns: the first one that fits."""
 _FIGURE = re.compile(r"[-+]?\d\S*|-?")
 
 
@@ -32,7 +31,7 @@ def print_table(
     caption: str = "",
     to_stderr: bool = False,
 ) -> None:
-    """Print a table as :func:`table_lines` lays it out for the terminal at hand."""
+    """Print a table in the layout of :func:`table_lines`."""
     width = terminal_width(to_stderr=to_stderr)
     click.echo("\n".join(table_lines(headings, rows, width, keys=keys, title=title, caption=caption)), err=to_stderr)
 
@@ -40,9 +39,12 @@ def print_table(
 def print_rows(
     columns: Mapping[str, str | Callable[[Any], object]], rows: Iterable[Mapping[str, Any]], **options: Any
 ) -> None:
-    """Print a table of rows that are mappings; ``options`` are those of :func:`print_table`.
+    """Print a table of rows that are mappings.
 
-    ``columns`` has for each heading a format of a row's fields, or a function of the row.
+    Args:
+        columns: Heading -> a format string of the row's fields, or a function of the row.
+        rows: The rows.
+        **options: See :func:`print_table`.
     """
     cells = [
         [cell.format_map(row) if isinstance(cell, str) else cell(row) for cell in columns.values()] for row in rows
@@ -51,18 +53,18 @@ def print_rows(
 
 
 def print_facts(facts: Iterable[tuple[str, object]], *, to_stderr: bool = False) -> None:
-    """Print labels and values as :func:`fact_lines` lays them out for the terminal at hand."""
+    """Print labels and values in the layout of :func:`fact_lines`."""
     width = terminal_width(to_stderr=to_stderr, piped=ENDLESS)
     click.echo("\n".join(fact_lines(facts, width)), err=to_stderr)
 
 
 def terminal_width(*, to_stderr: bool = False, piped: int = PIPED_WIDTH) -> int:
-    """``COLUMNS`` where it is set, else the terminal's columns, else ``piped``."""
+    """Return ``COLUMNS`` if set, else the width of the terminal, else ``piped``."""
     if (columns := os.environ.get("COLUMNS", "")).isdecimal() and int(columns) > 0:
         return int(columns)
     try:
         return os.get_terminal_size((sys.stderr if to_stderr else sys.stdout).fileno()).columns or piped
-    except (OSError, ValueError, AttributeError):  # no terminal, closed, or no file at all
+    except (OSError, ValueError, AttributeError):  # not a terminal, closed, or None
         return piped
 
 
@@ -75,15 +77,15 @@ def table_lines(
     title: str = "",
     caption: str = "",
 ) -> list[str]:
-    """A table's lines, at most ``width`` wide as far as its words allow.
+    """Return the lines of a table, at most ``width`` columns wide unless a word is wider.
 
     Args:
-        headings: of the columns; a line end in one makes it two lines high.
-        rows: one cell for each heading; shown as ``str`` says, figures to the right, text to the left.
-        width: columns of the terminal.
-        keys: the first columns that say what a row is: repeated in each block where the table is stacked.
-        title: a sentence above.
-        caption: a sentence below.
+        headings: Headings of the columns; they may have several lines.
+        rows: One cell for each heading, shown as ``str``; numbers are right-aligned.
+        width: Columns of the terminal.
+        keys: Number of first columns that identify a row; each block repeats them.
+        title: A sentence above.
+        caption: A sentence below.
     """
     cells = [[_plain(cell) for cell in row] for row in rows]
     for row in cells:
@@ -95,14 +97,14 @@ def table_lines(
 
 
 def fact_lines(facts: Iterable[tuple[str, object]], width: int) -> list[str]:
-    """Labels and values on lines; a long value goes on below itself, or below its label where that is too narrow."""
+    """Return labels and values as lines; a long value continues below, indented."""
     pairs = [(_plain(label), _plain(value)) for label, value in facts]
     indent = max((columns_of(label) for label, _ in pairs), default=0) + 2
     lines: list[str] = []
     for label, value in pairs:
-        beside = _wrapped(value, width - indent)
-        if max(map(columns_of, beside), default=0) <= width - indent:
-            first, *others = beside or [""]
+        wrapped = _wrapped(value, width - indent)
+        if max(map(columns_of, wrapped), default=0) <= width - indent:
+            first, *others = wrapped or [""]
             lines += [f"{_padded(label, indent)}{first}".rstrip(), *(" " * indent + line for line in others)]
         else:
             lines += [label, *("  " + line for line in _wrapped(value, width - 2))]
@@ -110,7 +112,7 @@ def fact_lines(facts: Iterable[tuple[str, object]], width: int) -> list[str]:
 
 
 def markdown_lines(headings: Sequence[str], rows: Iterable[Sequence[object]], width: int) -> list[str]:
-    """A Markdown table, or a list of the rows where ``width`` is too narrow for one."""
+    """Return a Markdown table, or a list of the rows if ``width`` is too narrow."""
     cells = [[_plain(cell).replace("|", "\\|") for cell in row] for row in rows]
     columns = list(zip(headings, *cells, strict=True))
     widths = [max(map(columns_of, column)) for column in columns]
@@ -121,14 +123,14 @@ def markdown_lines(headings: Sequence[str], rows: Iterable[Sequence[object]], wi
         return [lines[0], f"| {' | '.join(ruler)} |", *lines[1:]]
     lines = []
     for first, *others in cells:
-        said = [f"{heading}: {cell}" for heading, cell in zip(headings[1:], others, strict=True) if cell]
-        wrapped = _wrapped("; ".join([first, *said]), width - 2)
+        facts = [f"{heading}: {cell}" for heading, cell in zip(headings[1:], others, strict=True) if cell]
+        wrapped = _wrapped("; ".join([first, *facts]), width - 2)
         lines += [("  " if number else "- ") + line for number, line in enumerate(wrapped)]
     return lines
 
 
 def _whole(columns: list[list[str]], cells: list[list[str]], width: int) -> list[str]:
-    """Every column side by side, or nothing where that is too wide."""
+    """Return one block, or nothing if it is too wide."""
     for gap in GAPS:
         lines = _block(columns, cells, gap)
         if max(map(columns_of, lines)) <= width:
@@ -137,7 +139,7 @@ def _whole(columns: list[list[str]], cells: list[list[str]], width: int) -> list
 
 
 def _stacked(columns: list[list[str]], cells: list[list[str]], width: int, keys: int) -> list[str]:
-    """As many columns side by side as fit, the others in blocks below; nothing where not even one fits."""
+    """Return several blocks, each with all columns that fit; nothing if a single column does not fit."""
 
     def block(chosen: list[int]) -> list[str]:
         picked = [*range(keys), *chosen]
@@ -157,7 +159,7 @@ def _stacked(columns: list[list[str]], cells: list[list[str]], width: int, keys:
 
 
 def _records(headings: Sequence[str], cells: list[list[str]], width: int) -> list[str]:
-    """Each row as facts, a blank line between two."""
+    """Return each row as facts, separated by blank lines."""
     labels = [" ".join(heading.split("\n")) for heading in headings]
     lines: list[str] = []
     for row in cells:
@@ -167,7 +169,6 @@ def _records(headings: Sequence[str], cells: list[list[str]], width: int) -> lis
 
 
 def _block(columns: list[list[str]], cells: list[list[str]], gap: int) -> list[str]:
-    """Headings and rows with ``gap`` spaces between the columns."""
     height = max(len(heading) for heading in columns)
     drawn: list[list[str]] = []
     for number, heading in enumerate(columns):
@@ -180,7 +181,7 @@ def _block(columns: list[list[str]], cells: list[list[str]], gap: int) -> list[s
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """The words on lines of at most ``width``; a longer word has a line of its own."""
+    """Wrap words at ``width``; a longer word has its own line."""
     lines: list[str] = []
     for word in text.split():
         if lines and columns_of(lines[-1]) + 1 + columns_of(word) <= width:
@@ -191,7 +192,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _plain(cell: object) -> str:
-    """As text on one line; what could steer a terminal is shown, as Python would write it."""
+    """Return a cell as one line of text, with control characters escaped as in Python."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(cell))
 
 
@@ -201,7 +202,7 @@ def _padded(text: str, width: int, *, right: bool = False) -> str:
 
 
 def columns_of(text: str) -> int:
-    """Columns that a terminal needs for it: two for each Chinese, Japanese or Korean sign."""
+    """Return the columns of a text in a terminal; Chinese, Japanese and Korean characters take two."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -1,4 +1,4 @@
-"""Thoughts in an answer as it comes: which of its text is thought, and which is said."""
+"""Separation of thoughts from the text of a streaming answer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
 
 class Parts(Detokenizer):
-    """A detokenizer that tells thoughts apart; the marks round them, special tokens or text, are left out.
+    """A detokenizer that separates thoughts and removes the marks around them, special tokens or text.
 
     Args:
-        tokenizer: a ``TextTokenizer`` or a ``transformers`` tokenizer; its chat template says what the marks are.
-        prompt: ids of the prompt, which may end in a thought; None: all is said.
+        tokenizer: A ``TextTokenizer`` or a tokenizer of transformers; its chat template determines the marks.
+        prompt: Token ids of the prompt, which may end in a thought; None does not separate thoughts.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] | None) -> None:
@@ -29,7 +29,7 @@ class Parts(Detokenizer):
         self._marks = {ids[text]: text for text in spelled if ids.get(text) in self._silent}
 
     def of(self, tokens: Iterable[int]) -> list[Thought | str]:
-        """What has become certain with the next tokens: thoughts, and what is said between and behind them."""
+        """Return the thoughts and texts that are complete with the next tokens."""
         text = ""
         for token in tokens:
             mark = self._marks.get(token)
@@ -37,5 +37,5 @@ class Parts(Detokenizer):
         return self._splitter.put(text, last=False)
 
     def rest(self) -> list[Thought | str]:
-        """What was held back."""
+        """Return the rest."""
         return self._splitter.put(self.end(), last=True)

@@ -1,4 +1,4 @@
-"""Text that comes in pieces, with its lines broken between words, as people read it in a terminal."""
+"""Word wrap of streaming text in a terminal."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ Paint = Callable[[str], str]
 
 
 class WordWrap:
-    """Writes words as soon as they are whole; a line that one would overfill ends before it.
+    """Writes words as soon as they are complete, and breaks the line before a word that does not fit.
 
-    Code between fences is left as it is, and a word wider than a line to the terminal. Wide signs, as Chinese has
-    them, are words of their own.
+    Code between fences and words wider than a line are not changed. Wide characters, such as Chinese, are single words.
 
     Args:
-        write: gets the text with its line ends.
-        width: of a line, in columns; asked before each word, since windows change.
+        write: Receives the text with line breaks.
+        width: Returns the columns of a line; called before each word, because windows change.
     """
 
     def __init__(self, write: Callable[[str], object], width: Callable[[], int] = terminal_width) -> None:
@@ -32,7 +31,7 @@ class WordWrap:
         self._in_code = False
 
     def put(self, text: str, paint: Paint = str) -> None:
-        """Take a piece; ``paint`` puts colours round a part of it as it is written."""
+        """Add a piece of text; ``paint`` adds colors to its words."""
         for part in _PARTS.findall(text):
             if part == "\n":
                 self._flush()

@@ -1,4 +1,4 @@
-"""A file for answers, which is there when it is whole."""
+"""Output files of commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ipex_lookahead.files.paths import given_path
 
 
 def check_output(file: str | None, *, overwrite: bool) -> None:
-    """Refuse, before anything is loaded, a file that is there already or cannot be written. Raises UsageError."""
+    """Raise UsageError for a file that exists or cannot be written, before anything is loaded."""
     if file is None:
         if overwrite:
             raise click.UsageError("--overwrite has no effect without --output; add it, or leave it out")
@@ -33,7 +33,7 @@ def check_output(file: str | None, *, overwrite: bool) -> None:
 
 
 def check_new(file: Path, *, overwrite: bool) -> None:
-    """Raise InputError for a file whose folder is not there, or that is there already."""
+    """Raise InputError for a file that exists, or in a missing folder."""
     if not file.parent.is_dir():
         raise InputError(f"{file.parent}: there is no such folder", hint="make it first")
     if file.exists() and not overwrite:
@@ -42,11 +42,11 @@ def check_new(file: Path, *, overwrite: bool) -> None:
 
 @contextmanager
 def written(file: str) -> Iterator[Callable[[str], None]]:
-    """Gives a function that writes text at once, under another name: the file gets its own when all has gone well.
+    """Return a function that writes text to a temporary file, which is renamed at the end.
 
-    What an error or an interrupt leaves behind stays, unless nothing was written, and is named on standard error.
+    After an error or an interrupt the temporary file stays if it is not empty; its name is printed.
 
-    Raises SaveError where it cannot be written.
+    Raises SaveError if the file cannot be written.
     """
     path = Path(os.path.realpath(given_path(file)))
     name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
@@ -69,7 +69,7 @@ def written(file: str) -> Iterator[Callable[[str], None]]:
     except BaseException:
         with contextlib.suppress(OSError):
             if name.stat().st_size:
-                click.echo(f"what had come is in {name}", err=True)
+                click.echo(f"the output so far is in {name}", err=True)
             else:
                 name.unlink()
         raise
