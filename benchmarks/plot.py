@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.bench.plots.drawing import ALERT, COLOURS, FAINT, entitle, picture
+from ipex_lookahead.bench.plots.drawing import ALERT, COLORS, FAINT, entitle, picture
 
-MODES = {"plain": COLOURS[5], "lookahead": COLOURS[0], "auto": COLOURS[2]}
+MODES = {"plain": COLORS[5], "lookahead": COLORS[0], "auto": COLORS[2]}
 
 
 def plot_compare(report: dict[str, Any], file: Path) -> None:

@@ -1,4 +1,4 @@
-"""The heads that are trained for the models of ``shapes.py``: their sizes, as published, without weights."""
+"""Shapes of published drafting heads for the models of ``shapes.py``, without weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_json import JsonObject
 
 BLOCKS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-"""What configs call the number of blocks for drafting."""
-EAGLE3 = {  # intermediate_size, num_attention_heads, num_key_value_heads, head_dim, as SpecForge's configs have them
+"""Config keys of the number of blocks for drafting."""
+EAGLE3 = {  # intermediate_size, num_attention_heads, num_key_value_heads, head_dim, from SpecForge's configs
     "llama-3.1-8b": (14336, 32, 8, 128),
     "qwen3-8b": (12288, 32, 8, 128),
     "gpt-oss-20b": (17280, 64, 8, 64),
@@ -26,11 +26,11 @@ _WORDS = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "he
 
 
 def drafter_of(shape: str, layers: int | None = None) -> tuple[str, ModelSpec, ModelSpec]:
-    """What the head of that shape is called, the head, and its target with the first ``layers`` alone, or with all.
+    """Return the kind of a shape's head, the head, and its target with the first ``layers`` only if given.
 
-    An EAGLE-3 head has an lm_head of its own, here for the whole vocabulary; which part is drafted the caller says.
+    An EAGLE-3 head has its own lm_head, here for the whole vocabulary; the caller chooses the draft vocabulary.
 
-    Raises InputError for a shape that none is known of.
+    Raises InputError for a shape without a known head.
     """
     config = config_of(shape, layers)
     target = spec_for({**config, **dict.fromkeys(BLOCKS, 1)})
@@ -41,8 +41,8 @@ def drafter_of(shape: str, layers: int | None = None) -> tuple[str, ModelSpec, M
     if shape in ASSISTANTS:
         return "assistant", _assistant(ASSISTANTS[shape], config, target), target
     raise InputError(
-        f"{shape} has no block for drafting (MTP), and no head is known of it; of these one is:"
-        f" {', '.join((*EAGLE3, *ASSISTANTS))}, and all of Qwen3.5 and GLM-4.7"
+        f"{shape} has no block for drafting (MTP) and no known head; choose one of"
+        f" {', '.join((*EAGLE3, *ASSISTANTS))}, or a shape of Qwen3.5 or GLM-4.7"
     )
 
 
@@ -53,7 +53,7 @@ def _eagle3(sizes: tuple[int, ...], config: dict[str, Any], target: ModelSpec) -
     }  # fmt: skip
     layer = checked_config(JsonObject(raw), "EAGLE-3")
     states = eagle3.usual_states(len(target.layers))
-    own = ("embed_tokens", "_norm.", "q_norm", "k_norm", "bias")  # shared, or what these heads have not
+    own = ("embed_tokens", "_norm.", "q_norm", "k_norm", "bias")  # shared with the target, or missing in these heads
     return eagle3.spec(
         {**layer, "states": states, "outputs": target.vocab},
         target,
@@ -62,12 +62,12 @@ def _eagle3(sizes: tuple[int, ...], config: dict[str, Any], target: ModelSpec) -
 
 
 def _assistant(sizes: tuple[int, int], config: dict[str, Any], target: ModelSpec) -> ModelSpec:
-    alike = (
+    shared = (
         "num_attention_heads", "num_key_value_heads", "head_dim", "global_head_dim", "num_global_key_value_heads",
         "attention_k_eq_v", "sliding_window", "vocab_size", "max_position_embeddings",
     )  # fmt: skip
     text = {
-        **{key: config[key] for key in alike}, "model_type": "gemma4_text", "hidden_size": sizes[0],
+        **{key: config[key] for key in shared}, "model_type": "gemma4_text", "hidden_size": sizes[0],
         "intermediate_size": sizes[1], "num_hidden_layers": 4, "num_kv_shared_layers": 4,
         "layer_types": [*["sliding_attention"] * 3, "full_attention"], "hidden_size_per_layer_input": 0,
         "vocab_size_per_layer_input": 0,

@@ -1,11 +1,8 @@
-"""What a drafting head would bring: its costs are measured on random weights of a shape, its acceptance is given.
+"""The speed of a drafting head for given acceptance rates, from costs measured on random weights of a shape.
 
-Speed without the weights: a model's tokens a step follow from how often a head's drafts are right, which is published,
-and from what steps and drafts cost, which is measured here. Such figures are replayed, not measured.
-
-A model that does not fit is measured with fewer layers, whole periods of their kinds: what a step spends in layers,
-phase by phase, counts as many times as the model has more of them; embedding, lm_head and the head for drafting, which
-are there as they are, count once.
+Acceptance rates of heads are published; the costs of steps and drafts are measured here. A model that does not fit into
+memory is measured with fewer layers, whole periods of their kinds. The time of the layers is extrapolated to all
+layers; embedding, lm_head and the drafting head count once.
 """
 
 from __future__ import annotations
@@ -34,24 +31,24 @@ from ipex_lookahead.formats import get_format
 from ipex_lookahead.system.terminal import counted
 
 OUTSIDE = ("embedding", "head")
-"""Phases of a step that are in no layer."""
+"""Phases of a step outside of the layers."""
 SHARE = 0.5
-"""Of the memory, what weights may take."""
+"""Largest share of the memory for weights."""
 LEAST_LAYERS = 4
-"""An EAGLE-3 head reads the states of three."""
+"""An EAGLE-3 head reads the hidden states of three layers."""
 WIDE = (8, 12, 16)
-"""Rows that are measured beside those of the head's drafts: free sources may draft trees."""
+"""Further numbers of rows to measure, for n-gram trees."""
 COPIED = 3
-"""Tokens of a copy that the head is timed behind."""
+"""Copied tokens before a timed draft."""
 
 
 def tokens_a_step(acceptance: Sequence[float]) -> list[float]:
-    """Tokens that a step with 1, 2, ... drafted tokens emits, each being right so often where those before it are."""
+    """Return the expected tokens of a step with 1, 2, ... drafted tokens for given conditional acceptance rates."""
     return [1 + reached for reached in accumulate(accumulate(acceptance, mul))]
 
 
 def period(spec: ModelSpec) -> int:
-    """After how many layers the same kinds come again; of a model in which they do not, all of its layers."""
+    """Return the number of layers after which their kinds repeat, or the number of all layers."""
     kinds = [
         (getattr(layer.mixer, "window", None), *(tensor.shape for _, tensor in named_tensors(layer)))
         for layer in spec.layers
@@ -61,7 +58,7 @@ def period(spec: ModelSpec) -> int:
 
 
 def layers_that_fit(spec: ModelSpec, low_bit: str, memory: int) -> int:
-    """Whole periods of the model's layers that take at most so many bytes with what is beside them; at least one."""
+    """Return the number of layers, in whole periods and at least one, that fit into ``memory`` bytes with the rest."""
 
     def weights(part: Any) -> int:
         return sum(prod(tensor.shape) for _, tensor in named_tensors(part) if tensor.is_matrix)
@@ -88,23 +85,22 @@ def measure_head(
     repeat: int = 9,
     report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """What steps and drafts cost, and with given acceptance bring, with all of the head's vocabulary and with a part.
+    """Measure the costs of steps and drafts, and return the speed, with the full and with a smaller draft vocabulary.
 
-    Medians over ``repeat`` rounds, each of which measures everything once. A head catches up on as many rows as a step
-    is to emit. Random routers send all rows of a mixture nearly the same way, so the experts that rows need which know
-    nothing of each other are added, at the rate at which a step of one row reads: rows of a text need fewer.
+    Results are medians over ``repeat`` rounds, each of which measures everything once. Before a draft, the head
+    processes the emitted tokens of the step. Random routers choose nearly the same experts for all rows; the time to
+    read the experts of independent rows is added, which overestimates that of a text.
 
-    ``shape`` is one whose family has a block for drafting, or that :mod:`ipex_lookahead.bench.drafters` knows a head
-    of; ``acceptance`` says how often the 1st, 2nd, ... drafted token is right where those before it are, 0 to 1.
-    ``drafter_low_bit`` is the format of the head's own matrices, by default what models of 4 bits draft with.
-    ``layers`` of the model are measured, a multiple of :func:`period`; None: as many as fit into half of the memory.
-    The other arguments are those of ``bench.step.measure``.
+    ``shape`` has a block for drafting or a head in :mod:`ipex_lookahead.bench.drafters`. ``acceptance`` are the
+    acceptance rates of the 1st, 2nd, ... drafted token if those before it are accepted, 0 to 1. ``drafter_low_bit`` is
+    the format of the head's own matrices. ``layers`` is the number of layers to measure, a multiple of :func:`period`;
+    by default all that fit into half of the memory. The other arguments are those of ``bench.step.measure``.
 
     Returns:
-        ``rows``, by drafted tokens: tokens a step, milliseconds, and the speed beside plain decoding; and ``costs``,
-        which ``bench replay`` takes: seconds by rows, and by vocabulary what drafting takes, seconds.
+        ``rows``, by drafted tokens: tokens per step, milliseconds, and the ratio to plain decoding; and ``costs`` for
+        ``bench replay``: seconds of a step by rows, and seconds of drafts by vocabulary.
 
-    Raises InputError for a shape without such a head, rates outside 0 to 1, and layers that are no whole periods.
+    Raises InputError for a shape without a head, rates outside 0 to 1, and layers that are not whole periods.
     """
     if not acceptance or not all(0 <= rate <= 1 for rate in acceptance):
         raise InputError(argument="acceptance", got=list(acceptance), allowed="rates from 0 to 1, one a drafted token")
@@ -126,10 +122,10 @@ def measure_head(
     most, emitted = len(acceptance), tokens_a_step(acceptance)
     rows_of = sorted({*range(1, most + 2), *(rows for rows in WIDE if rows > most + 1)})
     steps: dict[int, list[float]] = {rows: [] for rows in rows_of}
-    # Behind as many rows as a step emits, and for the price by token behind one.
+    # After the rows that a step emits, and for the price of a token after one row.
     ways = [(n, round(tokens), 0) for n, tokens in enumerate(emitted, 1)] + [(1, 1, 0), (most, 1, 0), (1, 1, COPIED)]
     drafts: dict[tuple[str, int, int, int], list[float]] = {(name, *way): [] for name in heads for way in ways}
-    for done in range(repeat + 1):  # the first warms up
+    for done in range(repeat + 1):  # round 0 is the warm-up
         report(f"round {done} of {counted(repeat, 'round')}")
         for rows, times in steps.items():
             times.append(bench.step(rows))
@@ -171,7 +167,7 @@ def measure_head(
 
 
 class _Bench:
-    """Times steps of a model, of which each layer counts ``scale`` times, and drafts of its heads."""
+    """Times steps of a model, with the time of its layers multiplied by ``scale``, and drafts of its heads."""
 
     def __init__(self, engine: NativeEngine, heads: dict[str, NativeHead], context: int, scale: float) -> None:
         self._engine, self._heads, self._context, self._more = engine, heads, context, scale - 1
@@ -184,7 +180,7 @@ class _Bench:
         self._alone, self._experts = float("inf"), {1: 0}
 
     def step(self, rows: int) -> float:
-        """Seconds; of more rows than one with the states kept that a head reads."""
+        """Return the seconds of a step; with several rows it keeps the hidden states for a head."""
         batch = chain(self._plain if rows == 1 else self._followed["cut"], self._tokens(rows), self._wants)
         started = perf_counter()
         output = self._engine.forward(batch)
@@ -196,14 +192,14 @@ class _Bench:
         return seconds + self._more * inside
 
     def more_experts(self, rows: int) -> float:
-        """Seconds that reading the experts takes which rows of random weights did not need, and independent ones do."""
+        """Return the seconds to read the experts that independent rows need in addition to the measured ones."""
         mixtures, facts = self._engine.spec.mixtures, self._engine.describe()
         apart = sum((count := len(one.experts)) * (1 - (1 - one.used / count) ** rows) for one in mixtures)
         more = max(0.0, apart - self._experts[rows]) * float(facts["expert_bytes"]) / float(facts["step_bytes"])
         return (1 + self._more) * more * self._alone
 
     def draft(self, name: str, count: int, emitted: int, copied: int) -> float:
-        """Seconds for so many tokens, the rows before them included, which the head has not seen yet."""
+        """Return the seconds of a draft of ``count`` tokens after ``emitted`` rows that are new to the head."""
         cache = self._followed[name]
         self._engine.forward(chain(cache, self._tokens(emitted)))
         cache.keep(list(range(emitted)))

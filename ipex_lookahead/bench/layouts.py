@@ -1,9 +1,9 @@
-"""``bench decode``'s figures as the clients of Spec-Bench and SPEED-Bench define and print them.
+"""The figures of ``bench decode`` in the definitions and output formats of Spec-Bench and SPEED-Bench.
 
-Spec-Bench (evaluation/speed.py): a question's speed is its tokens over the time of its answers, prompts included; a
-task's is the mean over its questions, and the speed-up the ratio of two such means. Both sides count the very tokens
-that were generated. SPEED-Bench (specdec_bench): the mean of a question's accepted lengths, averaged by category and
-over all, and how often a step has got so far. Both count the steps after the prompt's own.
+Spec-Bench (evaluation/speed.py): the speed of a question is its tokens over the time of its answers including prefill,
+that of a task is the mean over its questions, and the speedup is the ratio of two such means. SPEED-Bench
+(specdec_bench): the mean accepted length of a question, averaged by category and over all, and the distribution of the
+lengths. Both count the steps after prefill.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from ipex_lookahead.bench.modes import Generation, Mode
 from ipex_lookahead.cli.prompts import Prompt
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-"""Categories that Spec-Bench has in one task."""
+"""Categories that are one task in Spec-Bench."""
 
 Answers = dict[Prompt, list[Generation]]
-"""By question: the answers to all of its turns, all repetitions."""
+"""Question -> the answers to all of its turns, in all repetitions."""
 
 
 def figures(layout: str, modes: Sequence[Mode], prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """One entry for each mode, in their order.
+    """Return one entry for each mode.
 
     Args:
-        layout: a key of ``LAYOUTS``.
-        modes: as ``measure`` gives them.
-        prompts: the prompt of each answer; one with several turns stands there several times.
+        layout: A key of ``LAYOUTS``.
+        modes: The result of ``measure``.
+        prompts: The prompt of each answer; one with several turns occurs several times.
     """
     answers = [_by_question(mode, prompts) for mode in modes]
     if layout == "spec-bench":
@@ -46,7 +46,7 @@ def _by_question(mode: Mode, prompts: Sequence[Prompt]) -> Answers:
 
 
 def accepted_lengths(answers: Sequence[Generation]) -> list[int]:
-    """Tokens that each step has given."""
+    """Return the number of tokens of each step."""
     return [accepted + 1 for answer in answers for _, accepted, _, _ in answer.stats.per_step]
 
 
@@ -91,7 +91,7 @@ def _speed_bench(mine: Answers) -> dict[str, Any]:
 
 
 def _conditional(histogram: dict[int, int]) -> dict[int, float]:
-    """Of the steps that gave as many tokens as the entry before, the share that gave so many."""
+    """Return for each length the share of steps with that length or more among those with the previous one or more."""
     left = before = sum(histogram.values())
     found = {}
     for length, count in histogram.items():
@@ -101,7 +101,7 @@ def _conditional(histogram: dict[int, int]) -> dict[int, float]:
 
 
 def spec_bench_lines(found: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[str]:
-    """As its ``evaluation/speed.py`` prints them, mode by mode; the first mode is the baseline of all."""
+    """Yield the output of Spec-Bench's ``evaluation/speed.py`` for each mode; the first mode is the baseline."""
     for name, tasks in list(zip(names, found, strict=True))[1:]:
         yield f"lookahead {name}"
         for task, one in tasks.items():
@@ -113,7 +113,7 @@ def spec_bench_lines(found: Sequence[dict[str, Any]], names: Sequence[str]) -> I
 
 
 def speed_bench_lines(found: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterator[str]:
-    """As its client's table has them, mode by mode."""
+    """Yield the output of SPEED-Bench's client for each mode."""
     for name, one in list(zip(names, found, strict=True))[1:]:
         yield f"lookahead {name}: Acceptance Rate Results"
         rows = [*one["Category_AL"].items(), ("Overall Average", one["Average_AL"])]

@@ -1,13 +1,13 @@
-"""What ``bench run`` measures: a YAML file in the words of ipex-llm's all-in-one benchmark, and a few of our own.
+"""The plan of ``bench run``: a YAML file with the keys of ipex-llm's all-in-one benchmark and further ones.
 
 repo_id: [default, meta-llama/Llama-2-7b-chat-hf]   # folders, .gguf files, hub ids, or default
-local_model_hub: /models                            # where their folders are; else they are looked for as given
-low_bit: [sym_int4, q4_k]                           # one or several; as the file has it if not given
+local_model_hub: /models                            # folder of the models
+low_bit: [sym_int4, q4_k]                           # one or several; the file's own if not given
 in_out_pairs: ['32-32', '1024-128']                 # tokens in and tokens out
 batch_size: 1
 warm_up: 1
 num_trials: 3
-lookahead: [0, 3, auto]                             # ours: most drafted tokens a step; 0 always runs
+lookahead: [0, 3, auto]                             # most drafted tokens per step; 0 always runs
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ipex_lookahead.low_bits import NAMES, is_rules_file
 from ipex_lookahead.runtime.lookahead import resolve_lookahead, strategy_config
 
 MOST_VALUES = 256
-"""In one key's list."""
+"""Maximum number of values of a key."""
 TASKS = {
     "continuation": "",
     "QA": "Read the text and answer what it is about.\n\n",
     "summarize": "Summarise the following text in a few sentences.\n\n",
 }
-"""``task`` -> what stands before the text."""
+"""``task`` -> text of the prompt before the input."""
 
 APIS: Mapping[str, Mapping[str, str]] = {
     "native": {"engine": "native"},
     "torch": {"engine": "torch"},
     "ipex-llm": {"engine": "ipex-llm"},
     "auto": {"engine": "auto"},
-    # ipex-llm's. Its engine and its way of optimising are one here; what its name says of weights stays true.
+    # Names of ipex-llm: they select a format or a device; its different engines are one engine here.
     "transformer_int4": {},
     "native_int4": {"low_bit": "sym_int4"},
     "optimize_model": {},
@@ -57,28 +57,28 @@ APIS: Mapping[str, Mapping[str, str]] = {
     "optimize_model_gpu": {"device": "xpu"},
     "speculative_gpu": {"device": "xpu", "low_bit": "fp16", "strategy": "self_speculation"},
 }
-"""``test_api`` -> what it sets of a case."""
+"""``test_api`` -> settings of a case."""
 NO_API = {
-    "deepspeed": "several processes for one model are not for this package",
-    "pipeline": "several devices for one model are not for this package",
+    "deepspeed": "several processes for one model are not supported",
+    "pipeline": "several devices for one model are not supported",
     "npu": "there is no engine for NPUs",
     "win": "this package runs on Linux (on Windows in WSL2): leave the _win out",
 }
-"""Part of a ``test_api``'s name -> why it is refused."""
+"""Part of a ``test_api``'s name -> why it is not supported."""
 NO_EFFECT = {
-    "use_fp16_torch_dtype": "the engines choose what they compute in",
-    "cpu_embedding": "the embedding is where the engine is; on the CPU that is the CPU",
+    "use_fp16_torch_dtype": "the engines choose the dtype of activations",
+    "cpu_embedding": "the embedding is on the device of the engine",
     "optimize_model": "a model is always loaded ready to run",
     "transpose_value_cache": "for NPUs",
     "npu_group_size": "for NPUs",
     "n_gpu": "one device runs a model",
 }
-"""ipex-llm's keys that change nothing here, and why; their values stand in the CSV file where it has a column."""
+"""Keys of ipex-llm without effect -> the reason. The CSV file has the values of some."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model in one format on one engine, for so many tokens after so many, in each mode in turn."""
+    """One model in one format on one engine, with numbers of input and output tokens, in all modes."""
 
     model: str
     path: str
@@ -94,12 +94,12 @@ class Case:
 
     @property
     def loading(self) -> tuple[Any, ...]:
-        """What has to be loaded for it: equal for cases that share a model."""
+        """The settings that determine the loaded model; equal for cases that share it."""
         return (self.path, self.engine, self.device, self.low_bit, self.threads)
 
     @property
     def key(self) -> str:
-        """The case in one line, by which an interrupted run knows what it has done."""
+        """The key of the case in results."""
         modes = ",".join(name for name, _ in self.modes)
         placed = f"{self.api}/{self.engine}/{self.device or 'cpu'}/{self.threads or 'all'}"
         sizes = f"{self.tokens_in}-{self.tokens_out}x{self.batch}"
@@ -111,15 +111,15 @@ class Plan:
     """A checked file.
 
     Attributes:
-        cases: in order, those of one model beside each other.
-        warm_up: answers of each mode that do not count.
-        trials: answers of each mode that do.
-        streaming: tokens are handed out one by one while they come.
-        task: a key of ``TASKS``.
-        isa: the instruction set to force; "" = the best.
+        cases: Cases, grouped by model.
+        warm_up: Answers of each mode before the trials.
+        trials: Measured answers of each mode.
+        streaming: Use a streamer.
+        task: A key of ``TASKS``.
+        isa: Instruction set; "" for the best.
         kv_cache: "fp16" or "int8".
-        prompts: a text file to take the input from; "" = ours.
-        settings: the file as it was, for the report.
+        prompts: Text file for the input; "" for the packaged one.
+        settings: The contents of the file, for the report.
     """
 
     cases: tuple[Case, ...]
@@ -134,7 +134,7 @@ class Plan:
 
     @property
     def answers(self) -> int:
-        """How many will be generated in all."""
+        """Total number of answers."""
         return sum(len(case.modes) * (self.warm_up + self.trials) for case in self.cases)
 
 
@@ -142,11 +142,11 @@ def read_plan(file: Path, changes: Mapping[str, Any] | None = None) -> Plan:
     """Read and check a file.
 
     Args:
-        file: YAML.
-        changes: keys that go over those of the file.
+        file: YAML file.
+        changes: Keys that override those of the file.
 
     Raises:
-        InputError: no such file, no YAML, a key that is not known (with the nearest), a value that cannot be.
+        InputError: The file is missing or not YAML, or a key or a value is invalid.
     """
     loaded = load_yaml(file, error=InputError)
     if not isinstance(loaded, dict):
@@ -156,7 +156,7 @@ def read_plan(file: Path, changes: Mapping[str, Any] | None = None) -> Plan:
 
 
 class _Reader:
-    """Takes values out of a plan, each checked where it is taken."""
+    """Reads and checks the values of a plan."""
 
     def __init__(self, file: Path, given: Mapping[str, Any]) -> None:
         self.file, self.given = file, given
@@ -169,7 +169,7 @@ class _Reader:
                 hint = f"did you mean {near[0]}?" if near else ""
                 raise InputError(f"{self.file}: there is no key {key!r}; there are {', '.join(known)}", hint=hint)
         if self.one("num_beams", self.whole(1, 1 << 10), 1) != 1:
-            raise self.error("num_beams", "beam search is not in this package; leave the key out, or give 1")
+            raise self.error("num_beams", "beam search is not supported; leave the key out, or give 1")
         warm_up = self.one("warm_up", self.whole(0, 1000), 1)
         trials = self.one("num_trials", self.whole(1, 1000), 3)
         isa = self.one("isa", self.text, "")
@@ -211,7 +211,7 @@ class _Reader:
         return list(dict.fromkeys(found))
 
     def modes(self, implied: str | None) -> list[tuple[str, LookaheadConfig | None]]:
-        """(name, configuration) of each way of decoding; plain decoding first."""
+        """Return (name, configuration) of each mode; plain decoding is the first."""
         numbers = self.several("lookahead", self.tokens, ["auto"] if "strategy" in self.given or implied else [0])
         strategies = self.several("strategy", self.word(*PROPOSERS, *SECOND_MODEL), [implied])
         found: dict[str, LookaheadConfig | None] = {"0": None}
@@ -230,12 +230,12 @@ class _Reader:
     # ---- values ----------------------------------------------------------------------------------------------------
 
     def one(self, key: str, check: Callable[[str, Any], Any], default: Any) -> Any:
-        """The checked value of a key, ``default`` where it is missing or null."""
+        """Return the checked value of a key, or ``default`` if it is missing or null."""
         value = self.given.get(key)
         return default if value is None else check(key, value)
 
     def several(self, key: str, check: Callable[[str, Any], Any], default: list[Any]) -> list[Any]:
-        """The checked values of a key that may be one or a list."""
+        """Return the checked values of a key with one value or a list."""
         value = self.given.get(key)
         if value is None:
             return default
@@ -311,7 +311,7 @@ _KEYS = (
 
 
 def _local(model: str, hub: str) -> str:
-    """The folder of a model under ``local_model_hub``, by its whole id or by the last part of it; else its name."""
+    """Return the folder of a model in ``local_model_hub``, by its id or the last part of it, else its name."""
     for name in (model, model.rsplit("/", 1)[-1]) if hub else ():
         if (Path(hub).expanduser() / name).exists():
             return str(Path(hub).expanduser() / name)

@@ -1,7 +1,7 @@
-"""What ``bench run`` leaves behind beside its samples: a table for spreadsheets, and a page with pictures.
+"""The CSV file and the HTML page of ``bench run``.
 
-The CSV file begins with the columns of ipex-llm's all-in-one benchmark, by its names, so that a sheet made for that one
-goes on working; ours come after them. Its names say "avg"; the figures are medians of the trials.
+The CSV file begins with the columns of ipex-llm's all-in-one benchmark, so that existing spreadsheets keep working.
+Figures named "avg" are medians of the trials.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from ipex_lookahead.system.terminal import counted
 
 Column = Callable[[dict[str, Any], dict[str, Any], dict[str, Any]], Any]
-"""(case, one of its runs, the plan's settings) -> the cell."""
+"""(case, one of its runs, settings of the plan) -> cell."""
 COLUMNS: dict[str, Column] = {
     "model": lambda case, run, settings: case["model"],
     "1st token avg latency (ms)": lambda case, run, settings: round(1e3 * run["first_token_seconds"], 2),
@@ -33,7 +33,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "streaming": lambda case, run, settings: settings.get("streaming", False),
     "use_fp16_torch_dtype": lambda case, run, settings: settings.get("use_fp16_torch_dtype", False),
-    # ours
+    # further columns
     "lookahead": lambda case, run, settings: run["lookahead"],
     "tok/s": lambda case, run, settings: round(run["tok_s"], 2),
     "tok/s least": lambda case, run, settings: round(run["tok_s_range"][0], 2),
@@ -48,7 +48,7 @@ COLUMNS: dict[str, Column] = {
     "threads": lambda case, run, settings: case["threads"],
     "api": lambda case, run, settings: case["api"],
 }
-"""Heading -> the cell; ipex-llm's columns first."""
+"""Heading -> cell; the columns of ipex-llm are first."""
 _STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #1b1b1b; --line: #d5d5d5; --faint: #666666; }
 @media (prefers-color-scheme: dark) {
@@ -81,18 +81,18 @@ SHOWN = {
     "peak mem (GB)": "GB",
     "identical": "same",
 }
-"""What the page's table has of a row -> its heading, short enough for a phone."""
+"""Columns of the table on the page -> headings that are short enough for a phone."""
 
 
 def rows_of(report: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One row for each case and mode that was measured, by the names of ``COLUMNS``."""
+    """Yield one row with the names of ``COLUMNS`` for each measured case and mode."""
     for case in report["cases"]:
         for run in case.get("runs", ()):
             yield {name: cell(case, run, report["settings"]) for name, cell in COLUMNS.items()}
 
 
 def as_csv(report: dict[str, Any]) -> str:
-    """All rows, after a heading."""
+    """Return the CSV file."""
     out = io.StringIO()
     table = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     table.writeheader()
@@ -101,7 +101,7 @@ def as_csv(report: dict[str, Any]) -> str:
 
 
 def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
-    """A page that stands alone: facts, the table, and pictures as (what they show, SVG)."""
+    """Return a self-contained page with facts, the table, and pictures as (caption, SVG)."""
     rows = list(rows_of(report))
     facts = {"date": report["date"], **report["versions"], **report["machine"]}
     trials, warm_up = report["settings"].get("num_trials", 3), report["settings"].get("warm_up", 1)
@@ -112,10 +112,10 @@ def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>ipex-lookahead bench run</title><style>{_STYLE}</style></head><body>",
         "<h1>Speed with and without lookahead</h1>",
-        f"<p>Greedy answers of exactly so many tokens, modes in turn, {escape(medians)}. "
-        "<b>1st ms</b>: milliseconds to the first token; <b>2+ ms</b>: for each one after it; <b>ratio</b>: speed "
-        "beside lookahead 0, <b>noise</b> where too few tokens or trials tell, or it was now slower, now quicker; "
-        "<b>GB</b>: most memory; <b>same</b>: the tokens are those of plain decoding.</p>",
+        f"<p>Greedy answers of exactly the given lengths, modes alternating, {escape(medians)}. "
+        "<b>1st ms</b>: milliseconds to the first token; <b>2+ ms</b>: for each further token; <b>ratio</b>: speed "
+        "relative to lookahead 0, <b>noise</b> with too few tokens or trials, or both slower and faster ones; "
+        "<b>GB</b>: peak memory; <b>same</b>: the tokens are those of plain decoding.</p>",
         *(f"<figure>{svg}<figcaption>{escape(title)}</figcaption></figure>" for title, svg in pictures),
         '<h2>All cases</h2><div class="scroll"><table><thead><tr>',
         *(f"<th>{escape(heading)}</th>" for heading in SHOWN.values()),
@@ -135,8 +135,7 @@ def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
         parts.append("</ul>")
     if any(case.get("text_repeats") for case in report["cases"]):
         parts.append(
-            "<p>The text that prompts were cut from was too short for some cases and was used again from its "
-            "beginning, which favours lookahead.</p>"
+            "<p>The text of the prompts was too short for some cases and was repeated, which favors lookahead.</p>"
         )
     parts.append("<h2>Machine and versions</h2><dl>")
     parts += [f"<dt>{escape(str(name))}</dt><dd>{escape(str(value))}</dd>" for name, value in facts.items()]
@@ -145,11 +144,11 @@ def as_html(report: dict[str, Any], pictures: Iterable[tuple[str, str]]) -> str:
 
 
 def _case(row: dict[str, Any]) -> str:
-    """What the rows of one case share."""
-    said = [row["model"], row["low_bit"] or "as in the file", f"{row['input/output tokens']} tokens in and out"]
+    """Return the description of the case of a row."""
+    words = [row["model"], row["low_bit"] or "as in the file", f"{row['input/output tokens']} tokens in and out"]
     if row["batch_size"] > 1:
-        said.append(f"batch {row['batch_size']}")
-    return " · ".join([*said, f"{row['engine']} engine", counted(row["threads"], "thread")])
+        words.append(f"batch {row['batch_size']}")
+    return " · ".join([*words, f"{row['engine']} engine", counted(row["threads"], "thread")])
 
 
 def _cell(name: str, row: dict[str, Any]) -> str:
@@ -158,6 +157,6 @@ def _cell(name: str, row: dict[str, Any]) -> str:
         return f'<td class="noise">~{value:.2f} (noise)</td>'
     if name == "identical":
         return "<td>yes</td>" if value is True else '<td class="bad">NO</td>'
-    if isinstance(value, float):  # three figures: the CSV file has more
+    if isinstance(value, float):  # three digits; the CSV file has more
         value = f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
     return f"<td>{escape(str(value))}</td>"

@@ -273,7 +273,7 @@ def _begun(plan: Plan, folder: Path) -> dict[str, Any]:
     for key in same:
         if before.get(key) != fresh["settings"].get(key):
             raise InputError(
-                f"{file} has results with {key}: {before.get(key)!r:.40}; the plan says {plan.settings.get(key)!r:.40}",
+                f"{file} has results with {key}: {before.get(key)!r:.40}; the plan has {plan.settings.get(key)!r:.40}",
                 hint="name another folder, or delete that file",
             )
     if found.get("machine") != json.loads(json.dumps(fresh["machine"])):

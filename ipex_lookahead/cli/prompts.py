@@ -24,7 +24,7 @@ from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.system.terminal import is_terminal
 
 PATIENCE_SECONDS = 2.0
-"""Wait for standard input before a message says so."""
+"""Time to wait for standard input before a message is printed."""
 PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 """SPEED-Bench's published file has this in place of texts from other sources."""
 SUFFIXES = (".jsonl", ".parquet")

@@ -1,6 +1,5 @@
-"""From text to token ids and back, and from a conversation to a prompt.
+"""Tokenizers and chat templates.
 
-Import what you need from the modules: ``gguf`` and ``folder`` build tokenizers, ``text`` says what those are,
-``chat_template`` and ``prompts`` make prompts. Only ``tokenizers``, where they become transformers' own, imports
-transformers, which is slow.
+Import from the modules: ``gguf`` and ``folder`` build tokenizers, ``text`` defines them, ``chat_template`` and
+``prompts`` make prompts. Only ``tokenizers``, which has the classes for transformers, imports transformers.
 """

@@ -1,4 +1,4 @@
-"""Byte-level byte-pair encoding: its merges checked, its pipeline built."""
+"""Byte-pair encoding: checks of merges, and pipelines of the ``tokenizers`` library."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from ipex_lookahead.tokenization.splitting import Splitting
 
 Pair = tuple[str, str]
 Fail = Callable[[str], Exception]
-"""The error that says what is wrong with merges."""
+"""Problem -> the error to raise."""
 
 
 def merge_pairs(merges: Sequence[Any], vocabulary: Mapping[str, int], fail: Fail) -> list[Pair]:
-    """Merges as pairs, each there once. That they are pairs of tokens is for ``bpe`` or ``check_merges`` to see."""
+    """Return merges as unique pairs. ``bpe`` and ``check_merges`` check the tokens."""
     pairs: list[Any] = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
-    with contextlib.suppress(TypeError):  # something that is no string, which the others find
+    with contextlib.suppress(TypeError):  # not a string: the later checks find it
         if len(set(pairs)) != len(pairs):
             raise fail("the same pair is there twice")
-    if "" in vocabulary:  # of which the library makes pairs
+    if "" in vocabulary:  # the library accepts pairs with it
         check_merges(pairs, vocabulary, fail)
     return pairs
 
 
 def check_merges(pairs: Sequence[Any], vocabulary: Mapping[str, int], fail: Fail) -> None:
-    """Raise for a merge that is not two known tokens whose concatenation is a known token."""
+    """Raise if a merge is not two tokens of the vocabulary that form a third."""
     for rank, pair in enumerate(pairs):
         if problem := _fault(pair, vocabulary):
             raise fail(f"merge {rank}, {' '.join(map(str, pair))[:80]!r}, {problem}")
 
 
 def bpe(vocabulary: Mapping[str, int], pairs: Sequence[Pair], fail: Fail, **options: Any) -> models.BPE:
-    """The library's model of checked tokens and of ``merge_pairs``.
+    """Return the library's model of a vocabulary and of the result of ``merge_pairs``.
 
-    It looks up both tokens of every merge and what they make, as ``check_merges`` would; of a hundred thousand merges
-    that is a tenth of the time that opening a small model takes, so it is done here only where the library refuses.
+    The library checks merges like ``check_merges``, which runs only after an error, for its message: it takes a tenth
+    of the time to open a small model.
     """
     try:
         return models.BPE(dict(vocabulary), list(pairs), **options)
@@ -48,7 +48,7 @@ def bpe(vocabulary: Mapping[str, int], pairs: Sequence[Pair], fail: Fail, **opti
 
 
 def _fault(pair: tuple[Any, ...], vocabulary: Mapping[str, int]) -> str:
-    """What is wrong with a merge, if anything."""
+    """Return the problem of a merge, or ""."""
     if len(pair) != 2 or not isinstance(pair[0], str) or not isinstance(pair[1], str) or "" in pair:
         return "is not two tokens with one space between them"
     missing = next((token for token in (*pair, "".join(pair)) if token not in vocabulary), None)
@@ -58,7 +58,7 @@ def _fault(pair: tuple[Any, ...], vocabulary: Mapping[str, int]) -> str:
 def byte_level_bpe(
     vocabulary: Mapping[str, int], merges: Sequence[Pair], splitting: Splitting, fail: Fail
 ) -> Tokenizer:
-    """A ``tokenizers`` tokenizer of GPT-2's kind that splits text by ``splitting``."""
+    """Return a byte-level ``tokenizers`` tokenizer, as of GPT-2, that splits text by ``splitting``."""
     check_whole_words(splitting.whole_words)
     options: dict[str, Any] = {"ignore_merges": True} if splitting.whole_words else {}
     core = Tokenizer(bpe(vocabulary, merges, fail, **options))
@@ -72,10 +72,9 @@ def byte_level_bpe(
 
 
 def spelled_bpe(vocabulary: Mapping[str, int], merges: Sequence[Pair], unknown: str | None, fail: Fail) -> Tokenizer:
-    """A ``tokenizers`` tokenizer of Gemma's kind: text as it is spelled, "▁" for a space, and bytes for what is left.
+    """Return a ``tokenizers`` tokenizer on text, as of Gemma, with "▁" for a space and byte fallback.
 
-    llama.cpp takes a run of line ends as one token where there is one, whether merges make it or not, so where no merge
-    makes one they are added here.
+    llama.cpp uses a token for a run of line breaks even without merges for it; such merges are added if there are none.
     """
     check_merges(merges, vocabulary, fail)
     pairs = list(merges)

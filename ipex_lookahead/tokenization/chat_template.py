@@ -1,9 +1,9 @@
-"""Chat templates: programs that come with a checkpoint, run where they can do no harm.
+"""Chat templates, which are programs in a checkpoint, rendered in a sandboxed process.
 
-A template is Jinja, as Hugging Face's tokenizers use it: blocks trimmed, ``raise_exception``, ``strftime_now``,
-``tojson``, loop controls. It runs in Jinja's immutable sandbox, inside a process of its own with a budget of loop
-steps, processor time and memory (``worker.py``). Starting that process takes 80 milliseconds of processor time; who
-renders often has it forked from one that is kept (``Renderer``), which takes three.
+A template is Jinja as in Hugging Face's tokenizers, with trimmed blocks, ``raise_exception``, ``strftime_now``,
+``tojson`` and loop controls. It runs in Jinja's immutable sandbox, in another process with limits on loop steps,
+processor time and memory (``worker.py``). Starting that process takes 80 ms of processor time; a ``Renderer`` forks it
+from a running one in 3 ms.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ MAX_SOURCE = 256 << 10
 MAX_OUTPUT = 8 << 20
 OUTPUT_ANYWAY = 256 << 10
 OUTPUT_PER_BYTE = 16
-"""Characters that a template may write for each byte of the messages and variables, besides those above."""
+"""Output limit in characters: a constant part, plus this number for each byte of messages and variables."""
 MAX_STEPS = 1 << 20
 MAX_SECONDS = 1.0
 MAX_MEMORY = 512 << 20
 
 _IMPORTS = ("jinja2", "jinja2.debug", "jinja2.ext", "jinja2.sandbox")
-"""What takes the time: a process that is kept has these before its first request."""
+"""Modules that a ``Renderer`` imports before the first request."""
 
 _FIRST = "{%- set a = [1] -%}{% for i in a if i is not none %}{{ i | tojson }}{% else %}{{ a[0] ~ 'x' }}{% endfor %}"
-"""Compiled once in the process that is kept, so that Jinja's own tables are there."""
+"""Compiled once in the process of a ``Renderer``, to initialize Jinja's tables."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
@@ -36,25 +36,25 @@ Message = Mapping[str, Any]
 
 
 class Renderer(KeptWorker):
-    """A process that is kept, and forks one for each call of ``render_chats``."""
+    """A process that forks another for each call of ``render_chats``."""
 
     def __init__(self) -> None:
-        """Raises InputError where no process can be started."""
+        """Start the process. Raises InputError if that fails."""
         super().__init__()
         self.prepare()
 
     def prepare(self) -> None:
-        """Start the process, unless it runs."""
+        """Start the process if it does not run."""
         with self._lock:
             self._running()
 
     def request(self, question: bytes, limits: str) -> dict[str, Any]:
-        """See ``Worker.request``. Raises Stopped, and InputError where no process can be started."""
+        """Call ``Worker.request``. Raises Stopped, and InputError if no process can be started."""
         with self._lock:
             return self._request(self._running(), question, MAX_SECONDS, limits)
 
     def close(self) -> None:
-        """End the process; the next question starts another."""
+        """End the process; the next request starts another."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
@@ -78,20 +78,20 @@ def render_chats(
     variables: Mapping[str, Any],
     renderer: Renderer | None = None,
 ) -> list[str]:
-    """The prompts that a chat template makes of conversations.
+    """Render the prompts of conversations.
 
     Args:
         template: Jinja source, at most 256 KiB.
-        conversations: of each the messages, ``{"role": ..., "content": ...}``; plain JSON values only.
-        variables: of the template; those that are None stay undefined, but for ``tools`` and ``documents``, for which
-            templates ask ``tools is not none``.
-        renderer: what the process is forked from; None starts one.
+        conversations: Lists of messages ``{"role": ..., "content": ...}`` with JSON values.
+        variables: Variables of the template; None is undefined, except for ``tools`` and ``documents``, which templates
+            compare with none.
+        renderer: Process to fork from; None starts a new one.
 
     Raises:
-        ModelFormatError: the template is too long, is no valid Jinja, fails, is stopped by the sandbox, takes more than
-            2**20 loop steps, one second of processor time or 512 MiB, or writes more than 256 Ki characters and 16
-            for each byte of the conversations and the variables as JSON, or than 8 Mi.
-        InputError: the template refuses a conversation, or one holds something that is not JSON.
+        ModelFormatError: The template is too long or invalid, fails, is stopped by the sandbox, or exceeds 2**20 loop
+            steps, one second of processor time, 512 MiB, or an output of 256 Ki characters plus 16 for each byte of the
+            input as JSON, at most 8 Mi.
+        InputError: The template rejects a conversation, or a conversation has values that are not JSON.
     """
     if len(template.encode("utf-8", "replace")) > MAX_SOURCE:
         raise _fault(f"has more than {MAX_SOURCE} bytes")
@@ -105,7 +105,7 @@ def render_chats(
     limits = {"steps": MAX_STEPS, "seconds": MAX_SECONDS, "memory": MAX_MEMORY}
     try:
         given_size = len(json.dumps([request["variables"], request["contexts"]]))
-        limits["output"] = min(MAX_OUTPUT, OUTPUT_ANYWAY + OUTPUT_PER_BYTE * given_size)  # it is to be tokens yet
+        limits["output"] = min(MAX_OUTPUT, OUTPUT_ANYWAY + OUTPUT_PER_BYTE * given_size)  # tokenization takes time too
         question = json.dumps({**request, "limits": limits})
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
@@ -115,11 +115,11 @@ def render_chats(
 
 
 def _with_reasoning(message: Any) -> Any:
-    """A message whose reasoning, where it has some, stands under both names that templates read, as in transformers."""
+    """Return a message with its reasoning, if any, under both names that templates read, as in transformers."""
     if not isinstance(message, Mapping):
         return message
-    said = next((text for name in _REASONING if (text := message.get(name)) is not None), None)
-    return message if said is None else {"thinking": said, **message, "reasoning_content": said}
+    thought = next((text for name in _REASONING if (text := message.get(name)) is not None), None)
+    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
 def _started() -> Worker:
@@ -127,7 +127,7 @@ def _started() -> Worker:
 
 
 def _answer(question: bytes, renderer: Renderer | None) -> list[str]:
-    """Turn the answer of a process, or its death, into a result or an error."""
+    """Send the request to a process and return the texts, or raise an error."""
     limits = f"{MAX_SECONDS:g} s of processor time or {spoken_memory(MAX_MEMORY)}"
     try:
         if renderer is not None:
@@ -158,7 +158,7 @@ def _fault(problem: str) -> ModelFormatError:
 
 
 def chat_template_of(tokenizer: Any, wanted: str | None, for_tools: bool) -> str:
-    """The template to use: the one asked for by text or by name, else the tokenizer's. Raises InputError if none."""
+    """Return the requested template, by text or by name, else the tokenizer's. Raises InputError without one."""
     own: Any = tokenizer.chat_template
     if isinstance(own, dict):
         name = wanted if wanted is not None else "tool_use" if for_tools and "tool_use" in own else "default"

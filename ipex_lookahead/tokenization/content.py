@@ -1,19 +1,19 @@
-"""The words of messages inside a chat template's text: a control token that content spells stays the text it is.
+"""Protection against control tokens in messages: they are encoded as text.
 
-A template writes its control tokens and the messages into one text, and a tokenizer takes for a control token whatever
-is spelled like one, so that a user's ``<|im_end|>`` would end his turn. Here it does not:
+A template writes its control tokens and the messages into one text. A tokenizer would encode ``<|im_end|>`` in a user's
+message as the control token, which ends the turn. To prevent that:
 
-1. Before rendering, each control token that content spells is broken by a mark behind its first character.
-2. What is whole in the rendered text is the template's own, and is given another spelling.
-3. The marks are taken out, and a twin of the tokenizer that knows the control tokens by that other spelling alone
-   encodes everything at once: merges go across what was broken, as in any text.
+1. Before rendering, a mark is inserted after the first character of each control token in a message.
+2. In the rendered text, the intact control tokens are the template's own; they receive another spelling.
+3. The marks are removed, and a copy of the tokenizer that has only the other spellings encodes the whole text, so that
+   merges work as in any text.
 
-Where content spells none, nothing of this is done. Marks and spellings hold a random number that no text can know.
+Texts without control tokens skip these steps. Marks and spellings contain a random number.
 
-Control tokens are the special ones, and of the other added tokens those that the template itself names, such as
-``<think>``: those of Gemma that stand for HTML and runs of line ends are ordinary text. In an assistant's messages only
-special ones are broken, since templates look for the others there, and the model has written them. A token of one
-character, or one that is also what merges make of ordinary text, cannot be told from text.
+Control tokens are the special tokens, and other added tokens that occur in the template, such as ``<think>``. Gemma's
+added tokens for HTML and runs of line breaks are ordinary text. In messages of the assistant only special tokens are
+marked, because templates search for the others there. A token of one character, and a token that merges produce from
+ordinary text, cannot be distinguished from text.
 """
 
 from __future__ import annotations
@@ -24,26 +24,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Encode = Callable[[str, bool], list[int]]
-"""(text, whether bos and eos go round it) -> token ids."""
+"""(text, whether to add bos and eos) -> token ids."""
 Respell = Callable[[Mapping[str, str]], Encode]
-"""From other spellings of tokens: an encoder that knows those tokens by them alone."""
+"""Token -> other spelling, to an encoder that has these tokens by their other spelling only."""
 
 
 class Own(str):
-    """A text that the program itself writes: control tokens in it are meant."""
+    """A text of this program; its control tokens are control tokens."""
 
 
 class Woven(str):
-    """A text of parts, of which those that are :class:`Own` keep their control tokens.
+    """A text of parts; those of class :class:`Own` keep their control tokens.
 
     Attributes:
-        parts: as given.
+        parts: The parts.
     """
 
     parts: tuple[str, ...]
 
     def __new__(cls, parts: Iterable[str]) -> Woven:
-        """Of parts in order."""
         given = tuple(parts)
         made = super().__new__(cls, "".join(given))
         made.parts = given
@@ -51,16 +50,16 @@ class Woven(str):
 
 
 LEAST_PART = 2
-"""Characters of a token at an end of content that are broken too: what comes next might complete it."""
+"""Minimum length of a part of a token at an end of a message to mark, because the template may complete it."""
 
 
 class ContentGuard:
-    """Keeps content from being taken for control tokens, for one tokenizer and one template.
+    """Encodes messages without control tokens, for one tokenizer and one template.
 
     Args:
-        tokens: the added tokens as they are spelled, and whether each is special.
-        template: the chat template's source; "" for none.
-        respell: makes the twin, when it is first needed.
+        tokens: Added token -> whether it is special.
+        template: Source of the chat template, or "".
+        respell: Makes the copy of the tokenizer when it is first needed.
     """
 
     def __init__(self, tokens: Mapping[str, bool], template: str, respell: Respell) -> None:
@@ -75,22 +74,22 @@ class ContentGuard:
 
     @property
     def control(self) -> Sequence[str]:
-        """What is broken in content."""
+        """The control tokens to mark."""
         return self._control
 
     def messages(self, conversation: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """The messages with marks."""
+        """Return the messages with marks."""
         return [
             self._marked(one, self._special if isinstance(one, Mapping) and one.get("role") == "assistant" else None)
             for one in conversation
         ]
 
     def value(self, value: Any) -> Any:
-        """Any value that a template may write, with marks: tools, documents, further variables."""
+        """Return a variable of the template with marks."""
         return self._marked(value, None)
 
     def answer(self, text: str) -> str:
-        """The beginning of an answer, with marks."""
+        """Return the beginning of an answer with marks."""
         return self._special.broken(text, self._mark)
 
     def _marked(self, value: Any, spelled: _Spelled | None) -> Any:
@@ -105,28 +104,28 @@ class ContentGuard:
         return value
 
     def marked(self, text: str) -> bool:
-        """Whether a rendered text holds marks: else it is encoded as ever."""
+        """Return True if a rendered text has marks."""
         return self._mark in text
 
     def rewritten(self, text: str) -> bool:
-        """Whether the template has written marks in another way, so that they cannot be taken out."""
+        """Return True if the template changed marks, so that they cannot be removed."""
         return text.lower().count(self._mark) != text.count(self._mark)
 
     def without_marks(self, text: str) -> str:
-        """As it was rendered without marks."""
+        """Return a rendered text without its marks."""
         return text.replace(self._mark, "")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Ids of a rendered text with marks; the control tokens that are whole in it are its own."""
+        """Return the ids of a rendered text with marks; intact control tokens are the template's."""
         own = self._any.replaced(text, lambda token: self._own + token)
         return self._encoder()(self.without_marks(own), add_special_tokens)
 
     def encode_as_text(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Ids of a text in which nothing is a control token."""
+        """Return the ids of a text without control tokens."""
         return self._encoder()(text, add_special_tokens)
 
     def spells(self, text: str) -> bool:
-        """Whether a text spells a control token."""
+        """Return True if a text contains a control token."""
         return self._any.found(text)
 
     def _encoder(self) -> Encode:
@@ -136,7 +135,7 @@ class ContentGuard:
 
 
 class _Spelled:
-    """Finds tokens as they are spelled, the longest first, and their beginnings and ends at the ends of a text."""
+    """Finds tokens in a text, the longest first, and parts of them at its start and end."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
         ordered = sorted(tokens, key=len, reverse=True)
@@ -146,15 +145,15 @@ class _Spelled:
         self._ends = frozenset(t[-n:] for t in ordered for n in range(LEAST_PART, len(t)))
 
     def found(self, text: str) -> bool:
-        """Whether a token is spelled in a text."""
+        """Return True if a text contains a token."""
         return self._pattern is not None and self._pattern.search(text) is not None
 
     def replaced(self, text: str, replace: Callable[[str], str]) -> str:
-        """Every token in a text replaced."""
+        """Replace every token in a text."""
         return text if self._pattern is None else self._pattern.sub(lambda found: replace(found[0]), text)
 
     def broken(self, text: str, mark: str) -> str:
-        """A mark behind the first character of every token, until none is left: tokens may overlap."""
+        """Insert a mark after the first character of every token, repeatedly, because tokens may overlap."""
         if self._pattern is None:
             return text
         bare = text.strip()
@@ -169,7 +168,7 @@ class _Spelled:
         return text
 
     def _part(self, text: str, parts: frozenset[str], *, at_end: bool) -> str | None:
-        """The longest of ``parts`` that a text ends or begins with."""
+        """Return the longest of ``parts`` at the start or end of a text."""
         for length in range(min(self._longest - 1, len(text)), LEAST_PART - 1, -1):
             part = text[-length:] if at_end else text[:length]
             if part in parts:
@@ -178,9 +177,9 @@ class _Spelled:
 
 
 def respelled(description: Mapping[str, Any], spellings: Mapping[str, str]) -> dict[str, Any]:
-    """A ``tokenizer.json`` in which added tokens are spelled otherwise, with the same ids.
+    """Return a ``tokenizer.json`` with other spellings of added tokens and the same ids.
 
-    What merges make of ordinary text keeps its spelling.
+    Tokens that merges produce keep their spelling.
     """
     model = dict(description["model"])
     merges = model.get("merges") or ()

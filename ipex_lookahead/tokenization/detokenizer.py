@@ -1,4 +1,4 @@
-"""The text of tokens as they come."""
+"""Streaming detokenization."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _PATIENCE = 64
 
 
 class Detokenizer:
-    """Turns token ids into text one by one, special tokens left out.
+    """Converts token ids to text one by one, without special tokens.
 
-    A character whose last byte has not come yet is held back, so all pieces together are the text of all ids. Only a
-    few ids are decoded anew each time: from the last place at which the text was whole.
+    The text of an incomplete character is delayed, so that the pieces together are the text of all ids. Each call
+    decodes only the ids since the last complete text.
 
     Args:
-        tokenizer: a ``TextTokenizer`` or a ``transformers`` tokenizer.
-        silent: ids that are left out; None = those of the special tokens.
+        tokenizer: A ``TextTokenizer`` or a tokenizer of transformers.
+        silent: Ids to skip; by default those of special tokens.
     """
 
     def __init__(self, tokenizer: Any, silent: frozenset[int] | None = None) -> None:
@@ -29,7 +29,7 @@ class Detokenizer:
         self._shown = ""
 
     def put(self, token: int) -> str:
-        """The text that this token finishes; "" for a special one, and inside a character."""
+        """Return the text that is complete with this token; "" for a special one, or inside a character."""
         if token in self._silent:
             return ""
         self._ids.append(token)
@@ -39,13 +39,13 @@ class Detokenizer:
         return self._finish(text)
 
     def end(self) -> str:
-        """What was held back."""
+        """Return the delayed text."""
         text = self._finish(str(self._decode(self._ids))) if len(self._ids) > self._shown_ids else ""
         self._ids, self._shown_ids, self._shown = [], 0, ""
         return text
 
     def _finish(self, text: str) -> str:
-        """Keep the ids of the new text: a decoder may write the first token of what it gets differently."""
+        """Return the new text and keep its ids, because a decoder may treat the first token differently."""
         new = text[len(self._shown) :]
         self._ids = self._ids[self._shown_ids :]
         self._shown_ids = len(self._ids)

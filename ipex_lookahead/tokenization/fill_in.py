@@ -1,4 +1,4 @@
-"""Fill-in-the-middle: the tokens that a vocabulary has for it, and the prompt that asks for what is missing."""
+"""Fill-in-the-middle: its tokens in a vocabulary, and its prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = (
     ("<PRE>", "<SUF>", "<MID>"),
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
 )
-"""Before the text in front of the gap, before the text behind it, and before what fills it."""
+"""Tokens before the prefix, before the suffix, and before the middle."""
 _REPOSITORY = ("<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<repo_name>")
 _SEPARATOR = ("<|file_sep|>", "<|file_separator|>", "<file_sep>")
 _ENDS = (
@@ -31,9 +31,9 @@ class FillIn:
     """The tokens of a vocabulary for fill-in-the-middle.
 
     Attributes:
-        prefix, suffix, middle: ids in front of the three parts of a prompt, in this order.
-        ends: ids that end what fills the gap, in addition to the model's own.
-        repository, separator: ids in front of a repository's and of a file's name; None where there are none.
+        prefix, suffix, middle: Ids before the three parts of a prompt, in this order.
+        ends: Ids that end the middle, in addition to the model's own.
+        repository, separator: Ids before the name of a repository and of a file, or None.
     """
 
     prefix: int
@@ -50,13 +50,13 @@ class FillIn:
         behind: str,
         files: Sequence[tuple[str, str]] = (),
     ) -> list[int]:
-        """Return the ids of a prompt: other files, the text in front of the gap, that behind it, the middle's token.
+        """Return the ids of a prompt: other files, the text before the gap, the text after it, the middle token.
 
         Args:
-            tokenizer: that of the vocabulary.
-            before: the text in front of the gap, or its ids; control tokens that a text spells are text.
-            behind: the text behind it.
-            files: name and text of other files, which llama.cpp's clients send as context.
+            tokenizer: The tokenizer of the vocabulary.
+            before: Text before the gap, or its ids; control tokens in a text are text.
+            behind: Text after the gap.
+            files: Name and text of other files, as sent by clients of llama.cpp.
         """
         begun = tokenizer.encode("", add_special_tokens=True)[:1]
         ids = begun if begun == [tokenizer.bos_token_id] else []
@@ -72,7 +72,7 @@ class FillIn:
 
 
 def fill_in_of(tokenizer: TextTokenizer) -> FillIn | None:
-    """Return the tokens for fill-in-the-middle, by the keys of a GGUF file, else by their names; None for none."""
+    """Return the tokens for fill-in-the-middle, by the keys of a GGUF file or by name, or None."""
     vocabulary, keys = tokenizer.get_vocab(), tokenizer.fill_in_ids
     parts: Sequence[int | None] = [keys.get(name) for name in ("pre", "suf", "mid")]
     if None in parts:
@@ -95,7 +95,7 @@ def _content(tokenizer: TextTokenizer, text: str) -> list[int]:
 
 
 def _behind(tokenizer: TextTokenizer, text: str) -> list[int]:
-    """The ids of a text without the space that SentencePiece puts in front of one: Code Llama was trained so."""
+    """Return the ids of a text without SentencePiece's leading space, as in the training of Code Llama."""
     line = tokenizer.encode("\n", add_special_tokens=False)
     if line[:1] == [tokenizer.get_vocab().get("▁")]:
         ids = _content(tokenizer, f"\n{text}")

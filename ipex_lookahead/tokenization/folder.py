@@ -1,6 +1,6 @@
 """The tokenizer of a Hugging Face folder: ``tokenizer.json``, or a SentencePiece ``tokenizer.model``.
 
-What a class name, an ``auto_map`` or any key not read here says has no effect: nothing in the folder is executed.
+Class names, ``auto_map`` and other keys have no effect: no code in the folder runs.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def text_from_folder(path: Path, config: Mapping[str, Any]) -> TextTokenizer | N
     """Build the tokenizer of a folder.
 
     Args:
-        path: the folder.
-        config: the model's config; ``vocab_size`` bounds the ids but those of added tokens, ``bos_token_id`` and
-            ``eos_token_id`` serve where the tokenizer's own files do not name those tokens.
+        path: The folder.
+        config: The config of the model. ``vocab_size`` is the limit of ids, except for added tokens; ``bos_token_id``
+            and ``eos_token_id`` are used if the tokenizer's files do not name these tokens.
 
     Returns:
-        A tokenizer with its chat template, if there is one; None if the folder has neither ``tokenizer.json`` nor
+        A tokenizer with its chat template, if any; None if the folder has neither ``tokenizer.json`` nor
         ``tokenizer.model``.
 
     Raises:
-        ModelFormatError: a file that is too large, malformed, or contradicts itself, another file or the config.
-        UnsupportedModelError: a kind of tokenizer that is not known.
+        ModelFormatError: A file is too large, malformed, or inconsistent with another file or the config.
+        UnsupportedModelError: An unknown kind of tokenizer.
     """
     path = Path(path)
     present = [name for name in ("tokenizer.json", "tokenizer.model") if (path / name).exists()]
@@ -63,7 +63,7 @@ class _Folder:
         self.config = config
         self.settings_file = path / "tokenizer_config.json"
         self.settings: dict[str, Any] = {}
-        for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the second has the last word
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):  # the second takes precedence
             if (path / name).exists():
                 self.settings |= load_object(path / name, MAX_SETTINGS)
 
@@ -71,7 +71,7 @@ class _Folder:
         return ModelFormatError(self.settings_file, field, None, problem)
 
     def vocabulary(self, present: list[str]) -> str:
-        """The file to read of those ``present``: the one that our own save names, else the first."""
+        """Return the file to read: the one named by our own save, else the first."""
         marker = self.settings.get(MARKER)
         named = marker.get("vocabulary") if isinstance(marker, dict) else None
         return named if named in present else present[0]
@@ -115,7 +115,7 @@ class _Folder:
             raise ModelFormatError(file, "model", None, f"sentencepiece does not take this model: {error}") from None
 
     def common(self, ids: Mapping[str, int], roles: Mapping[str, str | None]) -> dict[str, Any]:
-        """What both kinds take from the settings."""
+        """Return the settings of both kinds of tokenizer."""
         length = self.settings.get("model_max_length")
         sensible = type(length) is int and 0 < length <= 1 << 40
         extra = self.settings.get("additional_special_tokens", self.settings.get("extra_special_tokens"))
@@ -132,7 +132,7 @@ class _Folder:
         }
 
     def roles(self, ids: Mapping[str, int]) -> dict[str, str | None]:
-        """The special tokens: as the settings name them, else by the config's ids."""
+        """Return the special tokens, by the settings or by the ids of the config."""
         found: dict[str, str | None] = {}
         for role in ROLES:
             named = self.settings.get(role)
@@ -149,11 +149,11 @@ class _Folder:
                     )
             found[role] = text
         if found["pad_token"] is None:
-            found["pad_token"] = found["eos_token"]  # what pads is masked; it only has to be some token
+            found["pad_token"] = found["eos_token"]  # padding is masked: any token works
         return found
 
     def text(self, field: str, value: Any) -> str:
-        """A token, spelled as a string or as an object with ``content``."""
+        """Return a token, given as a string or as an object with ``content``."""
         text = value.get("content") if isinstance(value, dict) else value
         if not isinstance(text, str) or not text:
             raise self.fail(field, f"is {kind(value)}; it must be a token, or an object with its content")
@@ -166,7 +166,7 @@ class _Folder:
         return value
 
     def added_tokens(self, model: SentencePieceModel) -> dict[int, AddedToken]:
-        """``added_tokens_decoder`` of the settings; it may name the model's pieces, and append to them."""
+        """Return ``added_tokens_decoder`` of the settings, with pieces of the model and further tokens."""
         tokens = self.settings.get("added_tokens_decoder", {})
         if not isinstance(tokens, dict):
             raise self.fail("added_tokens_decoder", f"is {kind(tokens)}; it must be an object")
@@ -193,7 +193,7 @@ class _Folder:
         return found
 
     def chat_template(self) -> str | dict[str, str] | None:
-        """One template, or several with names: from files of their own, else the setting, else a processor's file."""
+        """Return the template, or named templates: from their files, the settings, or the file of a processor."""
         template = self.settings.get("chat_template")
         if isinstance(template, list):
             found: str | dict[str, str] | None = {
@@ -226,7 +226,7 @@ class _Folder:
 
 
 def _spaces(piece: Piece) -> bool:
-    """Whether a symbol holds spaces: sentencepiece finds it in the text that it has rewritten, and spells it so."""
+    """Return True for a symbol with spaces, which sentencepiece finds in its own normalized text."""
     return piece.type == USER_DEFINED and "▁" in piece.text
 
 

@@ -1,8 +1,8 @@
 """The tokenizer inside a GGUF file, from its metadata.
 
-Three kinds are known: ``gpt2`` (byte-level BPE with merges), ``gemma4`` (BPE on the text as it is spelled) and
-``llama`` (SentencePiece, pieces with scores). All are rebuilt from the arrays in the file. Nothing is guessed from the
-model's name; how a file without ``tokenizer.ggml.pre`` splits text follows from its vocabulary, with a warning.
+Three kinds are supported: ``gpt2`` (byte-level BPE with merges), ``gemma4`` (BPE on text) and ``llama`` (SentencePiece,
+pieces with scores). All are rebuilt from the arrays in the file. The splitting of a file without ``tokenizer.ggml.pre``
+is derived from its vocabulary, with a warning.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 MAX_ELEMENTS = 4 << 20
-"""Most numbers of an array; Python's objects take many times the bytes they have in the file."""
+"""Maximum number of elements of an array; Python objects take many times the bytes of the file."""
 _PHI_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
-"""Phi-3's SentencePiece tokenizer takes the space behind added tokens, of which the file says nothing, but not behind
-these."""
+"""Phi-3's SentencePiece tokenizer removes the space after added tokens except these; the file does not record that."""
 _GEMMA4_CONTROL = frozenset(
     {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>'}
 )
-"""Gemma 4's control tokens that llama.cpp's converter calls the user's, so that its parser sees them."""
+"""Gemma 4's control tokens that llama.cpp's converter marks as user-defined, so that its parser sees them."""
 _PREFIX = "tokenizer.ggml."
 _ROLES = {
     "bos_token": "bos_token_id",
@@ -62,23 +61,23 @@ _FILL_IN = {
     "rep": ("fim_rep_token_id",),
     "sep": ("fim_sep_token_id",),
 }
-"""llama.cpp's names of tokens for fill-in-the-middle to the keys that have their ids."""
+"""Name of a fill-in-the-middle token in llama.cpp -> keys of its id."""
 
 
 def text_from_gguf(metadata: Mapping[str, Any], file: str | PathLike[str]) -> TextTokenizer:
     """Build the tokenizer of a GGUF file.
 
     Args:
-        metadata: the file's keys and values; scalars as Python's, arrays as lists or numpy arrays.
-        file: the file's name, for messages.
+        metadata: Keys and values of the file; arrays are lists or numpy arrays.
+        file: Name of the file, for messages.
 
     Returns:
         A tokenizer with its special tokens, and its chat template if the file has one.
 
     Raises:
-        ModelFormatError: tokens missing, empty or duplicated; arrays of different lengths; merges that are not two
-            known tokens that make a third; special ids outside the vocabulary; values of a wrong type.
-        UnsupportedModelError: a tokenizer or pre-tokenizer that is not known; the message lists the known ones.
+        ModelFormatError: Missing, empty or duplicate tokens; arrays of different lengths; merges that do not combine
+            two tokens to a third; special ids outside of the vocabulary; values of a wrong type.
+        UnsupportedModelError: An unknown tokenizer or pre-tokenizer; the message lists the known ones.
     """
     return _Reader(metadata, file).tokenizer()
 
@@ -116,7 +115,7 @@ class _Reader:
         return made
 
     def fill_in_ids(self) -> dict[str, int]:
-        """The tokens for fill-in-the-middle that the file names, by today's keys or by the first ones."""
+        """Return the fill-in-the-middle tokens of the file, by current or earlier keys."""
         found: dict[str, int] = {}
         for name, keys in _FILL_IN.items():
             ids = [i for key in keys if (i := self.special_id(key)) is not None]
@@ -125,7 +124,7 @@ class _Reader:
         return found
 
     def byte_pair(self) -> TextTokenizer:
-        """``gpt2``: tokens spelled in the byte alphabet, and merges in order of rank."""
+        """Build ``gpt2``: tokens in the byte alphabet, and merges in order of rank."""
         name = self.scalar("pre", str) or self.implied()
         if name not in SPLITTINGS:
             raise UnsupportedModelError(
@@ -137,7 +136,7 @@ class _Reader:
         return self.with_added(byte_level_bpe(vocabulary, merges, splitting, self.bad_merges), bos=splitting.bos)
 
     def implied(self) -> str:
-        """Return the splitting of a file that names none, as files of early 2024 do, and warn."""
+        """Return the splitting of a file without a name for it, such as files of early 2024, and warn."""
         name = implied_splitting(self.metadata.get("general.architecture"), self.tokens)
         if name is not None:
             _log.warning(
@@ -145,14 +144,14 @@ class _Reader:
             )
             return name
         _log.warning(
-            "%s: tokenizer.ggml.pre is missing, and nothing else in the file says how text is split: %r is taken, and"
-            " tokens may be others than the model was trained with; convert the model again with a llama.cpp of today",
+            "%s: tokenizer.ggml.pre is missing, and the splitting cannot be derived from the file: %r is used, and"
+            " tokens may differ from the training of the model; convert the model again with a current llama.cpp",
             self.file, "default",
         )  # fmt: skip
         return "default"
 
     def spelled(self) -> TextTokenizer:
-        """``gemma4``: tokens as they are spelled, "▁" for spaces, and merges in order of rank."""
+        """Build ``gemma4``: tokens of text, "▁" for spaces, and merges in order of rank."""
         for i, token in enumerate(self.tokens):
             if token in _GEMMA4_CONTROL and self.types[i] == USER_DEFINED:
                 self.types[i] = CONTROL
@@ -161,7 +160,7 @@ class _Reader:
         return self.with_added(core, bos=False)
 
     def merged(self) -> tuple[dict[str, int], list[Pair]]:
-        """Tokens, checked, and merges."""
+        """Return the vocabulary and the merges."""
         vocabulary = {token: i for i, token in enumerate(self.tokens)}
         if len(vocabulary) != len(self.tokens):
             twice = next(token for i, token in enumerate(self.tokens) if vocabulary[token] != i)
@@ -169,7 +168,7 @@ class _Reader:
         return vocabulary, merge_pairs(self.strings("merges"), vocabulary, self.bad_merges)
 
     def with_added(self, core: Tokenizer, *, bos: bool) -> TextTokenizer:
-        """The tokenizer on ``core``; ``bos``: whether it begins a text with one where the file does not say."""
+        """Return the tokenizer on ``core``; ``bos`` is the default of ``add_bos_token``."""
         special, ordinary = self.added_tokens()
         core.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
         core.add_tokens([AddedToken(t, special=False, normalized=False) for t in ordinary])
@@ -178,7 +177,7 @@ class _Reader:
         return BytePairText(core, self.options(self.roles(), bos=before, eos=bool(add_eos)))
 
     def sentencepiece(self) -> TextTokenizer:
-        """``llama``: pieces with scores, merged best score first, bytes for what has no piece."""
+        """Build ``llama``: pieces with scores, merged by the best score, with byte fallback."""
         scores = self.numbers("scores", float)
         if scores is None:
             raise self.fail("scores", "is missing")
@@ -215,7 +214,7 @@ class _Reader:
             raise self.fail("tokens", f"sentencepiece does not take this model: {error}") from None
 
     def options(self, roles: Mapping[str, str], *, bos: bool, eos: bool) -> dict[str, Any]:
-        """The options of both kinds of tokenizer."""
+        """Return the options of both kinds of tokenizer."""
         return {
             "add_bos_token": bos and "bos_token" in roles,
             "add_eos_token": eos and "eos_token" in roles,
@@ -225,18 +224,18 @@ class _Reader:
         }
 
     def added_tokens(self) -> tuple[list[str], list[str]]:
-        """Control tokens, and user-defined ones, in order of id."""
+        """Return control tokens and user-defined tokens in order of id."""
         by_type = [[t for t, kind in zip(self.tokens, self.types, strict=True) if kind == wanted and t]
                    for wanted in (CONTROL, USER_DEFINED)]  # fmt: skip
         check_added(by_type[0] + by_type[1], MAX_PIECE_BYTES, partial(self.fail, "token_type"))
         return by_type[0], by_type[1]
 
     def roles(self) -> dict[str, str]:
-        """The special tokens by ``transformers``' names."""
+        """Return the special tokens by the names of transformers."""
         ids = {role: self.special_id(key) for role, key in _ROLES.items()}
         found = {role: self.tokens[i] for role, i in ids.items() if i is not None}
         if "pad_token" not in found and "eos_token" in found:
-            found["pad_token"] = found["eos_token"]  # what pads is masked; it only has to be some token
+            found["pad_token"] = found["eos_token"]  # padding is masked: any token works
         return found
 
     def special_id(self, key: str) -> int | None:
@@ -246,7 +245,7 @@ class _Reader:
         return value
 
     def chat_template(self) -> str | dict[str, str] | None:
-        """One template, or where ``tokenizer.chat_templates`` names more, all by name."""
+        """Return the template, or all by name if ``tokenizer.chat_templates`` lists more."""
         template = self.template("tokenizer.chat_template")
         if "tokenizer.chat_templates" not in self.metadata:
             return template
@@ -275,7 +274,7 @@ class _Reader:
         return value
 
     def numbers(self, key: str, kind: type[Value]) -> list[Value] | None:
-        """An array as long as the tokens, or None where there is none."""
+        """Return an array with one element for each token, or None if it is missing."""
         if _PREFIX + key not in self.metadata:
             return None
         value = self.array(key)
@@ -286,7 +285,7 @@ class _Reader:
         return value
 
     def octets(self, key: str) -> bytes:
-        """An array of bytes, signed or unsigned; empty where there is none."""
+        """Return an array of signed or unsigned bytes; empty if it is missing."""
         value = self.array(key) if _PREFIX + key in self.metadata else []
         if not all(type(item) is int and -128 <= item <= 255 for item in value):
             raise self.fail(key, "must be an array of bytes")
@@ -297,7 +296,7 @@ class _Reader:
         if (size := getattr(value, "size", 0)) > MAX_ELEMENTS:
             raise self.fail(key, f"has {size} numbers; at most {MAX_ELEMENTS} are read")
         if hasattr(value, "tolist"):
-            value = value.tolist()  # numpy's scalars become Python's
+            value = value.tolist()  # Python scalars instead of numpy's
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
             raise self.fail(key, "is missing" if value is None else "must be an array")
         return list(value)

@@ -1,8 +1,8 @@
-"""How much longer a tokenizer may make a text.
+"""Limits on the growth of a text in a tokenizer.
 
-A file describes its pipeline in parts, and parts multiply: ten that each write two letters for one make a thousand of
-every letter. The library would run out of memory, which ends the process. So only parts that write little, as those of
-real tokenizers do, run in this process; others run in one of their own, where the memory is limited.
+A file describes its pipeline in parts, and their growth multiplies: ten parts that double each letter make a thousand
+of one. The library would exhaust the memory and end the process. Therefore only parts with a small growth, as in real
+tokenizers, run in this process; others run in a process with limited memory.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Any
 from ipex_lookahead.errors import ModelFormatError
 
 MOST_GROWTH = 16
-"""Bytes for one that the parts of a file may come to in this process, one after the other."""
+"""Maximum growth in bytes of all parts of a file together, in this process."""
 MOST_WRITTEN = 4
-"""Bytes for one that one of them may write."""
+"""Maximum growth of one part."""
 MOST_PREPENDED = 16
 MOST_PARTS = 32
 """Each part is a pass over the whole text."""
 MOST_ADDED = 4096
-"""Tokens, or bytes, that may come beside those of the text itself."""
+"""Maximum number of tokens or bytes in addition to those of the text."""
 LONGEST_SPELLED = 256
-"""Characters of a token that Python looks for in a text: at every place it may have to try each shorter length."""
+"""Maximum characters of a token that Python searches for: it may try every shorter length at every position."""
 MOST_ADDED_TOKENS = 1 << 16
 MOST_ADDED_CHARACTERS = 1 << 20
-"""In all added tokens: the automaton that looks for them takes hundreds of bytes for each."""
+"""Maximum total length of added tokens: the automaton that finds them takes hundreds of bytes per character."""
 
 _log = logging.getLogger(__name__)
 _FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 
 _TOKENS_PER_CHARACTER = 64
-"""Above what any text comes to: U+FDFA in form KC, with "▁" for its spaces, is 39 bytes."""
+"""An upper bound: U+FDFA in form KC, with "▁" for its spaces, has 39 bytes."""
 
 
 def leaves(part: Mapping[str, Any] | None, members: str) -> Iterator[Mapping[str, Any]]:
-    """The parts that are no sequence, in order; ``members`` is the key of a sequence's parts."""
+    """Yield the parts that are not sequences; ``members`` is the key of the parts of a sequence."""
     if part is not None:
         if part["type"] == "Sequence":
             for member in part[members]:
@@ -47,10 +47,10 @@ def leaves(part: Mapping[str, Any] | None, members: str) -> Iterator[Mapping[str
 
 
 def stays_short(parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether parts that are run one after the other make a text at most ``MOST_GROWTH`` times as long.
+    """Return True if consecutive parts make a text at most ``MOST_GROWTH`` times as long.
 
-    Two may write up to four bytes for one, as "▁" for a space and GPT-2's letters for bytes do, and Unicode's forms go
-    before them: their growth is the text's own. What else may be harmless runs in a process of its own.
+    Two parts may write up to four bytes for one, such as "▁" for a space and GPT-2's letters for bytes. Unicode forms
+    must be before them. Other combinations may be harmless, but run in another process.
     """
     longer = 0
     for part in parts:
@@ -62,10 +62,12 @@ def stays_short(parts: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _written(part: Mapping[str, Any]) -> float:
-    """The most bytes that a part writes for one."""
+    """Return the maximum growth of a part."""
     name = part["type"]
     if name == "Replace":
-        pattern = part.get("pattern", {}).get("String", "?")  # an expression that matches nothing runs apart
+        pattern = part.get("pattern", {}).get(
+            "String", "?"
+        )  # an expression with an empty match runs in another process
         return _size(part.get("content", "")) / _size(pattern)
     if name == "Prepend":  # once before a text
         return 1 if _size(part.get("prepend", "")) <= MOST_PREPENDED else MOST_GROWTH
@@ -77,9 +79,9 @@ def _size(text: str) -> int:
 
 
 def note_unproducible(file: str | PathLike[str], tokens: Iterable[str], rows: int) -> None:
-    """Warn of added tokens whose ids are beyond a model's embedding of ``rows`` rows, as padding tokens often are.
+    """Warn of added tokens with ids beyond a model's embedding of ``rows`` rows, such as padding tokens.
 
-    The model runs: no logit stands for them. A prompt that holds one is an error of the request.
+    The model has no logits for them. A prompt with such a token is an error of the request.
     """
     if found := list(tokens):
         shown = ", ".join(repr(token[:40]) for token in found[:4]) + (", ..." if len(found) > 4 else "")
@@ -91,7 +93,7 @@ def note_unproducible(file: str | PathLike[str], tokens: Iterable[str], rows: in
 
 
 def check_added(tokens: Sequence[str], longest: int, fail: Callable[[str], Exception]) -> None:
-    """Raise what ``fail`` makes of a problem where tokens to look for in a text are too many or too long."""
+    """Raise ``fail(problem)`` if there are too many added tokens, or they are too long."""
     if len(tokens) > MOST_ADDED_TOKENS:
         raise fail(f"{len(tokens)} tokens are to be found as they are spelled; {MOST_ADDED_TOKENS} are the most")
     if any(len(token) > longest for token in tokens):
@@ -102,12 +104,12 @@ def check_added(tokens: Sequence[str], longest: int, fail: Callable[[str], Excep
 
 
 def most_ids(text: str) -> int:
-    """More tokens than any text of that length comes to."""
+    """Return an upper bound of the number of tokens of a text."""
     return _TOKENS_PER_CHARACTER * len(text) + MOST_ADDED
 
 
 def check_ids(text: str, ids: Sequence[int]) -> None:
-    """Raise ModelFormatError where a text has come to more tokens than any text may."""
+    """Raise ModelFormatError if a text has more tokens than its upper bound."""
     if len(ids) > (most := most_ids(text)):
         problem = f"made {len(ids)} tokens of {len(text)} characters; at most {most} are taken"
         raise ModelFormatError("tokenizer", "encoding", None, problem)

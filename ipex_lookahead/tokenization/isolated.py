@@ -1,9 +1,8 @@
-"""A tokenizer of any parts that the ``tokenizers`` library has, in a process that may die without taking ours along.
+"""Tokenizers with any parts of the ``tokenizers`` library, in another process.
 
-A regular expression from a file can take for ever, a normaliser's table can lead astray, and a failed allocation ends
-the process in which the library runs. So a pipeline with such parts runs in a worker (``process.py``) that the kernel
-limits, started when the tokenizer is made and kept. When it dies, that text or those ids are an error, and the next
-call starts another. It ends with its parent; a fork starts its own.
+A regular expression in a file may not terminate, the table of a normalizer may be invalid, and a failed allocation ends
+the process. Therefore such a pipeline runs in a worker (``process.py``) with limits of the kernel. If the worker dies,
+the call is an error, and the next call starts another worker. The worker ends with its parent; a fork starts its own.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ if TYPE_CHECKING:
 
 SECONDS = 2.0
 SECONDS_PER_BYTE = 20e-6
-"""Processor time for a text or ids, beside the above: fifty times what a real tokenizer takes."""
+"""Further processor time per byte of a text or ids: fifty times that of a real tokenizer."""
 SECONDS_TO_LOAD = 10.0
 LOAD_SECONDS_PER_BYTE = 1e-6
 MEMORY = 1 << 30
 MEMORY_PER_BYTE = 48
-"""Address space of the worker for each byte of the description, beside the above."""
+"""Further address space of the worker per byte of the description."""
 
 
 class TokenizerProcess(KeptWorker):
     """The worker of one tokenizer.
 
     Args:
-        description: what the library makes the tokenizer of.
-        file: its name, for messages.
+        description: JSON of the tokenizer.
+        file: Name of the file, for messages.
     """
 
     def __init__(self, description: str, file: File) -> None:
-        """Raises ModelFormatError where the library does not take it, InputError where no process can be started."""
+        """Start the worker. Raises ModelFormatError for an invalid description, InputError if no process can start."""
         super().__init__()
         self._description, self._file = description, file
         self._memory = MEMORY + MEMORY_PER_BYTE * len(description)
@@ -54,15 +53,15 @@ class TokenizerProcess(KeptWorker):
             self._running()
 
     def request(self, question: dict[str, Any], size: int, doing: str) -> Any:
-        """The answer to a question of ``worker.Tokenizer.answer``.
+        """Return the answer of ``worker.Tokenizer.answer``.
 
         Args:
-            question: without its time.
-            size: bytes of what it is about.
+            question: The request, without its time limit.
+            size: Size of the text or ids in bytes.
             doing: "encoding" or "decoding", for messages.
 
         Raises:
-            ModelFormatError: the library fails, or takes more than it may, or no process can be started.
+            ModelFormatError: The library fails or exceeds a limit, or no process can be started.
         """
         seconds = SECONDS + SECONDS_PER_BYTE * size
         message = json.dumps(question | {"seconds": seconds}, ensure_ascii=False).encode("utf-8")
@@ -100,16 +99,15 @@ class TokenizerProcess(KeptWorker):
 
 
 class IsolatedText(TextTokenizer):
-    """A tokenizer whose text goes through a worker.
+    """A tokenizer that runs in a worker.
 
     Args:
-        pipeline: what it is made of.
-        options: see :class:`TextTokenizer`. Where it says nothing of bos and eos, the pipeline's own way of adding them
-            is kept.
+        pipeline: The checked tokenizer.
+        options: See :class:`TextTokenizer`. Without flags for bos and eos, the post-processor of the pipeline is kept.
     """
 
     def __init__(self, pipeline: Pipeline, options: Mapping[str, Any]) -> None:
-        """Raises ModelFormatError where the library does not take the pipeline."""
+        """Start the worker. Raises ModelFormatError if the library rejects the pipeline."""
         super().__init__(options)
         added: list[dict[str, Any]] = list(pipeline.description["added_tokens"])
         known = {token["content"] for token in added}
@@ -131,12 +129,10 @@ class IsolatedText(TextTokenizer):
         self._process = TokenizerProcess(self._description, pipeline.file)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """See :class:`TextTokenizer`."""
         return _encoded(self._process, text, add_special_tokens)
 
     @property
     def added_tokens(self) -> Mapping[str, bool]:
-        """See :class:`TextTokenizer`."""
         return self._added
 
     def _respelled(self, spellings: Mapping[str, str]) -> Encode:
@@ -145,14 +141,12 @@ class IsolatedText(TextTokenizer):
         return lambda text, special: _encoded(process, text, special)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """See :class:`TextTokenizer`."""
         ids = [int(i) for i in token_ids]
         most = MOST_ADDED + MOST_GROWTH * self._longest * len(ids)
         question = {"ids": ids, "skip": skip_special_tokens, "most": most}
         return str(self._process.request(question, 8 * len(ids), "decoding"))
 
     def get_vocab(self) -> dict[str, int]:
-        """See :class:`TextTokenizer`."""
         return dict(self._vocab)
 
     def _token_id(self, token: str) -> int | None:
@@ -160,21 +154,18 @@ class IsolatedText(TextTokenizer):
 
     @property
     def silent_ids(self) -> frozenset[int]:
-        """See :class:`TextTokenizer`."""
         return self._silent
 
     def for_transformers(self) -> PreTrainedTokenizerBase:
-        """See :class:`TextTokenizer`.
+        """Return a transformers tokenizer that runs each text in the worker first, then in this process.
 
-        What it is given goes through the worker first, and then through the library in this process: all that
-        transformers offers works, and takes no more than the worker was allowed to take.
+        So all functions of transformers work, within the limits of the worker.
         """
         from ipex_lookahead.tokenization.tokenizers import RehearsedTokenizer
 
         return RehearsedTokenizer.of(self, self._description, self._options)
 
     def save_pretrained(self, folder: str) -> None:
-        """See :class:`TextTokenizer`."""
         (Path(folder) / "tokenizer.json").write_text(self._description, encoding="utf-8")
         write_settings(folder, FAST, self._options)
 

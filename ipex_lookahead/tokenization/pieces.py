@@ -1,4 +1,4 @@
-"""What both kinds of tokenizer are made of: a loaded SentencePiece model, and the mark in a folder that names it."""
+"""A loaded SentencePiece model, for both kinds of tokenizer, and the marker of a saved one."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import sentencepiece
 from ipex_lookahead.tokenization.growth import check_ids
 
 MARKER = "ipex_lookahead"
-"""Key of ``tokenizer_config.json``: an object whose ``vocabulary`` is the file that this package reads first."""
+"""Key of ``tokenizer_config.json``: an object with ``vocabulary``, the file that this package reads first."""
 
 
 class Pieces:
-    """A SentencePiece model, loaded: text without special tokens to ids, and ids to text.
+    """A loaded SentencePiece model, without special tokens.
 
     Args:
-        model: a serialised model that ``sentencepiece_model.py`` has checked.
+        model: A serialized model, checked by ``sentencepiece_model.py``.
 
     Attributes:
-        model: those bytes.
-        texts: the pieces, by id.
+        model: The serialized model.
+        texts: Piece of each id.
     """
 
     def __init__(self, model: bytes) -> None:
-        """Raises RuntimeError where the sentencepiece package does not take the model."""
+        """Load the model. Raises RuntimeError if the sentencepiece package rejects it."""
         self.model = model
         self.processor = sentencepiece.SentencePieceProcessor()
         self.processor.LoadFromSerializedProto(model)
@@ -33,19 +33,19 @@ class Pieces:
         self._dummy_prefix = bool(probe) and self.texts[probe[0]].startswith("▁")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, special tokens in it not recognised."""
+        """Return the ids of a text; special tokens in it are text."""
         ids: list[int] = list(self.processor.encode(text))
         check_ids(text, ids)
         return ids
 
     def decode(self, ids: Sequence[int], added: Mapping[int, str]) -> str:
-        """Runs of ordinary pieces through sentencepiece, added tokens as they are spelled; unknown ids left out."""
+        """Return the text of pieces and added tokens; unknown ids are skipped."""
         parts: list[str] = []
         run: list[int] = []
 
         def flush() -> None:
             if run:
-                # sentencepiece drops the dummy prefix of what it decodes; only the first run of a text has one to drop.
+                # sentencepiece removes a dummy prefix from each run; only the first run has one.
                 space = " " if parts and self._dummy_prefix and self.texts[run[0]].startswith("▁") else ""
                 parts.append(space + str(self.processor.decode(run)))
                 run.clear()

@@ -1,4 +1,4 @@
-"""A process of its own for what comes from outside (``worker.py``): started, sent requests, and seen to its end."""
+"""Worker processes for untrusted input (``worker.py``): start, requests and end."""
 
 from __future__ import annotations
 
@@ -20,40 +20,39 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.cgroups import address_space
 
 _ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
-"""All that the worker gets to see of the environment: what starting Python takes, and the time zone."""
+"""Environment variables of the worker: those for starting Python, and the time zone."""
 _ONE_THREAD = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
 
 _PATIENCE = 20.0
-"""Seconds, beside ten times its own limit, until a worker is given up that neither answers nor reaches that limit (a
-machine near standstill)."""
+"""Seconds to wait for a worker in addition to ten times its own limit, for an overloaded machine."""
 
 
 def spoken_memory(most: int) -> str:
-    """What a worker that is given ``most`` bytes may have, in words: a hard limit that stands already may be lower."""
+    """Return the memory limit of a worker as text; an existing hard limit may be lower than ``most`` bytes."""
     _, hard = address_space()
     return f"{most >> 20} MiB" if hard is None or hard >= most else f"the {hard >> 20} MiB that ulimit -v leaves"
 
 
 class Stopped(Exception):
-    """The process is gone, or was given up; says what it was stopped by."""
+    """The process has ended, or did not answer in time; the message has the reason."""
 
 
 class Link:
-    """A connection to a process that answers messages of JSON, each behind eight bytes of length."""
+    """A connection to a process that answers JSON messages, each after eight bytes with its length."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
 
     def send(self, message: bytes) -> None:
-        """Send a message. Raises OSError where the other end is gone."""
+        """Send a message. Raises OSError if the process has ended."""
         self._socket.sendall(len(message).to_bytes(8, "little") + message)
 
     def request(self, question: bytes, patience: float) -> dict[str, Any]:
-        """The answer to a message.
+        """Send a message and return the answer.
 
         Raises:
-            TimeoutError: none came within ``patience`` seconds.
-            OSError: the other end is gone, or this one was closed.
+            TimeoutError: There was no answer within ``patience`` seconds.
+            OSError: The process has ended, or the connection was closed.
         """
         deadline = time.monotonic() + patience
         self._socket.settimeout(patience)
@@ -73,11 +72,11 @@ class Link:
         return found
 
     def hand_over(self, other: socket.socket) -> None:
-        """Give the process at the other end a socket of ours. Raises OSError where it is gone."""
+        """Send a socket to the process. Raises OSError if it has ended."""
         socket.send_fds(self._socket, [b"+"], [other.fileno()])
 
     def hang_up(self) -> None:
-        """End the connection, also for a thread that waits for an answer: it gets an OSError."""
+        """Shut the connection down; a thread that waits for an answer raises OSError."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -87,15 +86,15 @@ class Link:
 
 
 class Worker:
-    """A running ``worker.py``. For one thread at a time; ends with this object, and with the process that made it.
+    """A running ``worker.py``, for one thread at a time. It ends with this object and with the parent process.
 
     Args:
-        purpose: what it is for, for messages.
-        instead: what to do where no process can be started.
+        purpose: Its purpose, for messages.
+        instead: Hint for the error if no process can be started.
     """
 
     def __init__(self, purpose: str, instead: str) -> None:
-        """Raises InputError where no process can be started."""
+        """Start the process. Raises InputError if that fails."""
         script = Path(__file__).with_name("worker.py")
         ours, theirs = socket.socketpair()
         self._link = Link(ours)
@@ -107,24 +106,24 @@ class Worker:
                     stdout=theirs.fileno(),
                     stderr=subprocess.PIPE,
                     env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | _ONE_THREAD,
-                    start_new_session=True,  # Ctrl-C in a terminal is for the caller alone
+                    start_new_session=True,  # Ctrl-C in a terminal must not reach it
                 )
         except OSError as error:
             self._link.close()
             raise InputError(f"no Python process for {purpose} could be started: {error}", hint=instead) from None
         self.close = weakref.finalize(self, _end, self._link, self._process, os.getpid())
-        """Ends the process; also done when this object goes, and at the interpreter's end."""
+        """Ends the process; also called when this object is deleted, and at exit."""
 
     def request(self, question: bytes, seconds: float, limits: str) -> dict[str, Any]:
-        """The answer to a message of JSON.
+        """Send a JSON message and return the answer.
 
         Args:
-            question: the message.
-            seconds: processor time that the worker takes for it at most.
-            limits: in words, what it is stopped by.
+            question: The message.
+            seconds: Processor time limit of the request.
+            limits: The limits of the worker, for messages.
 
         Raises:
-            Stopped: the process ended without an answer, or did not give one in time; it is gone then.
+            Stopped: The process ended without an answer, or did not answer in time and was ended.
         """
         patience = patience_for(seconds)
         try:
@@ -132,19 +131,19 @@ class Worker:
         except TimeoutError:
             self.close()
             raise Stopped(f"did not finish within {patience:g} s") from None
-        except OSError:  # a broken connection: the process is dead or about to be
+        except OSError:  # the process has ended or is ending
             raise Stopped(self._last_words(limits)) from None
-        except BaseException:  # a Ctrl-C here would leave half an answer behind
+        except BaseException:  # Ctrl-C here would leave half an answer in the socket
             self.close()
             raise
 
     def send(self, message: bytes) -> None:
-        """Send a message to which there is no answer."""
-        with contextlib.suppress(OSError):  # that a worker is dead shows at the next question
+        """Send a message without an answer."""
+        with contextlib.suppress(OSError):  # the next request detects an ended worker
             self._link.send(message)
 
     def branch(self) -> Link:
-        """A connection to a process that is forked from this one. Raises OSError where this one is gone."""
+        """Return a connection to a process forked from this one. Raises OSError if this one has ended."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -156,38 +155,35 @@ class Worker:
 
     @property
     def runs(self) -> bool:
-        """Whether the process has not ended yet."""
+        """Whether the process is running."""
         return self._process.poll() is None
 
     def _last_words(self, limits: str) -> str:
-        """Why the process ended."""
+        """Return the reason for the end of the process."""
         try:
-            _, said = self._process.communicate(timeout=_PATIENCE)
+            _, errors = self._process.communicate(timeout=_PATIENCE)
         except subprocess.TimeoutExpired:
-            said = b""
+            errors = b""
         status = self._process.returncode
         self.close()
         if status is not None and status < 0:
             return stopped_by(-status, limits)
-        reason = said.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit status {status}"]
+        reason = errors.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit status {status}"]
         return f"could not be run: {reason[0]}"
 
     def disown(self) -> None:
-        """After a fork, in the child: the process is the parent's, and must not live on through us."""
+        """Close the connection after a fork, in the child: the process belongs to the parent."""
         self.close()
-        self._process.returncode = 0  # else Popen says that it still runs
+        self._process.returncode = 0  # otherwise Popen warns that it is running
 
 
 class KeptWorker(ABC):
-    """A worker that is kept, and started anew where it has ended. For any number of threads; they wait for each other.
-
-    A fork starts its own.
-    """
+    """A worker that is reused, and restarted after it has ended. Threads take turns; a fork starts its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._worker: Worker | None = None
-        reference = weakref.ref(self)  # Python keeps what it calls for ever
+        reference = weakref.ref(self)  # register_at_fork keeps its functions forever
 
         def after_fork() -> None:
             if (kept := reference()) is not None:
@@ -198,10 +194,10 @@ class KeptWorker(ABC):
 
     @abstractmethod
     def _running(self) -> Worker:
-        """The worker, started if there is none. The lock is held."""
+        """Return the worker, started if necessary. The caller holds the lock."""
 
     def _request(self, worker: Worker, question: bytes, seconds: float, limits: str) -> dict[str, Any]:
-        """See ``Worker.request``. The lock is held."""
+        """Call ``Worker.request``. The caller holds the lock."""
         try:
             return worker.request(question, seconds, limits)
         finally:
@@ -209,7 +205,7 @@ class KeptWorker(ABC):
                 self._worker = None
 
     def _forked(self) -> None:
-        """In the child: another thread may have held the lock, and the worker is the parent's."""
+        """Reset the lock and the worker in the child of a fork."""
         self._lock = threading.Lock()
         worker, self._worker = self._worker, None
         if worker is not None:
@@ -217,18 +213,18 @@ class KeptWorker(ABC):
 
 
 def patience_for(seconds: float) -> float:
-    """Seconds until a process is given up that may take so much processor time."""
+    """Return the seconds to wait for a process with this limit of processor time."""
     return _PATIENCE + 10 * seconds
 
 
 def stopped_by(number: int, limits: str) -> str:
-    """What is said of a process that a signal of that number has ended, which has these limits."""
+    """Return the message for a process with these limits that a signal ended."""
     stopped = "" if number in (signal.SIGPROF, signal.SIGABRT) else f" (signal {number})"
     return f"was stopped{stopped}: it takes more than {limits}"
 
 
 def importable() -> list[str]:
-    """Where a worker finds its packages: not in the current folder."""
+    """Return the import path of a worker, without the current folder."""
     return [folder for folder in sys.path if os.path.isabs(folder)]
 
 
@@ -238,6 +234,6 @@ def _end(link: Link, process: subprocess.Popen[bytes], owner: int) -> None:
         process.stderr.close()
     if os.getpid() == owner:
         if hasattr(os, "killpg") and process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # and those that it has forked
+            os.killpg(process.pid, signal.SIGKILL)  # also its forks
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""What a user's text becomes before it is given to the model."""
+"""Prompts of conversations."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 LLAMA2_VOCABULARY = 32000
-"""Llama-2's vocabulary size, which its descendants without a chat template share."""
+"""Size of Llama-2's vocabulary, also of derived models without a chat template."""
 
 
 def llama2_prompt(user: str, system: str | None = None) -> str:
-    """The format that Llama-2's chat models were trained on, for one turn; the tokenizer adds ``<s>``.
+    """Return one turn in the format of Llama-2's chat models; the tokenizer adds ``<s>``.
 
     Source: Touvron et al., Llama 2, 2023, and the reference code published with it.
     """
@@ -26,7 +26,7 @@ def llama2_prompt(user: str, system: str | None = None) -> str:
 
 
 def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: str | None = None) -> list[int]:
-    """Token ids of the prompt for one turn, ``text`` being the user's, after ``system`` if given: see below."""
+    """Return :func:`conversation_prompt` for one message of the user, after ``system`` if given."""
     first = [] if system is None else [{"role": "system", "content": system}]
     return conversation_prompt(tokenizer, config, [*first, {"role": "user", "content": text}])
 
@@ -37,25 +37,25 @@ def conversation_prompt(
     messages: Sequence[Mapping[str, str]],
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of the prompt for an answer to the last of some messages, which is the user's.
+    """Return the token ids of the prompt for an answer to the last message, which is the user's.
 
-    The tokenizer's chat template if it has one, the assistant's opening included; else Llama-2's format for Llama
-    models with its vocabulary: each question in a [INST] of its own, each answer closed by the end token; else the
-    texts as they stand, a line each, after the system message and an empty line. With a ``TextTokenizer`` control
-    tokens that the texts spell are text (:mod:`ipex_lookahead.tokenization.content`).
+    The prompt is the tokenizer's chat template with the start of an answer; without one, Llama-2's format for Llama
+    models with its vocabulary, with each question in [INST] and an end token after each answer; else the texts, one per
+    line, after the system message and an empty line. With a ``TextTokenizer``, control tokens in messages are text
+    (:mod:`ipex_lookahead.tokenization.content`).
 
     Args:
-        tokenizer: a ``TextTokenizer`` or a ``transformers`` tokenizer.
-        config: the model's config, with ``model_type`` and ``vocab_size``.
-        messages: perhaps one of the system first, then the user's and the assistant's in turn.
-        variables: further ones of the chat template, such as ``enable_thinking``.
+        tokenizer: A ``TextTokenizer`` or a tokenizer of transformers.
+        config: The config of the model, with ``model_type`` and ``vocab_size``.
+        messages: An optional system message, then alternating messages of user and assistant.
+        variables: Further variables of the chat template, such as ``enable_thinking``.
 
     Raises:
-        InputError: the chat template refuses the messages (some know no system message), or a text is not Unicode.
-        ModelFormatError: the chat template is faulty, or exceeds its budget.
+        InputError: The chat template rejects the messages (some have no system message), or a text is not Unicode.
+        ModelFormatError: The chat template is faulty, or exceeds a limit.
     """
     if has_surrogate([message["content"] for message in messages]):  # bytes on a command line that are not UTF-8
-        raise InputError("the text holds a lone surrogate, which is no character; it must be valid UTF-8")
+        raise InputError("the text holds a lone surrogate, which is not a character; it must be valid UTF-8")
     own = isinstance(tokenizer, TextTokenizer)
     if getattr(tokenizer, "chat_template", None):
         given = {**(variables or {}), "add_generation_prompt": True}
@@ -78,13 +78,10 @@ def conversation_prompt(
 
 
 def turn_openings(tokenizer: TextTokenizer) -> list[list[int]]:
-    """The tokens that a chat template writes just before the user's text, such as those of ``<|im_start|>user``.
+    """Return the tokens that a chat template writes before the user's text, such as those of ``<|im_start|>user``.
 
-    One sequence is found between turns, and one after a system prompt where that is another. A sequence of one or two
-    tokens that ordinary text may hold is left out.
-
-    Returns:
-        Empty where there is no template, or it shows none.
+    There is one sequence between turns, and another one after a system prompt if that differs. Sequences of one or two
+    ordinary tokens are skipped.
     """
     if not tokenizer.chat_template:
         return []
@@ -94,14 +91,14 @@ def turn_openings(tokenizer: TextTokenizer) -> list[list[int]]:
     for roles in (("user", "assistant", "user"), ("system", "user")):
         texts = [[_PROBES[0]] * len(roles) for _ in range(3)]
         texts[1][0] = texts[2][-1] = _PROBES[1]
-        said = [[{"role": r, "content": t} for r, t in zip(roles, one, strict=True)] for one in texts]
+        conversations = [[{"role": r, "content": t} for r, t in zip(roles, one, strict=True)] for one in texts]
         try:
-            ids, other_first, other_last = tokenizer.prompts_of(said)
-        except LookaheadError:  # a template may refuse a system message
+            ids, other_first, other_last = tokenizer.prompts_of(conversations)
+        except LookaheadError:  # a template may reject a system message
             continue
-        end = _alike(ids, other_last)  # where the last message's text begins
+        end = _alike(ids, other_last)  # start of the last message's text
         if roles[0] == "system":
-            first = len(ids) - _alike(ids[::-1], other_first[::-1])  # where the first message's text ends
+            first = len(ids) - _alike(ids[::-1], other_first[::-1])  # end of the first message's text
         else:
             first = end - _alike(ids[:end][::-1], ids[: _alike(ids, other_first)][::-1])
         opening = ids[first:end]
@@ -113,7 +110,7 @@ def turn_openings(tokenizer: TextTokenizer) -> list[list[int]]:
 
 
 def turn_starts(ids: npt.NDArray[np.int32], openings: Sequence[Sequence[int]]) -> list[int]:
-    """Where the user's texts begin in a prompt, int32 [n], ascending, by its template's :func:`turn_openings`."""
+    """Return the ascending start positions of the user's texts in a prompt, int32 [n]; see :func:`turn_openings`."""
     found: set[int] = set()
     for opening in openings:
         size = len(opening)
@@ -125,7 +122,7 @@ def turn_starts(ids: npt.NDArray[np.int32], openings: Sequence[Sequence[int]]) -
 
 
 def _alike(some: Sequence[int], others: Sequence[int]) -> int:
-    """The number of tokens that two sequences begin with alike."""
+    """Return the length of the common prefix of two sequences."""
     pairs = enumerate(zip(some, others, strict=False))
     return next((at for at, (one, other) in pairs if one != other), min(len(some), len(others)))
 

@@ -1,4 +1,4 @@
-"""What differs between the releases of the tokenizers library: 0.15, which ipex-llm needs, to 0.23."""
+"""Differences between releases of the tokenizers library, from 0.15 (for ipex-llm) to 0.23."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import tokenizers
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 
 TOKENIZERS = tuple(int(part) for part in tokenizers.__version__.split(".")[:2])
-"""(major, minor) of the library that is installed."""
+"""(major, minor) of the installed library."""
 
 
 def check_whole_words(wanted: bool) -> None:
-    """Raise UnsupportedModelError where a vocabulary has words that no merge makes, and tokenizers cannot know it."""
+    """Raise UnsupportedModelError for ``ignore_merges`` if the installed library does not support it."""
     if wanted and TOKENIZERS < (0, 19):
         raise UnsupportedModelError(
-            f"this tokenizer takes whole words first (ignore_merges), as Llama 3's does; tokenizers"
-            f" {tokenizers.__version__} cannot, 0.19 can"
+            "this tokenizer uses ignore_merges, as Llama 3's does, which needs tokenizers 0.19;"
+            f" {tokenizers.__version__} is installed"
         )
 
 
 @contextmanager
 def panics_typed() -> Iterator[None]:
-    """What the library's own assertions raise, which is no ``Exception``, becomes a ModelFormatError."""
+    """Convert a panic of the library, which is not an ``Exception``, to a ModelFormatError."""
     try:
         yield
     except BaseException as error:
@@ -35,12 +35,12 @@ def panics_typed() -> Iterator[None]:
 
 
 def merges_are_pairs() -> bool:
-    """Whether merges are pairs in this release's JSON; before 0.20 both tokens stood in one string."""
+    """Return True if merges are pairs in this release's JSON; before 0.20 both tokens are one string."""
     return TOKENIZERS >= (0, 20)
 
 
 def merges_for_json(pairs: Sequence[tuple[str, str]]) -> list[Any]:
-    """Merges as this release of tokenizers reads them from JSON: pairs, or before 0.20 both in one string."""
+    """Return merges in the JSON format of this release: pairs, or before 0.20 strings."""
     if merges_are_pairs():
         return list(pairs)
     if any(" " in left + right for left, right in pairs):

@@ -1,10 +1,9 @@
-"""Saving tokenizers so that transformers' own classes read them with the same ids. Imports nothing of transformers.
+"""Save tokenizers for transformers' own classes, with the same ids. Does not import transformers.
 
-The classes of this package mean nothing to ``AutoTokenizer``, so what is saved names ``PreTrainedTokenizerFast`` and
-brings a ``tokenizer.json``. A SentencePiece model is saved as it is too, and this package reads that one again: the
-``tokenizers`` library has the same pieces, but its merges have an order of their own (``sentencepiece_core``). The
-models that this library would cut differently (unigram ones, and rare kinds of BPE) are saved for the class of
-transformers that runs the ``sentencepiece`` package.
+``AutoTokenizer`` does not know the classes of this package: the saved files name ``PreTrainedTokenizerFast`` and
+include a ``tokenizer.json``. A SentencePiece model is saved too, for this package: the ``tokenizers`` library has the
+same pieces, but another order of merges (``sentencepiece_core``). Models that this library would tokenize differently
+(unigram, and rare kinds of BPE) are saved for the class of transformers that runs the ``sentencepiece`` package.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ FAST = "PreTrainedTokenizerFast"
 
 
 def sentencepiece_class() -> str:
-    """The class of transformers that runs the sentencepiece package and takes any vocabulary.
-
-    Of the release that is installed; of the newest one where none is.
-    """
+    """Return the class of the installed (or newest) transformers that runs the sentencepiece package."""
     try:
         return "LlamaTokenizer" if int(version("transformers").split(".")[0]) < 5 else "SentencePieceBackend"
     except PackageNotFoundError:
@@ -34,7 +30,7 @@ def sentencepiece_class() -> str:
 
 
 def write_settings(folder: str | Path, name: str, options: Mapping[str, Any], **more: Any) -> None:
-    """A ``tokenizer_config.json`` for a class of transformers: ``options`` as its constructor takes them, and more."""
+    """Write ``tokenizer_config.json`` for a class of transformers, with options of its constructor."""
     settings = {key: value for key, value in options.items() if value is not None and value != []}
     template = settings.get("chat_template")
     if isinstance(template, dict):
@@ -44,18 +40,18 @@ def write_settings(folder: str | Path, name: str, options: Mapping[str, Any], **
 
 
 def described(tokens: Mapping[int, AddedToken]) -> dict[str, dict[str, Any]]:
-    """Added tokens by id as ``added_tokens_decoder`` of a ``tokenizer_config.json`` has them."""
+    """Return added tokens in the format of ``added_tokens_decoder`` in ``tokenizer_config.json``."""
     flags = ("content", "special", "normalized", "lstrip", "rstrip", "single_word")
     return {str(i): {flag: getattr(token, flag) for flag in flags} for i, token in tokens.items()}
 
 
 def pattern_of(add_bos: bool, add_eos: bool) -> str:
-    """What ``special_tokens_pattern`` of transformers' class for SentencePiece models is."""
+    """Return ``special_tokens_pattern`` for transformers' class of SentencePiece models."""
     return "_".join(role for role, added in (("bos", add_bos), ("eos", add_eos)) if added) or "none"
 
 
 def name_class(folder: str | Path, name: str, **more: Any) -> None:
-    """Have ``tokenizer_config.json`` name a class of transformers, and add ``more`` to it."""
+    """Set the class in ``tokenizer_config.json``, and add ``more``."""
     path = Path(folder) / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     _write(path, {**settings, "tokenizer_class": name, **more})
@@ -66,7 +62,7 @@ def _write(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def around(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]]) -> Any:
-    """A post-processor that puts special tokens, each with its id, round a text, and round the second of a pair."""
+    """Return a post-processor that adds special tokens before and after a text, and after both texts of a pair."""
 
     def side(text: str, number: int) -> list[str]:
         return [*(f"{t}:{number}" for t, _ in before), f"${text}:{number}", *(f"{t}:{number}" for t, _ in after)]
@@ -77,7 +73,7 @@ def around(before: Sequence[tuple[str, int]], after: Sequence[tuple[str, int]]) 
 
 
 def ends_of(options: Mapping[str, Any], id_of: Callable[[str], Any]) -> Any:
-    """The post-processor that adds bos and eos as a tokenizer's options say."""
+    """Return the post-processor that adds bos and eos according to the options."""
     roles = [[options[f"{role}_token"]] if options.get(f"add_{role}_token") else [] for role in ("bos", "eos")]
     before, after = ([(token, id_of(token)) for token in tokens] for tokens in roles)
     return around(before, after)
@@ -89,27 +85,26 @@ def sentencepiece_core(
     before: Sequence[tuple[str, int]],
     after: Sequence[tuple[str, int]],
 ) -> Tokenizer | None:
-    """A SentencePiece model in the parts of the ``tokenizers`` library; None where they cannot say what it does.
+    """Return a SentencePiece model in the parts of the ``tokenizers`` library, or None if that would differ.
 
-    ``sentencepiece`` merges, of all neighbours, the two that make the best piece, the first of them where there are
-    several. The library wants an order of pairs: best piece first, and among the pairs that make one piece the one
-    with the longest left half. That can differ only where two pairs of different halves that make the same piece
-    overlap in a text, which no trained model was seen to come to. Where scores are equal it would differ, and so would
-    a unigram model's choice of equally good cuts: such models are not for this library.
+    ``sentencepiece`` merges the neighbors with the best resulting piece, the first ones if there are several. The
+    library orders pairs: by the piece, then by the longest left half. This differs only if two pairs with the same
+    result and different halves overlap in a text, which no known model does. It would also differ for equal scores and
+    for unigram models; these return None.
 
     Args:
-        model: the model, checked.
-        added: the tokens that are cut out of a text before it is encoded, by id.
-        before: tokens and ids that go before a text.
-        after: tokens and ids that go after a text.
+        model: The checked model.
+        added: Id -> token that is split off before a text is encoded.
+        before: Tokens and ids before a text.
+        after: Tokens and ids after a text.
     """
     if model.model_type != BPE or model.treat_whitespace_as_suffix or not model.escape_whitespaces:
         return None
-    if any(piece.type == UNUSED for piece in model.pieces):  # merged through, then taken apart again
+    if any(piece.type == UNUSED for piece in model.pieces):  # sentencepiece merges to these, and splits them again
         return None
     size = max([len(model.pieces) - 1, *added]) + 1
     names = {i: piece.text for i, piece in enumerate(model.pieces)} | {i: t.content for i, t in added.items()}
-    texts = [names.get(i, f"\u2063no token {i}\u2063") for i in range(size)]  # the library numbers without gaps
+    texts = [names.get(i, f"\u2063no token {i}\u2063") for i in range(size)]  # the library has no gaps in ids
     unknown = next(i for i, piece in enumerate(model.pieces) if piece.type == UNKNOWN)
     normal = {p.text: p.score for p in model.pieces if p.type == NORMAL}
     scores = [score for text, score in normal.items() if len(text) > 1]
@@ -128,7 +123,7 @@ def sentencepiece_core(
 
 
 def _merges(normal: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Every pair of pieces that makes a piece, the best piece first."""
+    """Return every pair of pieces that makes a piece, ordered by score."""
     best_first = sorted(normal, key=lambda text: -normal[text])  # stable: equal scores by id
     return [
         (text[:cut], text[cut:])
@@ -143,7 +138,7 @@ def _normalizer(model: SentencePieceModel) -> Any:
     if model.precompiled_charsmap:
         steps.append(normalizers.Precompiled(model.precompiled_charsmap))
     if model.remove_extra_whitespaces:
-        # The library's Strip takes every kind of white space; sentencepiece takes spaces.
+        # The library's Strip removes all white space; sentencepiece removes spaces only.
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if model.add_dummy_prefix:
         steps.append(normalizers.Prepend("▁"))

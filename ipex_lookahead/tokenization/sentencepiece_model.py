@@ -1,7 +1,7 @@
-"""SentencePiece models: read strictly, checked, and written anew for the sentencepiece package.
+"""SentencePiece models: strict reader, checks, and writer.
 
-The package's own reader is C++ that has crashed on malformed models, so it never sees a file's bytes: what is read and
-checked here is serialised again from scratch. The layout is that of ``sentencepiece_model.proto`` in
+The sentencepiece package has crashed on malformed models, so it never receives the bytes of a file: a model is read and
+checked here, and serialized again. The layout is that of ``sentencepiece_model.proto`` in
 https://github.com/google/sentencepiece (protocol buffers, version 2 syntax).
 """
 
@@ -20,7 +20,7 @@ from ipex_lookahead.files.safe_json import File
 from ipex_lookahead.tokenization.growth import LONGEST_SPELLED, MOST_GROWTH, check_added
 
 MAX_PIECES = 1 << 20
-"""Largest vocabulary of any kind; known ones have at most 0.9 million tokens."""
+"""Largest vocabulary; known ones have at most 0.9 million tokens."""
 MAX_PIECE_BYTES = 4096
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
@@ -31,12 +31,12 @@ _LARGEST_SCORE = float(np.finfo(np.float32).max)
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 
 Fail = Callable[[str, int | None, str], Exception]
-"""From a field, an offset and a problem to the error to raise."""
+"""(field, offset, problem) -> the error to raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One entry of the vocabulary; its id is its place."""
+    """One entry of the vocabulary; its id is its index."""
 
     text: str
     score: float
@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass(slots=True)
 class SentencePieceModel:
-    """What a model says about encoding and decoding; the names are the proto's."""
+    """The fields of a model for encoding and decoding, with the names of the proto."""
 
     pieces: Sequence[Piece]
     model_type: int = BPE
@@ -59,7 +59,7 @@ class SentencePieceModel:
     escape_whitespaces: bool = True
 
     def serialize(self) -> bytes:
-        """The model as the sentencepiece package reads it."""
+        """Return the serialized model."""
         trainer = [_varint(3, self.model_type), _varint(24, self.treat_whitespace_as_suffix)]
         trainer += [_varint(35, self.byte_fallback)]
         trainer += [_bytes(number, self.special[name].encode()) for number, name in _SPECIAL if name in self.special]
@@ -85,8 +85,8 @@ def read_model(data: bytes, file: File) -> SentencePieceModel:
     """Read and check the bytes of a ``tokenizer.model``.
 
     Raises:
-        ModelFormatError: with field and byte offset, for anything malformed.
-        UnsupportedModelError: neither BPE nor unigram, or text is rewritten on decoding.
+        ModelFormatError: A malformed file; the error has field and byte offset.
+        UnsupportedModelError: A model that is neither BPE nor unigram, or that normalizes text on decoding.
     """
 
     def fail(name: str, offset: int | None, problem: str) -> ModelFormatError:
@@ -131,7 +131,7 @@ def read_model(data: bytes, file: File) -> SentencePieceModel:
 
 
 def check_model(model: SentencePieceModel, fail: Fail) -> None:
-    """Raise what ``fail(field, index of a piece or None, problem)`` makes, unless the model is consistent."""
+    """Raise ``fail(field, index of a piece or None, problem)`` if the model is inconsistent."""
     if not model.pieces:
         raise fail("pieces", None, "has no pieces")
     seen: set[str] = set()
@@ -168,9 +168,9 @@ def check_model(model: SentencePieceModel, fail: Fail) -> None:
 
 
 def _check_charsmap(data: bytes, fail: Fail) -> None:
-    """Every step from the root of the double-array trie, and every text it leads to, must lie inside the map.
+    """Check that every step in the double-array trie, and every text it refers to, is inside of the map.
 
-    A text may not be much longer than what it is written for.
+    A text must not be much longer than the text that it replaces.
 
     The trie's layout is that of Darts-clone (https://github.com/s-yata/darts-clone): 32-bit units of label, leaf flag
     and offset; the child for byte c of a node with base b is unit b ^ c. Lookups do not check bounds.
@@ -178,7 +178,7 @@ def _check_charsmap(data: bytes, fail: Fail) -> None:
     name = "normalizer_spec.precompiled_charsmap"
     size = struct.unpack_from("<I", data)[0] if len(data) >= 4 else 0
     if size == 0 or size % 4 or 4 + size >= len(data):
-        raise fail(name, None, f"its trie is said to have {size} bytes, of {len(data)} in all")
+        raise fail(name, None, f"its trie has {size} bytes by its header, of {len(data)} in all")
     if data[-1] != 0:
         raise fail(name, None, "its last text has no end")
     units = np.frombuffer(data, "<u4", size // 4, 4).astype(np.int64)
@@ -189,7 +189,7 @@ def _check_charsmap(data: bytes, fail: Fail) -> None:
     visited = np.zeros(len(units), np.bool_)
     symbols = np.arange(256)
     ends = np.flatnonzero(np.frombuffer(data, np.uint8, texts, 4 + size) == 0)
-    depth = 0  # of a node that several keys lead to, the least: the shortest of those keys
+    depth = 0  # length of the shortest key of a node
     while bases.size:
         depth += 1
         if (bases | 0xFF).max() >= len(units):
@@ -236,7 +236,7 @@ _NORMALIZER = {
 def _read_spec(
     data: bytes, span: tuple[int, int] | None, known: Mapping[int, tuple[str, type]], where: str, fail: Fail
 ) -> dict[str, Any]:
-    """The known fields of a message; others are passed over, and so do not reach sentencepiece."""
+    """Return the known fields of a message; others are dropped."""
     found: dict[str, Any] = {}
     if span is None:
         return found
@@ -261,11 +261,11 @@ def _convert(data: bytes, value: Any, wanted: type, name: str, offset: int, fail
             return raw.decode() if wanted is str else raw
         except UnicodeDecodeError:
             raise fail(name, value[0], "is not valid UTF-8") from None
-    raise fail(name, offset, "is of another wire type than the format says")
+    raise fail(name, offset, "has a wrong wire type")
 
 
 def _fields(data: bytes, at: int, end: int, where: str, fail: Fail) -> Iterator[tuple[int, Any, int]]:
-    """Fields of a message as (number, value, offset); int for a varint, bytes for a fixed size, else (start, end)."""
+    """Yield (number, value, offset) of fields; values are int (varint), bytes (fixed size) or (start, end)."""
     while at < end:
         start = at
         tag, at = _read_varint(data, at, end, where, fail)
@@ -284,7 +284,7 @@ def _fields(data: bytes, at: int, end: int, where: str, fail: Fail) -> Iterator[
         else:
             raise fail(where, start, f"a field has wire type {wire}; known are 0, 1, 2 and 5")
         if at > end:
-            raise fail(where, start, f"field {number} ends {at - end} bytes behind the message that holds it")
+            raise fail(where, start, f"field {number} ends {at - end} bytes after the end of its message")
         yield number, value, start
 
 
@@ -304,7 +304,7 @@ def _read_varint(data: bytes, at: int, end: int, where: str, fail: Fail) -> tupl
 
 def _span(value: Any, where: str, offset: int, fail: Fail) -> tuple[int, int]:
     if not isinstance(value, tuple):
-        raise fail(where, offset, "is of another wire type than the format says")
+        raise fail(where, offset, "has a wrong wire type")
     return value[0], value[1]
 
 

@@ -1,11 +1,10 @@
-"""How text is split before byte-pair merging: the ways that models are known to have.
+"""The known patterns that split a text before byte-pair merging.
 
-A splitting pattern is a regular expression, and a tokenizer file may bring any. They run on an engine that backtracks,
-so a hostile one takes for ever; hence only these run in this process, which take time in proportion to the text. They
-are the published patterns of the tokenizers in question, and their names those of ``tokenizer.ggml.pre`` in GGUF files,
-whose meaning llama.cpp defines (``llama-vocab.cpp``). Where it writes a pattern in a simpler way than the model's own
-tokenizer (letters' cases by the Latin alphabet alone, suffixes without the long s, digits in runs that DeepSeek's first
-models cut), the model's own stands here.
+A tokenizer file may have any regular expression as a pattern. The engine backtracks, so a malicious pattern may not
+terminate; therefore only these patterns, which take linear time, run in this process. They are the published patterns
+of the tokenizers, with the names of ``tokenizer.ggml.pre`` in GGUF files (``llama-vocab.cpp`` in llama.cpp). llama.cpp
+simplifies some of them (upper and lower case for Latin letters only, suffixes without the long s, runs of digits that
+DeepSeek's first models split); this file has the original patterns.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 
 
 def _cased(suffixes: str, digits: str) -> str:
-    """Words cut where a capital follows a small letter."""
+    """Return a pattern that splits words before an upper-case letter after a lower-case one."""
     words = (rf"[^\r\n\p{{L}}\p{{N}}]?{upper}{lower}{suffixes}" for upper, lower in
              ((_UPPER + "*", _LOWER + "+"), (_UPPER + "+", _LOWER + "*")))  # fmt: skip
     return "|".join(words) + rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*" + _SPACE
@@ -46,21 +45,21 @@ _CASED_LETTERS = (
 DEEPSEEK = (
     r"[\r\n]", rf"\s?[{_CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"(?<!\s)\s++$", _HAN, _DIGIT,
 )  # fmt: skip
-"""Of DeepSeek's first models and V2. White space at the end is published as ``\\s+$``, which takes the square of a
-run's length; with line ends cut off before, both are the same."""
+"""DeepSeek's first models and V2. The published pattern for white space at the end, ``\\s+$``, takes quadratic time; it
+is equivalent after the split at line breaks."""
 SEED = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _SPACE
 _HAN_KANA = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """One way to split.
+    """A way to split text.
 
     Attributes:
-        patterns: the first cuts the text into the pieces that it matches and those between; the others cut those.
-        whole_words: a piece that is a token as it stands is not merged from its bytes (``ignore_merges``).
-        compose: the text is brought to Unicode form C first.
-        bos: whether a beginning-of-sequence token is added where the file does not say.
+        patterns: The first splits the text into matches and the text between; each further one splits the pieces.
+        whole_words: A piece that is a token is not merged from its bytes (``ignore_merges``).
+        compose: Normalize the text to Unicode form C first.
+        bos: Default of ``add_bos_token``.
     """
 
     patterns: tuple[str, ...]
@@ -74,7 +73,7 @@ SPLITTINGS: dict[str, Splitting] = {
     for names, splitting in (
         ("default", Splitting((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))),
         ("gpt-2 phi-2 exaone4 gigachat a.x-4.0 mellum jais trillion granite-docling", Splitting((GPT2,))),
-        ("mpt olmo", Splitting((GPT2,), compose=True)),  # both have GPT-NeoX's
+        ("mpt olmo", Splitting((GPT2,), compose=True)),  # both are GPT-NeoX's
         ("smollm starcoder refact codeshell exaone minerva-7b mellum2", Splitting((_DIGIT, GPT2))),
         ("command-r", Splitting((_DIGIT, GPT2), compose=True)),
         ("falcon", Splitting((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"))),
@@ -96,7 +95,7 @@ SPLITTINGS: dict[str, Splitting] = {
     )
     for name in names.split()
 }
-"""Value of ``tokenizer.ggml.pre`` to what it means."""
+"""Value of ``tokenizer.ggml.pre`` -> splitting."""
 
 _BEGINNING, _END = "<｜begin▁of▁sentence｜>", "<|endoftext|>"
 _BY_TOKEN: tuple[tuple[str, int, str], ...] = (
@@ -113,7 +112,7 @@ _BY_TOKEN: tuple[tuple[str, int, str], ...] = (
     (_END, 100257, "dbrx"),
     (_END, 50256, "gpt-2"),
 )
-"""A control token, its id, and the splitting of the vocabulary that has it there."""
+"""A control token, its id, and the splitting of vocabularies with that token at that id."""
 _BY_ARCHITECTURE = {
     "command-r": "command-r", "cohere2": "command-r", "exaone": "exaone", "exaone4": "exaone4", "falcon": "falcon",
     "glm4": "glm4", "glm4moe": "glm4", "gpt-oss": "gpt-4o", "hunyuan-dense": "hunyuan-dense", "lfm2": "lfm2",
@@ -121,21 +120,21 @@ _BY_ARCHITECTURE = {
     "qwen3next": "qwen2", "qwen3vl": "qwen2", "qwen3vlmoe": "qwen2", "qwen35": "qwen35", "qwen35moe": "qwen35",
     "seed_oss": "seed-coder", "starcoder2": "starcoder",
 }  # fmt: skip
-"""``general.architecture`` of families whose models have one tokenizer."""
+"""``general.architecture`` -> splitting, for families with one tokenizer."""
 _CODE_TOKENS = range(49_000, 50_000)
-"""Sizes of the vocabularies of StarCoder and its successors (SmolLM, Granite code); token 0 is their end of a text."""
+"""Vocabulary sizes of StarCoder and its successors (SmolLM, Granite code); their token 0 ends a text."""
 
 
 def implied_splitting(architecture: object, tokens: Sequence[str]) -> str | None:
-    """Return the name of the splitting that a file without ``tokenizer.ggml.pre`` must mean; None where nothing tells.
+    """Return the name of the splitting of a file without ``tokenizer.ggml.pre``, or None if it is unknown.
 
     Args:
         architecture: ``general.architecture``.
-        tokens: the vocabulary.
+        tokens: The vocabulary.
     """
     if isinstance(architecture, str) and (known := _BY_ARCHITECTURE.get(architecture)) is not None:
         return known
-    if architecture == "stablelm":  # the first ones have GPT-NeoX's vocabulary
+    if architecture == "stablelm":  # early ones have GPT-NeoX's vocabulary
         return "stablelm2" if len(tokens) > 100_000 else None
     if tokens and tokens[0] == _END and len(tokens) in _CODE_TOKENS:
         return "smollm"
@@ -143,4 +142,4 @@ def implied_splitting(architecture: object, tokens: Sequence[str]) -> str | None
 
 
 KNOWN_PATTERNS = frozenset(pattern for splitting in SPLITTINGS.values() for pattern in splitting.patterns)
-"""The regular expressions that run in this process where a ``tokenizer.json`` spells them."""
+"""The regular expressions of a ``tokenizer.json`` that run in this process."""

@@ -1,4 +1,4 @@
-"""Texts to stop at, looked for in a text that comes in pieces."""
+"""Search for stop texts in a streaming text."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Finds the first of some texts to end, in whatever pieces; of several that end together the longest.
+    """Finds the stop text with the first end; the longest one if several have the same end.
 
-    Each character is looked at once for each text, however long that is (Knuth, Morris and Pratt, Fast pattern matching
-    in strings, 1977).
+    The search takes constant time per character and stop text (Knuth, Morris and Pratt, Fast pattern matching in
+    strings, 1977).
 
     Args:
-        texts: none of them empty.
+        texts: The stop texts, not empty.
 
     Attributes:
-        begun: characters at the end of what has come that may be the beginning of one of them.
+        begun: Number of last characters that may be the beginning of a stop text.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -25,9 +25,9 @@ class StopMatcher:
         self.begun = 0
 
     def put(self, text: str) -> tuple[int, str] | None:
-        """The next piece -> how many of its characters there are up to the end of a text to stop at, and which it is.
+        """Add a piece; return (end of the stop text in the piece, stop text), or None.
 
-        None where none has ended; after one has, nothing more is to be asked.
+        It must not be called again after a match.
         """
         if not self._texts:
             return None
@@ -49,14 +49,14 @@ class StopMatcher:
         return None
 
     def pass_over(self, text: str) -> None:
-        """Take the next piece; a text that ends in it is not found, one that only begins in it may be."""
+        """Add a piece, and ignore stop texts that end in it; one that begins in it may be found later."""
         for character in text:
             self.put(character)
         self.begun = max(self._matched, default=0)
 
 
 def _failures(text: str) -> list[int]:
-    """For each beginning of a text, of 1, 2, ... characters, its longest end that is a beginning too."""
+    """Return for each prefix the length of its longest proper suffix that is a prefix too."""
     found, matched = [0] * len(text), 0
     for at in range(1, len(text)):
         while matched and text[at] != text[matched]:

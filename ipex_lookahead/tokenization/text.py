@@ -1,8 +1,8 @@
-"""Text and token ids without transformers: what the commands need of a tokenizer, and nothing else.
+"""Tokenizers without transformers, on the libraries that transformers uses.
 
-Importing transformers takes longer than loading a small model, so a tokenizer is first made here, on the libraries that
-do the work, and becomes a full transformers tokenizer only where somebody asks for one (``for_transformers``). Both
-give the same ids and the same text. Methods have transformers' names, so a function that takes one takes the other.
+Importing transformers takes longer than loading a small model. ``for_transformers`` converts a tokenizer to one of
+transformers, with the same ids and the same text. Methods have the names of transformers, so that functions accept
+either kind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MOST_GUARDS = 3
-"""Of one tokenizer: for text without a template, and for the one or two templates that models bring."""
+"""Maximum number of guards: for text without a template, and for the one or two templates of a model."""
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -46,18 +46,18 @@ class TextTokenizer(ABC):
     """A tokenizer.
 
     Args:
-        options: what transformers' constructor takes: a token or None for each of ``ROLES``,
-            ``additional_special_tokens``, ``chat_template``, ``model_max_length``, and where it is known
-            ``add_bos_token`` and ``add_eos_token``.
+        options: Arguments of transformers' constructor: a token or None for each of ``ROLES``,
+            ``additional_special_tokens``, ``chat_template``, ``model_max_length``, and if known ``add_bos_token`` and
+            ``add_eos_token``.
 
     Attributes:
-        chat_template: Jinja source, or several by name, or None.
-        fill_in_ids: tokens for fill-in-the-middle by llama.cpp's names, as a GGUF file has them; see :mod:`.fill_in`.
-        special_tokens_in_content: whether control tokens that messages spell are taken for such; see :mod:`.content`.
+        chat_template: Jinja source, several by name, or None.
+        fill_in_ids: Ids for fill-in-the-middle by llama.cpp's names, from a GGUF file; see :mod:`.fill_in`.
+        special_tokens_in_content: Whether control tokens in messages are control tokens; see :mod:`.content`.
     """
 
     special_tokens_in_content = False
-    fill_in_ids: Mapping[str, int] = {}  # replaced, never changed
+    fill_in_ids: Mapping[str, int] = {}  # replaced, never modified
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = dict(options)
@@ -69,16 +69,16 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, special tokens that it spells among them; by default with bos and eos round it."""
+        """Return the token ids of a text, which may contain special tokens; by default with bos and eos."""
 
     def encode_content(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """As ``encode``, but what the text spells is text, unless ``special_tokens_in_content``."""
+        """Return the token ids of a text; special tokens are text unless ``special_tokens_in_content``."""
         if self.special_tokens_in_content:
             return self.encode(text, add_special_tokens)
         return self.encode_text(text, add_special_tokens)
 
     def encode_text(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """As ``encode``, but what the text spells is text, whatever ``special_tokens_in_content`` says."""
+        """Return the token ids of a text; special tokens are always text."""
         guard = self._guard("")
         spells = guard.spells(text)
         return guard.encode_as_text(text, add_special_tokens) if spells else self.encode(text, add_special_tokens)
@@ -86,47 +86,47 @@ class TextTokenizer(ABC):
     @property
     @abstractmethod
     def added_tokens(self) -> Mapping[str, bool]:
-        """The tokens that are found in a text as they are spelled, and whether each is special."""
+        """Added token -> whether it is special."""
 
     @abstractmethod
     def _respelled(self, spellings: Mapping[str, str]) -> Encode:
-        """Encodes as this does, but knows the given added tokens by other spellings alone."""
+        """Return an encoder that has the given added tokens by other spellings only."""
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
 
     @abstractmethod
     def get_vocab(self) -> dict[str, int]:
-        """Token to id, added tokens included."""
+        """Return token -> id, including added tokens."""
 
     @abstractmethod
     def for_transformers(self) -> PreTrainedTokenizerBase:
-        """The same as a transformers tokenizer, padding on the left. Imports transformers."""
+        """Return the tokenizer as one of transformers, with padding on the left. Imports transformers."""
 
     @abstractmethod
     def save_pretrained(self, folder: str) -> None:
-        """Write its files into a folder: this package and transformers read them with the same ids (``saving.py``)."""
+        """Save the tokenizer for this package and for transformers, with the same ids (``saving.py``)."""
 
     @property
     @abstractmethod
     def silent_ids(self) -> frozenset[int]:
-        """The ids that ``decode(..., skip_special_tokens=True)`` leaves out."""
+        """The ids that ``decode(..., skip_special_tokens=True)`` skips."""
 
     @cached_property
     def all_special_ids(self) -> list[int]:
-        """Ids of the special tokens that have a role or are listed as such."""
+        """Ids of the special tokens with a role, and of additional ones."""
         ids = map(self._token_id, (*self._roles.values(), *self._additional))
         return list(dict.fromkeys(i for i in ids if i is not None))
 
     @property
     def bos_token_id(self) -> int | None:
-        """Id of the token that begins a text, or None."""
+        """Id of the beginning-of-sequence token, or None."""
         return self._id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:
-        """Id of the token that ends a text, or None."""
+        """Id of the end-of-sequence token, or None."""
         return self._id("eos_token")
 
     def _id(self, role: str) -> int | None:
@@ -135,10 +135,10 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def _token_id(self, token: str) -> int | None:
-        """The id of a token; None where there is none."""
+        """Return the id of a token, or None."""
 
     def render_often(self) -> None:
-        """From now on a process is kept that others are forked from: some 15 MB, and 3 ms for a template, not 80."""
+        """Start a ``Renderer``: it takes 15 MB, and reduces the time of a template from 80 to 3 ms."""
         if self._renderer is None:
             self._renderer = Renderer()
 
@@ -151,18 +151,18 @@ class TextTokenizer(ABC):
         tools: Sequence[Mapping[str, Any]] | None = None,
         **others: Any,
     ) -> Any:
-        """The prompt that the chat template makes of messages: text, or ids with ``tokenize`` (``prompt_ids``).
+        """Return the prompt of messages: text, or ids with ``tokenize`` (``prompt_ids``).
 
         Args:
-            conversation: messages, ``{"role": ..., "content": ...}`` each.
-            add_generation_prompt: whether it should end with the assistant's opening.
-            tokenize: see above.
-            tools: JSON schemas of functions that may be called.
-            others: further variables of the template (``enable_thinking``, ``documents``, ...).
+            conversation: Messages ``{"role": ..., "content": ...}``.
+            add_generation_prompt: Whether to add the start of an answer.
+            tokenize: Whether to return ids.
+            tools: JSON schemas of functions.
+            others: Further variables of the template (``enable_thinking``, ``documents``, ...).
 
         Raises:
-            InputError: there is no template, or it refuses the messages.
-            ModelFormatError: it is faulty.
+            InputError: There is no template, or it rejects the messages.
+            ModelFormatError: The template is faulty.
         """
         variables = {**others, "tools": tools, "add_generation_prompt": add_generation_prompt}
         if tokenize:
@@ -172,19 +172,19 @@ class TextTokenizer(ABC):
     def prompt_ids(
         self, conversation: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], answer: str = ""
     ) -> list[int]:
-        """Ids of the prompt that the chat template makes of messages.
+        """Return the token ids of the prompt of messages.
 
-        What messages, variables and ``answer`` spell is text, never a control token (:mod:`.content`), unless
+        Control tokens in messages, variables and ``answer`` are text (:mod:`.content`), unless
         ``special_tokens_in_content``.
 
         Args:
-            conversation: messages, ``{"role": ..., "content": ...}`` each.
-            variables: the template's, of which ``tools`` may choose it.
-            answer: the beginning of an answer, which the prompt ends with.
+            conversation: Messages ``{"role": ..., "content": ...}``.
+            variables: Variables of the template; ``tools`` may select another template.
+            answer: Beginning of the answer, at the end of the prompt.
 
         Raises:
-            InputError: there is no template, or it refuses the messages.
-            ModelFormatError: it is faulty.
+            InputError: There is no template, or it rejects the messages.
+            ModelFormatError: The template is faulty.
         """
         template, own = chat_template_of(self, None, for_tools=bool(variables.get("tools"))), self._own()
         if not self.special_tokens_in_content:
@@ -196,11 +196,11 @@ class TextTokenizer(ABC):
         return self.encode(self._rendered(template, conversation, {**own, **variables}) + answer, False)
 
     def _own(self) -> dict[str, Any]:
-        """The template's variables that the tokenizer brings."""
+        """Return the tokenizer's variables of the template."""
         return {**self._roles, **({"additional_special_tokens": self._additional} if self._additional else {})}
 
     def keeps_content_apart(self) -> bool:
-        """Whether what content spells stays text: not where a template changes what messages say."""
+        """Return True if control tokens in messages are text; not if the template changes the texts of messages."""
         if self.special_tokens_in_content:
             return False
         if self.chat_template is None:
@@ -209,15 +209,15 @@ class TextTokenizer(ABC):
         guard = self._guard(template)
         if not guard.control:
             return True
-        said = [{"role": "user", "content": f"one {guard.control[0]} two"}]
+        messages = [{"role": "user", "content": f"one {guard.control[0]} two"}]
         try:
-            marked, plain = (self._rendered(template, one, self._own()) for one in (guard.messages(said), said))
-        except LookaheadError:  # it wants other messages; then each request is looked at by itself
+            marked, plain = (self._rendered(template, one, self._own()) for one in (guard.messages(messages), messages))
+        except LookaheadError:  # it needs other messages; each request is checked anyway
             return True
         return not guard.rewritten(marked) and guard.without_marks(marked) == plain
 
     def prompts_of(self, conversations: Sequence[Sequence[Mapping[str, str]]]) -> list[list[int]]:
-        """Ids of the prompts that the chat template makes of several conversations. Raises as ``prompt_ids``."""
+        """Return the token ids of the prompts of several conversations. Raises the errors of ``prompt_ids``."""
         variables = {**self._own(), "add_generation_prompt": True}
         texts = render_chats(chat_template_of(self, None, for_tools=False), conversations, variables, self._renderer)
         return [self.encode(text, add_special_tokens=False) for text in texts]
@@ -237,9 +237,8 @@ class BytePairText(TextTokenizer):
     """Byte-pair encoding on the ``tokenizers`` library.
 
     Args:
-        core: its tokenizer, without truncation and padding; changed here.
-        options: see :class:`TextTokenizer`. Where it says nothing of bos and eos, ``core``'s own way of adding them is
-            kept.
+        core: A tokenizer of the library without truncation and padding; it is modified.
+        options: See :class:`TextTokenizer`. Without flags for bos and eos, the post-processor of ``core`` is kept.
     """
 
     def __init__(self, core: Tokenizer, options: Mapping[str, Any]) -> None:
@@ -252,16 +251,13 @@ class BytePairText(TextTokenizer):
         self.core = core
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """See :class:`TextTokenizer`."""
         return _encoded(self.core, text, add_special_tokens)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """See :class:`TextTokenizer`."""
         with panics_typed():
             return str(self.core.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def get_vocab(self) -> dict[str, int]:
-        """See :class:`TextTokenizer`."""
         return dict(self.core.get_vocab(with_added_tokens=True))
 
     def _token_id(self, token: str) -> int | None:
@@ -269,12 +265,10 @@ class BytePairText(TextTokenizer):
 
     @cached_property
     def silent_ids(self) -> frozenset[int]:
-        """See :class:`TextTokenizer`."""
         return frozenset(i for i, token in self.core.get_added_tokens_decoder().items() if token.special)
 
     @cached_property
     def added_tokens(self) -> Mapping[str, bool]:
-        """See :class:`TextTokenizer`."""
         return {token.content: bool(token.special) for token in self.core.get_added_tokens_decoder().values()}
 
     def _respelled(self, spellings: Mapping[str, str]) -> Encode:
@@ -283,29 +277,26 @@ class BytePairText(TextTokenizer):
         return lambda text, add_special_tokens: _encoded(core, text, add_special_tokens)
 
     def for_transformers(self) -> PreTrainedTokenizerBase:
-        """See :class:`TextTokenizer`."""
         from ipex_lookahead.tokenization.tokenizers import BytePairTokenizer
 
         made: PreTrainedTokenizerBase = BytePairTokenizer(tokenizer_object=self.core, **self._options)
-        made.padding_side = "left"  # generation goes on at the right end
+        made.padding_side = "left"  # generation continues at the right end
         return made
 
     def save_pretrained(self, folder: str) -> None:
-        """See :class:`TextTokenizer`."""
         self.core.save(str(Path(folder) / "tokenizer.json"), pretty=False)
         write_settings(folder, FAST, self._options)
 
 
 _LONG = 1 << 15
-"""Characters from which a text is encoded as a batch of one: only for batches the library lets other threads run."""
+"""Minimum characters to encode a text as a batch of one: the library releases the GIL for batches only."""
 
 
 def _encoded(core: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """The ids of a text."""
     with panics_typed():
         if len(text) < _LONG:
             found = core.encode(text, add_special_tokens=add_special_tokens)
-        else:  # the fast one, without the places of tokens, is newer
+        else:  # encode_batch_fast, without offsets, is newer
             batch = getattr(core, "encode_batch_fast", core.encode_batch)
             found = batch([text], add_special_tokens=add_special_tokens)[0]
         ids: list[int] = found.ids
@@ -314,16 +305,16 @@ def _encoded(core: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
 
 
 class SentencePieceText(TextTokenizer):
-    """A SentencePiece model with special tokens, text between which is encoded by itself.
+    """A SentencePiece model with special tokens; the texts between them are encoded separately.
 
     Args:
-        model: see :class:`Pieces`.
-        added: ids of the tokens that are found in text as they are spelled.
-        options: see :class:`TextTokenizer`.
+        model: See :class:`Pieces`.
+        added: Id -> added token.
+        options: See :class:`TextTokenizer`.
     """
 
     def __init__(self, model: bytes, added: Mapping[int, AddedToken], options: Mapping[str, Any]) -> None:
-        """Raises RuntimeError where the sentencepiece package does not take the model."""
+        """Load the model. Raises RuntimeError if the sentencepiece package rejects it."""
         super().__init__(options)
         self._pieces = Pieces(model)
         self._tokens = dict(added)
@@ -336,7 +327,6 @@ class SentencePieceText(TextTokenizer):
         self._after = [ids[options["eos_token"]]] if options.get("add_eos_token") else []
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """See :class:`TextTokenizer`."""
         return self._encoded(text, add_special_tokens, self._split, self._pieces)
 
     def _encoded(self, text: str, add_special_tokens: bool, split: _Splitter, pieces: Pieces) -> list[int]:
@@ -347,7 +337,6 @@ class SentencePieceText(TextTokenizer):
 
     @cached_property
     def added_tokens(self) -> Mapping[str, bool]:
-        """See :class:`TextTokenizer`."""
         special = self.silent_ids
         return {text: i in special or self._tokens[i].special for i, text in self._added.items()}
 
@@ -356,7 +345,7 @@ class SentencePieceText(TextTokenizer):
 
         split = _Splitter({spellings.get(text, text): i for i, text in self._added.items()}, self._tokens)
         model = read_model(self._pieces.model, "tokenizer.model")
-        # Of the pieces only those of the user's are found in a text by what they are spelled like.
+        # Only user-defined pieces are found in a text by their spelling.
         known = [
             replace(piece, text=spellings.get(piece.text, piece.text)) if piece.type == USER_DEFINED else piece
             for piece in model.pieces
@@ -365,12 +354,10 @@ class SentencePieceText(TextTokenizer):
         return lambda text, special: self._encoded(text, special, split, pieces)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """See :class:`TextTokenizer`."""
         left_out = self.silent_ids if skip_special_tokens else ()
         return self._pieces.decode([i for i in token_ids if i not in left_out], self._added)
 
     def get_vocab(self) -> dict[str, int]:
-        """See :class:`TextTokenizer`."""
         return {**{piece: i for i, piece in enumerate(self._pieces.texts)}, **{t: i for i, t in self._added.items()}}
 
     def _token_id(self, token: str) -> int | None:
@@ -378,21 +365,18 @@ class SentencePieceText(TextTokenizer):
 
     @cached_property
     def silent_ids(self) -> frozenset[int]:
-        """See :class:`TextTokenizer`."""
         return frozenset(self.all_special_ids)
 
     def for_transformers(self) -> PreTrainedTokenizerBase:
-        """See :class:`TextTokenizer`."""
         from ipex_lookahead.tokenization.tokenizers import SentencePieceTokenizer
 
         made: PreTrainedTokenizerBase = SentencePieceTokenizer(
             self._pieces.model, added_tokens_decoder=self._tokens, **self._options
         )
-        made.padding_side = "left"  # generation goes on at the right end
+        made.padding_side = "left"  # generation continues at the right end
         return made
 
     def save_pretrained(self, folder: str) -> None:
-        """See :class:`TextTokenizer`."""
         from ipex_lookahead.tokenization.sentencepiece_model import read_model
 
         tokens = {i: AddedToken(text, special=True, normalized=False) for i, text in self._added.items()} | self._tokens
@@ -409,11 +393,11 @@ class SentencePieceText(TextTokenizer):
 
 
 class _Splitter:
-    """Text into the added tokens that it spells, the longest first, and what lies between.
+    """Splits a text at added tokens, the longest first.
 
     Args:
-        ids: by spelling.
-        tokens: by id, those of which more is known than that: whether they take the white space beside them.
+        ids: Spelling -> id.
+        tokens: Id -> token, for tokens that may remove white space before or after them.
     """
 
     def __init__(self, ids: Mapping[str, int], tokens: Mapping[int, AddedToken]) -> None:
@@ -428,7 +412,7 @@ class _Splitter:
         self._first = re.compile("[" + "".join(map(re.escape, self._lengths)) + "]") if ids else None
 
     def __call__(self, text: str) -> Iterator[int | str]:
-        """Ids of added tokens and the texts between them, in order; no text is empty."""
+        """Yield the ids of added tokens and the non-empty texts between them, in order."""
         start = at = 0
         while self._first is not None and (found := self._first.search(text, at)) is not None:
             at = found.start()
@@ -444,7 +428,7 @@ class _Splitter:
             yield i
             start = at = at + len(token)
             if i in self._behind:
-                start = at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing too
+                start = at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # it always matches
         if start < len(text):
             yield text[start:]
 

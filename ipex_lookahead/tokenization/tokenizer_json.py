@@ -1,10 +1,9 @@
-"""``tokenizer.json``: what reaches the ``tokenizers`` library, and whether that runs in this process.
+"""Checks of ``tokenizer.json`` before the ``tokenizers`` library reads it.
 
-The file describes a pipeline of parts by type. The types that are known to take time and memory in proportion to the
-text are listed here with the settings that they may have, and what the library gets is rebuilt from them, so that
-nothing unlisted takes effect; their regular expressions are the known ones (``splitting.py``). A pipeline of such parts
-runs here. Any other that the library has, and any other regular expression, runs in a process of its own
-(``isolated.py``).
+The file describes a pipeline of parts. Parts that take linear time and memory are listed here with their settings, and
+the description for the library is rebuilt from them, so that nothing else has an effect; their regular expressions must
+be known ones (``splitting.py``). A pipeline of such parts runs in this process. Other parts of the library and other
+regular expressions run in another process (``isolated.py``).
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ def _one_of(*values: str) -> Check:
 
 
 def _is_zero(value: Any) -> bool:
-    """All that the library can cut off at the end: it panics at a text that is shorter than what it is to lose."""
+    """Return True for 0: the library panics if it removes more characters than a text has."""
     return type(value) is int and value == 0
 
 
 def _is_some_text(value: Any) -> bool:
-    """Prepending nothing makes the library panic at a text that is empty."""
+    """Return True for non-empty text: the library panics if it prepends "" to an empty text."""
     return type(value) is str and value != ""
 
 
@@ -101,20 +100,19 @@ _ELSEWHERE: dict[str, frozenset[str]] = {
     "decoder": frozenset({"BPEDecoder", "CTC", "WordPiece"}),
     "post_processor": frozenset({"BertProcessing", "RobertaProcessing"}),
 }
-"""Parts for a process of its own, where the library itself says what their settings may be."""
+"""Parts that run in another process, where the library checks their settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A tokenizer as a file describes it, checked.
+    """A checked tokenizer.
 
     Attributes:
-        file: its name, for messages.
-        description: what the library gets, without truncation or padding.
-        vocab: the model's tokens and their ids, without added tokens.
-        merges: of byte-pair encoding, as pairs, which ``core`` checks; empty for other models.
-        apart: the first part that needs a process of its own, such as "pre_tokenizer.Split.pattern"; None: it may run
-            in this one.
+        file: Name of the file, for messages.
+        description: Description for the library, without truncation and padding.
+        vocab: Token -> id, without added tokens.
+        merges: Merges of byte-pair encoding as pairs, which ``core`` checks; empty for other models.
+        apart: The first part that needs another process, such as "pre_tokenizer.Split.pattern", or None.
     """
 
     file: File
@@ -124,12 +122,12 @@ class Pipeline:
     apart: str | None
 
     def core(self) -> Tokenizer:
-        """The ``tokenizers`` object, in this process. Raises ModelFormatError."""
+        """Return the ``tokenizers`` object. Raises ModelFormatError."""
         try:
             return self._core()
         except LookaheadError:
             raise
-        except BaseException as error:  # a panic in the library is no Exception
+        except BaseException as error:  # a panic in the library is not an Exception
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             raise ModelFormatError(
@@ -137,12 +135,12 @@ class Pipeline:
             ) from None
 
     def _core(self) -> Tokenizer:
-        """Vocabulary and merges go to the library as they are: as JSON they would be most of the time."""
+        """Pass vocabulary and merges as objects: JSON would take most of the time."""
         model = self.description["model"]
         others = {"model": {**model, "vocab": {}, "merges": [], "unk_token": None}, "added_tokens": []}
         core = Tokenizer.from_str(json.dumps(self.description | others))
         settings = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges")
-        options = {name: model[name] for name in settings if model[name]}  # older releases have not all of them
+        options = {name: model[name] for name in settings if model[name]}  # older releases do not have all of them
         core.model = bpe(self.vocab, self.merges, partial(ModelFormatError, self.file, "model.merges", None), **options)
         for special, tokens in groupby(self.description["added_tokens"], lambda token: token["special"]):
             made = [AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in tokens]
@@ -151,7 +149,7 @@ class Pipeline:
         return core
 
     def _check_spaces(self, core: Tokenizer) -> None:
-        """Refuse white space that takes the space beside it.
+        """Reject white space with lstrip or rstrip.
 
         In a run of spaces the library's matches would overlap: it panics, or copies the rest of the run for each.
         """
@@ -160,22 +158,21 @@ class Pipeline:
             if token["normalized"] and core.normalizer is not None:
                 text = core.normalizer.normalize_str(text)
             if not text.strip() and (token["lstrip"] or token["rstrip"]):
-                problem = "is white space, and takes that beside it (lstrip, rstrip)"
+                problem = "is white space with lstrip or rstrip"
                 raise ModelFormatError(self.file, f"added_tokens[{n}]", None, problem)
 
 
 def read_pipeline(description: Mapping[str, Any], file: File, vocab_size: int | None) -> Pipeline:
-    """The tokenizer that a parsed ``tokenizer.json`` describes.
+    """Check a parsed ``tokenizer.json``.
 
     Args:
-        description: the file's JSON object.
-        file: its name, for messages.
-        vocab_size: rows of the model's embedding, which every id must stay below but those of added tokens; None if
-            not known.
+        description: JSON object of the file.
+        file: Name of the file, for messages.
+        vocab_size: Rows of the model's embedding, the limit of ids except for added tokens; None if unknown.
 
     Raises:
-        ModelFormatError: a part or a setting of a wrong type, ids or merges that contradict the vocabulary.
-        UnsupportedModelError: a type of part that the library does not have.
+        ModelFormatError: A part or a setting of a wrong type, or inconsistent ids or merges.
+        UnsupportedModelError: An unknown type of part.
     """
     return _Reader(file, vocab_size).pipeline(description)
 
@@ -209,18 +206,18 @@ class _Reader:
             clean[stage] = None if part is None else self.part(self.object(part, stage), stage)
         self.growth(clean)
         if self.merges:
-            if self.apart is not None or not merges_are_pairs():  # else whoever builds it here checks them
+            if self.apart is not None or not merges_are_pairs():  # otherwise Pipeline.core checks them
                 check_merges(self.merges, vocab, partial(self.fail, "model.merges"))
             model["merges"] = merges_for_json(self.merges)
         return Pipeline(self.file, clean, vocab, self.merges, self.apart)
 
     def growth(self, clean: Mapping[str, Any]) -> None:
-        """Bound how much longer the way in, the way out, and what goes round a text may make it."""
+        """Limit the growth of a text in encoding, decoding and post-processing."""
         parts = {stage: list(leaves(clean[stage], key)) for stage, key in _SEQUENCES.items()}
         if not stays_short(parts["normalizer"] + parts["pre_tokenizer"]) or not stays_short(parts["decoder"]):
             self.apart = self.apart or "growth"
         templates = [part for part in parts["post_processor"] if part["type"] == "TemplateProcessing"]
-        if len(templates) > 1:  # the library has not implemented it, and panics
+        if len(templates) > 1:  # not implemented in the library, which panics
             raise self.fail("post_processor", f"has {len(templates)} templates; one is the most")
         for template in templates:
             for side, allowed in (("single", ["A"]), ("pair", ["A", "B"])):
@@ -230,7 +227,7 @@ class _Reader:
                     raise self.fail(f"post_processor.{side}", problem)
 
     def model(self, model: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-        """What the library gets, and the ids of its tokens."""
+        """Return the description of the model, and its vocabulary."""
         name = model.get("type", "BPE")
         if isinstance(name, str) and name in _ELSEWHERE["model"]:
             self.apart = self.apart or f"model.{name}"
@@ -241,7 +238,7 @@ class _Reader:
             raise self.fail("model.vocab", f"has {len(vocab)} tokens; 1 to {MAX_PIECES} are allowed")
         ids = vocab.values()
         if {*map(type, ids)} != {int} or min(ids) < 0 or max(ids) >= self.limit:
-            for token, i in vocab.items():  # which of a hundred thousand it is
+            for token, i in vocab.items():  # find the invalid one
                 self.identifier(i, f"model.vocab[{token[:80]!r}]")
         if (longest := max(map(len, vocab))) > MAX_PIECE_BYTES:
             raise self.fail("model.vocab", f"has a token of {longest} characters; {MAX_PIECE_BYTES} are the most")
@@ -250,7 +247,7 @@ class _Reader:
         return (self.merged(model, vocab) if name == "BPE" else model), vocab
 
     def merged(self, model: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
-        """A model of byte-pair encoding."""
+        """Return the description of a byte-pair model."""
         merges = model.get("merges")
         if not isinstance(merges, list) or not {*map(type, merges)} <= {str, list}:
             raise self.fail("model.merges", "must be an array of pairs")
@@ -270,7 +267,7 @@ class _Reader:
         return clean
 
     def scored(self, model: dict[str, Any]) -> dict[str, int]:
-        """The pieces of a unigram model, which are listed by id with their scores."""
+        """Return the vocabulary of a unigram model, which is a list of pieces and scores."""
         pieces = model.get("vocab")
         if not isinstance(pieces, list) or not all(isinstance(p, list) and p and type(p[0]) is str for p in pieces):
             raise self.fail("model.vocab", "must be an array of pieces and scores")
@@ -303,7 +300,7 @@ class _Reader:
             raise self.fail("added_tokens", "the same token is there twice")
         missing = [i for i in range(len(by_id)) if i not in by_id] if clean else []
         if missing and any(token["content"] not in vocab and token["id"] > missing[0] for token in clean):
-            # The library numbers added tokens itself, after the vocabulary: with a gap it would give them other ids.
+            # The library numbers added tokens after the vocabulary: with a gap they would have other ids.
             raise self.fail("added_tokens", f"ids leave out {missing[0]}, and later ones are given to added tokens")
         return sorted(clean, key=lambda token: token["id"])
 
@@ -348,7 +345,7 @@ class _Reader:
         return {"Regex": pattern["Regex"]}
 
     def template(self, clean: dict[str, Any]) -> None:
-        """TemplateProcessing: which tokens go round a text."""
+        """Check TemplateProcessing, which adds tokens before and after a text."""
         tokens = self.object(clean.get("special_tokens"), "post_processor.special_tokens")
         special: dict[str, Any] = {}
         for name, value in tokens.items():
@@ -356,7 +353,7 @@ class _Reader:
             entry = self.object(value, field)
             ids, texts = entry.get("ids"), entry.get("tokens")
             if not isinstance(ids, list) or not isinstance(texts, list) or len(ids) != len(texts) or len(ids) > 64:
-                raise self.fail(field, "needs as many ids as tokens, at most 64")
+                raise self.fail(field, "needs one id for each token, at most 64")
             if not all(isinstance(text, str) for text in texts):
                 raise self.fail(field, "tokens must be strings")
             special[name] = {"id": name, "ids": [self.identifier(i, field) for i in ids], "tokens": texts}

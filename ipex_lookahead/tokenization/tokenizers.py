@@ -1,9 +1,8 @@
-"""The tokenizers this package builds, full ``transformers`` tokenizers with our own chat templates.
+"""The tokenizers of this package as tokenizers of transformers, with sandboxed chat templates.
 
-Pipelines of parts run on the ``tokenizers`` library, those that anybody may have written after a rehearsal in a process
-of its own. SentencePiece models run on the ``sentencepiece`` package itself: the
-usual conversion to the other library orders merges by pairs of pieces instead of by the piece they give, and differs in
-runs of equal letters.
+Pipelines run on the ``tokenizers`` library; those with unknown parts run in another process first. SentencePiece models
+run on the ``sentencepiece`` package, because the usual conversion orders merges by pairs of pieces instead of the
+resulting piece, and differs in runs of equal letters.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ class SandboxedChat:
         tokenizer_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As in ``transformers``, whose names these are. ``tools`` are JSON schemas, or documented functions.
+        """Render chat templates with the arguments of transformers. ``tools`` are JSON schemas or functions.
 
         Raises:
-            InputError: no template, no messages, a conversation the template refuses, or an option not supported here.
-            ModelFormatError: the template is faulty, or exceeds its budget.
+            InputError: No template, no messages, a rejected conversation, or an unsupported option.
+            ModelFormatError: The template is faulty, or exceeds a limit.
         """
         if return_assistant_tokens_mask:
             raise InputError("return_assistant_tokens_mask is not supported; it must be False")
@@ -94,7 +93,7 @@ class SandboxedChat:
 
 
 def _messages(chat: Any) -> list[dict[str, Any]]:
-    """The messages of one conversation, without the keys that are None (templates would print the word)."""
+    """Return the messages of a conversation, without keys that are None, which templates would print."""
     messages = getattr(chat, "messages", chat)
     if not isinstance(messages, Sequence) or not all(isinstance(message, dict) for message in messages):
         raise InputError('a conversation is a list of messages {"role": ..., "content": ...}')
@@ -102,48 +101,47 @@ def _messages(chat: Any) -> list[dict[str, Any]]:
 
 
 def _mark_end(chat: list[dict[str, Any]]) -> None:
-    """Mark the end of the last message, in place."""
+    """Append a mark to the last message, in place."""
     text = chat[-1].get("content") if chat else None
     if not isinstance(text, str):
-        raise InputError("continue_final_message needs a last message whose content is a string")
+        raise InputError("continue_final_message needs a last message with a string as content")
     chat[-1]["content"] = text + _END_MARK + " "
 
 
 def _cut_end(rendered: str) -> str:
-    """The prompt up to the end of the last message."""
+    """Return the prompt up to the end of the last message."""
     before, mark, after = rendered.rpartition(_END_MARK)
     if not mark:
         raise InputError("continue_final_message: the chat template does not show the last message")
-    return before if after.startswith(" ") else before.rstrip()  # a template that trims also trims what is continued
+    return before if after.startswith(" ") else before.rstrip()  # the template trims messages
 
 
 class BytePairTokenizer(SandboxedChat, PreTrainedTokenizerFast):  # type: ignore[misc, unused-ignore]
     """Byte-pair encoding on the ``tokenizers`` library."""
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in ``transformers``, whose own ``AutoTokenizer`` reads what is written with the same ids."""
+        """Save files that ``AutoTokenizer`` reads with the same ids."""
         written = super().save_pretrained(save_directory, *args, **kwargs)
         for file in written:
-            if Path(file).name.endswith("tokenizer.json"):  # again without spaces: less than half as long
+            if Path(file).name.endswith("tokenizer.json"):  # without spaces: less than half of the size
                 self.backend_tokenizer.save(str(file), pretty=False)
         name_class(save_directory, FAST, padding_side=self.padding_side)
         return written
 
 
 class RehearsedTokenizer(BytePairTokenizer):
-    """A pipeline of any parts. What it encodes and decodes has been through the worker first (``isolated.py``).
+    """A pipeline with any parts, which runs each call in the worker first (``isolated.py``).
 
-    The library does the same again in this process, so that it takes what it took there, within the limits there; a
-    text that the worker dies of is a ModelFormatError and never reaches it. Calls of ``backend_tokenizer`` itself have
-    no rehearsal.
+    Then the library runs it in this process, with the same time and memory. A text that ends the worker is a
+    ModelFormatError and does not run here. Calls of ``backend_tokenizer`` do not use the worker.
     """
 
     @classmethod
     def of(cls, rehearsal: Any, description: str, options: Mapping[str, Any]) -> RehearsedTokenizer:
-        """Made of the description that the worker of ``rehearsal``, an ``IsolatedText``, runs already."""
+        """Return the tokenizer of the description that ``rehearsal``, an ``IsolatedText``, runs."""
         made = cls(tokenizer_object=Tokenizer.from_str(description), **options)
         made._rehearsal = rehearsal
-        made.padding_side = "left"  # generation goes on at the right end
+        made.padding_side = "left"  # generation continues at the right end
         return made
 
     def _encode_plus(self, *args: Any, **kwargs: Any) -> Any:
@@ -153,7 +151,7 @@ class RehearsedTokenizer(BytePairTokenizer):
         return super()._encode_plus(*args, **kwargs)
 
     def _batch_encode_plus(self, texts: Any, *args: Any, **kwargs: Any) -> Any:
-        """In transformers 4, where a batch has a way of its own."""
+        """Run each text in the worker first; only transformers 4 has this method."""
         for text in _texts(texts):
             self._rehearsal.encode(text)
         return super()._batch_encode_plus(texts, *args, **kwargs)
@@ -164,14 +162,13 @@ class RehearsedTokenizer(BytePairTokenizer):
         return str(super()._decode(token_ids, *args, **kwargs))
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """The text of tokens."""
         vocab = self.get_vocab()
         self._rehearsal.decode([vocab[token] for token in tokens if token in vocab])
         return str(super().convert_tokens_to_string(list(tokens)))
 
 
 def _texts(given: Any) -> Iterator[str]:
-    """The strings in lists of lists."""
+    """Yield the strings in nested lists."""
     if isinstance(given, str):
         yield given
     elif isinstance(given, list | tuple):
@@ -180,23 +177,23 @@ def _texts(given: Any) -> Iterator[str]:
 
 
 class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignore[misc, unused-ignore]
-    """A SentencePiece model: ids are exactly the ``sentencepiece`` package's, with the special tokens of Llama.
+    """A SentencePiece model with the ids of the ``sentencepiece`` package, and special tokens.
 
-    Text between special tokens is encoded by itself, each part with the model's dummy prefix (Llama-2's original
-    behaviour, ``legacy=True``).
+    Texts between special tokens are encoded separately, each with the dummy prefix of the model (Llama-2's original
+    behavior, ``legacy=True``).
 
     Args:
-        model: a serialised SentencePiece model that ``sentencepiece_model.py`` has checked.
-        add_bos_token: whether encoding begins with ``bos_token``; on by default, as for Llama.
-        add_eos_token: whether encoding ends with ``eos_token``.
-        kwargs: as for ``PreTrainedTokenizer``.
+        model: A serialized SentencePiece model, checked by ``sentencepiece_model.py``.
+        add_bos_token: Whether to add ``bos_token``; the default is that of Llama.
+        add_eos_token: Whether to add ``eos_token``.
+        kwargs: Arguments of ``PreTrainedTokenizer``.
     """
 
     vocab_files_names = {"vocab_file": "tokenizer.model"}  # noqa: RUF012  (transformers' name and type)
     model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
 
     def __init__(self, model: bytes, *, add_bos_token: bool = True, add_eos_token: bool = False, **kwargs: Any) -> None:
-        """Raises RuntimeError where the sentencepiece package does not take the model."""
+        """Load the model. Raises RuntimeError if the sentencepiece package rejects it."""
         self._load(model)
         self.add_bos_token = add_bos_token
         self.add_eos_token = add_eos_token
@@ -210,11 +207,10 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
 
     @property
     def vocab_size(self) -> int:
-        """Pieces of the model, without added tokens."""
+        """Number of pieces, without added tokens."""
         return len(self._pieces)
 
     def get_vocab(self) -> dict[str, int]:
-        """Piece to id, added tokens included."""
         return {**{piece: i for i, piece in enumerate(self._pieces)}, **self.added_tokens_encoder}
 
     def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
@@ -227,14 +223,13 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
         return self._pieces[index] if 0 <= index < len(self._pieces) else None
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
-        """As in ``transformers``; an id outside the vocabulary is left out of a list, and None by itself."""
+        """Return tokens; an id outside of the vocabulary is skipped in a list, and None if single."""
         if isinstance(ids, int):
             return super().convert_ids_to_tokens(ids, skip_special_tokens=skip_special_tokens)
         tokens = super().convert_ids_to_tokens([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
         return [token for token in tokens if token is not None]
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
-        """The text of pieces and special tokens."""
         return self._text([self._convert_token_to_id_with_added_voc(token) for token in tokens])
 
     def _decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:
@@ -250,7 +245,6 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        """``bos`` before, ``eos`` after each sequence, where they are switched on."""
         before = [self.bos_token_id] if self.add_bos_token and self.bos_token_id is not None else []
         after = [self.eos_token_id] if self.add_eos_token and self.eos_token_id is not None else []
         second = [] if token_ids_1 is None else before + list(token_ids_1) + after
@@ -259,7 +253,6 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
     def get_special_tokens_mask(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None, already_has_special_tokens: bool = False
     ) -> list[int]:
-        """1 for special tokens, 0 for others."""
         if already_has_special_tokens:
             special = set(self.all_special_ids)
             return [int(i in special) for i in token_ids_0]
@@ -271,7 +264,7 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
         return mask
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in ``transformers``, whose own ``AutoTokenizer`` reads what is written; see ``saving.py`` for how well."""
+        """Save files that ``AutoTokenizer`` reads; see ``saving.py`` for the limits."""
         tokens = dict(self._added_tokens_decoder)
         before = [(self.bos_token, self.bos_token_id)] if self.add_bos_token else []
         after = [(self.eos_token, self.eos_token_id)] if self.add_eos_token else []
@@ -295,7 +288,7 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
         return (str(path),)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and processes share the bytes of the model, not the loaded one."""
+        """Pickle the bytes of the model instead of the loaded one."""
         loaded = ("_core", "sp_model", "_pieces")
         return {name: value for name, value in self.__dict__.items() if name not in loaded}
 
@@ -305,7 +298,7 @@ class SentencePieceTokenizer(SandboxedChat, PreTrainedTokenizer):  # type: ignor
 
 
 def _as_fast(tokenizer: Any, core: Tokenizer) -> PreTrainedTokenizerFast:
-    """transformers' own tokenizer on ``core``, with the settings of ``tokenizer``."""
+    """Return transformers' own tokenizer on ``core``, with the settings of ``tokenizer``."""
     roles = {role: getattr(tokenizer, role) for role in ("bos_token", "eos_token", "unk_token", "pad_token")}
     return PreTrainedTokenizerFast(
         tokenizer_object=core,

@@ -1,11 +1,9 @@
-"""The process in which what comes from outside is run: a chat template, a tokenizer of any parts, a client's grammar.
+"""The process that runs untrusted input: chat templates, tokenizers with any parts, grammars of clients.
 
-Started by ``process.py`` as a script; imports nothing of the package. A sandbox keeps a template from reaching Python's
-insides, and libraries read tokenizers and grammars, but none of them keeps its input from running for ever or filling
-the memory. Here the kernel sees to both: address space and processor time are limited, no file can be written, and when
-a limit is reached the process dies, whatever it is doing. It reads messages from standard input and answers each on
-standard output: eight bytes of length, then JSON. It ends when there are no more, as when the process that asks is
-gone.
+``process.py`` starts it as a script; it does not import the package. Jinja's sandbox, the tokenizers library and
+llguidance do not limit time and memory of their input. In this process the kernel limits address space and processor
+time, files cannot be written, and the process ends when a limit is reached. It reads messages from standard input and
+writes an answer for each to standard output: eight bytes of length, then JSON. It ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from functools import partial
 from typing import Any, BinaryIO, NoReturn
 
 _COPIED = 4 << 20
-"""Bytes that a process which was forked copies of its parent's, whatever it does."""
+"""Bytes of the parent that a fork copies in any case."""
 _MAX_ERROR = 20_000
-"""Characters of an error of the library; a pattern in it has up to a fifth of them, twice."""
+"""Maximum characters of an error of the library, which may quote a pattern twice."""
 _UNHURRIED = 0.1
-"""Seconds after which a grammar's process makes way for all others."""
+"""Seconds after which the process of a grammar has a lower priority."""
 
 
 class Raised(Exception):
@@ -37,13 +35,13 @@ class Raised(Exception):
 
 
 class Budget(Exception):
-    """The template took more steps, or wrote more, than it may."""
+    """The template exceeded its steps or its output."""
 
 
 def template_of(request: dict[str, Any]) -> Any:
-    """The template of a request, compiled. Its loops are counted from then on."""
+    """Return the compiled template of a request, with counted loops."""
     import jinja2
-    import jinja2.debug  # while files may still be opened
+    import jinja2.debug  # before files are limited
     import jinja2.ext
     import jinja2.nodes
     import jinja2.sandbox
@@ -71,7 +69,7 @@ def template_of(request: dict[str, Any]) -> Any:
             return CountLoops().visit(super()._parse(source, name, filename))
 
     class Generation(jinja2.ext.Extension):
-        """``{% generation %}`` marks what the assistant wrote; it renders its contents."""
+        """``{% generation %}`` marks text of the assistant; it renders its contents."""
 
         tags = {"generation"}
 
@@ -98,9 +96,9 @@ def template_of(request: dict[str, Any]) -> Any:
 
 
 def render(request: dict[str, Any], template: Any = None) -> dict[str, Any]:
-    """Answer a request: {"ok": [texts]} or {"error": kind, "message": ...}.
+    """Answer a request with {"ok": [texts]} or {"error": kind, "message": ...}.
 
-    ``template``: its template, where that is compiled already.
+    ``template`` is the compiled template, if available.
     """
     import jinja2
 
@@ -128,21 +126,21 @@ def render(request: dict[str, Any], template: Any = None) -> dict[str, Any]:
         return {"error": "budget", "message": f"it needs too much memory or nests too deep ({type(error).__name__})"}
     except jinja2.TemplateSyntaxError as error:
         return {"error": "syntax", "message": f"line {error.lineno}: {error.message}"[:2000]}
-    except Exception as error:  # whatever the template's own expressions raise
+    except Exception as error:  # expressions of the template may raise anything
         return {"error": "failed", "message": f"{type(error).__name__}: {error}"[:2000]}
 
 
 class Kept:
-    """The template that was rendered last, compiled: a server has one or two, and most of the time goes into that."""
+    """A cache of the last compiled template, because compiling takes most of the time."""
 
     def __init__(self) -> None:
         self._source = ""
         self._template: Any = None
 
     def template(self, request: dict[str, Any]) -> Any:
-        """The request's; None where it cannot be compiled, which whoever renders it will say.
+        """Return the compiled template of a request, or None after an error, which ``render`` reports.
 
-        Compiling sees no conversation, and is limited as rendering is.
+        Compiling does not read the conversation, and has the limits of rendering.
         """
         if request["template"] != self._source:
             self._source, self._template = request["template"], None
@@ -155,9 +153,9 @@ class Kept:
 
 
 def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what ``work`` does in a process of its own, forked from this one; what ends it is an answer too.
+    """Run ``work`` in a fork of this process and return its answer, or an answer for the signal that ended it.
 
-    So each piece of work has a process that nothing was run in, and none waits for Python to start.
+    Each call has a clean process without the time to start Python.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -178,10 +176,10 @@ def apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def do(work: Callable[[], dict[str, Any]], out: BinaryIO, *, framed: bool = False) -> NoReturn:
-    """Write what ``work`` does as JSON and end this process, which was forked for it; with status 0 where it wrote."""
+    """Write the answer of ``work`` as JSON and exit this fork, with status 0 on success."""
     try:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
-        os.dup2(0, 1)  # our parent's answers
+        os.dup2(0, 1)  # file 1 has the answers of the parent
         try:
             answer = work()
         except BaseException as error:
@@ -195,20 +193,20 @@ def do(work: Callable[[], dict[str, Any]], out: BinaryIO, *, framed: bool = Fals
 
 
 def spelled(answer: dict[str, Any]) -> bytes:
-    """An answer as a message."""
+    """Return an answer as a message."""
     body = json.dumps(answer).encode("ascii")
     return len(body).to_bytes(8, "little") + body
 
 
 def strftime_now(form: str) -> str:
-    """The local time now, in the format given."""
+    """Return the local time in a format."""
     from datetime import datetime
 
     return datetime.now().strftime(form)
 
 
 class Tokenizer:
-    """A tokenizer of the ``tokenizers`` library, and what may be asked of it."""
+    """A tokenizer of the ``tokenizers`` library."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         import tokenizers
@@ -217,19 +215,19 @@ class Tokenizer:
         self.core = tokenizers.Tokenizer.from_str(request["description"])
 
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Ids of ``text``, or the text of ``ids``; of neither more than ``most``."""
+        """Return the ids of ``text``, or the text of ``ids``; at most ``most`` elements."""
         found: list[int] | str
         if "text" in question:
             found = self.core.encode(question["text"], add_special_tokens=question["special"]).ids
         else:
             found = self.core.decode(question["ids"], skip_special_tokens=question["skip"])
         if len(found) > question["most"]:
-            return {"error": f"{len(found)} came of it; at most {question['most']} are taken"}
+            return {"error": f"the result has length {len(found)}; the limit is {question['most']}"}
         return {"ok": found}
 
 
 class Grammars:
-    """llguidance's view of a vocabulary, and grammars that are tried with it."""
+    """A vocabulary for llguidance, and trials of grammars."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         import llguidance
@@ -245,7 +243,7 @@ class Grammars:
         self._tokenizer = llguidance.LLTokenizer(wrapper, n_vocab=len(self.tokens), eos_token=request["ends"])
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Tokens of a text, the longest first: which of its spellings is taken changes no mask."""
+        """Return tokens of a text, the longest first; masks do not depend on the tokenization."""
         given, found, at = text.encode("utf-8") if isinstance(text, str) else text, [], 0
         while at < len(given):
             sizes = range(min(self._longest, len(given) - at), 0, -1)
@@ -256,7 +254,7 @@ class Grammars:
         return found
 
     def tried(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Compile a grammar and begin a few answers in it.
+        """Compile a grammar and start a few answers with it.
 
         Returns {"ok": bytes of memory}, or {"error": "refused" or "outgrown", "message": ...}.
         """
@@ -279,13 +277,13 @@ class Grammars:
                     return {"error": "outgrown", "message": copy.get_error()[:_MAX_ERROR]}
                 if token < 0 or copy.is_stopped():
                     break
-        del copy, matcher  # taking it apart is part of the trial
+        del copy, matcher  # deallocation is part of the trial
         return {"ok": max(0, taken - _COPIED)}
 
     def _some(self, mask: bytes, start: int) -> int:
-        """A token of a mask that ends nothing, the next one from some place on; -1 for none."""
+        """Return a token of a mask that is not an end token, searching from ``start``; -1 for none."""
         size = len(self.tokens)
-        for at in range(0, len(mask), 64):  # by pieces, of which most are empty or full
+        for at in range(0, len(mask), 64):  # most blocks are empty or full
             place = (at + start // 8) % len(mask) // 64 * 64
             if any(piece := mask[place : place + 64]):
                 for i in range(8 * len(piece)):
@@ -296,7 +294,7 @@ class Grammars:
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of addresses and of resident memory that this process has; zeros where the system does not say."""
+    """Return the bytes of address space and of resident memory of this process; zeros if unknown."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             pages = file.read().split()
@@ -306,11 +304,11 @@ def memory() -> tuple[int, int]:
 
 
 class Trials:
-    """Processes that are forked for one grammar each, any number at a time, and the connections of their clients.
+    """Forks for one grammar each, and the connections of their clients.
 
     Args:
-        grammars: what they try them with.
-        link: where connections are handed over.
+        grammars: The vocabulary.
+        link: Socket that receives connections.
     """
 
     def __init__(self, grammars: Grammars, link: socket.socket) -> None:
@@ -318,25 +316,25 @@ class Trials:
         self._link = link
         self._poll = select.poll()
         self._poll.register(link, select.POLLIN)
-        self._trials: dict[int, tuple[int, socket.socket]] = {}  # by the pipe that ends with it: process, client
-        self._clients: dict[int, int] = {}  # by the client's descriptor: process
-        self._new: dict[int, float] = {}  # by process: when it makes way for others
+        self._trials: dict[int, tuple[int, socket.socket]] = {}  # pipe that closes at its end -> process, client
+        self._clients: dict[int, int] = {}  # descriptor of the client -> process
+        self._new: dict[int, float] = {}  # process -> time to lower its priority
 
     def serve(self) -> None:
-        """Try grammars until the link ends."""
+        """Try grammars until the link closes."""
         while True:
             wait = min(self._new.values()) - time.monotonic() if self._new else None
             ready = self._poll.poll(None if wait is None else max(0.0, 1000 * wait))
-            # New connections last: they may get the numbers of descriptors that are closed before.
+            # New connections last: they may reuse the numbers of descriptors that are closed before.
             for descriptor, _ in sorted(ready, key=lambda one: one[0] == self._link.fileno()):
                 if descriptor == self._link.fileno():
-                    said, given, _, _ = socket.recv_fds(self._link, 1, 1)
-                    if not said:
+                    data, descriptors, _, _ = socket.recv_fds(self._link, 1, 1)
+                    if not data:
                         return
-                    self._begin(socket.socket(fileno=given[0]))
+                    self._begin(socket.socket(fileno=descriptors[0]))
                 elif descriptor in self._trials:
                     self._end(descriptor)
-                elif descriptor in self._clients:  # it has left; the pipe ends next
+                elif descriptor in self._clients:  # it has disconnected; the pipe closes next
                     self._poll.unregister(descriptor)
                     os.kill(self._clients[descriptor], signal.SIGKILL)
             now = time.monotonic()
@@ -352,7 +350,7 @@ class Trials:
             questions, answers = client.makefile("rb"), client.makefile("wb")
             do(lambda: self._grammars.tried(read_message(questions)), answers, framed=True)
         os.close(writer)
-        self._poll.register(reader, 0)  # its end is told unasked
+        self._poll.register(reader, 0)  # poll reports its end in any case
         self._poll.register(client, 0)
         self._trials[reader] = process, client
         self._clients[client.fileno()] = process
@@ -376,16 +374,16 @@ class Trials:
 
 
 def read_message(stream: BinaryIO) -> Any:
-    """The next message; None at the end."""
+    """Return the next message, or None at the end."""
     size = int.from_bytes(stream.read(8), "little")
     return json.loads(stream.read(size)) if size else None
 
 
 def limit_resources(limits: dict[str, Any]) -> None:
-    """Limits that the kernel enforces: bytes of memory, seconds of processor time, and where it is given, of stack."""
+    """Set limits of the kernel: bytes of memory, seconds of processor time, and optionally bytes of stack."""
     try:
         import resource
-    except ImportError:  # not on this system: the parent's deadline remains
+    except ImportError:  # not on this system: the parent has a timeout
         return
     from datetime import datetime
 
@@ -395,21 +393,21 @@ def limit_resources(limits: dict[str, Any]) -> None:
         given.append((resource.RLIMIT_STACK, limits["stack"]))
     for limit, most in given:
         _, hard = resource.getrlimit(limit)
-        if hard != resource.RLIM_INFINITY:  # a limit that stands already (ulimit -Hv) may be lowered only
+        if hard != resource.RLIM_INFINITY:  # an existing hard limit (ulimit -Hv) cannot be raised
             most = min(most, hard)
         resource.setrlimit(limit, (most, most))
     limit_time(limits["seconds"])
 
 
 def limit_time(seconds: float) -> None:
-    """Processor time from here; 0: no limit. The alarm's default action ends the process inside any operation."""
+    """Limit the processor time from now on; 0 is unlimited. The signal ends the process in any operation."""
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def main() -> None:
-    """Read what is to be run, then answer questions about it."""
+    """Read the first request, which selects the kind of worker, and answer requests."""
     messages, answers = os.fdopen(0, "rb"), os.fdopen(1, "wb")
 
     def write(answer: dict[str, Any]) -> None:
@@ -425,7 +423,7 @@ def main() -> None:
         for module in request["import"]:
             importlib.import_module(module)
         kept = Kept()
-        kept.template(request)  # what Jinja prepares once, those that are forked have
+        kept.template(request)  # forks inherit Jinja's tables
         gc.collect()
         gc.freeze()  # a collection in a fork would copy every page
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -445,10 +443,10 @@ def main() -> None:
         return
     try:
         tokenizer = Tokenizer(request)
-    except BaseException as error:  # a panic in the library is no Exception
+    except BaseException as error:  # a panic in the library is not an Exception
         write({"error": f"{error}"[:2000]})
         return
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what the library says of its panics
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library prints its panics
     write({"ok": True})
     while (question := read_message(messages)) is not None:
         limit_time(question["seconds"])

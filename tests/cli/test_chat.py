@@ -65,7 +65,7 @@ def test_ctrl_c_is_a_question_first(scripted, talk):
     finally:
         signal.signal(signal.SIGINT, before)
     assert out.startswith("one two \n")
-    assert "stopped; what has come is kept" in err
+    assert "stopped; the text so far is kept" in err
     assert "assistant\none two <|im_end|>\n<|im_start|>user\nsecond" in asked(model)
 
 
@@ -136,7 +136,7 @@ def test_retry(scripted, talk):
     model = scripted("one", "two", "three")
     arguments = ("--temperature", "0.7", "--seed", "5")
     _, err = talk("/retry", "first", "/retry", "/retry", "second", arguments=arguments)
-    assert "error: there is no answer to give again" in err
+    assert "error: there is no answer to repeat" in err
     assert [settings["seed"] for _, settings in model.asked] == [5, 6, 7, 7]
     assert "seed: 6\n" in err
     assert asked(model, 0) == asked(model, 1) == asked(model, 2)
@@ -196,7 +196,7 @@ def test_stats_after_a_stopped_answer(scripted, talk):
     model = scripted("one two three")
     model.interrupt_after = 4
     _, err = talk("first", "/stats")
-    assert "stopped; what has come is kept" in err
+    assert "stopped; the text so far is kept" in err
     assert "4 tokens · " in err
     assert "in 1 turn" in err
 
@@ -204,7 +204,7 @@ def test_stats_after_a_stopped_answer(scripted, talk):
 def test_regen_undo_clear(scripted, talk):
     model = scripted("one", "two", "three", "four", "five")
     _, err = talk("/regen", "/undo", "first", "/regen", "second", "/undo", "third", "/clear", "fourth")
-    assert "error: there is no answer to give again" in err
+    assert "error: there is no answer to repeat" in err
     assert "error: there is nothing to undo" in err
     assert asked(model, 0) == asked(model, 1), "the same question again"
     assert "assistant\ntwo<" in asked(model, 2)
@@ -313,7 +313,7 @@ def test_load_refuses_other_files(content, scripted, talk, tmp_path):
     file.write_text(content)
     model = scripted()
     _, err = talk("first", f"/load {file}", "second")
-    assert "is no conversation saved by /save" in err
+    assert "is not a conversation saved by /save" in err
     assert "first" in asked(model), "the conversation is as it was"
 
 

@@ -100,7 +100,7 @@ def test_a_whole_chat(tmp_path):
     terminal.type("again\n")
     terminal.wait_for("slow slow")
     terminal.type("\x03")
-    terminal.wait_for("stopped; what has come is kept")
+    terminal.wait_for("stopped; the text so far is kept")
     terminal.wait_for(">>> ")
     terminal.interrupt_until("Ctrl-D or /bye leaves")
     terminal.wait_for(">>> ")

@@ -33,7 +33,7 @@ def test_a_report_to_paste(capsys, monkeypatch):
     assert said.startswith("### ipex-lookahead doctor")
     assert re.search(r"\| native +\| sym_int4 +\| passed +\|", said)
     assert "| torch, deterministic |" in said
-    assert re.search(r"Kernels of \w+ beside the scalar ones: the same bytes in \d\d formats\.", said)
+    assert re.search(r"Kernels of \w+ compared with scalar ones: the same bytes in \d\d formats\.", said)
     assert "Everything works." in said
 
 

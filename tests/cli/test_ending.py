@@ -51,4 +51,4 @@ def test_an_answer_that_never_began():
 
 def test_the_context_is_named():
     told = ending(GenerationStats(finish_reasons=["context"]), VARIED, limit="-n 9", setting=lambda name: "")
-    assert told == ["stopped where the model's context ends"]
+    assert told == ["stopped at the end of the model's context"]

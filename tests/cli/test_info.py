@@ -106,7 +106,7 @@ def test_folders_that_other_programs_quantised(settings, says, family, tmp_path,
     assert facts["formats"] == {"i32": {"tensors": 1, "bytes": 2048}, "fp16": {"tensors": 1, "bytes": 128}}
     assert facts["layers"] == 2
     assert "quantised already" in facts["problem"]
-    assert "quantised by" in words_of(folder, capsys)
+    assert "quantized by" in words_of(folder, capsys)
 
 
 def test_pickles_are_weighed_and_never_opened(tmp_path, capsys):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.main import cli
-from ipex_lookahead.cli.options import Option, option, said_of
+from ipex_lookahead.cli.options import Option, attribute_doc, option
 from ipex_lookahead.config import LookaheadConfig, bounds_of
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.cli.test_main import every_option
@@ -66,8 +66,8 @@ def test_help_comes_from_the_field_or_from_the_docstring_of_the_settings():
     said = {one.name: one.help for one in answer.params if isinstance(one, Option)}
     assert said["max_new_tokens"] == "Most tokens."
     assert said["window"] == "jacobi: columns of the window (the paper's W), 1 to 60."
-    assert said_of(LookaheadConfig, "draft_min_prob").startswith("A second model ends its draft")
-    assert said_of(LookaheadConfig, "occurrence").endswith("as in transformers.")
+    assert attribute_doc(LookaheadConfig, "draft_min_prob").startswith("A second model ends its draft")
+    assert attribute_doc(LookaheadConfig, "occurrence").endswith("as in transformers.")
 
 
 def test_every_option_says_what_it_does():

@@ -184,7 +184,7 @@ def test_an_interrupted_file_keeps_another_name(scripted, tmp_path, capsys):
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".a.txt.")
     assert left.read_text() == "one two \n"
-    assert f"what had come is in {left}" in capsys.readouterr().err
+    assert f"the output so far is in {left}" in capsys.readouterr().err
 
 
 def test_a_file_that_nothing_came_for_is_gone(tmp_path):

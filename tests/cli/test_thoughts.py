@@ -54,8 +54,8 @@ def test_an_answer_that_ends_in_its_thought_is_not_kept(scripted, talk, marks): 
     model = scripted(f"{marks[0]}\nhm and hm", "Two.")
     out, err = talk("first", "second", "/think")
     assert out == "<think>\nhm and hm\n</think>\n\n\nTwo.\n"
-    assert "the answer ended inside its thought; nothing is kept of it" in err
-    assert "think: as the chat template likes" in err
+    assert "the answer ended in its thoughts and is not kept" in err
+    assert "think: default of the chat template" in err
     assert "first" not in asked(model)
 
 
@@ -67,7 +67,7 @@ def test_marks_are_text_where_the_template_knows_none(scripted, talk):  # noqa: 
 
 
 def test_a_thought_is_dim_where_there_are_colours(capsys):
-    painter = Painter(coloured=True)
+    painter = Painter(colored=True)
     painter.write("hm", thought=True)
     painter.write("ah", "suffix", thought=True)
     painter.write("Hi")

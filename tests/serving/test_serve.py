@@ -143,7 +143,7 @@ def test_a_port_that_is_taken(capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--cache-memory", "much"], "'much' is no size"),
+        (["--cache-memory", "much"], "'much' is not a size"),
         (["--slots", "0"], "--slots"),
         (["--max-running-per-key", "0"], "--max-running-per-key"),
         (["--max-queued-per-key", "-1"], "--max-queued-per-key"),

@@ -68,11 +68,11 @@ def folder(path: Path, **parts: Any) -> Path:
         ({"post_processor": template([TEXT, TEXT])}, "post_processor.single.*once"),
         ({"post_processor": template([{"Sequence": {"id": "B"}}])}, "post_processor.single"),
         ({"post_processor": {"type": "Sequence", "processors": [template([MARK, TEXT])] * 2}}, "2 templates; one is"),
-        ({"added_tokens": [{"id": 258, "content": "\t ", "rstrip": True}]}, "white space, and takes that beside it"),
+        ({"added_tokens": [{"id": 258, "content": "\t ", "rstrip": True}]}, "white space with lstrip"),
         (
             {**normalizers(replace("qq", " ")), "added_tokens": [{"id": 258, "content": "qq", "lstrip": True,
                                                                   "normalized": True}]},
-            "white space, and takes that beside it",
+            "white space with lstrip",
         ),
         ({"added_tokens": [{"id": 258, "content": "x" * 4097}]}, "4097 characters; 4096"),
         ({"added_tokens": [{"id": 258 + i, "content": f"{i}" + "x" * 4000} for i in range(263)]}, "1048576 are"),

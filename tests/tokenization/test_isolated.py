@@ -102,7 +102,7 @@ def test_more_tokens_than_any_text_has_are_an_error(
     monkeypatch.setattr(isolated, "most_ids", lambda text: 3)
     tokenizer = text_from_folder(folder_of(tmp_path, bpe_core), {})
     assert tokenizer is not None
-    with pytest.raises(ModelFormatError, match="encoding: 4 came of it; at most 3 are taken"):
+    with pytest.raises(ModelFormatError, match="encoding: the result has length 4; the limit is 3"):
         tokenizer.encode("zqzq", add_special_tokens=False)
 
 

@@ -13,7 +13,7 @@ def test_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     assert release.merges_for_json([("a", "b")]) == ["a b"]
     with pytest.raises(UnsupportedModelError, match="spaces"):
         release.merges_for_json([("a ", "b")])
-    with pytest.raises(UnsupportedModelError, match="whole words"):
+    with pytest.raises(UnsupportedModelError, match="ignore_merges"):
         release.check_whole_words(True)
     release.check_whole_words(False)
     monkeypatch.setattr(release, "TOKENIZERS", (0, 22))

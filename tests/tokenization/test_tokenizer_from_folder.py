@@ -356,7 +356,7 @@ def damage(good: dict[str, Any]) -> dict[str, tuple[dict[str, Any], type[Lookahe
         "post_processor",
         {**template, "special_tokens": {"x": {"id": "x", "ids": [1], "tokens": []}}},
         bad,
-        "as many ids as tokens",
+        "one id for each token",
     )
     case(
         "template unlisted",

@@ -1,4 +1,4 @@
-"""``bench decode`` as a picture: speed by lookahead, tokens a step by category, acceptance by position and source."""
+"""The picture of ``bench decode``: speed, tokens per step by category, acceptance by position and source."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from ipex_lookahead.bench.plots.drawing import ALERT, FAINT, entitle, look, picture
 
-LEAST_DRAFTED = 10
-"""A position of a draft that was reached more rarely says nothing."""
+MIN_DRAFTED = 10
+"""Minimum number of drafts at a position to show its acceptance rate."""
 MOST_SOURCES = 12
 
 Labelled = list[tuple[str, dict[str, Any]]]
-"""(label, run) of what is shown beside each other; its place there is its colour and mark."""
+"""(label, run) for each line; the index selects color and mark."""
 
 
 def plot_decode(report: dict[str, Any], file: Path) -> None:
-    """Four views of ``bench decode``'s report. Raises InputError if the file cannot be saved."""
+    """Draw four views of the report. Raises InputError if the file cannot be saved."""
     runs = report["runs"]
     lines = _lines(runs[1:])
     with picture(file, *(((10.5, 8.0), 2, 2) if lines else ((6.0, 4.2),))) as (figure, axes):
@@ -33,15 +33,15 @@ def plot_decode(report: dict[str, Any], file: Path) -> None:
                 frameon=False,
             )
         same = all(len(set(run["identical_to_plain"].split("/"))) == 1 for run in runs)
-        said = (
+        verdict = (
             "every answer has the tokens of plain decoding" if same else "NOT every answer has plain decoding's tokens"
         )
         count = f"{runs[0]['prompts']} prompts, up to {report['max_new_tokens']} tokens each"
-        entitle(figure, f"{report['model']} · {report['low_bit']} · {count}; {said}", report)
+        entitle(figure, f"{report['model']} · {report['low_bit']} · {count}; {verdict}", report)
 
 
 def _lines(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """Label -> runs that one line joins, by how many tokens may be drafted; each ``auto`` stands alone."""
+    """Return label -> runs of one line, by most drafted tokens; ``auto`` has its own line."""
     found: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         strategy = "auto" if run["lookahead"] == "auto" else run["strategy"]
@@ -54,7 +54,7 @@ def _lines(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def over_lookahead(axes: Any, runs: list[dict[str, Any]], lines: dict[str, list[dict[str, Any]]]) -> None:
-    """Tokens a second by how many may be drafted; above each number the best of it."""
+    """Draw tokens per second by most drafted tokens, with the best value above each."""
     plain = runs[0]["decode_tok_s"]
     places: dict[Any, int] = {number: at for at, number in enumerate(sorted({0, *_numbers(runs)}))}
     for label, some in lines.items():
@@ -77,7 +77,7 @@ def over_lookahead(axes: Any, runs: list[dict[str, Any]], lines: dict[str, list[
     several = any(len(some) > 1 for some in lines.values())
     note = "\n(the other views: the largest of each line)" if several else ""
     axes.set_xlabel(f"n_lookahead_tokens: most drafted tokens a step{note}")
-    axes.set_ylabel("tokens a second after the first")
+    axes.set_ylabel("tokens per second after the first")
     axes.set_ylim(0, 1.15 * max(best.values()))
     axes.margins(x=0.08)
 
@@ -87,7 +87,7 @@ def _numbers(runs: list[dict[str, Any]]) -> list[int]:
 
 
 def by_category(axes: Any, shown: Labelled, categories: list[str], prompts: list[str]) -> None:
-    """Tokens a step of each prompt and their mean, by category; the slowest prompt has a ring."""
+    """Draw tokens per step of each prompt and their mean by category; a ring marks the slowest prompt."""
     names = list(dict.fromkeys(categories))
     step = 0.8 / len(shown)
 
@@ -107,34 +107,34 @@ def by_category(axes: Any, shown: Labelled, categories: list[str], prompts: list
     worst = slowest["prompt_ratios"].index(slowest["slowest_prompt_ratio"])
     place = (slowest["prompt_acceptance_lengths"][worst], height(number, categories[worst]))
     axes.plot(*place, "o", markersize=10, markerfacecolor="none", color=ALERT)
-    said = f"slowest: {slowest['slowest_prompt_ratio']:.2f} x, {prompts[worst]}" + (f" ({label})" if number else "")
-    ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # bars may stand behind it
-    axes.annotate(said, place, (9, 0), textcoords="offset points", va="center", fontsize=8, color=ALERT, bbox=ground)
+    text = f"slowest: {slowest['slowest_prompt_ratio']:.2f} x, {prompts[worst]}" + (f" ({label})" if number else "")
+    ground = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}  # for text over bars
+    axes.annotate(text, place, (9, 0), textcoords="offset points", va="center", fontsize=8, color=ALERT, bbox=ground)
     axes.set_yticks(range(len(names)), labels=[name or "no category" for name in names])
     axes.invert_yaxis()
-    axes.set_xlabel("tokens a step (bars: means; marks: prompts)")
+    axes.set_xlabel("tokens per step (bars: means; marks: prompts)")
     axes.set_xlim(left=0.9)
 
 
 def by_position(axes: Any, shown: Labelled) -> None:
-    """Of the tokens drafted so far behind the last one, the share that was accepted."""
+    """Draw the acceptance rate by position in the draft."""
     for number, (label, run) in enumerate(shown):
         counts = zip(run["drafted_by_position"], run["accepted_by_position"], strict=True)
         shares = [
             (place, 100 * accepted / drafted)
             for place, (drafted, accepted) in enumerate(counts, 1)
-            if drafted >= LEAST_DRAFTED
+            if drafted >= MIN_DRAFTED
         ]
         if shares:
             axes.plot(*zip(*shares, strict=True), label=label, **look(number))
-    axes.set_xlabel(f"position in the draft, where {LEAST_DRAFTED} or more were drafted")
-    axes.set_ylabel("accepted of the drafted there (%)")
-    axes.set_ylim(0, 104)  # the mark of 100 % is whole
+    axes.set_xlabel(f"position in the draft, with {MIN_DRAFTED} or more drafts")
+    axes.set_ylabel("acceptance rate (%)")
+    axes.set_ylim(0, 104)  # room for the mark at 100 %
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def by_source(axes: Any, shown: Labelled) -> None:
-    """Of the tokens that a source put forward, the share that was accepted."""
+    """Draw the acceptance rate by source."""
     bars = [
         (name if name == label or len(shown) == 1 else f"{name} ({label})", count, number)
         for number, (label, run) in enumerate(shown)
@@ -151,4 +151,4 @@ def by_source(axes: Any, shown: Labelled) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 130)
     axes.set_xticks(range(0, 101, 20))
-    axes.set_xlabel("accepted of what the source drafted (%)")
+    axes.set_xlabel("acceptance rate of the source (%)")

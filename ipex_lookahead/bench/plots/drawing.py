@@ -1,4 +1,4 @@
-"""What all pictures share: colours, axes, the line that says where and when, and how they are saved."""
+"""Common parts of all pictures: colors, axes, the line with machine and date, saving."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-"""Letters stay letters: a reader can mark and search them, and a page's fonts show them."""
-COLOURS = ("#1f5fa8", "#c2571a", "#2e7d4f", "#8b3fa0", "#a8871f", "#5a5a5a")
-"""Told apart in print without colour by ``MARKS``, too."""
+"""Text in SVG stays text, so that it can be selected and searched."""
+COLORS = ("#1f5fa8", "#c2571a", "#2e7d4f", "#8b3fa0", "#a8871f", "#5a5a5a")
+"""``MARKS`` distinguish the lines without color."""
 MARKS = "os^Dvx"
 STROKES = ("-", "-.", ":", (0, (6, 2)))
-"""From one round of the colours to the next."""
+"""One for each round of the colors."""
 FAINT, ALERT, GRID = "#666666", "#c02a2a", "#dddddd"
 
 
 def check_plot(file: Path) -> None:
-    """Raise InputError unless a picture of that name can be drawn, before anything is measured."""
+    """Raise InputError if a picture cannot be drawn or saved."""
     if file.suffix.lower() not in SUFFIXES:
         raise InputError(f"{file}: a picture is {' or '.join(SUFFIXES)} by its name")
     if not file.parent.is_dir():
@@ -40,7 +40,7 @@ def check_plot(file: Path) -> None:
 
 
 def check_matplotlib() -> None:
-    """Raise InputError where nothing can be drawn."""
+    """Raise InputError if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
@@ -49,19 +49,19 @@ def check_matplotlib() -> None:
 
 @contextmanager
 def picture(to: Path | io.StringIO, size: tuple[float, float], rows: int = 1, columns: int = 1) -> Iterator[Any]:
-    """A figure on white, which dark pages show as a card, saved when the block ends.
+    """Create a figure on white, and save it when the block ends.
 
     Args:
-        to: a file, SVG or PNG by its name; or a buffer, which gets the ``<svg>`` element alone.
-        size: inches.
-        rows: of axes.
-        columns: of axes.
+        to: An SVG or PNG file, or a buffer for the ``<svg>`` element.
+        size: Width and height in inches.
+        rows: Rows of axes.
+        columns: Columns of axes.
 
     Yields:
         (figure, its axes as a flat list).
 
     Raises:
-        InputError: the file cannot be saved.
+        InputError: The file cannot be saved.
     """
     import matplotlib
 
@@ -70,7 +70,7 @@ def picture(to: Path | io.StringIO, size: tuple[float, float], rows: int = 1, co
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=size, layout="constrained", facecolor="white")
-        FigureCanvasAgg(figure)  # knows how large a text is
+        FigureCanvasAgg(figure)  # for the sizes of texts
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for one in axes:
             one.grid(color=GRID, linewidth=0.6)
@@ -88,7 +88,7 @@ def picture(to: Path | io.StringIO, size: tuple[float, float], rows: int = 1, co
 
 
 def where_and_when(report: Mapping[str, Any]) -> str:
-    """Processor, instruction set, threads, version and date, as far as a report has them."""
+    """Return processor, instruction set, threads, version and date of a report as text."""
     machine = report.get("machine", {})
     threads = report.get("threads") or machine.get("threads")
     said = (
@@ -102,24 +102,24 @@ def where_and_when(report: Mapping[str, Any]) -> str:
 
 
 def entitle(figure: Any, title: str, report: Mapping[str, Any]) -> None:
-    """What a picture shows, above all of it, and where and when that was measured; in more lines where it is narrow."""
+    """Add the title, and a line with machine and date."""
     figure.suptitle(f"{title}\n{where_and_when(report)}", fontsize=9, wrap=True)
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour, mark and stroke of a picture's line of that number; no two of the first 24 are alike."""
-    around, colour = divmod(number, len(COLOURS))
+    """Return color, mark and stroke of a line; the first 24 are different."""
+    around, color = divmod(number, len(COLORS))
     mark = MARKS[(number + around) % len(MARKS)]
-    return {"color": COLOURS[colour], "marker": mark, "markersize": 5, "linestyle": STROKES[around % len(STROKES)]}
+    return {"color": COLORS[color], "marker": mark, "markersize": 5, "linestyle": STROKES[around % len(STROKES)]}
 
 
 def from_zero(axes: Any) -> None:
-    """A y axis from 0 to a little above the highest point, of whose mark the margin that is usual may cut half."""
+    """Start the y axis at 0, with a margin for the marks of the highest points."""
     axes.set_ylim(0, 1.06 * axes.dataLim.ymax)
 
 
 def powers_of_two(axes: Any, values: list[int]) -> None:
-    """A logarithmic x axis whose ticks are the values that were measured."""
+    """Use a logarithmic x axis with the given ticks."""
     from matplotlib.ticker import NullLocator
 
     axes.set_xscale("log", base=2)
@@ -128,7 +128,7 @@ def powers_of_two(axes: Any, values: list[int]) -> None:
 
 
 def logarithmic(axes: Any) -> None:
-    """A logarithmic y axis whose ticks are plain numbers: 1, 2, 3, 5 and their tens."""
+    """Use a logarithmic y axis with plain numbers as ticks: 1, 2, 3, 5, 10, ..."""
     axes.set_yscale("log")
     for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         set_formatter(lambda value, place: f"{value:g}" if f"{value:e}"[0] in "1235" else "")

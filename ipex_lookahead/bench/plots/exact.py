@@ -1,18 +1,18 @@
-"""``bench exact`` as a picture: how many answers are plain decoding's, by strategy, mode, budget and sampling."""
+"""The picture of ``bench exact``: answers equal to plain decoding by strategy, mode, draft length and sampling."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.bench.plots.drawing import ALERT, COLOURS, entitle, picture
+from ipex_lookahead.bench.plots.drawing import ALERT, COLORS, entitle, picture
 from ipex_lookahead.system.terminal import counted
 
 EQUAL, DIFFERS = "#dce8f5", "#f7d9d9"
 
 
 def plot_exact(report: dict[str, Any], file: Path) -> None:
-    """A cell for each configuration, red where an answer differs. Raises InputError if the file cannot be saved."""
+    """Draw a cell for each configuration, red if an answer differs. Raises InputError if the file cannot be saved."""
     found = report["rows"]
     lines, budgets, samplings = (
         list(dict.fromkeys(of(row) for row in found))
@@ -45,7 +45,6 @@ def _budget(row: dict[str, Any]) -> str:
 
 
 def _cell(axes: Any, place: tuple[int, int], equal: int, total: int) -> None:
-    """A tinted box that says how many; it is readable without the colour."""
     from matplotlib.patches import Rectangle
 
     same = equal == total
@@ -58,6 +57,6 @@ def _cell(axes: Any, place: tuple[int, int], equal: int, total: int) -> None:
         ha="center",
         va="center",
         fontsize=8,
-        color=COLOURS[0] if same else ALERT,
+        color=COLORS[0] if same else ALERT,
         weight="normal" if same else "bold",
     )

@@ -1,4 +1,4 @@
-"""``bench quality`` as a picture: KL divergence over bits, every format with its name."""
+"""The picture of ``bench quality``: KL divergence over bits for every format."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.bench.plots.drawing import COLOURS, entitle, picture
+from ipex_lookahead.bench.plots.drawing import COLORS, entitle, picture
 
 LEAST_KL = 1e-5
-"""What is below is drawn there: nobody sees the difference, and zero has no place on a logarithmic axis."""
-_KINDS = ((COLOURS[0], "o", "formats"), (COLOURS[1], "^", "other files"))
+"""Smaller values are drawn here, because a logarithmic axis has no zero."""
+_KINDS = ((COLORS[0], "o", "formats"), (COLORS[1], "^", "other files"))
 MOST_BITS = 10
-"""More are left out of the picture where there are less: floats of 16 and 32 bits are alike, and far away."""
+"""Formats with more bits are left out if there are others: floats would stretch the axis."""
 _SPOTS = [
     (reach * math.cos(turn * math.pi / 8), reach * math.sin(turn * math.pi / 8))
     for reach in (7, 13, 20, 28, 38, 50, 64, 80, 98)
     for turn in (0, 8, 1, -1, 7, -7, 2, -2, 6, -6, 3, -3, 5, -5, 4, -4)
 ]
-"""Where a point's name may stand: points of the page from it, nearest first."""
+"""Possible offsets of a label from its point, nearest first, in typographic points."""
 _LINE_FROM = 16
-"""From which spot on a line leads to the name."""
+"""First spot with a line to the label."""
 _AIR = 1.5
-"""Points of the page that are free around a name."""
+"""Free space around a label, in typographic points."""
 
 
 Point = tuple[float, float, str, str]
-"""Bits, divergence, the label, the colour."""
+"""Bits, divergence, the label, the color."""
 
 
 def plot_quality(report: dict[str, Any], file: Path) -> None:
-    """KL divergence over bits a weight, each format with its name: ``bench quality``'s report as a picture.
+    """Draw KL divergence over bits per weight, with a label for each format.
 
-    Rows from other files (``--beside``) have a colour and a mark of their own. Raises InputError if it cannot be saved.
+    Rows of other files (``--beside``) have another color and mark. Raises InputError if the file cannot be saved.
     """
     with picture(file, (8.5, 8.0)) as (figure, (axes,)):
         axes.set_yscale("log")
         points = []
         drawn = [row for row in report["formats"] if row["bits"] < MOST_BITS] or report["formats"]
-        for others, (colour, mark, label) in zip((False, True), _KINDS, strict=True):
+        for others, (color, mark, label) in zip((False, True), _KINDS, strict=True):
             rows = [row for row in drawn if row["other_file"] is others]
             if rows:
                 at = [(row["bits"], max(row["kl"], LEAST_KL)) for row in rows]
-                axes.plot(*zip(*at, strict=True), mark, color=colour, markersize=4.5, label=label)
-                points += [(*place, row["name"], colour) for place, row in zip(at, rows, strict=True)]
+                axes.plot(*zip(*at, strict=True), mark, color=color, markersize=4.5, label=label)
+                points += [(*place, row["name"], color) for place, row in zip(at, rows, strict=True)]
         axes.set_xlabel("bits a weight, scales included")
         axes.set_ylabel("KL divergence from the reference (nats a token), less is better")
         if any(row["other_file"] for row in drawn):
@@ -54,37 +54,37 @@ def plot_quality(report: dict[str, Any], file: Path) -> None:
 
 
 def _together(points: list[Point]) -> list[Point]:
-    """Points of one kind at one place have one label."""
+    """Give points of one kind at the same place one label."""
     found: dict[tuple[str, str, str], Point] = {}
-    for x, y, name, colour in points:
-        place = f"{x:.2f}", f"{y:.2e}", colour
+    for x, y, name, color in points:
+        place = f"{x:.2f}", f"{y:.2e}", color
         before = found[place][2] + ", " if place in found else ""
-        found[place] = x, y, before + name, colour
+        found[place] = x, y, before + name, color
     return list(found.values())
 
 
 def _title(report: dict[str, Any]) -> str:
     reference = report["reference"]
     return (
-        f"{report['model']} beside its weights in {reference['low_bit']} (perplexity {reference['perplexity']:.2f})\n"
+        f"{report['model']} and its weights in {reference['low_bit']} (perplexity {reference['perplexity']:.2f})\n"
         f"{report['text']}, {report['tokens']:,} tokens in windows of {report['window']}"
     )
 
 
 def _name(figure: Any, axes: Any, points: list[Point]) -> None:
-    """Write each point's name at the nearest spot where neither it nor its line meets points, names or their lines."""
+    """Write each label at the nearest spot where neither it nor its line overlaps points, labels or lines."""
     from matplotlib.path import Path as Line
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
-    figure.draw_without_rendering()  # the axes get their place
+    figure.draw_without_rendering()  # computes the position of the axes
     renderer = figure.canvas.get_renderer()
     scale = figure.dpi / 72
     places = [tuple(axes.transData.transform((x, y))) for x, y, *_ in points]
     marks = [Bbox.from_bounds(x - 3 * scale, y - 3 * scale, 6 * scale, 6 * scale) for x, y in places]
     names: list[Any] = []
     lines: list[Any] = []
-    for at, (x, y, name, colour) in enumerate(points):
+    for at, (x, y, name, color) in enumerate(points):
         others = [mark for other, mark in enumerate(marks) if other != at and not mark.overlaps(marks[at])]
         for number, (dx, dy) in enumerate(_SPOTS):
             text = axes.annotate(
@@ -95,8 +95,8 @@ def _name(figure: Any, axes: Any, points: list[Point]) -> None:
                 ha="left" if dx > 3 else "right" if dx < -3 else "center",
                 va="bottom" if dy > 3 else "top" if dy < -3 else "center",
                 fontsize=6.5,
-                color=colour,
-                arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.4} if number >= _LINE_FROM else None,
+                color=color,
+                arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.4} if number >= _LINE_FROM else None,
             )
             text.update_positions(renderer)
             box = Text.get_window_extent(text, renderer).padded(_AIR * scale)  # without the line

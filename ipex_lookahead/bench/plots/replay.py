@@ -1,4 +1,4 @@
-"""``bench replay`` as a picture: the speed to expect over the budget, and acceptance by position."""
+"""The picture of ``bench replay``: predicted speed by draft length, and acceptance by position and source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ipex_lookahead.bench.plots.drawing import FAINT, entitle, from_zero, look, 
 
 
 def plot_replay(report: dict[str, Any], file: Path) -> None:
-    """Predicted tokens a second by strategy and budget. Raises InputError if the file cannot be saved."""
+    """Draw predicted tokens per second by strategy and draft length. Raises InputError if the file cannot be saved."""
     runs = report["runs"]
     with picture(file, (13.0, 4.4), columns=3) as (figure, (speed, position, source)):
         budgets = sorted({run["budget"] for run in runs})
@@ -23,7 +23,7 @@ def plot_replay(report: dict[str, Any], file: Path) -> None:
             largest.append((strategy, _by_source_and_rate(some[-1])))
         speed.set_xticks(range(len(budgets)), labels=budgets)
         speed.set_xlabel("most drafted tokens a step")
-        speed.set_ylabel("predicted tokens a second")
+        speed.set_ylabel("predicted tokens per second")
         from_zero(speed)
         figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
         by_position(position, largest)
@@ -32,7 +32,7 @@ def plot_replay(report: dict[str, Any], file: Path) -> None:
 
 
 def _by_source_and_rate(run: dict[str, Any]) -> dict[str, Any]:
-    """With counts by source as ``bench decode`` has them."""
+    """Return the run with the counts by source of ``bench decode``."""
     drafted, accepted = run["drafted_by_source"], run["accepted_by_source"]
     sources = {
         name: {"drafted": count, "accepted": accepted.get(name, 0), "acceptance_rate": accepted.get(name, 0) / count}

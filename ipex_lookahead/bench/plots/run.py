@@ -1,4 +1,4 @@
-"""The pictures of ``bench run``'s page: speed over drafted tokens, and latency and speed over context, as SVG."""
+"""The pictures of ``bench run``: speed by drafted tokens, and latency and speed by context, as SVG."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from ipex_lookahead.bench.plots.drawing import entitle, from_zero, look, picture, powers_of_two
 
-_SPREAD = "Marks: medians; strokes: from the slowest trial to the quickest."
+_SPREAD = "Marks: medians; strokes: from the slowest trial to the fastest."
 Runs = list[tuple[dict[str, Any], dict[str, Any]]]
 """(case, one of its runs)."""
 
 
 def run_pictures(report: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Name -> (what it shows, SVG) of each picture that ``run``'s report has points for."""
+    """Return name -> (caption, SVG) for each picture with data in the report."""
     runs = [(case, run) for case in report["cases"] for run in case.get("runs", ())]
     drawn = {"lookahead": over_lookahead(runs, report), "context": over_context(runs, report)}
     return {name: found for name, found in drawn.items() if found is not None}
 
 
 def over_lookahead(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
-    """Tokens a second by how many may be drafted, a line for each model, format and length."""
+    """Draw tokens per second by most drafted tokens, with a line for each model, format and length."""
     names = list(dict.fromkeys(run["lookahead"] for _, run in runs))
     if len(names) < 2:
         return None
@@ -35,14 +35,14 @@ def over_lookahead(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None
         from_zero(axes)
         _label(figure, "Speed by lookahead", report)
     same = all(run["identical"] for _, run in runs)
-    said = "every answer has" if same else "NOT every answer has"
+    answers = "every answer has" if same else "NOT every answer has"
     noise = " Hollow marks: noise." if any(run["ratio_is_noise"] for _, run in runs) else ""
-    title = f"Speed by lookahead; {said} the same tokens as with lookahead off. {_SPREAD}{noise}"
+    title = f"Speed by lookahead; {answers} the same tokens as with lookahead off. {_SPREAD}{noise}"
     return title, buffer.getvalue()
 
 
 def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
-    """How fast prompts of each length are read, and how fast plain decoding is behind them."""
+    """Draw the speed of prefill and of plain decoding by prompt length."""
     plain = [(case, run) for case, run in runs if run["lookahead"] == "0"]
     lengths = sorted({case["tokens_in"] for case, _ in plain})
     if len(lengths) < 2:
@@ -70,7 +70,7 @@ def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def _line(axes: Any, at: list[int], runs: list[dict[str, Any]], label: str, number: int) -> None:
-    """Medians joined, from the slowest trial to the quickest a stroke, and hollow marks where the ratio is noise."""
+    """Draw medians, strokes from the slowest to the fastest trial, and hollow marks for noise."""
     style = look(number)
     axes.plot(at, [run["tok_s"] for run in runs], label=label, **style)
     axes.vlines(at, *zip(*(run["tok_s_range"] for run in runs), strict=True), **_spread(number))
@@ -86,14 +86,14 @@ def _spread(number: int) -> dict[str, Any]:
 
 def _label(figure: Any, title: str, report: dict[str, Any]) -> None:
     axes = figure.axes[0]
-    drawn = axes.get_legend_handles_labels()  # the other axes have the same
+    drawn = axes.get_legend_handles_labels()  # the same for all axes
     if len(drawn[0]) > 1:
         figure.legend(*drawn, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
     entitle(figure, title, {**report, "version": report["versions"]["ipex-lookahead"]})
 
 
 def _lines(runs: Runs, *, with_length: bool) -> Iterable[tuple[str, Runs]]:
-    """(label, runs) of what belongs on one line; a label says only what differs."""
+    """Return (label, runs) of each line; a label has only the settings that differ."""
     keys = ("model", "low_bit", "api", "threads", "batch", *(("tokens_in", "tokens_out") if with_length else ()))
     differing = [key for key in keys if len({case[key] for case, _ in runs}) > 1]
     groups: dict[str, Runs] = {}
@@ -103,14 +103,14 @@ def _lines(runs: Runs, *, with_length: bool) -> Iterable[tuple[str, Runs]]:
 
 
 def _name(case: dict[str, Any], differing: list[str]) -> str:
-    said = []
+    words = []
     for key in differing:
         if key == "tokens_in":
-            said.append(f"{case['tokens_in']} in, {case['tokens_out']} out")
+            words.append(f"{case['tokens_in']} in, {case['tokens_out']} out")
         elif key == "batch":
-            said.append(f"batch {case['batch']}")
+            words.append(f"batch {case['batch']}")
         elif key == "threads":
-            said.append(f"{case['threads']} threads")
+            words.append(f"{case['threads']} threads")
         elif key != "tokens_out" or "tokens_in" not in differing:
-            said.append(str(case[key] or "as in the file"))
-    return ", ".join(said) or str(case["model"])
+            words.append(str(case[key] or "as in the file"))
+    return ", ".join(words) or str(case["model"])

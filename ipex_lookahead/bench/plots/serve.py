@@ -1,16 +1,16 @@
-"""``bench serve`` as a picture: how long requests waited, and when each was there."""
+"""The picture of ``bench serve``: latency by percentile, and the requests over time."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.bench.plots.drawing import ALERT, COLOURS, FAINT, entitle, logarithmic, look, picture
+from ipex_lookahead.bench.plots.drawing import ALERT, COLORS, FAINT, entitle, logarithmic, look, picture
 from ipex_lookahead.system.terminal import counted
 
 
 def plot_serve(report: dict[str, Any], file: Path) -> None:
-    """Latencies by percentile, and the requests over time. Raises InputError if the file cannot be saved."""
+    """Draw latency by percentile, and the requests over time. Raises InputError if the file cannot be saved."""
     bars = report["timeline"]
     with picture(file, (11.0, 4.4), columns=2) as (figure, (latency, time)):
         first = [
@@ -22,7 +22,7 @@ def plot_serve(report: dict[str, Any], file: Path) -> None:
                 places = [100 * (rank + 1) / len(values) for rank in range(len(values))]
                 latency.plot(places, sorted(values), label=label, **{**look(number), "markersize": 3})
         logarithmic(latency)
-        latency.set_xlim(0, 101)  # the last mark is whole
+        latency.set_xlim(0, 101)  # room for the last mark
         latency.set_xlabel("percent of the answers")
         latency.set_ylabel("milliseconds, at most")
         latency.legend(frameon=False)
@@ -30,9 +30,9 @@ def plot_serve(report: dict[str, Any], file: Path) -> None:
             failed = bar["failure"] is not None
             begun = bar["ended"] if bar["first"] is None else bar["first"]
             time.hlines(place, bar["due"], begun, color=FAINT, linewidth=1.0)
-            time.hlines(place, begun, bar["ended"], color=ALERT if failed else COLOURS[0], linewidth=2.0)
+            time.hlines(place, begun, bar["ended"], color=ALERT if failed else COLORS[0], linewidth=2.0)
             if failed:
                 time.plot(bar["ended"], place, "x", color=ALERT, markersize=5)
-        time.set_xlabel("seconds; grey: until the first token, cross: failed")
+        time.set_xlabel("seconds; gray: until the first token, cross: failed")
         time.set_ylabel("request")
         entitle(figure, f"{report['model']}, {report['load']}: {counted(report['requests'], 'request')}", report)

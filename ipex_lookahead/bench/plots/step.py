@@ -1,4 +1,4 @@
-"""``bench step`` and ``bench kernels`` as pictures: time over rows beside the flat ideal."""
+"""The pictures of ``bench step`` and ``bench kernels``: time by rows, compared with the flat ideal."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from ipex_lookahead.bench.plots.drawing import FAINT, entitle, from_zero, logari
 
 
 def plot_step(report: dict[str, Any], file: Path) -> None:
-    """Milliseconds of a step by rows. Raises InputError if the file cannot be saved."""
+    """Draw milliseconds of a step by rows. Raises InputError if the file cannot be saved."""
     with picture(file, (6.5, 4.5)) as (figure, (axes,)):
         _over_rows(axes, [("measured", report["steps"])])
-        axes.set_ylabel("milliseconds a step")
+        axes.set_ylabel("milliseconds per step")
         form = f"{report['low_bit']}, head {report['head_low_bit']}, groups of {report['group_size']}"
-        read = f"one row reads {report['step_bytes'] / 1e6:,.0f} MB; roof {report['bandwidth_gb_s']:.0f} GB/s"
+        read = f"one row reads {report['step_bytes'] / 1e6:,.0f} MB; limit {report['bandwidth_gb_s']:.0f} GB/s"
         entitle(figure, f"a step of {report['shape']} at {report['context']:,} positions · {form}\n{read}", report)
 
 
 def plot_kernels(report: dict[str, Any], file: Path) -> None:
-    """Milliseconds of one matrix by rows, a line for each format and instruction set. Raises as ``plot_step``."""
+    """Draw milliseconds of one matrix by rows, with a line for each format and instruction set. Raises InputError."""
     with picture(file, (8.0, 5.0)) as (figure, (axes,)):
         logarithmic(axes)
         _over_rows(axes, [(f"{one['format']}, {one['isa']}", one["steps"]) for one in report["kernels"]])
-        axes.set_ylabel("milliseconds a matrix")
+        axes.set_ylabel("milliseconds per matrix")
         outputs, inputs = report["shape"]
-        roof = f"this machine reads {report['bandwidth_gb_s']:.0f} GB/s"
+        limit = f"this machine reads {report['bandwidth_gb_s']:.0f} GB/s"
         machine = {name: value for name, value in report["machine"].items() if name != "isa"}  # each line has its own
-        entitle(figure, f"linear layers, {outputs:,} x {inputs:,}; {roof}", {**report, "machine": machine})
+        entitle(figure, f"linear layers, {outputs:,} x {inputs:,}; {limit}", {**report, "machine": machine})
 
 
 def _over_rows(axes: Any, lines: list[tuple[str, list[dict[str, Any]]]]) -> None:

@@ -83,7 +83,7 @@ def test_step_shows_rows_beside_the_flat_ideal(tmp_path: Path) -> None:
     shape = {"shape": "llama2-7b", "low_bit": "sym_int4", "head_low_bit": "sym_int8", "group_size": 32, "context": 128}
     roofs = {"step_bytes": 76e6, "bandwidth_gb_s": 30.0, "threads": 3, "isa": "avx2"}
     text = drawn(plot_step, {**shape, **roofs, **FACTS, "steps": STEPS}, tmp_path)
-    for said in (*SAID, "llama2-7b", "head sym_int8", "flat ideal", "1.64 x", "milliseconds a step", "76 MB"):
+    for said in (*SAID, "llama2-7b", "head sym_int8", "flat ideal", "1.64 x", "milliseconds per step", "76 MB"):
         assert said in text, said
 
 
@@ -109,7 +109,7 @@ def test_replay_shows_what_to_expect(tmp_path: Path) -> None:
 
     runs = [run(strategy, budget, 100.0 + budget) for strategy in ("suffix", "recycling") for budget in (3, 8)]
     text = drawn(plot_replay, {"model": "m", "runs": runs, **FACTS}, tmp_path)
-    for said in (*SAID, "5 recorded answers", "predicted tokens a second", "2 of 8", "recycling", "plain"):
+    for said in (*SAID, "5 recorded answers", "predicted tokens per second", "2 of 8", "recycling", "plain"):
         assert said in text, said
 
 
