@@ -27,7 +27,7 @@ from ipex_lookahead.system.terminal import counted
 
 @dataclass
 class Peers:
-    """What runs beside ours, and how much."""
+    """The programs to compare with, and the lengths."""
 
     peers: tuple[str, ...] = option(
         "Programs to compare with. Default: all of them.", (), "--peer", type=Words(**READS)
@@ -61,10 +61,10 @@ def compare(
     low_bit: str | None = low_bit_option,
     threads: int | None = threads_option,
 ) -> None:
-    """Beside llama-cpp-python, openvino-genai, transformers and ipex-llm: speed, and equal outputs.
+    """Compare speed and equality of outputs with llama-cpp-python, openvino-genai, transformers and ipex-llm.
 
-    All run the same weights and token ids, greedy, each in a process of its own, all in memory at once, prompt by
-    prompt in turn. Each one's own lookahead stands beside its plain decoding. What is not installed is named.
+    All programs decode the same weights and token ids greedily, each in its own process, alternating prompt by prompt.
+    Each runs plain decoding and its own lookahead. Programs that are not installed are listed.
     """
     command_needs_torch()
     from benchmarks.comparison import compare as measure

@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(slots=True)
 class Comparison:
-    """What was measured, what each program says of itself, and for each other one the sentence why not."""
+    """The measurements, the description of each program, and the reasons why others did not run."""
 
     rows: list[Row] = field(default_factory=list)
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Peer:
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
         except OSError:
-            pass  # it has ended: reading says how
+            pass  # it has ended; reading raises the error
         try:
             reply = json.loads(self._line(monotonic() + seconds))
         except ValueError as error:
@@ -157,7 +157,7 @@ def compare(
     """Answer the texts with ours and with each peer, in every mode.
 
     Args:
-        peers: keys of ``PEERS`` beside ``OURS``, which always runs.
+        peers: Keys of ``PEERS``; ``OURS`` always runs.
         request: what each loads: ``model`` (a path), ``threads``, ``lookahead``, ``low_bit``; room is counted here.
         texts: what users say; ours makes token ids of them for all.
         pythons: name -> interpreter, where it is not this one.

@@ -12,7 +12,7 @@ from setup import SetupError, output, wanted
 
 
 def as_program(main):
-    """Run ``main(arguments)``, whose result is the exit status; what goes wrong is a sentence."""
+    """Run ``main(arguments)``, which returns the exit status; print errors as a sentence."""
     try:
         sys.exit(main(sys.argv[1:]))
     except SetupError as error:
@@ -29,11 +29,11 @@ def as_program(main):
 
 
 def kept(name, key, needed, say, make, whole=None):
-    """The folder of an environment, made by ``make(folder)`` if it is not there yet.
+    """Return the folder of an environment, created by ``make(folder)`` if it does not exist.
 
-    It is made under another name and renamed when it is complete; one run makes it, others wait. ``key`` stands for all
-    that it is made of, ``needed`` is how many bytes making it takes, ``whole(folder)`` says whether it is there and
-    still runs; as a rule its Python is asked.
+    It is created under another name and renamed when it is complete; one run creates it, others wait. ``key``
+    identifies its contents, ``needed`` is the disk space in bytes, and ``whole(folder)`` returns True if it exists and
+    works; by default its Python is run.
     """
     cache = cache_folder()
     os.makedirs(cache, exist_ok=True)
@@ -55,11 +55,11 @@ def kept(name, key, needed, say, make, whole=None):
     return folder
 
 
-def beside(python, name, pins, needed, say, fetched):
-    """The folder of an environment with ``pins`` beside the packages of ``python``; made if it is not there yet.
+def overlay(python, name, pins, needed, say, fetched):
+    """Return the folder of an environment with ``pins`` in addition to the packages of ``python``.
 
-    name, needed, say: as for ``kept``.
-    fetched: what that takes from the network, for people.
+    name, needed, say: See ``kept``.
+    fetched: Download size, for the message.
     """
     packages = output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
     key = hashlib.sha256("\n".join([packages] + pins).encode()).hexdigest()[:12]
@@ -69,7 +69,7 @@ def beside(python, name, pins, needed, say, fetched):
         subprocess.run([python, "-m", "venv", folder], check=True)
         inside = os.path.join(folder, "bin", "python")
         own = output([inside, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
-        with open(os.path.join(own, "beside.pth"), "w") as paths:  # a line of code: .pth files there are read too
+        with open(os.path.join(own, "overlay.pth"), "w") as paths:  # code, because it reads .pth files there too
             paths.write("import site; site.addsitedir({!r})\n".format(packages))
         pip(inside, *pins)
 

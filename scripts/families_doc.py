@@ -19,16 +19,16 @@ HEAD = """\
 ## On our own core
 
 These keep every promise, from safetensors and from GGUF, on the engines `native` and `opencl`
-([engines.md](engines.md)); those whose layers keep a state (delta nets, Mamba-2, short convolutions) on `native` alone.
-`model_type` stands in a checkpoint's `config.json`, the architecture in a GGUF file's
-`general.architecture`. Heads that draft for some of them are in [draft_models.md](draft_models.md).
+([engines.md](engines.md)); those with recurrent layers (delta nets, Mamba-2, short convolutions) on `native` only.
+`model_type` is a key of `config.json`, the architecture is `general.architecture` of a GGUF file. Heads that draft for
+some of them are in [draft_models.md](draft_models.md).
 """
 REFUSED = """\
 A switch of a config that changes what a model computes is obeyed or refused by name, never passed over. Of Mistral's
 GGUF files llama.cpp's converter leaves out the window that the first of them had; they call themselves `llama`, and
 load as that. Phi-3 has 4,096 positions, more with `max_context=`. Where config.json ties the lm_head to the embedding
 and the files hold both, the file's lm_head is used if it differs, as transformers 5 does, and `ipex-lookahead info`
-says so.
+reports it.
 
 ### What is refused
 
@@ -38,7 +38,7 @@ says so.
 TAIL = """
 ## Through PyTorch
 
-`engine="auto"` takes the torch engine for other families, from safetensors, and says so. Tested are GPT-2, OPT,
+`engine="auto"` uses the torch engine for other families, from safetensors, and prints a message. Tested are GPT-2, OPT,
 Falcon, BLOOM, MPT, GPT-NeoX, GPT-J, Phi and Gemma 3n's text model; other decoders of transformers are tried when they
 are loaded, and refused where their cache does not work. [`wrap(model)`](python.md#wrap) puts lookahead on a model that
 transformers has loaded. Recurrent models (Mamba, RWKV, hybrids) are refused there, and models that see (Llama 3.2

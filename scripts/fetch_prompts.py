@@ -90,7 +90,7 @@ SETS = {
         "0c7db1549a013c0a7569982d9197179d4be49d3257799964131e5d9d92b32e63",
     ),
 }
-"""File -> how its prompts are made, where the set lies, and the file's sha256."""
+"""File -> function that makes its prompts, URL of the data set, and SHA-256 of the file."""
 
 
 class FetchError(Exception):

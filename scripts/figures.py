@@ -1,7 +1,7 @@
 """Draw the figures of README and docs/how_it_works.md into docs/figures.
 
 python scripts/figures.py            # draws them again
-python scripts/figures.py --record   # first asks the embedded model for the answer in accepted.svg
+python scripts/figures.py --record   # generates the answer in accepted.svg with the embedded model first
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def linear() -> Drawing:
 
 
 def controller() -> Drawing:
-    """E[tokens | D], T(1 + n) and their ratio R(D), for an example whose numbers are said."""
+    """Draw E[tokens | D], T(1 + n) and their ratio R(D) for an example with given numbers."""
     right, each = 0.75, (1.0, 1.04, 1.09, 1.15, 1.32, 1.50, 1.69, 1.88, 2.08)
     expected = [sum(right**k for k in range(n + 1)) for n in range(9)]
     ratio = [e / t for e, t in zip(expected, each, strict=True)]

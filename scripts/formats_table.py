@@ -1,4 +1,4 @@
-"""Measure every format on the embedded model beside llama.cpp's files of the same weights, for docs/formats.md.
+"""Measure every format on the embedded model, and llama.cpp's files of the same weights, for docs/formats.md.
 
 python scripts/formats_table.py --llama-quantize PROGRAM   everything, on a machine with nothing else to do
 python scripts/formats_table.py --llama-quantize PROGRAM --speed   the speeds alone
@@ -26,7 +26,7 @@ BEGIN, END = "<!-- table: scripts/formats_table.py -->\n", "<!-- end of table --
 KINDS = "Q2_K Q3_K_S Q3_K_M Q4_0 Q4_1 IQ4_NL IQ4_XS Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M Q6_K Q8_0".split()
 """What llama-quantize makes, without an importance matrix."""
 SPEED_TOKENS = 200
-"""Enough to load, where only speeds are asked for."""
+"""Number of tokens for a measurement of speed only."""
 
 
 @click.command()
@@ -71,9 +71,9 @@ def make_files(program: str, folder: Path) -> list[Path]:
 
 def measure(files: list[Path], tokens: int) -> dict[str, Any]:
     """``bench quality``'s report of all formats, of the file as it is, and of the others."""
-    beside = [argument for file in files for argument in ("--beside", str(file))]
+    others = [argument for file in files for argument in ("--beside", str(file))]
     said = run(
-        "bench", "quality", "--low-bit", "all", "--beside", "default", *beside, "--tokens", str(tokens),
+        "bench", "quality", "--low-bit", "all", "--beside", "default", *others, "--tokens", str(tokens),
         "--json",
     )  # fmt: skip
     report: dict[str, Any] = json.loads(said.splitlines()[-1])
@@ -90,7 +90,7 @@ def with_speeds(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(*arguments: str) -> str:
-    """The command's standard output; what it says to people is shown."""
+    """Return the standard output of a command; its standard error is shown."""
     command = [sys.executable, "-m", "ipex_lookahead.cli.main", *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 

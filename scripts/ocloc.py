@@ -75,8 +75,8 @@ class Ocloc:
             raise SetupError("ocloc does not know the device {}: {}".format(device, said.strip()[-200:]))
         return said.split()[-1]
 
-    def asked(self, question, device, folder):
-        """The words that it answers to a question about a device."""
+    def query(self, question, device, folder):
+        """Return the words of the answer to a query of a device."""
         status, said = self.run("query", question, "-device", device, folder=folder)
         if status:
             raise SetupError("ocloc does not know the device {}: {}".format(device, said.strip()[-200:]))

@@ -1,7 +1,7 @@
-"""What Intel's compiler made of a program: read from its binaries for a device. Standard library only.
+"""Reader of the binaries of Intel's compiler for a device. Standard library only.
 
-A binary is an ELF file with a section ``.ze_info``, which says how each kernel is run, and ``.spv``, the program as the
-compiler's front end passed it on.
+A binary is an ELF file with a section ``.ze_info``, the properties of each kernel, and ``.spv``, the output of the
+compiler's front end.
 """
 
 import re

@@ -3,7 +3,7 @@
 python scripts/opencl_offline.py [--device dg2 ...]   fails where a kernel has got worse than docs/results/ocloc.json
 python scripts/opencl_offline.py --record             writes what it finds there, and the page that shows it
 python scripts/opencl_offline.py --render             the page again
-                                 --program linear     only programs whose name begins so
+                                 --program linear     only programs with names that begin with linear
 
 ``make test-opencl-offline`` runs it. It needs no GPU: a program is built as the engine builds it on a device of that
 name, for every format and number of rows.
@@ -69,7 +69,7 @@ OVER_WEIGHTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "embed": ("embed", 1, ()),
 }
 """Programs over weights: their kernel, how many of a format's numbers of rows at once the engine builds them for, and
-options beside the format's."""
+options in addition to those of the format."""
 COUNTING = {"linear_norm", "linear_heads"}
 """Those that count arrivals of work-groups."""
 OTHERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -84,8 +84,10 @@ Found = dict[str, Any]
 
 @click.command()
 @click.option("--device", "devices", multiple=True, type=click.Choice(list(DEVICES)), help="All if not given.")
-@click.option("--program", "only", default="", help="Programs whose name begins so: linear, 'gate_up 16', self_test.")
-@click.option("--record", is_flag=True, help="Write what is found, instead of comparing.")
+@click.option(
+    "--program", "only", default="", help="Programs with names that begin with this: linear, 'gate_up 16', self_test."
+)
+@click.option("--record", is_flag=True, help="Write the results instead of comparing them.")
 @click.option("--render", is_flag=True, help="Build nothing: write the page from what is recorded.")
 def main(devices: tuple[str, ...], only: str, record: bool, render: bool) -> None:
     """See the top of the file."""
@@ -158,8 +160,8 @@ def build_all(ocloc: Ocloc, devices: tuple[str, ...], only: str = "") -> dict[st
 
 def offered(ocloc: Ocloc, device: str, folder: str) -> tuple[Units, Spelling]:
     """What the engine would use there, as ``Device`` finds it out on a card."""
-    extensions = ocloc.asked("CL_DEVICE_EXTENSIONS", device, folder)
-    features = {word.split(":")[0] for word in ocloc.asked("CL_DEVICE_OPENCL_C_FEATURES", device, folder)}
+    extensions = ocloc.query("CL_DEVICE_EXTENSIONS", device, folder)
+    features = {word.split(":")[0] for word in ocloc.query("CL_DEVICE_OPENCL_C_FEATURES", device, folder)}
     spelling: Spelling = ()
     if {"cl_intel_subgroups", "cl_intel_required_subgroup_size"} <= {*extensions}:
         spelling += (SUBGROUPS,)

@@ -1,12 +1,12 @@
-"""Count anew where the predictor's evidence starts: the tables of csrc/drafting/predictor.cc, from recorded answers.
+"""Recompute the initial tables of csrc/drafting/predictor.cc from recorded answers.
 
     ipex-lookahead bench replay --record answers.jsonl       # a few hundred answers
-    python scripts/predictor_prior.py answers.jsonl          # prints the tables as they would be
+    python scripts/predictor_prior.py answers.jsonl          # prints the new tables
     python scripts/predictor_prior.py --write answers.jsonl  # and writes them; `make setup` compiles them
 
-Each token of an answer is counted as the predictor learns from it, drafted or not, against what came before it. The own
-text begins with the prompt; the store holds the earlier answers of the recordings. A share of fewer than 50 trials is
-left as it is. Whether new tables are better, `bench replay` says, on answers that they were not counted on.
+Each token of an answer is counted as in the updates of the predictor, drafted or not. The text begins with the prompt;
+the store has the earlier answers of the recordings. Rates with fewer than 50 trials are not changed. Compare the tables
+with `bench replay` on other answers.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def shares(answers: Iterable[Answer]) -> list[float | None]:
 
 
 def refitted(source: str, found: Sequence[float | None]) -> str:
-    """The file with those numbers in its tables, each with as many decimals as there were, and above 0."""
+    """Return the file with new numbers above 0 in its tables; the number of decimals does not change."""
     before, table, after = re.split(r"(constexpr double kEscapes.*?\n\n)", source, maxsplit=1, flags=re.DOTALL)
     numbers = iter(found)
 

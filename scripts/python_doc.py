@@ -19,7 +19,7 @@ HEAD = """\
 # Python
 
 The names that programs may rely on. [start.md](start.md) has the first lines of one,
-[transformers.md](transformers.md) says what else of transformers works, [migrating.md](migrating.md) has ipex-llm's
+[transformers.md](transformers.md) lists what else of transformers works, [migrating.md](migrating.md) has ipex-llm's
 names.
 
 This file is made by `scripts/python_doc.py` from the code; do not edit it.
@@ -114,7 +114,7 @@ def signature(name: str, thing: Any) -> list[str]:
 
 
 def annotated(parameter: inspect.Parameter) -> str:
-    """``name: type = default``, whatever the Python that says it."""
+    """Return ``name: type = default``, equal in all versions of Python."""
     stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
     said = "..." if repr(parameter.default).startswith("<") else repr(parameter.default)  # objects have no spelling
     default = "" if parameter.default is parameter.empty else f" = {said}"

@@ -37,7 +37,7 @@ TYPICAL = {"Q4_0": 4.6, "Q8_0": 74.0}
 
 
 def write_random_gguf(shape: str, path: str | Path, layers: int | None = None) -> None:
-    """``layers``: of the first so many layers. A tensor at a time is in memory.
+    """Write the first ``layers`` layers. One tensor at a time is in memory.
 
     Raises InputError for a shape that there is none of, or of a family that this does not write.
     """
@@ -69,7 +69,7 @@ def write_random_gguf(shape: str, path: str | Path, layers: int | None = None) -
 
 
 def describe(writer: Any, config: dict[str, Any]) -> None:
-    """The keys that llama.cpp asks for."""
+    """Return the keys that llama.cpp needs."""
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(min(config["max_position_embeddings"], 4096))
     writer.add_embedding_length(config["hidden_size"])

@@ -2,12 +2,11 @@
 
 python scripts/results.py                     every table again, from the files
 python scripts/results.py --measure lookahead --prompts FOLDER   measure, write that file, then every table
-python scripts/results.py --measure llama-cpp --llama-bench PROGRAM   our shapes beside llama.cpp's own benchmark
+python scripts/results.py --measure llama-cpp --llama-bench PROGRAM   our shapes and llama.cpp's own benchmark
 python scripts/results.py --here              print the table of this machine on our own ten prompts (make bench)
 python scripts/results.py --here --prompts FOLDER   the same on README's forty
 
-FOLDER is what scripts/fetch_prompts.py wrote. A table stands between <!-- table: NAME --> and <!-- end -->; what is
-between is overwritten.
+FOLDER is the output of scripts/fetch_prompts.py. Tables between <!-- table: NAME --> and <!-- end --> are overwritten.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ FILES = {"mt_bench": "chat", "humaneval": "code", "gsm8k": "arithmetic", "code_e
 LLAMAS = "smollm2-135m tinyllama-1.1b llama2-7b".split()
 FAMILIES = "qwen3-0.6b gemma3-1b phi4-mini mistral-7b qwen3-8b gpt-oss-20b qwen3-30b-a3b".split()
 MIXTURES = {"gpt-oss-20b", "qwen3-30b-a3b"}
-"""Shapes whose rows, all alike in such a run, ask for the same experts: more than a few say nothing."""
+"""Mixtures of experts: equal rows choose the same experts, so that many rows are not representative."""
 HERE = ["bench", "decode", "--lookahead", "3", "--lookahead", "auto", "-n", "256", "--repeat", "3"]
 
 OURS = """
@@ -42,7 +41,7 @@ Measured on the ten prompts that come with the package. README's table has forty
 
 
 class Peers(NamedTuple):
-    """What is measured with, beside this project."""
+    """Paths of other programs and data."""
 
     prompts: str | None = None
     pythons: tuple[str, ...] = ()
@@ -53,7 +52,7 @@ class Peers(NamedTuple):
 @click.option("--measure", "names", multiple=True, help="Measure this table; several may be named.")
 @click.option("--prompts", help="The folder that scripts/fetch_prompts.py wrote.")
 @click.option("--python", "pythons", multiple=True, metavar="NAME=PATH", help="As of benchmarks.compare.")
-@click.option("--llama-bench", help="llama.cpp's program, for llama-cpp and families: each shape in turn with ours.")
+@click.option("--llama-bench", help="llama.cpp's program, for llama-cpp and families; its runs alternate with ours.")
 @click.option("--here", is_flag=True, help="Measure this machine and print README's table of it.")
 def main(
     names: tuple[str, ...], prompts: str | None, pythons: tuple[str, ...], llama_bench: str | None, here: bool
@@ -98,7 +97,7 @@ def table(name: str) -> list[str]:
 
 
 def run(*arguments: str, module: str = "ipex_lookahead.cli.main") -> dict[str, Any]:
-    """The report of a command that measures; what it says to people is shown."""
+    """Return the report of a benchmark; its standard error is shown."""
     command = [sys.executable, "-m", module, *arguments, "--json"]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout
     report: dict[str, Any] = json.loads(said.splitlines()[-1])
@@ -141,8 +140,8 @@ def measure_families(peers: Peers) -> dict[str, Any]:
 
 
 def measure_shape(shape: str, llama_bench: str | None) -> dict[str, Any]:
-    """Ours and, where it can, llama.cpp's, in turn: two rounds."""
-    # A prompt's rows apart: beside them a small model would not stay in the caches for a step of one.
+    """Run two alternating rounds of ours and, if possible, of llama.cpp."""
+    # Prompts run separately: they would evict a small model from the caches before a step of one row.
     several = ("1,4",) if shape in MIXTURES else ("1,4", "128")
     runs, theirs = [], []
     with TemporaryDirectory() as folder:
@@ -173,7 +172,7 @@ def facts() -> dict[str, Any]:
 
 
 def without_paths(report: dict[str, Any]) -> dict[str, Any]:
-    """Where files are is nobody's business: of a path its last part is kept."""
+    """Replace a path by its last part."""
     return json.loads(re.sub(r'"(?:/[^"/ ]+)+/([^"/]+)"', r'"\1"', json.dumps(report)))
 
 
@@ -222,7 +221,7 @@ def mode(run: dict[str, Any]) -> str:
 
 
 def engines_table(report: dict[str, Any]) -> list[str]:
-    """Each engine's modes beside each other."""
+    """Return the table of engines and modes."""
 
     def row(entry: dict[str, Any]) -> list[str]:
         same = entry["identical_to_plain"].replace("/", " of ")
@@ -251,7 +250,7 @@ def compare_table(report: dict[str, Any]) -> list[str]:
 
 
 def shapes_table(report: dict[str, Any]) -> list[str]:
-    """Shapes by decode, share of the bandwidth, what rows cost, and prefill, beside llama.cpp where that was run."""
+    """Return the table of shapes: decode, bandwidth share, cost of rows, prefill, and llama.cpp if measured."""
 
     def row(shape: dict[str, Any]) -> list[str]:
         steps = [{step["rows"]: step for step in run["steps"]} for run in shape["runs"]]
@@ -303,7 +302,7 @@ def markdown(heads: list[str], rows: Any) -> list[str]:
 
 
 def named_tables() -> Iterator[tuple[str, str]]:
-    """(page, name) of every table that stands somewhere."""
+    """Yield (page, name) of every table in the docs."""
     for page in PAGES:
         for found in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8")):
             yield page, found[2]

@@ -34,8 +34,8 @@ cp build/asan/_native*.so build/asan/package/ipex_lookahead/
 ln -sfn "$PWD/tests" "$PWD/configs" build/asan/package/
 preload="$(c++ -print-file-name=libasan.so):$(c++ -print-file-name=libubsan.so)"
 cd build/asan/package
-# The interpreter itself leaks a little, and numpy asks for more than it needs: neither is ours to find. A small quarantine,
-# since the gates limit the memory of what they try.
+# No leak detection: the interpreter leaks a little, and numpy allocates too much. The quarantine is small, because the gates
+# limit memory.
 export LD_PRELOAD="$preload"
 export PYTHONPATH="$PWD:$(LD_PRELOAD= $OLDPWD/$python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 export ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1:allocator_may_return_null=1:abort_on_error=1:quarantine_size_mb=32

@@ -34,7 +34,7 @@ BUILD_DIR = "build/core-{wheel_tag}"
 """Where objects are kept, so that only what has changed is compiled; pip alone builds in a folder that it removes."""
 NATIVE_SOURCES = ["pyproject.toml", "CMakeLists.txt", "csrc"]
 EXTRAS = ("test", "bench", "docs", "serve", "xpu", "dev")
-"""What may be asked for; the extra ``torch`` is always installed, since examples and tests are in Python's classes."""
+"""Optional extras; ``torch`` is always installed, because examples and tests need it."""
 IMPORTS = "import torch, transformers, tokenizers, sentencepiece, safetensors, numpy, click, rich, jinja2, yaml, gguf"
 
 
@@ -125,7 +125,7 @@ def check_compiler():
 
 
 def make_venv():
-    """A working ``.venv``. One that was left half-made, or whose Python is gone, is made again."""
+    """Create a ``.venv``, or replace one that is incomplete or has no working Python."""
     shutil.rmtree(VENV_OLD, ignore_errors=True)
     if os.path.lexists(VENV):
         fault = venv_fault()

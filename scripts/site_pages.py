@@ -1,4 +1,4 @@
-"""What ``make docs`` adds to docs/*.md: README as the first page, the files beside it, presets and examples.
+"""Hooks of ``make docs``: README and other files of the root, presets and examples as further pages.
 
 mkdocs calls the functions (``hooks`` in mkdocs.yml). In the repository pages link to files wherever they lie; here such
 links are turned to the pages that hold them. mkdocs is imported where it is used: tests read this file without it.
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-BESIDE = {
+ROOT_PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "",
     "SECURITY.md": "",
@@ -28,7 +28,7 @@ BAR = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made of files outside docs."""
-    for name, other in BESIDE.items():
+    for name, other in ROOT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         add(files, config, other or name, f"# Licence\n\n```text\n{text}```\n" if name == "LICENSE" else text)
     add(files, config, "presets.md", presets())
@@ -40,8 +40,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links to files into links to the pages that hold them."""
     origin = page.file.src_uri
-    beside = dict.fromkeys((other or name for name, other in BESIDE.items()), "")
-    folder = {**beside, "examples.md": "examples", "presets.md": "configs"}.get(origin, "docs")
+    from_root = dict.fromkeys((other or name for name, other in ROOT_PAGES.items()), "")
+    folder = {**from_root, "examples.md": "examples", "presets.md": "configs"}.get(origin, "docs")
 
     def turned(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(folder, link[2]))
@@ -55,20 +55,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def title(path: str) -> str:
-    """A page's heading, which a link says on the site where the repository's says the file's name."""
+    """Return the heading of a page, the text of links on the site instead of the file name."""
     if path == "LICENSE":
         return "Licence"
     return (ROOT / path).read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Refuse a site whose pages would ask another machine for anything when they are read."""
+    """Fail if a page of the site loads anything from another machine."""
     for file in sorted(Path(config.site_dir).rglob("*.html")):
         text = file.read_text(encoding="utf-8")
-        for asked in re.findall(
+        for reference in re.findall(
             r"""<(?:script|img|iframe|link(?! rel="canonical"))[^>]*(?:src|href)="(?:https?:)?//[^>]*>""", text
         ):
-            refuse(f"{file.name} asks another machine: {asked}")
+            refuse(f"{file.name} refers to another machine: {reference}")
 
 
 def site_address(path: str, anchor: str) -> str:
@@ -79,8 +79,8 @@ def site_address(path: str, anchor: str) -> str:
         return f"{repository()}/blob/main/{path}{anchor}"
     if path.startswith("docs/"):
         return path.removeprefix("docs/") + anchor
-    if path in BESIDE:
-        return (BESIDE[path] or path) + anchor
+    if path in ROOT_PAGES:
+        return (ROOT_PAGES[path] or path) + anchor
     for folder in ("configs", "examples"):
         if path == folder or path.startswith(folder + "/"):
             inside = path.removeprefix(folder).strip("/")
@@ -97,7 +97,7 @@ def repository() -> str:
 
 
 def presets() -> str:
-    """What configs/README.md says, and every file by folder."""
+    """Return the page of configs/README.md with all files by folder."""
     lines = [(ROOT / "configs" / "README.md").read_text(encoding="utf-8"), ""]
     for folder in sorted(one for one in (ROOT / "configs").iterdir() if one.is_dir()):
         lines += [f"## {folder.name}", ""]
@@ -107,7 +107,7 @@ def presets() -> str:
 
 
 def examples() -> str:
-    """What examples/README.md says, and every example, whole."""
+    """Return the page of examples/README.md with all examples."""
     lines = [(ROOT / "examples" / "README.md").read_text(encoding="utf-8"), ""]
     for file in sorted((ROOT / "examples").glob("*.py")):
         lines += [f"## {file.name}", "", *fenced("python", file)]

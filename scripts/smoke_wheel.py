@@ -37,7 +37,7 @@ DATA = (
 
 
 def main(arguments: list[str]) -> None:
-    """Do all of it; an AssertionError or a CalledProcessError says what is wrong."""
+    """Run all checks. Raises AssertionError or CalledProcessError."""
     home = Path(ipex_lookahead.__file__)
     assert home.is_relative_to(sys.prefix), f"{home} is not the installed package"
     for name in DATA:

@@ -32,7 +32,7 @@ SLOTS = 8
 GREED = (6, 9, 16)
 """Clients of each key: each wants more than its third of the slots."""
 SHARE = 0.2
-"""So much more or less than an equal share of all rows a key may have had."""
+"""Allowed deviation from an equal share of all rows for a key."""
 SALTS = ("", "one", "two")
 CASES = 24
 LEAVING, BROKEN, SLOW, WHOLE = 0.2, 0.1, 0.1, 0.3
@@ -55,7 +55,7 @@ WRONG = (
     (b'{"messages": [{"role": "user", "content": "a"}], "model": "another"}', 404),
     (b'{"messages": ' + b"[" * 100_000, 400),
 )
-"""Bodies that are no request, and the status that says so."""
+"""Invalid bodies, and the expected status."""
 
 
 def start(model, keys):
@@ -90,7 +90,7 @@ TOOL = {
 
 
 def cases(draw):
-    """Requests whose answers are a function of the request."""
+    """Deterministic requests."""
     prompts = [prompt.text for prompt in read_prompts([PACKAGED_PROMPTS])]
     for number in range(CASES):
         body = {
@@ -156,7 +156,7 @@ class Soak:
         self.lock = threading.Lock()
 
     def round(self, seed, seconds):
-        """Load for a while; every client has ended when this does."""
+        """Run the load for a given time; all clients end before it returns."""
         until = time.monotonic() + seconds
         clients = [
             threading.Thread(

@@ -3,10 +3,10 @@
 
     python3 scripts/test_browser.py [arguments for pytest]
 
-The environment is the .venv that ``make test`` uses with Playwright beside it, which drives the system's Chromium:
-``apt install chromium``, or IPEX_LOOKAHEAD_CHROMIUM names another. Where there is none, root (a container, mostly) gets
-Debian's; anybody else is told, and nothing is tested. axe-core, which finds what keeps people out, comes by npm where
-there is one. Pictures of what was seen go to build/browser.
+The environment is the .venv of ``make test`` with Playwright, which controls the system's Chromium (``apt install
+chromium``) or the one in IPEX_LOOKAHEAD_CHROMIUM. Without one, root installs Debian's; other users get a message, and
+the tests are skipped. axe-core, for accessibility, is installed with npm if available. Screenshots are in
+build/browser.
 Standard library only.
 """
 
@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 
-from environments import as_program, beside, kept
+from environments import as_program, kept, overlay
 from setup import ROOT, SetupError
 
 PINS = ["playwright==1.65.2"]
@@ -35,7 +35,7 @@ def main(arguments):
         say("SKIPPED, nothing was tested: no Chromium was found")
         say("apt install chromium, or name one: IPEX_LOOKAHEAD_CHROMIUM=/path/to/chrome")
         return 0
-    folder = beside(python, "browser", PINS, NEEDED, say, "45 MB")
+    folder = overlay(python, "browser", PINS, NEEDED, say, "45 MB")
     say("running in {}".format(browser))
     pytest = [os.path.join(folder, "bin", "python"), "-m", "pytest"] + (arguments or TESTS)
     found = dict(os.environ, IPEX_LOOKAHEAD_CHROMIUM=browser, **axe())

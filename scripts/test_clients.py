@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Run the tests that need other people's programs: clients of the server, schemathesis, Ray.
+"""Run the tests with third-party programs: clients of the server, schemathesis, Ray.
 
     python3 scripts/test_clients.py [arguments for pytest]
 
-They go into an environment beside the .venv that ``make test`` uses, which is kept between runs. Standard library only.
+The programs are installed in an overlay of the .venv of ``make test``, which is reused. Standard library only.
 """
 
 import os
 import subprocess
 import sys
 
-from environments import as_program, beside
+from environments import as_program, overlay
 from setup import ROOT, SetupError
 
 PINS = [
@@ -28,7 +28,7 @@ def main(arguments):
     python = os.path.join(ROOT, ".venv", "bin", "python")
     if not os.path.exists(python):
         raise SetupError("there is no .venv yet", "make test-clients makes it first")
-    folder = beside(python, "clients", PINS, NEEDED, say, "300 MB")
+    folder = overlay(python, "clients", PINS, NEEDED, say, "300 MB")
     # schemathesis brings a plugin for pytest, of which nothing is used; replicas import the package by PYTHONPATH
     command = [os.path.join(folder, "bin", "python"), "-m", "pytest", "-n0", "-p", "no:schemathesis"]
     return subprocess.run(command + (arguments or TESTS), env=dict(os.environ, PYTHONPATH=ROOT), cwd=ROOT).returncode

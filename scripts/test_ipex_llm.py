@@ -3,10 +3,9 @@
 
     python3 scripts/test_ipex_llm.py [arguments for pytest]
 
-The environment is 5 GB, of torch 2.1.2 and the libraries that it names; it lies in the user's cache folder under a hash
-of the pinned versions. It is made under another name and renamed when it is complete, so an interrupted run leaves none
-that is half made. The native core is built for it in ``build/ipex-llm``, and tested there on a copy of the package.
-Standard library only.
+The environment has 5 GB: torch 2.1.2 and the libraries it requires, in the user's cache folder under a hash of the
+pinned versions. It is created under another name and renamed when it is complete. The native core is built for it in
+``build/ipex-llm``, and tested there on a copy of the package. Standard library only.
 """
 
 import hashlib
@@ -100,7 +99,7 @@ def site():
 
 
 def build(folder):
-    """The native core for that Python, and a copy of the package beside it."""
+    """Build the native core for that Python, next to a copy of the package."""
     setup.PYTHON = os.path.join(folder, "bin", "python")
     setup.check_compiler()
     tree = os.path.join(ROOT, "build", "ipex-llm", "core")

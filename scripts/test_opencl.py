@@ -6,13 +6,13 @@
     python3 scripts/test_opencl.py --offline [arguments for scripts/opencl_offline.py]
 
 The second runs the kernels' plain spelling on Debian's pocl (every test but the embedded model's) and under oclgrind
-(every kernel and format once) alone, and asks for both; without it they follow where they are installed.
-The third builds all kernels with Intel's own compiler for its GPUs, and compares them with what is recorded.
+(every kernel and format once), and requires both; without the option they run if they are installed.
+The third builds all kernels with Intel's own compiler for its GPUs, and compares them with the record.
 
-The environment is the .venv that ``make test`` uses, with pyopencl and Intel's runtime beside it (0.8 GB); it lies in
-the user's cache folder under a hash of the pinned versions and of where .venv is. It is made under another name and
-renamed when it is complete. The runtime's wheel does not say where it was installed, so the file that OpenCL's loader
-reads is written here. Standard library only.
+The environment is an overlay of the .venv of ``make test`` with pyopencl and Intel's runtime (0.8 GB), in the user's
+cache folder under a hash of the pinned versions and the path of .venv. It is created under another name and renamed
+when it is complete. This script writes the file for OpenCL's loader, because the wheel of the runtime does not.
+Standard library only.
 """
 
 import os
@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 
-from environments import as_program, beside
+from environments import as_program, overlay
 from setup import ROOT, SetupError
 
 PINS = ["pyopencl==2026.1.4", "intel-opencl-rt==2026.2.0", "intel-cmplr-lib-rt==2026.2.0"]
@@ -59,7 +59,7 @@ def say(text):
 
 def environment(python):
     """The folder of the environment; made if it is not there yet."""
-    return beside(python, "opencl", PINS, NEEDED, say, "275 MB")
+    return overlay(python, "opencl", PINS, NEEDED, say, "275 MB")
 
 
 def variables(folder):

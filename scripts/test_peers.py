@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 
-from environments import as_program, beside
+from environments import as_program, overlay
 from setup import ROOT, SetupError
 
 PINS = ["llama-cpp-python==0.3.36"]
@@ -26,7 +26,7 @@ def main(arguments):
     python = os.path.join(ROOT, ".venv", "bin", "python")
     if not os.path.exists(python):
         raise SetupError("there is no .venv yet", "make test-peers makes it first")
-    folder = beside(python, "peers", PINS, NEEDED, say, "60 MB")
+    folder = overlay(python, "peers", PINS, NEEDED, say, "60 MB")
     variables = dict(os.environ, IPEX_LOOKAHEAD_LLAMA_CPP=os.path.join(folder, "bin", "python"))
     command = [python, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
     return subprocess.run(command + (arguments or TESTS), env=variables, cwd=ROOT).returncode

@@ -26,9 +26,9 @@ WORK = os.path.join(ROOT, "build", "wheels")
 DIST = os.path.join(ROOT, "dist")
 SMOKE = os.path.join(ROOT, "scripts", "smoke_wheel.py")
 OLDEST, STABLE = (3, 10), (3, 12)
-"""The oldest Python, and the first one whose wheel serves all later ones."""
+"""The oldest Python, and the first one with a wheel for all later ones."""
 NEWEST_GLIBC = (2, 28)
-"""What a wheel may ask of the machine, as docs/start.md says: RHEL 8's, Debian 10's."""
+"""Oldest supported glibc, as in docs/start.md: RHEL 8, Debian 10."""
 MOST_BYTES = 16 << 20
 """A wheel of more holds something that does not belong in it."""
 
@@ -38,10 +38,10 @@ from setup import TORCH, TORCH_CPU_INDEX, SetupError, jobs, refuse_cuda  # noqa:
 
 def main(argv):
     with_torch = "--no-torch" not in argv
-    asked = [one for one in argv if one != "--no-torch"]
-    if any(one.startswith("-") for one in asked):
+    arguments = [one for one in argv if one != "--no-torch"]
+    if any(one.startswith("-") for one in arguments):
         raise SetupError("unknown argument in {}".format(" ".join(argv)), "usage: wheels.py [--no-torch] [PYTHON ...]")
-    pythons = interpreters(asked)
+    pythons = interpreters(arguments)
     shutil.rmtree(WORK, ignore_errors=True)
     os.makedirs(WORK)
     os.makedirs(DIST, exist_ok=True)
@@ -92,11 +92,11 @@ def say(text):
     sys.stdout.flush()
 
 
-def interpreters(asked):
+def interpreters(arguments):
     """(major, minor) -> the interpreter, the newest release of each."""
     names = ["python3"] + ["python3.{}".format(minor) for minor in range(OLDEST[1], 30)]
-    places = asked or [path for path in map(shutil.which, names) if path]
-    if not asked:
+    places = arguments or [path for path in map(shutil.which, names) if path]
+    if not arguments:
         places += sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.*/bin/python")))
     found, skipped = {}, []
     probe = "import sys, venv, sysconfig, os; print(sys.implementation.name, '%d %d %d' % sys.version_info[:3],"
@@ -120,7 +120,7 @@ def interpreters(asked):
         )
     there = {"python3", "python"} | {"python{}.{}".format(*version) for version in found}
     for place in skipped:
-        if asked or os.path.basename(place) not in there:  # pyenv has a stand-in on the PATH for each of its own
+        if arguments or os.path.basename(place) not in there:  # pyenv has a stand-in on the PATH for each of its own
             say("skipped {}: no CPython with venv and its C headers".format(place))
     return {version: place for version, (_, place) in found.items()}
 
@@ -162,7 +162,7 @@ def repaired(tools, wheel, version):
 
 
 def oldest_glibc(name):
-    """The oldest glibc for which one of a wheel's tags says that it runs."""
+    """Return the oldest glibc in the tags of a wheel."""
     return min((int(major), int(minor)) for major, minor in re.findall(r"manylinux_(\d+)_(\d+)_x86_64", name))
 
 

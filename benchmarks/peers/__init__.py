@@ -1,9 +1,9 @@
 """The programs that ``benchmarks.compare`` runs, one per file, each in its own process (``child.py``).
 
-A file has ``DISTRIBUTION``, the package whose version is reported, and ``load(request)``, which gives an object with
-``weights`` (what it runs, in words), ``lookup`` (what drafts there, in words) and ``answer``; see ``child.Loaded``.
-It is run by the interpreter where that package is installed, Python 3.9 or newer, which need not have ours: a peer's
-file imports the standard library, its own package and what comes with that.
+A file has ``DISTRIBUTION``, the name of the package for its version, and ``load(request)``, which returns an object
+with ``weights`` (description of the weights), ``lookup`` (description of the drafts) and ``answer``; see
+``child.Loaded``. The interpreter of that package, Python 3.9 or newer, runs it without our package: the file of a peer
+imports the standard library, its own package and the dependencies of that.
 """
 
 from __future__ import annotations

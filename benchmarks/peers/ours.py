@@ -1,4 +1,4 @@
-"""ipex-lookahead beside its peers, by the same protocol; it also turns the prompts into token ids for all of them."""
+"""ipex-lookahead with the protocol of its peers; it also tokenizes the prompts for all of them."""
 
 from __future__ import annotations
 
