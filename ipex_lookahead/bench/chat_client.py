@@ -135,7 +135,7 @@ def read_key(file: Path) -> str:
         raise InputError(f"{file} cannot be read: {error.strerror}", hint="check --api-key-file") from None
     key = next((line for line in lines if line and not line.startswith("#")), "")
     if not key or not key.isascii() or not key.isprintable():
-        raise InputError(f"{file} holds no key", hint="write it on a line of its own, in ASCII")
+        raise InputError(f"{file} has no key", hint="write it on its own line, in ASCII")
     return key
 
 

@@ -64,7 +64,9 @@ def compare_engines(
 
     for name in what.engines:
         if name not in ENGINES:
-            raise click.BadParameter(f"{name!r} is none of {', '.join(ENGINES)}", param_hint="--engine")
+            raise click.BadParameter(
+                f"unknown engine {name!r}: choose one of {', '.join(ENGINES)}", param_hint="--engine"
+            )
     if what.given and what.prompts:
         raise click.UsageError("give --prompt or --prompts, not both")
     if 0 in what.lookahead:

@@ -357,7 +357,7 @@ def encoded(model: Any, count: int) -> list[list[int]]:
 
     if model.tokenizer is None:
         why = model.engine.describe().get("no_tokenizer") or "the model carries none"
-        raise LookaheadError(f"there is no tokenizer: {why}", hint="put its tokenizer.json into the folder")
+        raise LookaheadError(f"the model has no tokenizer: {why}", hint="add its tokenizer.json to the folder")
     config = model.config if isinstance(model.config, dict) else model.config.to_dict()
     return [build_prompt(model.tokenizer, config, text) for text in questions(count)]
 

@@ -62,7 +62,7 @@ def kernels(what: Kernels, to: Report, threads: int | None = threads_option) -> 
 
     here = core.available_isas()
     if absent := [isa for isa in what.isas if isa not in here]:
-        problem = f"--isa: {absent[0]!r} is no instruction set of this machine; it has {', '.join(here)}"
+        problem = f"--isa: {absent[0]!r} is not available on this machine: choose one of {', '.join(here)}"
         raise Refused(problem, hint=f"leave --isa out for all of them, or give --isa {here[0]}")
     with status() as say:
         report = measure(

@@ -50,7 +50,10 @@ class Prompts:
     """The prompts of a benchmark."""
 
     prompts: tuple[str, ...] = option(
-        "Prompts, or a folder of them; ours if not given.", (), type=click.Path(), metavar="FILE.jsonl"
+        "File of prompts, or a folder of them; packaged prompts if not given.",
+        (),
+        type=click.Path(),
+        metavar="FILE.jsonl",
     )
     limit: int | None = limit_option
 
@@ -66,7 +69,7 @@ class Report:
     """Outputs of a benchmark in addition to its table."""
 
     plot: Path | None = option(
-        "Draw what was measured; SVG or PNG by the name. Needs matplotlib.",
+        "Save a picture of the results as SVG or PNG. Needs matplotlib.",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE.svg",
     )

@@ -167,7 +167,7 @@ class _Reader:
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f"did you mean {near[0]}?" if near else ""
-                raise InputError(f"{self.file}: there is no key {key!r}; there are {', '.join(known)}", hint=hint)
+                raise InputError(f"{self.file}: unknown key {key!r}: choose one of {', '.join(known)}", hint=hint)
         if self.one("num_beams", self.whole(1, 1 << 10), 1) != 1:
             raise self.error("num_beams", "beam search is not supported; leave the key out, or give 1")
         warm_up = self.one("warm_up", self.whole(0, 1000), 1)
@@ -287,7 +287,7 @@ class _Reader:
         if name not in NAMES and not is_rules_file(name):
             near = difflib.get_close_matches(name, NAMES, 1)
             hint = f"did you mean {near[0]}?" if near else ""
-            raise InputError(f"{self.file}: {key}: there is no format {name!r}", hint=hint)
+            raise InputError(f"{self.file}: {key}: unknown format {name!r}", hint=hint)
         return name
 
     def api(self, key: str, value: Any) -> str:

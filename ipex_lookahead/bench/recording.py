@@ -76,7 +76,7 @@ def load(file: Path) -> Recording:
             raise InputError(f"{file}, line {number}: prompt, output and top of an answer are expected")
         answers.append(Answer(found["prompt"], found["output"], found["top"]))
     if not answers:
-        raise InputError(f"{file} holds no answer")
+        raise InputError(f"{file} has no answers")
     return Recording(str(head.get("model")), calibration, answers)
 
 

@@ -41,7 +41,7 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
     except ValueError:
         valid = False
     if not valid or parts.query or parts.fragment or parts.username is not None or not value.isprintable():
-        raise click.BadParameter(f"{value!r} is no URL of a server, such as http://127.0.0.1:8080")
+        raise click.BadParameter(f"{value!r} is not the URL of a server, such as http://127.0.0.1:8080")
     return value.rstrip("/").removesuffix("/v1")
 
 

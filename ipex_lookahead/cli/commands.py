@@ -126,7 +126,7 @@ class LazyGroup(click.Group):
         if args and args[0] not in self.lines and not args[0].startswith("-") and not ctx.resilient_parsing:
             near, path = nearest(args[0], self.lines), ctx.command_path
             hint = f"did you mean {path} {near}?" if near else f"{path} --help"
-            raise Refused(f"there is no command {args[0]!r}; there are {', '.join(self.lines)}", hint=hint)
+            raise Refused(f"unknown command {args[0]!r}: choose one of {', '.join(self.lines)}", hint=hint)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

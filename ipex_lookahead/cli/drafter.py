@@ -85,7 +85,7 @@ def cut(model: str, what: Cut) -> None:
                 np.add.at(counts, np.array(answer, np.int64), 1)
         advance()
     if not counts.any():
-        raise InputError("the texts hold no token", hint="give texts of some thousand words")
+        raise InputError("the texts have no tokens", hint="give texts of some thousand words")
     ids = frequent_ids(counts, what.tokens)
     write_ids(what.output, ids, vocab)
     share = counts[ids].sum() / counts.sum()

@@ -57,7 +57,7 @@ def imatrix(what: Measured, model: str = model_option, threads: int | None = thr
     measured, spec, tokenizer = model_to_measure(Path(path), threads=threads)
     ids = tokenizer.encode(content, add_special_tokens=False)[: what.tokens]
     if not ids:
-        raise InputError(f"{text} holds no token", hint="give a text of some thousand words")
+        raise InputError(f"{text} has no tokens", hint="give a text of some thousand words")
     windows = -(-len(ids) // window)
     with progress_bar(windows, "windows") as advance:
         found = measure_importance(measured, spec, ids, window=window, threads=threads, progress=advance)

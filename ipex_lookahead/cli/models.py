@@ -57,7 +57,7 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
             fetched = resolve_model(named, progress=not as_json)
             facts, drafter = describe(path, fetched), fetched
         except LookaheadError as error:
-            click.echo(f"{named}, which would draft for it, cannot be used: {error}", err=True)
+            click.echo(f"the drafting head {named} cannot be used: {error}", err=True)
     kept = {"format": main_format(facts["formats"]), "bytes": facts["bytes"], "engine": facts["engine"]}
     if as_json:
         kept |= {} if drafter is None else {"drafter": str(drafter)}
@@ -66,9 +66,9 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
         about = f"{facts['architecture']}, {facts['bytes'] / 1e6:,.1f} MB, most of it in {kept['format']}"
         click.echo(f"{model}: {about}\n{path}")
         if drafter is not None:
-            click.echo(f"what drafts for it: {named}, {facts['drafter']['bytes'] / 1e6:,.1f} MB\n{drafter}")
+            click.echo(f"drafting head: {named}, {facts['drafter']['bytes'] / 1e6:,.1f} MB\n{drafter}")
     if facts["engine"] is None:
-        raise UnsupportedModelError(f"it was fetched, but cannot be run: {facts['problem']}", hint=facts["hint"])
+        raise UnsupportedModelError(f"the model was fetched, but cannot run: {facts['problem']}", hint=facts["hint"])
     if not as_json:
         click.echo(f"try it: ipex-lookahead run {model}" + (f" --drafter {named}" if drafter else ""))
 
@@ -103,7 +103,7 @@ def list(as_json: bool = json_alone_option) -> None:
         click.echo(json.dumps({"models": models, **folders}))
         return
     if not models:
-        click.echo("no models are kept yet; `ipex-lookahead pull NAME` fetches one, and 'default' comes by itself")
+        click.echo("no models yet; `ipex-lookahead pull NAME` fetches one, and 'default' is fetched when it is used")
         return
     rows = [
         (found["name"], found["architecture"] or "-", found["format"] or "-", f"{found['bytes'] / 1e6:,.0f} MB",

@@ -121,11 +121,11 @@ def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[
             raise InputError(f"no prompt file at {path}", hint=_LINE)
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES) if path.is_dir() else [path]
         if not files:
-            raise InputError(f"the folder {path} holds no {' or '.join(SUFFIXES)} file")
+            raise InputError(f"the folder {path} has no {' or '.join(SUFFIXES)} file")
         for file in files:
             prompts += _read_file(file)[:limit]
     if not prompts:
-        raise InputError("there are no prompts in the files given")
+        raise InputError("the files have no prompts")
     return prompts
 
 

@@ -78,7 +78,7 @@ def _check_prompts(ctx: click.Context) -> None:
         if not path.exists():
             raise Refused(f"--prompts: no prompt file at {path}", hint='one JSON object a line: {"prompt": "..."}')
         if path.is_dir() and not any(path.glob("*.jsonl")):
-            raise Refused(f"--prompts: the folder {path} holds no .jsonl file", hint="name a file, or another folder")
+            raise Refused(f"--prompts: the folder {path} has no .jsonl file", hint="name a file, or another folder")
 
 
 def _check_files_to_write(ctx: click.Context) -> None:
@@ -90,9 +90,9 @@ def _check_files_to_write(ctx: click.Context) -> None:
         from ipex_lookahead.drafting.store import is_store
 
         file = Path(os.path.realpath(given_path(given)))
-        problem, hint = "", "name a file in a folder that you may write"
+        problem, hint = "", "name a file in a writable folder"
         if file.exists() and not file.is_file():
-            problem = "is no file"
+            problem = "is not a file"
         elif not file.parent.is_dir():
             problem, hint = f"cannot be written: there is no folder {file.parent}", f"mkdir -p {file.parent}"
         elif file.exists() and not os.access(file, os.R_OK):
@@ -100,9 +100,9 @@ def _check_files_to_write(ctx: click.Context) -> None:
         elif (reason := _write_error(file.parent)) is not None:
             problem = f"cannot be written: {reason}"
         elif name == "store" and file.exists() and not is_store(file):
-            problem, hint = "is not a lookahead store; it was not changed", "name another file; it need not exist yet"
+            problem, hint = "is not a lookahead store; it is not changed", "name another file, which need not exist"
         elif name == "show_drafts" and file.exists():
-            problem, hint = "is there already; it is left as it is", "name another file"
+            problem, hint = "exists; it is not changed", "name another file"
         if problem:
             raise Refused(f"{option}: {given} {problem}", hint=hint)
 

@@ -56,7 +56,7 @@ def _read(file: str, root: click.Context) -> Found:
     sections = [(str(name), value) for name, value in loaded.items() if isinstance(value, dict)]
     for section, values in [(None, general), *sections]:  # a section's values replace the general ones
         if section is not None and section not in options:
-            raise refused(f"has a section {section!r:.60}; there is no such command", nearest(section, options))
+            raise refused(f"has a section {section!r:.60}, which is not a command", nearest(section, options))
         takers = [*options] if section is None else [section]
         known = {key for path in takers for key in options[path]}
         for name, value in values.items():

@@ -48,7 +48,9 @@ def run_slash(session: Session, line: str) -> None:
     command = SLASHES.get(name)
     if command is None:
         near = difflib.get_close_matches(name, SLASHES, 1)
-        session.tell(f"there is no /{name}; " + (f"did you mean /{near[0]}?" if near else "/help lists the commands"))
+        session.tell(
+            f"unknown command /{name}; " + (f"did you mean /{near[0]}?" if near else "/help lists the commands")
+        )
         return
     try:
         command.run(session, rest.strip())

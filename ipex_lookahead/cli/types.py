@@ -43,7 +43,7 @@ def unknown(kind: str, option: str, name: str, known: Iterable[str]) -> Refused:
     same = next((one for one in known if one == name.lower()), None)
     near = same or nearest(name, [one for one in known if one not in ALIASES]) or nearest(name, known)
     hint = f"did you mean {option} {near}?" if near else ""
-    return Refused(f"{option}: there is no {kind} {name!r}; there are {', '.join(known)}", hint=hint)
+    return Refused(f"{option}: unknown {kind} {name!r}: choose one of {', '.join(known)}", hint=hint)
 
 
 class Words(AnyType):

@@ -35,9 +35,9 @@ def check_output(file: str | None, *, overwrite: bool) -> None:
 def check_new(file: Path, *, overwrite: bool) -> None:
     """Raise InputError for a file that exists, or in a missing folder."""
     if not file.parent.is_dir():
-        raise InputError(f"{file.parent}: there is no such folder", hint="make it first")
+        raise InputError(f"{file.parent}: the folder does not exist", hint="create it first")
     if file.exists() and not overwrite:
-        raise InputError(f"{file}: is there already", hint="choose another name, or --overwrite replaces it")
+        raise InputError(f"{file} exists", hint="choose another name, or add --overwrite")
 
 
 @contextmanager

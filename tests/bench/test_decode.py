@@ -64,7 +64,7 @@ def test_bad_lines_are_named(line, says, tmp_path):
 def test_bad_files(tmp_path):
     with pytest.raises(InputError, match="no prompt file"):
         read_prompts([tmp_path / "absent.jsonl"])
-    with pytest.raises(InputError, match=r"holds no \.jsonl"):
+    with pytest.raises(InputError, match=r"has no \.jsonl"):
         read_prompts([tmp_path])
     with pytest.raises(InputError, match="no prompts"):
         read_prompts([write(tmp_path / "empty.jsonl")])

@@ -85,7 +85,7 @@ def test_cases_of_one_model_stand_together_and_none_twice(tmp_path: Path) -> Non
         ("in_out_pairs", ["12-1"], "tokens in and tokens out"),
         ("in_out_pairs", [1024], "tokens in and tokens out"),
         ("in_out_pairs", [], "1 to 256"),
-        ("low_bit", "sym_int44", "there is no format 'sym_int44'"),
+        ("low_bit", "sym_int44", "unknown format 'sym_int44'"),
         ("batch_size", [0], "from 1 to 1024"),
         ("test_api", "deepspeed_transformer_int4_cpu", "several processes"),
         ("test_api", "transformer_int4_gpu_win", "leave the _win out"),

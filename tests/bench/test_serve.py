@@ -139,9 +139,9 @@ def test_a_wrong_key_a_wrong_name_and_no_server_are_said(ours, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--url", "127.0.0.1:80"], "no URL of a server"),
-        (["--url", "http://a:b@c"], "no URL of a server"),
-        (["--url", "http://[1"], "no URL of a server"),
+        (["--url", "127.0.0.1:80"], "not the URL of a server"),
+        (["--url", "http://a:b@c"], "not the URL of a server"),
+        (["--url", "http://[1"], "not the URL of a server"),
         (["--url", "http://a", "--rate", "1", "--streams", "2"], "give one of them"),
         ([], "--url"),
     ],

@@ -116,9 +116,9 @@ def test_plots_are_refused_before_anything_is_loaded(scripted, prompts, capsys):
 @pytest.mark.parametrize(
     ("name", "more", "says"),
     [
-        ("there.jsonl", [], "--show-drafts: {} is there already"),
+        ("there.jsonl", [], "--show-drafts: {} exists"),
         ("none/a.jsonl", [], "--show-drafts: {} cannot be written: there is no folder"),
-        ("", [], "--show-drafts: {} is no file"),
+        ("", [], "--show-drafts: {} is not a file"),
         ("new.jsonl", ["--lookahead", "0"], "--show-drafts has no effect with --lookahead 0"),
     ],
 )

@@ -121,7 +121,7 @@ def test_spread_drafts(repeater, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--strategy", "no_such"], "there is no strategy 'no_such'; there are auto"),
+        (["--strategy", "no_such"], "unknown strategy 'no_such': choose one of auto"),
         (["--strategy", "self_speculation"], "cannot be checked: self-speculation"),
         (["--draft-tokens", "129"], "at most 128"),
         (["--draft-tokens", "a"], "list of whole numbers"),

@@ -84,7 +84,7 @@ def test_a_broken_promise_is_an_error(engines, capsys):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--engine", "cuda"], "'cuda' is none of native, torch, ipex-llm"),
+        (["--engine", "cuda"], "unknown engine 'cuda': choose one of native, torch, ipex-llm"),
         (["--engine", "ipex-llm"], "none of these engines runs here"),
         (["--prompt", "a", "--prompts", __file__], "not both"),
         (["--lookahead", "0"], "leave --lookahead 0 out"),

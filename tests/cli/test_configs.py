@@ -158,6 +158,6 @@ def test_a_plan_is_refused_in_its_own_words(tmp_path, capsys):
     (tmp_path / "plan.yaml").write_text("low_bits: sym_int4\n")
     assert run(["bench", "run", str(tmp_path / "plan.yaml"), "--output", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert "there is no key 'low_bits'; there are repo_id," in said[0]
+    assert "unknown key 'low_bits': choose one of repo_id," in said[0]
     assert ", low_bit, " in said[0]
     assert said[1] == "hint: did you mean low_bit?"

@@ -23,7 +23,7 @@ def test_a_cut_vocabulary(tiny, prose, tmp_path, capsys):
     assert met <= {*ids.tolist()}
     assert {*ids.tolist()} - met == {*[one for one in range(SIZE) if one not in met][: 40 - len(met)]}
     assert run(words) == 1
-    assert "is there already" in capsys.readouterr().err
+    assert "exists" in capsys.readouterr().err
     assert run([*words, "--overwrite"]) == 0
     with pytest.raises(InputError, match="is of a vocabulary of"):
         read_ids(out, SIZE + 1)

@@ -206,14 +206,14 @@ def test_pull_fetches_what_is_recommended(
     (tmp_path / "mine").symlink_to(made / "model")
     assert run(["pull", "mine"]) == 0
     out = capsys.readouterr().out
-    assert f"what drafts for it: {made / 'alone.gguf'}" in out
+    assert f"drafting head: {made / 'alone.gguf'}" in out
     assert f"run mine --drafter {made / 'alone.gguf'}" in out
     assert run(["pull", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["drafter"] == str(made / "alone.gguf")
     own["drafter"] = str(made / "none.gguf")
     assert run(["pull", "mine"]) == 0
     said = capsys.readouterr()
-    assert "none.gguf, which would draft for it, cannot be used: " in said.err
+    assert "none.gguf cannot be used: " in said.err
     assert said.out.endswith("try it: ipex-lookahead run mine\n")
 
 

@@ -105,8 +105,8 @@ def test_what_has_no_effect_or_cannot_be_is_refused(folder, text, tmp_path, caps
         AutoModelForCausalLM.from_pretrained(folder, imatrix=tmp_path / "x.dat", load_in_low_bit="q4_k", progress=False)
     out = tmp_path / "o.gguf"
     for arguments, what in (
-        (["--text", str(text), "--to", str(tmp_path / "no" / "o.gguf")], "there is no such folder"),
-        (["--text", str(text), "--to", str(file)], "is there already"),
+        (["--text", str(text), "--to", str(tmp_path / "no" / "o.gguf")], "the folder does not exist"),
+        (["--text", str(text), "--to", str(file)], "exists"),
     ):
         assert run(["imatrix", "-m", str(folder), *arguments]) == 1
         assert what in capsys.readouterr().err
@@ -115,7 +115,7 @@ def test_what_has_no_effect_or_cannot_be_is_refused(folder, text, tmp_path, caps
     assert "cannot be read as UTF-8" in capsys.readouterr().err
     text.write_text("")
     assert run(["imatrix", "-m", str(folder), "--text", str(text), "--to", str(out)]) == 1
-    assert "holds no token" in capsys.readouterr().err
+    assert "has no tokens" in capsys.readouterr().err
     assert not out.exists()
     assert not list(tmp_path.glob(".*saving*"))
 

@@ -208,7 +208,7 @@ def test_after_two_dashes_debug_is_a_prompt(scripted):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["nonsense"], "there is no command 'nonsense'; there are generate,"),
+        (["nonsense"], "unknown command 'nonsense': choose one of generate,"),
         (["generate", "x", "--lookahead", "-1"], "lookahead"),
         (["generate", "x", "--lookahead", "129"], "lookahead"),
         (["generate", "x", "--max-new-tokens", "-1"], "max-new-tokens"),

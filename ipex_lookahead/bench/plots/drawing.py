@@ -33,9 +33,9 @@ FAINT, ALERT, GRID = "#666666", "#c02a2a", "#dddddd"
 def check_plot(file: Path) -> None:
     """Raise InputError if a picture cannot be drawn or saved."""
     if file.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{file}: a picture is {' or '.join(SUFFIXES)} by its name")
+        raise InputError(f"{file}: the name of a picture must end with {' or '.join(SUFFIXES)}")
     if not file.parent.is_dir():
-        raise InputError(f"{file.parent}: there is no such folder")
+        raise InputError(f"{file.parent}: the folder does not exist")
     check_matplotlib()
 
 

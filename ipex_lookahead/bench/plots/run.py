@@ -66,7 +66,7 @@ def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
             axes.set_xlabel("tokens of the prompt")
             from_zero(axes)
         _label(figure, "Speed over context", report)
-    return f"Speed over context: of the prompt, and of plain decoding behind it. {_SPREAD}", buffer.getvalue()
+    return f"Speed by context: prefill, and plain decoding after it. {_SPREAD}", buffer.getvalue()
 
 
 def _line(axes: Any, at: list[int], runs: list[dict[str, Any]], label: str, number: int) -> None:

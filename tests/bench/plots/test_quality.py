@@ -46,7 +46,7 @@ def test_a_picture_that_cannot_be_saved(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"\.svg or \.png"):
         check_plot(tmp_path / "a.jpeg")
-    with pytest.raises(InputError, match="no such folder"):
+    with pytest.raises(InputError, match="the folder does not exist"):
         check_plot(tmp_path / "none" / "a.svg")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match="matplotlib") as caught:
