@@ -85,7 +85,7 @@ def test_auto_is_shown_cold_and_warm_with_what_the_memory_brought(scripted, prom
     assert [line.split()[:2] for line in out.splitlines() if line.startswith("auto")][:2] == [
         ["auto", "cold"], ["auto", "warm"]
     ]  # fmt: skip
-    assert "which brought ~1.00x (noise) auto" in " ".join(out.split())
+    assert "a gain of ~1.00x (noise) auto" in " ".join(out.split())
 
 
 def test_later_turns_follow_the_model_s_own_answers(scripted, tmp_path, capsys):

@@ -127,7 +127,7 @@ def test_spread_drafts(repeater, tmp_path, capsys):
         (["--draft-tokens", "a"], "list of whole numbers"),
         (["--no-greedy", "--seeds", "0"], "nothing to check"),
         (["--draft-low-bit", "sym_int4"], "without --draft-model"),
-        (["--plot", "picture.jpg"], "a picture is .svg or .png"),
+        (["--plot", "picture.jpg"], "must end with .svg or .png"),
     ],
 )
 def test_refusals(repeater, prompts, capsys, arguments, says):

@@ -51,7 +51,7 @@ def test_names_are_those_of_the_rooms():
 @pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["bench", "decode"], ["bench", "exact"]])
 def test_strategies(command, refused):
     assert refused(*command, "--strategy", "sufix")[-1] == "hint: did you mean --strategy suffix?"
-    assert "there are auto, jacobi" in refused(*command, "--strategy", "xyz")[0]
+    assert "choose one of auto, jacobi" in refused(*command, "--strategy", "xyz")[0]
     assert refused(*command, "--strategy", "draft_model")[-1] == "hint: add --draft-model MODEL"
 
 
@@ -144,7 +144,7 @@ def test_a_file_of_the_users_own_is_no_store(refused, tmp_path):
     notes.write_text("my own words")
     said = refused("generate", "hi", "--lookahead", "auto", "--store", str(notes))
     assert "is not a lookahead store; it is not changed" in said[0]
-    assert said[1:] == ["hint: name another file; it need not exist yet"]
+    assert said[1:] == ["hint: name another file, which need not exist"]
     assert notes.read_text() == "my own words"
 
 

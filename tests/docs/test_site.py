@@ -36,7 +36,7 @@ def test_every_page_stands_in_the_navigation():
 
 def test_links_lead_to_pages_and_headings_of_the_site(site: Any) -> None:
     texts = {site.site_address(page, ""): text for page, text in PAGES.items() if page.split("/")[0] == "docs"}
-    texts |= {other or name: (ROOT / name).read_text(encoding="utf-8") for name, other in site.BESIDE.items()}
+    texts |= {other or name: (ROOT / name).read_text(encoding="utf-8") for name, other in site.ROOT_PAGES.items()}
     texts |= {"presets.md": site.presets(), "examples.md": site.examples(), "results.md": site.results()}
     links = [
         (page, posixpath.normpath(posixpath.join(posixpath.dirname(page), file)), anchor)
