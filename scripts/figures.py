@@ -180,7 +180,7 @@ def linear() -> Drawing:
         drawing.path([(x + 127, 166), (x + 140, 166)], BLUE, arrow=True)
     drawing.text(446, 171, "... output", size=13, colour=BLUE)
     drawing.text(
-        20, 204, "Threads share out outputs, never a sum. More rows: the same, once more, beside it.", size=12.5
+        20, 204, "Threads divide outputs, never a sum. Further rows repeat the same steps.", size=12.5
     )
     drawing.text(20, 222, "s: the group's weight scale times its activation scale.", size=12, colour=FAINT)
     return drawing

@@ -32,7 +32,7 @@ FILES = {"mt_bench": "chat", "humaneval": "code", "gsm8k": "arithmetic", "code_e
 LLAMAS = "smollm2-135m tinyllama-1.1b llama2-7b".split()
 FAMILIES = "qwen3-0.6b gemma3-1b phi4-mini mistral-7b qwen3-8b gpt-oss-20b qwen3-30b-a3b".split()
 MIXTURES = {"gpt-oss-20b", "qwen3-30b-a3b"}
-"""Mixtures of experts: equal rows choose the same experts, so that many rows are not representative."""
+"""Mixtures of experts: equal rows choose the same experts, so larger numbers of rows are not representative."""
 HERE = ["bench", "decode", "--lookahead", "3", "--lookahead", "auto", "-n", "256", "--repeat", "3"]
 
 OURS = """
