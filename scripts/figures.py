@@ -179,9 +179,7 @@ def linear() -> Drawing:
         drawing.text(x + 63, 170, "fma(dot, s, sum)", size=11.5, anchor="middle", colour=BLUE)
         drawing.path([(x + 127, 166), (x + 140, 166)], BLUE, arrow=True)
     drawing.text(446, 171, "... output", size=13, colour=BLUE)
-    drawing.text(
-        20, 204, "Threads divide outputs, never a sum. Further rows repeat the same steps.", size=12.5
-    )
+    drawing.text(20, 204, "Threads divide outputs, never a sum. Further rows repeat the same steps.", size=12.5)
     drawing.text(20, 222, "s: the group's weight scale times its activation scale.", size=12, colour=FAINT)
     return drawing
 

@@ -77,10 +77,8 @@ def test_a_terminal_is_not_read(scripted, monkeypatch):
 
 
 def test_a_pipe_that_stays_silent_is_named(monkeypatch, capsys):
-    from ipex_lookahead.cli import prompts as reading
-
     heard, told = os.pipe()
-    monkeypatch.setattr(reading, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("ipex_lookahead.cli.prompts.PATIENCE_SECONDS", 0.01)
     with os.fdopen(heard) as pipe:
         monkeypatch.setattr(sys, "stdin", pipe)
         reading._say_if_waiting()
