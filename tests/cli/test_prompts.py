@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ipex_lookahead.bench.chat_client import read_key
-from ipex_lookahead.cli import messages
+from ipex_lookahead.cli import messages, prompts
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.progress import PromptBar
 from ipex_lookahead.cli.prompts import read_text
@@ -78,10 +78,10 @@ def test_a_terminal_is_not_read(scripted, monkeypatch):
 
 def test_a_pipe_that_stays_silent_is_named(monkeypatch, capsys):
     heard, told = os.pipe()
-    monkeypatch.setattr("ipex_lookahead.cli.prompts.PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(prompts, "PATIENCE_SECONDS", 0.01)
     with os.fdopen(heard) as pipe:
         monkeypatch.setattr(sys, "stdin", pipe)
-        reading._say_if_waiting()
+        prompts._say_if_waiting()
     assert "waiting for the end of standard input" in capsys.readouterr().err
     os.close(told)
 
