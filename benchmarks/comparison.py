@@ -230,7 +230,7 @@ def _sentence(error: PeerError) -> str:
 
 
 def report(found: Comparison) -> list[dict[str, Any]]:
-    """One entry for each row: speeds in tokens a second, and answers with the same tokens as its own plain ones.
+    """One entry for each row: speeds in tokens per second, and answers with the same tokens as its own plain ones.
 
     ``prefill_tok_s`` counts until the first token; ``decode_tok_s`` what comes after the first piece.
     """
@@ -258,7 +258,7 @@ def report(found: Comparison) -> list[dict[str, Any]]:
 
 
 def _speed(row: Row) -> float:
-    """Tokens a second after the first piece of each answer."""
+    """Tokens per second after the first piece of each answer."""
     seconds = sum(answer["seconds"] - answer["first_seconds"] for answer in row.answers)
     tokens = sum(len(answer["tokens"]) - answer["first_tokens"] for answer in row.answers)
     return tokens / seconds if seconds > 0 else 0.0

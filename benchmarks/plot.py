@@ -11,7 +11,7 @@ MODES = {"plain": COLORS[5], "lookahead": COLORS[0], "auto": COLORS[2]}
 
 
 def plot_compare(report: dict[str, Any], file: Path) -> None:
-    """Tokens a second of decoding, and of the prompt. Raises InputError if the file cannot be saved."""
+    """Tokens per second of decoding, and of the prompt. Raises InputError if the file cannot be saved."""
     rows = report["rows"]
     with picture(file, (11.0, 1.6 + 0.42 * len(rows)), columns=2) as (figure, (decode, prompt)):
         for axes, key in ((decode, "decode_tok_s"), (prompt, "prefill_tok_s")):
@@ -31,8 +31,8 @@ def plot_compare(report: dict[str, Any], file: Path) -> None:
         labels = [f"{row['peer']} {row['version']}, {row['mode']}" for row in rows]
         decode.set_yticks(range(len(rows)), labels=labels)
         prompt.set_yticks(range(len(rows)), labels=[])
-        decode.set_xlabel("decoding, tokens a second")
-        prompt.set_xlabel("prompt, tokens a second until the first answers")
+        decode.set_xlabel("decoding, tokens per second")
+        prompt.set_xlabel("prompt, tokens per second until the first answers")
         weights = "\n".join(dict.fromkeys(f"{row['peer']}: {row['weights']}; {row['lookup']}" for row in rows))
         figure.supxlabel(weights, fontsize=7.5, color=FAINT)
         what = (

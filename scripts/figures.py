@@ -206,7 +206,7 @@ def controller() -> Drawing:
     for values, colour, said, at, above in (
         (expected, BLUE, "E[tokens | D]: of the step", 0, -128),
         (each, RED, "T(1 + n): its cost, in plain steps", 3.6, 20),
-        (ratio, GREEN, "R(D): tokens a second", 5.4, -14),
+        (ratio, GREEN, "R(D): tokens per second", 5.4, -14),
     ):
         drawing.path([place(n, value) for n, value in enumerate(values)], colour, width=2.2)
         for n, value in enumerate(values):

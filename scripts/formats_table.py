@@ -97,7 +97,7 @@ def run(*arguments: str) -> str:
 
 def table(report: dict[str, Any]) -> str:
     """Picture and table in Markdown, by bits."""
-    lines = [f"![KL divergence over bits a weight]({PICTURE.name})", ""]
+    lines = [f"![KL divergence over bits per weight]({PICTURE.name})", ""]
     lines += ["| | bits per weight | MB | perplexity | vs float32 | KL divergence | same top 1 | tok/s |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for row in sorted(report["formats"], key=lambda row: (row["bits"], row["kl"])):

@@ -159,7 +159,7 @@ def measure_shape(shape: str, llama_bench: str | None) -> dict[str, Any]:
 
 
 def llama_cpp_speeds(program: str, file: Path, threads: int) -> dict[str, float]:
-    """Tokens a second of its prompt of 128 (pp) and of decoding 32 tokens (tg)."""
+    """Tokens per second of its prompt of 128 (pp) and of decoding 32 tokens (tg)."""
     command = [program, "-m", str(file), "-t", str(threads), "-p", "128", "-n", "32", "-r", "3", "-o", "json"]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return {"pp" if one["n_prompt"] else "tg": one["avg_ts"] for one in json.loads(said)}
@@ -177,7 +177,7 @@ def without_paths(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def lookahead_table(report: dict[str, Any]) -> list[str]:
-    """Ratio to plain decoding and tokens a step by file or category, the mean and the slowest prompt."""
+    """Ratio to plain decoding and tokens per step by file or category, the mean and the slowest prompt."""
     runs = report["runs"]
     group = "by_file" if len(runs[0]["by_file"]) > 1 else "by_category"
     names = list(runs[0][group])

@@ -45,7 +45,7 @@ class Compared:
         "Prompts, or a folder of them; three packaged ones if not given.", (), type=click.Path(), metavar="FILE.jsonl"
     )
     limit: int | None = limit_option
-    lookahead: tuple[int | str, ...] = option("Most drafted tokens a step, or 'auto'.", (3,), type=Tokens())
+    lookahead: tuple[int | str, ...] = option("Most drafted tokens per step, or 'auto'.", (3,), type=Tokens())
     tokens: int = option("Most tokens to generate.", 128, "--max-new-tokens", "-n", low=2)
     texts: int = option("Number of prompts to print the answers of.", 1, low=0)
 

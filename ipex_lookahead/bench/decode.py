@@ -52,7 +52,7 @@ class Compared:
     """The modes to compare with plain decoding."""
 
     lookahead: tuple[int | str, ...] = option(
-        "Most drafted tokens a step, or 'auto'; several are compared, and 0, the baseline, always runs. If not given:"
+        "Most drafted tokens per step, or 'auto'; several are compared, and 0, the baseline, always runs. If not given:"
         " 3, and 'auto' with a --strategy.",
         (),
         type=Tokens(),

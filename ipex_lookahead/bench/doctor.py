@@ -72,10 +72,10 @@ def doctor(what: Examined, as_json: bool = json_option) -> None:
 
 def lines(report: dict[str, Any], width: int) -> list[str]:
     """Return the report as Markdown; tables become lists if ``width`` columns are too few."""
-    said = ["### ipex-lookahead doctor", ""]
-    said += [f"- {name} {number}" for name, number in report["versions"].items()]
+    output = ["### ipex-lookahead doctor", ""]
+    output += [f"- {name} {number}" for name, number in report["versions"].items()]
     for part in ("machine", "device"):
-        said += [f"- {key.replace('_', ' ')}: {_spoken(key, value)}" for key, value in report[part].items()]
+        output += [f"- {key.replace('_', ' ')}: {_spoken(key, value)}" for key, value in report[part].items()]
     kernels = [
         (
             entry["backend"],
@@ -86,46 +86,46 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
         for entry in report["kernels"]
     ]
     if kernels:
-        said += ["", *markdown_lines(("kernel", "format", "self-test", "ms for 1, 4, 16 rows"), kernels, width)]
+        output += ["", *markdown_lines(("kernel", "format", "self-test", "ms for 1, 4, 16 rows"), kernels, width)]
     if by_bytes := report.get("by_bytes"):
         equal = by_bytes.get("formats", 0) - len(by_bytes.get("different", ()))
         compared = f"Kernels of {by_bytes.get('isa')} compared with scalar ones: the same bytes in {equal} formats."
-        said += ["", f"Native kernels: {by_bytes['problem']}" if "problem" in by_bytes else compared]
-    said += _of_opencl(report, width)
-    said += ["", f"Model: {report['model']}", ""]
+        output += ["", f"Native kernels: {by_bytes['problem']}" if "problem" in by_bytes else compared]
+    output += _of_opencl(report, width)
+    output += ["", f"Model: {report['model']}", ""]
     headings = ("engine", "plain", "lookahead", "tok/s", "tok/step", "equal")
-    said += markdown_lines(headings, [row for tried in report["engines"] for row in _rows(tried)], width)
+    output += markdown_lines(headings, [row for tried in report["engines"] for row in _rows(tried)], width)
     for tried in report["engines"]:
         if "problem" in tried:
-            said += ["", f"{_name(tried)} cannot run: {tried['problem']}"]
-    said += [""]
+            output += ["", f"{_name(tried)} cannot run: {tried['problem']}"]
+    output += [""]
     if (tried := next((one for one in report["engines"] if one.get("backends")), None)) is not None:
         served = ", ".join(f"{low_bit} by {name}" for low_bit, name in tried["backends"].items())
-        said.append(f"Linear layers of {tried['engine']}: {served}.")
+        output.append(f"Linear layers of {tried['engine']}: {served}.")
     same = "plain decoding" if "paths" not in report else "plain decoding on the CPU"
-    said += [f"plain: tokens a second without lookahead; equal: answers with the same tokens as {same}.", ""]
+    output += [f"plain: tokens per second without lookahead; equal: answers with the same tokens as {same}.", ""]
     if left_out := report.get("without_torch"):
-        said += [left_out, ""]
-    said += ["Equal text is promised for native and opencl, and for torch with --deterministic.", ""]
-    return said + ([f"**Problem**: {line}" for line in report["problems"] or ()] or ["Everything works."])
+        output += [left_out, ""]
+    output += ["Equal text is promised for native and opencl, and for torch with --deterministic.", ""]
+    return output + ([f"**Problem**: {line}" for line in report["problems"] or ()] or ["Everything works."])
 
 
 def _of_opencl(report: dict[str, Any], width: int) -> list[str]:
     if "paths" not in report:
         return []
-    said = ["", *(f"- {name}: {state}" for name, state in report["paths"].items())]
+    output = ["", *(f"- {name}: {state}" for name, state in report["paths"].items())]
     if "bandwidth" in report:
         rates = ", ".join(f"{name.replace('_', ' ')} {rate} GB/s" for name, rate in report["bandwidth"].items())
-        said += ["", f"Memory: {rates}."]
+        output += ["", f"Memory: {rates}."]
     if "logits" in report:
-        said += ["", f"Logits by bytes: {report['logits']['equal']} of {report['logits']['answers']} answers equal."]
+        output += ["", f"Logits by bytes: {report['logits']['equal']} of {report['logits']['answers']} answers equal."]
     if "steps" in report:
         contexts = list(report["steps"])
         rows = list(report["steps"][contexts[0]])
         steps = [(row, *(_milliseconds(report["steps"][context].get(row)) for context in contexts)) for row in rows]
-        said += ["", *markdown_lines(("rows of a step", *(f"ms at {one}" for one in contexts)), steps, width)]
-        said += ["", f"Prompts are read at {_speed(report['prefill_tok_s'])} tokens a second."]
-    return said + [line for profile in report.get("profiles", ()) for line in _of_profile(profile, width)]
+        output += ["", *markdown_lines(("rows of a step", *(f"ms at {one}" for one in contexts)), steps, width)]
+        output += ["", f"Prompts are read at {_speed(report['prefill_tok_s'])} tokens per second."]
+    return output + [line for profile in report.get("profiles", ()) for line in _of_profile(profile, width)]
 
 
 def _milliseconds(value: float | None) -> str:
@@ -134,7 +134,7 @@ def _milliseconds(value: float | None) -> str:
 
 def _of_profile(profile: dict[str, Any], width: int) -> list[str]:
     of = f"{profile['rows']} rows" if profile["rows"] > 1 else "1 row"
-    said = (
+    output = (
         f"A step of {of} at {profile['positions']} positions: {profile['ms']:.3f} ms on the device,"
         f" {profile['kernels_ms']:.3f} ms of it in kernels."
     )
@@ -142,16 +142,16 @@ def _of_profile(profile: dict[str, Any], width: int) -> list[str]:
         (one["kernel"], "x".join(map(str, one["items"])), one["launches"], f"{one['ms']:.3f}")
         for one in profile["kernels"][:MOST_KERNELS]
     ]
-    return ["", said, "", *markdown_lines(("kernel", "work-items", "launches", "ms"), kernels, width)]
+    return ["", output, "", *markdown_lines(("kernel", "work-items", "launches", "ms"), kernels, width)]
 
 
-def write_report(folder: Path, said: list[str], report: dict[str, Any]) -> Path:
+def write_report(folder: Path, output: list[str], report: dict[str, Any]) -> Path:
     """Write the report and all figures as JSON to a file for an issue. Raises SaveError."""
     file = folder / f"ipex-lookahead-doctor-{datetime.now():%Y%m%d-%H%M%S}.md"
     figures = ["", "<details><summary>All figures</summary>", "", "```json", json.dumps(report, indent=1), "```", ""]
     try:
         with file.open("x", encoding="utf-8") as out:
-            out.write("\n".join([*said, *figures, "</details>", ""]))
+            out.write("\n".join([*output, *figures, "</details>", ""]))
     except OSError as error:
         raise SaveError(
             f"the report could not be written to {file}: {error.strerror}",

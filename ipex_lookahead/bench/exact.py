@@ -46,7 +46,7 @@ class Checked:
     strategy: tuple[str, ...] = option("Strategies to check; all that apply if not given.", (), type=Strategy())
     mode: tuple[str, ...] = option("All the draft, or what pays.", MODES, type=click.Choice(MODES))
     draft_tokens: list[int] = option(
-        "Most drafted tokens a step.", "1,3,7,31", callback=comma_separated, metavar="N,N,..."
+        "Most drafted tokens per step.", "1,3,7,31", callback=comma_separated, metavar="N,N,..."
     )
     spread: bool = option(
         "Fixed drafts of 1, 2, ... up to the most drafted tokens, alternating from batch to batch.", False
@@ -165,7 +165,7 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
         keys=3,
         title=f"{report['model']} · {report['low_bit']} · {counted(report['prompts'], 'prompt')} · "
         "answers equal to plain",
-        caption="columns: most drafted tokens a step",
+        caption="columns: most drafted tokens per step",
         to_stderr=to_stderr,
     )
 

@@ -126,7 +126,7 @@ def serve(target: Target, what: Load, prompts: Prompts, limits: Limits, to: Repo
         "max_new_tokens": limits.max_new_tokens,
     }
     report |= {"rate": rate, "seed": what.gaps_seed} if rate is not None else {"streams": streams}
-    report["load"] = f"{rate:g} requests a second" if rate is not None else counted(streams, "stream")
+    report["load"] = f"{rate:g} requests per second" if rate is not None else counted(streams, "stream")
     goodput = {"ttft_limit": limits.ttft_limit, "itl_limit": limits.itl_limit}
     report |= summarize(loaded, by_themselves, **goodput)
     _print(report, to_stderr=to.as_json)
@@ -136,8 +136,8 @@ def serve(target: Target, what: Load, prompts: Prompts, limits: Limits, to: Repo
 
 def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
     rows = [
-        (said, *("-" if value is None else f"{value:.1f}" for value in report[key].values()))
-        for said, key in (
+        (label, *("-" if value is None else f"{value:.1f}" for value in report[key].values()))
+        for label, key in (
             ("time to first token", "ttft_ms"),
             ("a token after it", "itl_ms"),
             ("between pieces of text", "gap_ms"),
@@ -164,7 +164,7 @@ def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
     ]
     good = report["goodput"]
     known = (("ttft_limit_ms", "to the first token"), ("itl_limit_ms", "a token"))
-    limits = [f"{good[key]:g} ms {said}" for key, said in known if good[key]]
+    limits = [f"{good[key]:g} ms {label}" for key, label in known if good[key]]
     if limits:
         within = f"{good['requests']}/{report['requests']} within {' and '.join(limits)}"
         facts.append(("goodput", f"{good['requests_s']:.2f} answers/s: {within}"))

@@ -115,9 +115,9 @@ def load_history(readline: Any) -> None:
         lines = file.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     except OSError:  # it does not exist the first time
         return
-    meant = {escape: plain for plain, escape in _ESCAPED.items()}
+    unescaped = {escape: plain for plain, escape in _ESCAPED.items()}
     for line in lines[-HISTORY_LINES:]:
-        readline.add_history(re.sub(r"\\[\\n]", lambda found: meant[found[0]], line))
+        readline.add_history(re.sub(r"\\[\\n]", lambda found: unescaped[found[0]], line))
 
 
 def save_history(readline: Any) -> None:
@@ -148,12 +148,12 @@ def _joined(ask: Callable[[str], str | None]) -> Iterator[str]:
             continue
 
 
-def _block(begun: str, ask: Callable[[str], str | None]) -> str:
+def _block(text: str, ask: Callable[[str], str | None]) -> str:
     """Read the further lines of a message."""
     closed = False
-    while not (closed := begun.rstrip().endswith(QUOTE)) and (following := ask(FURTHER)) is not None:
-        begun += "\n" + following.rstrip("\n")
-    return begun.rstrip().removesuffix(QUOTE).strip("\n") if closed else begun
+    while not (closed := text.rstrip().endswith(QUOTE)) and (following := ask(FURTHER)) is not None:
+        text += "\n" + following.rstrip("\n")
+    return text.rstrip().removesuffix(QUOTE).strip("\n") if closed else text
 
 
 def history_file() -> Path | None:

@@ -98,14 +98,14 @@ def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None) -> d
         kind = tensor.type
         _count(formats, kind.name if kind.decoded or not kind.format else kind.format, tensor.nbytes)
     decoded = sorted({(t.type.name, t.type.format) for t in file.tensors.values() if t.type.decoded})
-    said = file.metadata
-    architecture = said.get("general.architecture")
-    sizes = {word: said.get(f"{architecture}.{key}") for word, key in _GGUF_SIZES.items()}
+    metadata = file.metadata
+    architecture = metadata.get("general.architecture")
+    sizes = {word: metadata.get(f"{architecture}.{key}") for word, key in _GGUF_SIZES.items()}
     embedding = file.tensors.get("token_embd.weight")
     if sizes["vocab_size"] is None and embedding is not None:
         sizes["vocab_size"] = embedding.shape[0]
     checkpoint, problem = _opened(lambda: open_checkpoint(path))
-    model = said.get("tokenizer.ggml.model")
+    model = metadata.get("tokenizer.ggml.model")
     return {
         "kind": "gguf",
         "config": None if checkpoint is None else checkpoint.config,
@@ -116,8 +116,8 @@ def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None) -> d
         **({"decoded": [f"{name} as {low_bit}" for name, low_bit in decoded]} if decoded else {}),
         **{word: size if type(size) is int else None for word, size in sizes.items()},
         "tokenizer": {"llama": "SentencePiece", "gpt2": "byte pairs"}.get(str(model), str(model)) if model else None,
-        "chat_template": isinstance(said.get("tokenizer.chat_template"), str),
-        "licence": said.get("general.license") if isinstance(said.get("general.license"), str) else None,
+        "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
+        "licence": metadata.get("general.license") if isinstance(metadata.get("general.license"), str) else None,
         **_drafting(checkpoint, path, drafter, draft_vocab),
         "unknown_keys": list(getattr(checkpoint, "unknown_keys", [])),
         **problem,

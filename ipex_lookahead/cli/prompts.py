@@ -62,14 +62,14 @@ def read_prompt(argument: str | None, file: str | None) -> str:
     """
     if argument is not None and file is not None:
         raise click.UsageError("PROMPT and --prompt-file are both given; leave one of them out")
-    begun = argument if file is None else _of_file(Path(file))
-    if begun is None and (sys.stdin is None or is_terminal(sys.stdin)):
+    given = argument if file is None else _of_file(Path(file))
+    if given is None and (sys.stdin is None or is_terminal(sys.stdin)):
         raise click.UsageError("no prompt; give one, or '-' to type it in")
-    if begun is None or begun == "-":
+    if given is None or given == "-":
         prompt = _of_standard_input()
     else:
         piped = "" if sys.stdin is None or sys.stdin.closed or is_terminal(sys.stdin) else _of_standard_input()
-        prompt = f"{begun.rstrip()}\n\n{piped}" if piped.strip() else begun
+        prompt = f"{given.rstrip()}\n\n{piped}" if piped.strip() else given
     if not prompt.strip():
         raise InputError("the prompt is empty", hint="ipex-lookahead generate 'Why is the sky blue?'")
     return prompt
@@ -143,8 +143,8 @@ def conversations(
     """
     for prompt in prompts:
         messages: list[dict[str, str]] = []
-        for number, said in enumerate((prompt.text, *prompt.later)):
-            messages.append({"role": "user", "content": said})
+        for number, text in enumerate((prompt.text, *prompt.later)):
+            messages.append({"role": "user", "content": text})
             ids = encode(messages)
             yield prompt, ids
             if number < len(prompt.later):

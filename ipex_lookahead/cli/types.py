@@ -31,9 +31,9 @@ class Refused(click.UsageError):
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name most similar to ``name``, if any."""
     spellings = {other.replace("-", "_"): other for other in known}
-    meant = name.lower().replace("-", "_")
-    begun = [other for other in spellings if meant and other.startswith(meant)]
-    found = begun if len(begun) == 1 else difflib.get_close_matches(meant, spellings, 1)
+    wanted = name.lower().replace("-", "_")
+    matches = [other for other in spellings if wanted and other.startswith(wanted)]
+    found = matches if len(matches) == 1 else difflib.get_close_matches(wanted, spellings, 1)
     return spellings[found[0]] if found else None
 
 

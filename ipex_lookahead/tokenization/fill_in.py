@@ -58,8 +58,8 @@ class FillIn:
             behind: Text after the gap.
             files: Name and text of other files, as sent by clients of llama.cpp.
         """
-        begun = tokenizer.encode("", add_special_tokens=True)[:1]
-        ids = begun if begun == [tokenizer.bos_token_id] else []
+        beginning = tokenizer.encode("", add_special_tokens=True)[:1]
+        ids = beginning if beginning == [tokenizer.bos_token_id] else []
         for at, (name, text) in enumerate([*files, ("filename", "")] if files else []):
             if self.separator is None:
                 ids += _content(tokenizer, f"\n\n--- snippet ---\n\n{text}") if at < len(files) else []

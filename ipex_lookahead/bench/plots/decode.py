@@ -76,7 +76,7 @@ def over_lookahead(axes: Any, runs: list[dict[str, Any]], lines: dict[str, list[
     axes.set_xticks(range(len(names)), labels=names)
     several = any(len(some) > 1 for some in lines.values())
     note = "\n(the other views: the largest of each line)" if several else ""
-    axes.set_xlabel(f"n_lookahead_tokens: most drafted tokens a step{note}")
+    axes.set_xlabel(f"n_lookahead_tokens: most drafted tokens per step{note}")
     axes.set_ylabel("tokens per second after the first")
     axes.set_ylim(0, 1.15 * max(best.values()))
     axes.margins(x=0.08)

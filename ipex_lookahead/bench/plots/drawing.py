@@ -91,14 +91,14 @@ def where_and_when(report: Mapping[str, Any]) -> str:
     """Return processor, instruction set, threads, version and date of a report as text."""
     machine = report.get("machine", {})
     threads = report.get("threads") or machine.get("threads")
-    said = (
+    parts = (
         machine.get("processor"),
         report.get("isa") or machine.get("isa"),
         counted(threads, "thread") if threads else None,
         f"ipex-lookahead {report['version']}" if "version" in report else None,
         report.get("date", "")[:10],
     )
-    return " · ".join(str(one) for one in said if one)
+    return " · ".join(str(one) for one in parts if one)
 
 
 def entitle(figure: Any, title: str, report: Mapping[str, Any]) -> None:

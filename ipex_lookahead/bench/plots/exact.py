@@ -32,7 +32,7 @@ def plot_exact(report: dict[str, Any], file: Path) -> None:
             axes.set_yticks(range(len(lines)), labels=lines if axes is panels[0] else [""] * len(lines))
             axes.tick_params(length=0)
             axes.spines[["left", "bottom"]].set_visible(False)
-            axes.set_xlabel(f"{sampling}: most drafted tokens a step")
+            axes.set_xlabel(f"{sampling}: most drafted tokens per step")
         total, equal = (sum(row[key] for row in found) for key in ("total", "equal"))
         verdict = f"all {total:,} answers have" if equal == total else f"{equal:,} of {total:,} answers have"
         what = f"{report['model']}, {report['low_bit']}, {counted(report['prompts'], 'prompt')}, "

@@ -44,8 +44,8 @@ def plot_quality(report: dict[str, Any], file: Path) -> None:
                 at = [(row["bits"], max(row["kl"], LEAST_KL)) for row in rows]
                 axes.plot(*zip(*at, strict=True), mark, color=color, markersize=4.5, label=label)
                 points += [(*place, row["name"], color) for place, row in zip(at, rows, strict=True)]
-        axes.set_xlabel("bits a weight, scales included")
-        axes.set_ylabel("KL divergence from the reference (nats a token), less is better")
+        axes.set_xlabel("bits per weight, scales included")
+        axes.set_ylabel("KL divergence from the reference (nats per token), less is better")
         if any(row["other_file"] for row in drawn):
             axes.legend(loc="upper right")
         axes.margins(0.1)

@@ -22,7 +22,7 @@ def plot_replay(report: dict[str, Any], file: Path) -> None:
             speed.plot(places, [run["predicted_tok_s"] for run in some], label=strategy, **look(number))
             largest.append((strategy, _by_source_and_rate(some[-1])))
         speed.set_xticks(range(len(budgets)), labels=budgets)
-        speed.set_xlabel("most drafted tokens a step")
+        speed.set_xlabel("most drafted tokens per step")
         speed.set_ylabel("predicted tokens per second")
         from_zero(speed)
         figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)

@@ -30,8 +30,8 @@ def over_lookahead(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None
         for number, (label, some) in enumerate(_lines(runs, with_length=True)):
             _line(axes, [names.index(run["lookahead"]) for _, run in some], [run for _, run in some], label, number)
         axes.set_xticks(range(len(names)), labels=["off" if name == "0" else name for name in names])
-        axes.set_xlabel("lookahead: most drafted tokens a step")
-        axes.set_ylabel("tokens a second after the first")
+        axes.set_xlabel("lookahead: most drafted tokens per step")
+        axes.set_ylabel("tokens per second after the first")
         from_zero(axes)
         _label(figure, "Speed by lookahead", report)
     same = all(run["identical"] for _, run in runs)
@@ -59,8 +59,8 @@ def over_context(runs: Runs, report: dict[str, Any]) -> tuple[str, str] | None:
             ends = [[count / seconds for count, seconds in zip(tokens, end, strict=True)] for end in (slow, quick)]
             prompt.vlines(length, *ends, **_spread(number))
             _line(rest, length, [run for _, run in some], label, number)
-        prompt.set_ylabel("prompt tokens a second")
-        rest.set_ylabel("tokens a second, lookahead off")
+        prompt.set_ylabel("prompt tokens per second")
+        rest.set_ylabel("tokens per second, lookahead off")
         for axes in (prompt, rest):
             powers_of_two(axes, lengths)
             axes.set_xlabel("tokens of the prompt")

@@ -28,9 +28,9 @@ def plot_serve(report: dict[str, Any], file: Path) -> None:
         latency.legend(frameon=False)
         for place, bar in enumerate(bars):
             failed = bar["failure"] is not None
-            begun = bar["ended"] if bar["first"] is None else bar["first"]
-            time.hlines(place, bar["due"], begun, color=FAINT, linewidth=1.0)
-            time.hlines(place, begun, bar["ended"], color=ALERT if failed else COLORS[0], linewidth=2.0)
+            start = bar["ended"] if bar["first"] is None else bar["first"]
+            time.hlines(place, bar["due"], start, color=FAINT, linewidth=1.0)
+            time.hlines(place, start, bar["ended"], color=ALERT if failed else COLORS[0], linewidth=2.0)
             if failed:
                 time.plot(bar["ended"], place, "x", color=ALERT, markersize=5)
         time.set_xlabel("seconds; gray: until the first token, cross: failed")

@@ -59,7 +59,7 @@ def test_decode_shows_speed_categories_positions_and_sources(tmp_path: Path) -> 
     text = drawn(plot_decode, decoded(plain, three, eight, cold, warm), tmp_path)
     for said in (*SAID, "m&lt;&amp;&gt;", "2 prompts", "slowest: 0.80 x, code/slow", "chat", "cold"):
         assert said in text, said
-    for said in ("every answer has the tokens", "tokens a second", "suffix (auto warm)", "8 of 10", "off", "warm"):
+    for said in ("every answer has the tokens", "tokens per second", "suffix (auto warm)", "8 of 10", "off", "warm"):
         assert said in text, said
 
 
