@@ -28,7 +28,7 @@ KERNEL_ROWS = (1, 4, 16)
 """Size of the timed layer; 4 rows should take about as long as 1."""
 
 BYTES_SHAPE, BYTES_ROWS = (80, 576), (1, 7, 64)
-"""Size of the layers to compare with scalar kernels; AMX kernels run from 64 rows."""
+"""Sizes of the products to compare with scalar kernels; the largest number of rows is enough for AMX."""
 
 FORMATS = ("sym_int4", "asym_int4", "sym_int8", "bf16")
 
