@@ -111,7 +111,7 @@ def test_what_cannot_be_is_refused_by_its_key(tmp_path: Path, key: str, value: A
 
 
 def test_unknown_keys_are_refused_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no key 'num_trails'") as caught:
+    with pytest.raises(InputError, match="unknown key 'num_trails'") as caught:
         read(tmp_path, num_trails=3)
     assert caught.value.hint == "did you mean num_trials?"
     assert read(tmp_path, **dict.fromkeys(NO_EFFECT, True)).cases == read(tmp_path).cases
