@@ -269,7 +269,7 @@ def replay_answers(
     from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
     from ipex_lookahead.decoding.sequence_group import SequenceGroup
     from ipex_lookahead.decoding.stats import GenerationStats
-    from ipex_lookahead.drafting.heads.choosing import takes_next
+    from ipex_lookahead.drafting.heads.choosing import should_attach_head
 
     total, seconds, plain_seconds, propose, observe = GenerationStats(strategy=config.strategy), 0.0, 0.0, 0.0, 0.0
     decode_tokens, calibration = 0, curve or recording.calibration
@@ -277,7 +277,7 @@ def replay_answers(
         known, truth = CostCurve(calibration), CostCurve(calibration)
         drafter = None if head is None else head(answer)
         if drafter is not None and make is not None and config.adaptive:
-            drafter = drafter if takes_next(drafter.record, drafter.price, known, drafter.most) else None
+            drafter = drafter if should_attach_head(drafter.record, drafter.price, known, drafter.most) else None
         proposer = _Watched(_proposer(config, None if make is None else make(config), drafter, known))
         budget = config.num_draft_tokens
         inner: Any = FixedBudget(budget)
@@ -330,4 +330,4 @@ def _proposer(config: LookaheadConfig, free: Proposer | None, head: SimulatedHea
 
     if head is None or (free is None and not config.adaptive):
         return free or head
-    return Choosing(free, head, head.price, known, most=head.most)
+    return Choosing(free, head, head.price, known, max_tokens=head.most)

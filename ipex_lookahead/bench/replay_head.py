@@ -122,9 +122,9 @@ class SimulatedHead:
 
     def propose(self, budget: int) -> Draft:
         """Return a chain of at most ``budget`` tokens."""
-        return self.behind((), budget)
+        return self.propose_after((), budget)
 
-    def behind(self, copied: Sequence[int], budget: int, least: float = 0.0) -> Draft:
+    def propose_after(self, copied: Sequence[int], budget: int, min_chance: float = 0.0) -> Draft:
         """Return a chain after copied tokens; it ends where the chance that all are right falls below ``least``."""
         first = len(copied)
         right = [*copied] == self._text[self._at : self._at + first]
@@ -137,7 +137,7 @@ class SimulatedHead:
             tokens.append(self._text[place] if right else self._other(place))
             probs.append(self._acceptance[depth])
             chance *= probs[-1]
-            if chance < least:
+            if chance < min_chance:
                 break
         self.spent += self.price.of(len(tokens), first)
         draft = Draft(tokens, range(-1, len(tokens) - 1), probs=probs)
