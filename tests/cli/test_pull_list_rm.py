@@ -1,24 +1,22 @@
-"""``pull``, ``list`` and ``rm``, as processes of their own against a hub on this machine."""
+"""``pull``, ``list`` and ``rm``, in processes whose hub is on this machine."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import ipex_lookahead
 from ipex_lookahead.cli.main import run
-from tests.support.chat_tokenizer import SIZE, chat_tokenizer
+from tests.support.chat_tokenizer import write_chat_llama
+from tests.support.commands import in_one_process
 from tests.support.fake_hub import COMMIT, fake_hub
 from tests.support.gguf_bytes import build, llama_parts
-from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+from tests.support.tiny import write_tiny_gguf
 
-ROOT = Path(ipex_lookahead.__file__).parent.parent
 LETTERS = {
     "model": "gpt2",
     "pre": "gpt-2",
@@ -30,8 +28,7 @@ LETTERS = {
 
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory):
-    made = write_tiny_llama(tmp_path_factory.mktemp("tiny") / "folder", vocab=SIZE)
-    chat_tokenizer().save_pretrained(made)
+    made = write_chat_llama(tmp_path_factory.mktemp("tiny") / "folder")
     folder = {path.name: path.read_bytes() for path in made.iterdir()}
     ggufs = {
         f"tiny.{kind}.gguf": write_tiny_gguf(made.parent / f"{kind}.gguf", quant=kind).read_bytes()
@@ -54,122 +51,102 @@ def hub(repositories):
 
 
 @pytest.fixture
-def command(hub, tmp_path):
-    """``command("pull", ...)`` runs the command in a process whose hub is ours: (status, out, err); no torch in it."""
+def commands(hub, tmp_path):
+    """``commands(["pull", ...], ...)`` runs commands in a process whose hub is ours."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"), "COLUMNS": "150"}
     environment |= {"IPEX_LOOKAHEAD_CACHE": str(tmp_path / "cache"), "HF_HUB_DISABLE_TELEMETRY": "1"}
-    code = (
-        "import sys; from ipex_lookahead.cli.main import run; code = run(sys.argv[1:]);"
-        "heavy = {'torch', 'transformers'} & set(sys.modules); assert not heavy, heavy;"
-        "sys.exit(code)"
-    )
 
-    def call(*arguments):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            env=environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, done.stdout, done.stderr
+    def call(*given):
+        found = in_one_process(given, environment)
+        assert not any("Traceback" in done.stderr for done in found), found
+        return found
 
     return call
 
 
 @pytest.mark.programs
-def test_a_folder_is_pulled_listed_run_and_removed(command, hub, tmp_path):
-    status, out, err = command("pull", "https://huggingface.co/owner/folder/tree/main")
-    assert status == 0, err
-    assert "looking for owner/folder on the hub" in err
-    assert "owner/folder" in out.splitlines()[0]
-    assert Path(out.splitlines()[1]).is_dir()
+def test_a_folder_is_pulled_listed_run_and_removed(commands, hub, tmp_path):
+    url = "https://huggingface.co/owner/folder/tree/main"
+    pulled, as_json, listed = commands(["pull", url], ["list", "--json"], ["list"])
+    assert pulled.returncode == 0, pulled.stderr
+    assert "looking for owner/folder on the hub" in pulled.stderr
+    assert "owner/folder" in pulled.stdout.splitlines()[0]
+    assert Path(pulled.stdout.splitlines()[1]).is_dir()
     assert "pytorch_model.bin" not in hub.fetched()
 
-    status, out, err = command("list", "--json")
-    (found,) = json.loads(out)["models"]
+    (found,) = json.loads(as_json.stdout)["models"]
     assert (found["name"], found["kind"], found["format"]) == ("owner/folder", "safetensors", "fp32")
     assert found["bytes"] == sum(path.stat().st_size for path in Path(found["path"]).iterdir())
-    _, out, _ = command("list")
-    assert "owner/folder" in out
-    assert "just now" in out
+    assert "owner/folder" in listed.stdout
+    assert "just now" in listed.stdout
 
     hub.refused["owner/folder"] = (503, "")  # the hub is down: what is here serves
-    status, out, err = command("info", found["name"], "--json")
-    assert status == 0, err
-    assert json.loads(out)["licence"] == "mit"
-
-    status, out, err = command("rm", "owner/folder")
-    assert (status, "hint: rm --yes owner/folder" in err) == (2, True)
     other = tmp_path / "hf" / "hub" / "models--owner--other"
     other.mkdir()
-    status, out, err = command("rm", "--yes", "owner/folder")
-    assert status == 0, err
-    assert out.startswith("removed owner/folder: ")
+    remove = ["rm", "--yes", "owner/folder"]
+    info, asked, removed, again = commands(["info", found["name"], "--json"], ["rm", "owner/folder"], remove, remove)
+    assert info.returncode == 0, info.stderr
+    assert json.loads(info.stdout)["licence"] == "mit"
+    assert (asked.returncode, "hint: rm --yes owner/folder" in asked.stderr) == (2, True)
+    assert removed.returncode == 0, removed.stderr
+    assert removed.stdout.startswith("removed owner/folder: ")
     assert [path.name for path in (tmp_path / "hf" / "hub").glob("models--*")] == [other.name]
-    assert command("rm", "--yes", "owner/folder")[0] == 1
+    assert again.returncode == 1
 
 
 @pytest.mark.programs
-def test_one_file_of_several(command, hub, repositories, tmp_path):
-    status, out, err = command("pull", "owner/ggufs")
-    assert status == 0, err
-    assert "owner/ggufs has 2 GGUF files; taking tiny.Q4_0.gguf" in err
-    assert command("pull", "owner/ggufs:Q8_0")[0] == 0
-    status, out, err = command("list", "--json")
-    names = {found["name"]: found["format"] for found in json.loads(out)["models"]}
+def test_one_file_of_several(commands, repositories, tmp_path):
+    first, second, listed, removed = commands(
+        ["pull", "owner/ggufs"], ["pull", "owner/ggufs:Q8_0"], ["list", "--json"], ["rm", "-y", "owner/ggufs:Q8_0"]
+    )
+    assert first.returncode == 0, first.stderr
+    assert "owner/ggufs has 2 GGUF files; taking tiny.Q4_0.gguf" in first.stderr
+    assert second.returncode == 0
+    names = {found["name"]: found["format"] for found in json.loads(listed.stdout)["models"]}
     assert names == {"owner/ggufs:tiny.Q4_0.gguf": "sym_int4", "owner/ggufs:tiny.Q8_0.gguf": "sym_int8"}
     size = len(repositories["owner/ggufs"]["tiny.Q8_0.gguf"])
-    status, out, err = command("rm", "-y", "owner/ggufs:Q8_0")
-    assert f"{size:,} bytes" in out
-    blobs = list((tmp_path / "hf" / "hub" / "models--owner--ggufs" / "blobs").iterdir())
-    assert [blob.stat().st_size for blob in blobs] == [len(repositories["owner/ggufs"]["tiny.Q4_0.gguf"])]
-    assert command("rm", "-y", "owner/ggufs:tiny.Q4_0.gguf")[0] == 0
-    assert not (tmp_path / "hf" / "hub" / "models--owner--ggufs").exists(), "nothing is left to keep"
+    assert f"{size:,} bytes" in removed.stdout
+    kept = tmp_path / "hf" / "hub" / "models--owner--ggufs"
+    sizes = [blob.stat().st_size for blob in (kept / "blobs").iterdir()]
+    assert sizes == [len(repositories["owner/ggufs"]["tiny.Q4_0.gguf"])]
+    (last,) = commands(["rm", "-y", "owner/ggufs:tiny.Q4_0.gguf"])
+    assert last.returncode == 0
+    assert not kept.exists(), "nothing is left to keep"
 
 
 @pytest.mark.programs
-def test_a_short_name_is_pulled_run_and_removed(command, hub, tmp_path):
+def test_a_short_name_is_pulled_run_and_removed(commands, hub, tmp_path):
     short, repo = "smollm2-360m", "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF"
     words = {f"tokenizer.ggml.{key}": value for key, value in LETTERS.items()}
     made = write_tiny_gguf(tmp_path / "made.gguf", quant="Q8_0", metadata=words)
     hub.repositories[repo] = {"smollm2-360m-instruct-q8_0.gguf": made.read_bytes()}
-    status, out, err = command("run", short, "ab", "-n", "3", "--hide-accepted")
-    assert status == 0, err
-    assert f"looking for {repo} on the hub" in err
-    assert "3 tokens" in err
+    (answered,) = commands(["run", short, "ab", "-n", "3", "--hide-accepted"])
+    assert answered.returncode == 0, answered.stderr
+    assert f"looking for {repo} on the hub" in answered.stderr
+    assert "3 tokens" in answered.stderr
     hub.refused[repo] = (503, "")  # it is kept: the hub is not needed any more
-    status, out, err = command("pull", short)
-    assert (status, out.splitlines()[-1]) == (0, f"try it: ipex-lookahead run {short}"), err
-    for arguments in (("generate", "-m", short, "-n", "2", "ab"), ("info", short, "--json")):
-        status, out, err = command(*arguments)
-        assert status == 0, err
-    assert json.loads(out)["model"] == short
-    status, out, err = command("rm", "--yes", short)
-    assert (status, out.startswith(f"removed {short}: ")) == (0, True), err
-    status, out, err = command("run", short, "ab")
-    assert (status, "hint: " in err) == (1, True)
+    generate, info = ["generate", "-m", short, "-n", "2", "ab"], ["info", short, "--json"]
+    removing = ["rm", "--yes", short]
+    pulled, generated, told, removed, gone = commands(["pull", short], generate, info, removing, ["run", short, "ab"])
+    assert (pulled.returncode, pulled.stdout.splitlines()[-1]) == (0, f"try it: ipex-lookahead run {short}")
+    assert generated.returncode == told.returncode == 0, generated.stderr
+    assert json.loads(told.stdout)["model"] == short
+    assert (removed.returncode, removed.stdout.startswith(f"removed {short}: ")) == (0, True), removed.stderr
+    assert (gone.returncode, "hint: " in gone.stderr) == (1, True)
 
 
 @pytest.mark.programs
-def test_what_cannot_be_run_is_said(command):
-    status, out, err = command("pull", "owner/falcon")
-    assert status == 1
-    assert "the model was fetched, but cannot run" in err
-    assert "torch engine" in err
-    status, out, err = command("pull", "owner/pickled")
-    assert (status, out) == (1, "")
-    assert "a pickle" in err
-    assert "hint: " in err
-
-
-@pytest.mark.programs
-def test_list_of_nothing(command):
-    status, out, err = command("list")
-    assert status == 0
-    assert "ipex-lookahead pull NAME" in out
+def test_what_cannot_be_run_is_said_and_a_list_of_nothing_says_what_to_do(commands):
+    empty, falcon, pickled = commands(["list"], ["pull", "owner/falcon"], ["pull", "owner/pickled"])
+    assert empty.returncode == 0
+    assert "ipex-lookahead pull NAME" in empty.stdout
+    assert falcon.returncode == 1
+    assert "it was fetched, but cannot be run" in falcon.stderr
+    assert "torch engine" in falcon.stderr
+    assert (pickled.returncode, pickled.stdout) == (1, "")
+    assert "a pickle" in pickled.stderr
+    assert "hint: " in pickled.stderr
 
 
 # ---- within this process ---------------------------------------------------------------------------------------------
