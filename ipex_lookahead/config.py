@@ -1,4 +1,4 @@
-"""Frozen settings, validated where they are made."""
+"""Immutable settings, validated on creation."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_yaml import load_yaml
 
 MAX_DRAFT = 128
-"""Most drafted rows a step: as many as Lookahead Decoding's window takes (W = G = 15, N = 5: 119); more never paid."""
+"""Maximum number of drafted tokens per step: Lookahead Decoding with W = G = 15 and N = 5 needs 119."""
 
 DRAFT_VOCAB = 32768
-"""Tokens that a trained head may draft: of 248,320 the whole lm_head would be most of what a draft costs."""
+"""Tokens that a trained head may draft: with a vocabulary of 248,320 the full lm_head would dominate draft cost."""
 
 STORE_STRATEGIES = ("auto", "suffix")
-"""Strategies that look into a store of earlier outputs."""
+"""Strategies that use a store of earlier outputs."""
 
 OCCURRENCES = ("last", "first")
-"""Where prompt lookup may copy from."""
+"""Match that prompt lookup copies from."""
 
 MEMORY_STORE = "memory"
-"""The ``store`` that is no file: it belongs to the model object and goes with it. "memory:NAME" is one of its own."""
+"""The ``store`` in memory, which belongs to the model object. "memory:NAME" is a separate one."""
 NO_STORE = "none"
-"""The ``store`` that remembers nothing beyond a generation."""
+"""The ``store`` that retains nothing between generations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a number may be; the command's options and the server's fields read it where the setting is declared.
+    """Valid range of a numeric setting, also used by the command's options and the server's fields.
 
     Attributes:
         kind: ``int`` or ``float``.
-        low, high: the least and the largest value; ``high`` None: there is none.
-        above: ``low`` itself is too small.
+        low, high: smallest and largest value; ``high`` None: unbounded.
+        above: True if ``low`` itself is excluded.
     """
 
     kind: type[int] | type[float]
@@ -44,7 +44,7 @@ class Bounds:
     above: bool = False
 
     def __str__(self) -> str:
-        """As a message says it."""
+        """Return the range as in error messages."""
         number = "a whole number" if self.kind is int else "a number"
         if self.high is None:
             return f"{number} of at least {self.low}"
@@ -52,7 +52,7 @@ class Bounds:
         return f"{number} {low} {self.high}"
 
     def allow(self, value: object) -> bool:
-        """Whether a value is such a number."""
+        """Return True if the value is in the range."""
         if not isinstance(value, int if self.kind is int else (int, float)) or isinstance(value, bool):
             return False
         return (
@@ -67,39 +67,39 @@ def bounded(
     high: float | None = None,
     above: bool = False,
 ) -> Any:
-    """A field with :class:`Bounds`."""
+    """Return a dataclass field with :class:`Bounds`."""
     return field(default=default, metadata={"bounds": Bounds(kind, low, high, above)})
 
 
 def bounds_of(settings: type, name: str) -> Bounds:
-    """Those of a field of a class of settings, which has some."""
+    """Return the bounds of a field of a settings class."""
     found: Bounds = next(one.metadata["bounds"] for one in fields(settings) if one.name == name)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadConfig:
-    """How drafts are made. By promise 1 nothing here changes the output.
+    """Settings of drafting. They never change the output.
 
     Attributes:
         strategy: a key of ``PROPOSERS``.
-        num_draft_tokens: most drafted tokens a step, 0 (lookahead off) to 128.
+        num_draft_tokens: maximum number of drafted tokens per step, 0 (lookahead off) to 128.
         max_matching_ngram_size: longest n-gram that prompt lookup matches (ipex-llm's name), 1 to 64.
-        adaptive: spend rows only where the measured costs and acceptance say that it pays; False always drafts as
-            many tokens as the proposer has, up to ``num_draft_tokens``.
-        draft_min_prob: a second model ends its draft with a token that it gives a lower probability, 0 to 1, and a head
-            its chain where all of it is less likely right; a head that is asked for by name has 0 (ipex-llm's
+        adaptive: draft only where measured costs and acceptance predict a gain; False: always draft up to
+            ``num_draft_tokens`` tokens.
+        draft_min_prob: a draft model ends its draft after a token with a lower probability, and a head its chain when
+            the chain's probability of acceptance is lower, 0 to 1. A head selected by name uses 0 (ipex-llm's
             ``th_stop_draft``).
-        draft_min_tokens: but not before it has so many, 1 to 128 (ipex-llm's ``min_step_draft``).
-        draft_min_prob_auto: let that threshold follow the acceptance (ipex-llm's ``auto_th_stop_draft``).
+        draft_min_tokens: minimum draft length before ``draft_min_prob`` applies, 1 to 128 (ipex-llm's
+            ``min_step_draft``).
+        draft_min_prob_auto: adapt ``draft_min_prob`` to the acceptance rate (ipex-llm's ``auto_th_stop_draft``).
         window: ``jacobi``: columns of the window (the paper's W), 1 to 60.
-        ngram: ``jacobi``: tokens of an n-gram (the paper's N), 2 to 16.
-        guesses: ``jacobi``: n-grams that are kept for a token and verified at a time (the paper's G), 1 to 60.
-        store: ``suffix`` and ``auto``: file with the outputs of earlier generations, made where there is none;
-            "memory" remembers those of this model object, in memory only, "memory:NAME" those that were given the same
-            name; "none" remembers nothing beyond a generation (files of such names are "./memory" and "./none").
-            None is "memory" for ``auto`` and "none" for ``suffix``.
-        occurrence: ``prompt_lookup``: the occurrence that is copied from, "last", or "first" as in transformers.
+        ngram: ``jacobi``: tokens per n-gram (the paper's N), 2 to 16.
+        guesses: ``jacobi``: n-grams stored per token and verified per step (the paper's G), 1 to 60.
+        store: ``suffix`` and ``auto``: file with the outputs of earlier generations, created if missing. "memory": in
+            memory, per model object; "memory:NAME": shared by all models with this name; "none": no store (for files
+            with such names give "./memory" and "./none"). None: "memory" for ``auto`` and "none" for ``suffix``.
+        occurrence: ``prompt_lookup``: the match that is copied, "last", or "first" as in transformers.
     """
 
     strategy: str = "prompt_lookup"
@@ -123,34 +123,34 @@ class LookaheadConfig:
         if self.occurrence not in OCCURRENCES:
             raise InputError(argument="occurrence", got=self.occurrence, allowed="'last' or 'first'")
         if self.store is not None and (not isinstance(self.store, str) or not self.store):
-            allowed = "the path of a file, as text, 'memory', 'none' or None"
+            allowed = "the path of a file as a string, 'memory', 'none' or None"
             raise InputError(argument="store", got=self.store, allowed=allowed)
         if self.store is not None and self.strategy not in STORE_STRATEGIES:
-            raise InputError(f"strategy {self.strategy!r} looks into no store; use {' or '.join(STORE_STRATEGIES)}")
+            raise InputError(f"strategy {self.strategy!r} uses no store; use {' or '.join(STORE_STRATEGIES)}")
         _is_flag("adaptive", self.adaptive)
         _is_flag("draft_min_prob_auto", self.draft_min_prob_auto)
 
     @property
     def remembering(self) -> str | None:
-        """The store in use: "memory", the path of its file, or None."""
+        """Store in use: "memory", "memory:NAME" or the path of a file; None: no store."""
         if self.store is None:
             return MEMORY_STORE if self.strategy == "auto" else None
         return None if self.store == NO_STORE else self.store
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> LookaheadConfig:
-        """Read a preset. Raises InputError for a file that is none; of an unknown key it lists the known ones."""
+        """Read a preset from a file; raise InputError if it is invalid."""
         loaded: Any = load_yaml(given_path(path), error=InputError)
         if not isinstance(loaded, dict):
             raise InputError(f"{path}: a lookahead preset is a YAML mapping, got {type(loaded).__name__}")
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(map(str, loaded)) - known):
-            raise InputError(f"{path}: unknown key {unknown[0]!r}; the known keys are {', '.join(sorted(known))}")
+            raise InputError(f"{path}: unknown key {unknown[0]!r}: choose one of {', '.join(sorted(known))}")
         return cls(**loaded)
 
 
 def is_memory(store: str) -> bool:
-    """Whether the store of that name has no file."""
+    """Return True if the store is in memory."""
     return store == MEMORY_STORE or store.startswith(f"{MEMORY_STORE}:")
 
 

@@ -1,25 +1,25 @@
-"""Every error this package raises on purpose, one tree.
+"""All errors that this package raises, in one hierarchy.
 
     LookaheadError
-    ├── ModelFormatError      a checkpoint's bytes are not what its format says (file, field, offset)
-    ├── UnsupportedModelError the checkpoint is well formed, but asks for something this package cannot run
-    ├── LowBitFormatError     an unknown or unfit low-bit format
-    ├── InputError            what the caller passed: empty prompt, negative budget, bad sampling parameter
+    ├── ModelFormatError      a checkpoint contradicts its format (file, field, offset)
+    ├── UnsupportedModelError a valid checkpoint that needs a feature this package lacks
+    ├── LowBitFormatError     an unknown or unsuitable low-bit format
+    ├── InputError            an invalid argument: empty prompt, negative budget, bad sampling parameter
     │   └── ContextLengthError   more positions than the model or its cache can hold
-    ├── EngineError           the engine cannot run here (no compiled core, forced ISA absent)
-    │   ├── BusyError            another thread is at the same cache
-    │   ├── OutOfMemoryError     no memory, here or on the device, for what was to be run; a MemoryError too
-    │   ├── MissingWeightError   a step of a model whose weights were not all set
-    │   ├── NonFiniteError       logits hold NaN or infinity
-    │   └── MissingPackageError  a package that this needs is not installed; an ImportError too
-    ├── ServiceError          a service takes no request now: it is loading, draining or closed
-    │   └── QueueFullError       as many requests wait as may; ``retry_after`` says when to come again
-    ├── DownloadError         a model could not be fetched, or its checksum is wrong
-    └── SaveError             a folder could not be written; what was there before is as it was
+    ├── EngineError           the engine cannot run here (native core not built, forced ISA not available)
+    │   ├── BusyError            another thread uses the same cache
+    │   ├── OutOfMemoryError     not enough memory on the host or device; also a MemoryError
+    │   ├── MissingWeightError   a step of a model with missing weights
+    │   ├── NonFiniteError       logits contain NaN or infinity
+    │   └── MissingPackageError  a required package is not installed; also an ImportError
+    ├── ServiceError          a service that is loading, draining or closed accepts no requests
+    │   └── QueueFullError       the queue of requests is full; ``retry_after`` is the time to wait
+    ├── DownloadError         a model could not be downloaded, or its checksum is wrong
+    └── SaveError             a folder could not be written; existing files are unchanged
 
-Every message says what was got, what is allowed and what to do. ``hint`` is the command or the change that mends it;
-the command line prints it on a line of its own. Arguments in messages and hints are written with ``arg``: Python, the
-command and the server each have their own names for them.
+Messages state the value, what is allowed and what to do. ``hint`` is the command or change that resolves the error; the
+command line prints it on a separate line. Messages refer to arguments by ``arg``, because Python, the command line and
+the server use different names for them.
 """
 
 from __future__ import annotations
@@ -29,62 +29,62 @@ from collections.abc import Callable
 from os import PathLike
 
 _NAMED = re.compile("\x0e([^\x0e\x0f=]*)(?:=([^\x0e\x0f]*))?\x0f")
-"""What ``arg`` writes: between the control characters "shift out" and "shift in", which ``repr`` never leaves."""
+"""Output of ``arg``, delimited by the control characters "shift out" and "shift in", which ``repr`` never produces."""
 
 
 def arg(name: str, *value: object) -> str:
-    """An argument, with a value if one is given, in the message or hint of an error: ``engine='native'`` in Python."""
+    """Mark an argument, optionally with a value, in a message or hint; in Python it reads ``engine='native'``."""
     return f"\x0e{name}{f'={value[0]!r}' if value else ''}\x0f"
 
 
 def in_python(name: str, value: str) -> str:
-    """``name=value``, or the name alone where the value is empty."""
+    """Return ``name=value``, or only the name if the value is empty."""
     return f"{name}={value}" if value else name
 
 
 def spelled(text: str, spell: Callable[[str, str], str] = in_python) -> str:
-    """A text with each argument as ``spell(name, value)`` has it; the value is Python's ``repr``, or empty."""
+    """Replace each marked argument by ``spell(name, value)``; the value is Python's ``repr``, or empty."""
     return _NAMED.sub(lambda found: spell(found[1], found[2] or ""), text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its kind where it says nothing."""
+    """Return the first line of an error's message, or its class name if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class LookaheadError(Exception):
-    """Base of all errors of this package.
+    """Base class of all errors of this package.
 
     Attributes:
-        hint: what to do; may be empty.
-        argument: the name of the argument at fault; empty where the error is of something else.
-        got: what was passed for it.
-        allowed: what it may be, in words.
+        hint: the remedy; may be empty.
+        argument: name of the invalid argument; empty for other errors.
+        got: the argument's value.
+        allowed: description of valid values.
     """
 
     def __init__(
         self, message: str = "", *, argument: str = "", got: object = None, allowed: str = "", hint: str = ""
     ) -> None:
-        """Without a message the error says of ``argument`` what was got and what is allowed."""
+        """Create an error; without ``message`` it is built from ``argument``, ``got`` and ``allowed``."""
         self._written = message or f"{arg(argument)} is {got!r}; it must be {allowed}", hint
         super().__init__(spelled(self._written[0]))
         self.hint = spelled(hint)
         self.argument, self.got, self.allowed = argument, got, allowed
 
     def spelled(self, spell: Callable[[str, str], str]) -> tuple[str, str]:
-        """Message and hint in the words of another surface: see ``spelled``."""
+        """Return message and hint with arguments as ``spell`` writes them, see :func:`spelled`."""
         message, hint = self._written
         return spelled(message, spell), spelled(hint, spell)
 
 
 class ModelFormatError(LookaheadError):
-    """A checkpoint whose bytes contradict its format.
+    """A checkpoint that contradicts its format.
 
     Attributes:
-        file: the file at fault.
-        field: the name of the field, tensor or key at fault.
-        offset: byte offset of the field in the file, or None where the fault has no place (a missing key).
-        problem: what is wrong, without the place.
+        file: the invalid file.
+        field: name of the invalid field, tensor or key.
+        offset: byte offset of the field in the file, or None if it has no position (a missing key).
+        problem: description without the position.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class ModelFormatError(LookaheadError):
 
 
 class UnsupportedModelError(LookaheadError):
-    """A well-formed checkpoint that asks for something this package cannot run."""
+    """A valid checkpoint that needs a feature this package lacks."""
 
 
 class LowBitFormatError(LookaheadError, ValueError):
-    """An unknown low-bit format, or one that does not fit the weight."""
+    """An unknown low-bit format, or one that does not suit the weight."""
 
 
 class InputError(LookaheadError, ValueError):
-    """An argument outside what is allowed."""
+    """An invalid argument."""
 
 
 class ContextLengthError(InputError):
@@ -119,34 +119,34 @@ class EngineError(LookaheadError, RuntimeError):
 
 
 class BusyError(EngineError):
-    """Another thread is at the same cache. Nothing was changed."""
+    """Another thread uses the same cache. Nothing was changed."""
 
 
 class OutOfMemoryError(EngineError, MemoryError):
-    """No memory, here or on the device, for what was to be run."""
+    """Not enough memory on the host or device."""
 
 
 class MissingWeightError(EngineError):
-    """A step of a model whose weights were not all set."""
+    """A step of a model with missing weights."""
 
 
 class NonFiniteError(EngineError):
-    """Logits hold NaN or infinity: weights are damaged, or a logits processor is at fault."""
+    """Logits contain NaN or infinity, because of damaged weights or a faulty logits processor."""
 
 
 class MissingPackageError(EngineError, ImportError):
-    """A package that this needs, and that not every installation has, is not there. The message says how to get it."""
+    """A required optional package is not installed. The message gives the install command."""
 
 
 class ServiceError(LookaheadError, RuntimeError):
-    """A service takes no request now: it is draining or closed."""
+    """A service that is loading, draining or closed accepts no requests."""
 
 
 class QueueFullError(ServiceError):
-    """As many requests wait as may.
+    """The queue of requests is full.
 
     Attributes:
-        retry_after: seconds after which a place is likely to be free.
+        retry_after: seconds until the queue is likely to have room.
     """
 
     def __init__(self, message: str, *, retry_after: float, hint: str = "") -> None:
@@ -155,8 +155,8 @@ class QueueFullError(ServiceError):
 
 
 class DownloadError(LookaheadError, RuntimeError):
-    """A model could not be fetched, or what was fetched is not what was asked for."""
+    """A model could not be downloaded, or its checksum is wrong."""
 
 
 class SaveError(LookaheadError, RuntimeError):
-    """A folder could not be written. What was there before is as it was."""
+    """A folder could not be written. Existing files are unchanged."""

@@ -1,4 +1,4 @@
-"""What models are: their families (``families/``), and the code and the words that families share."""
+"""Model architectures: the families (``families/``), and their common code and vocabulary."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 __all__ = ["HEADS", "ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
 
 HEADS = frozenset({"gemma4_assistant"})
-"""Families that draft for others, and answer nothing by themselves."""
+"""Families of drafting heads, which cannot generate text on their own."""
 
 
 @functools.cache
 def model_types() -> list[str]:
-    """The families this package knows."""
+    """Return the supported families."""
     return sorted(families.names() - HEADS)
 
 
 def family(model_type: object, *, file: str = "") -> Family:
-    """The family of that ``model_type``, a model's or a head's.
+    """Return the family for a model's or head's ``model_type``.
 
-    Raises UnsupportedModelError, which names ``file``, for one not known.
+    Raises:
+        UnsupportedModelError: if the type is not supported; names ``file``.
     """
     if model_type not in model_types() and model_type not in HEADS:
         raise UnsupportedModelError(
             f"{file}{': ' if file else ''}model type {model_type!r} is not supported; supported are "
             f"{', '.join(model_types())}",
-            hint=f"use {arg('engine', 'torch')}, which runs what transformers knows, or add"
+            hint=f"use {arg('engine', 'torch')}, which runs all models that transformers supports, or add"
             " it to ipex_lookahead/architectures/families (see docs/adding_a_model.md)",
         )
     return families.find(str(model_type))
@@ -40,13 +41,13 @@ def family(model_type: object, *, file: str = "") -> Family:
 
 @functools.cache
 def gguf_architectures() -> tuple[str, ...]:
-    """The values of ``general.architecture`` that are known."""
+    """Return the supported values of ``general.architecture``."""
     declared = [family(one).GGUF for one in (*model_types(), *HEADS)]
     return tuple(sorted({name for keys in declared if keys is not None for name in keys.architectures}))
 
 
 def gguf_family(file: GgufSource, architecture: str) -> str | None:
-    """The ``model_type`` of a GGUF file, None for an architecture that is not known."""
+    """Return the ``model_type`` of a GGUF file, or None if its architecture is not supported."""
     for model_type in (*model_types(), *HEADS):
         keys = family(model_type).GGUF
         if keys is not None and architecture in keys.architectures and keys.claims(file):
@@ -55,17 +56,17 @@ def gguf_family(file: GgufSource, architecture: str) -> str | None:
 
 
 def spec_for(config: dict[str, Any], max_context: int | None = None, *, file: str | PathLike[str] = "") -> ModelSpec:
-    """What ``config`` (Hugging Face's names, checked) describes.
+    """Return the spec of the model that a checked config describes.
 
     Args:
-        config: as ``checked_config`` gives it.
-        max_context: positions that a sequence may have, at most the model's. None: the model's, or with two sets of
-            rope frequencies (longrope) the original ones, for which the short set is made.
-        file: the checkpoint, which errors name.
+        config: result of ``checked_config``, with Hugging Face's keys.
+        max_context: maximum number of positions per sequence. None: the model's maximum, or with two sets of rope
+            frequencies (longrope) the original context, for which the short set is made.
+        file: the checkpoint, for errors.
 
     Raises:
-        UnsupportedModelError: an unknown family, or a kind of layer or rope that is not supported.
-        InputError: more positions than the model has.
+        UnsupportedModelError: if the family, a layer type or a rope type is not supported.
+        InputError: if ``max_context`` exceeds the model's maximum.
     """
     scaling, most = config.get("rope_scaling") or {}, config.get("max_position_embeddings", 0)
     if max_context is None:

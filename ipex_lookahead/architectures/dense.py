@@ -1,4 +1,4 @@
-"""The row type of ``families/dense.py`` and ``mixtures.py``, and the decoder that a row describes."""
+"""The row type of ``families/dense.py`` and ``mixtures.py``, and the decoder built from a row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ipex_lookahead.architectures.hparams import SIZES, Check
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys
-from ipex_lookahead.architectures.names import SILU, Names, usual
+from ipex_lookahead.architectures.names import SILU, Names, common_keys
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.spec import Attention, Block, FeedForward, GatedMlp, Linear, ModelSpec, Place, Rope
 from ipex_lookahead.architectures.windows import window_of
@@ -16,12 +16,12 @@ from ipex_lookahead.architectures.windows import window_of
 Config = dict[str, Any]
 
 PRE = {"mixer_norm": ("input_layernorm", "attn_norm"), "feed_forward_norm": ("post_attention_layernorm", "ffn_norm")}
-"""Norms before attention and MLP, as ``Dense.norms``."""
+"""Norms before attention and MLP, a value for ``Dense.norms``."""
 POST = {
     "mixer_after": ("post_attention_layernorm", "post_attention_norm"),
     "feed_forward_after": ("post_feedforward_layernorm", "post_ffw_norm"),
 }
-"""Norms after attention and MLP."""
+"""Norms after attention and MLP, a value for ``Dense.norms``."""
 _DEFAULTS = {
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
     "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
@@ -31,15 +31,15 @@ _NULLABLE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcappin
 
 
 def keys(words: str, defaults: Config, own: Mapping[str, Check] | None = None, **more: Any) -> ConfigKeys:
-    """Return the keys of a family like Llama.
+    """Return the keys of a Llama-like family.
 
     Args:
-        words: used keys of ``names.USUAL``, with spaces between them.
-        defaults: what transformers takes for missing keys, where that is not Llama's value or Llama has no such key.
-        own: used keys that are not usual, with their checks.
+        words: used keys of ``names.COMMON_KEYS``, separated by spaces.
+        defaults: transformers' defaults for missing keys that Llama lacks or has other defaults for.
+        own: further used keys -> check.
         more: further fields of ``ConfigKeys``.
     """
-    used = {**usual(words), **(own or {})}
+    used = {**common_keys(words), **(own or {})}
     first = {key: defaults[key] for key in _FIRST if key in defaults}
     common = {key: value for key, value in _DEFAULTS.items() if key in used or key in SIZES}
     more.setdefault("nullable", tuple(key for key in _NULLABLE if key in used))
@@ -48,30 +48,30 @@ def keys(words: str, defaults: Config, own: Mapping[str, Check] | None = None, *
 
 @dataclass(frozen=True)
 class Dense:
-    """A family like Llama. What its config says by a common key needs no field here.
+    """A Llama-like family. Features that its config expresses by a common key need no field here.
 
-    Those keys are ``attention_bias`` and ``mlp_bias``, or ``use_bias`` for both; windows by ``layer_types``; the base
-    of rope in layers with a window (``LOCAL_THETA``); the soft caps on scores and logits; Granite's multipliers and
+    Common keys are ``attention_bias`` and ``mlp_bias``, or ``use_bias`` for both; ``layer_types`` for windows; the rope
+    base of layers with a window (``LOCAL_THETA``); the soft caps on scores and logits; Granite's multipliers and
     Cohere's ``logit_scale``.
 
     Attributes:
-        about: the models, a colon, and what is special about them; a line of docs/families.md.
-        KEYS: the keys of its config.json.
+        about: the models, a colon, and their special features; a line of docs/families.md.
+        KEYS: keys of its config.json.
         GGUF: its GGUF files.
-        pairs, norm_offset, layer_norm: as in ``Names``.
+        pairs, norm_offset, layer_norm: see ``Names``.
         norms: field of ``Block`` -> the norm's name in a folder and in a GGUF file.
-        parallel: attention and MLP both read the block's input.
-        bias: which of "qkvo" have a bias; None: all where the config has ``attention_bias``.
+        parallel: True if attention and MLP both read the block's input.
+        bias: which of "qkvo" have a bias; None: all if the config has ``attention_bias``.
         qk_norm: norms over each of the "heads" of q and k, or over the "whole" of q and of k; "": none.
-        qk_names: what a folder calls these norms.
-        norm_after_rope: they follow rope.
-        scale: multiplies scores; None: 1 / sqrt(head_dim).
-        make_rope: makes the rotary embedding.
-        interleaved: it rotates neighbouring values of a head in both kinds of file.
-        has_rope: whether a layer has rope.
-        fused_qkv: q, k and v are rows of one matrix.
-        feed_forward: makes the MLP or the mixture of a layer.
-        scaled_embedding: embeddings are multiplied by the root of the hidden size.
+        qk_names: names of these norms in a folder.
+        norm_after_rope: True if they are applied after rope.
+        scale: factor on scores; None: 1 / sqrt(head_dim).
+        make_rope: creates the rotary embedding.
+        interleaved: True if rope rotates adjacent values of a head in both kinds of files.
+        has_rope: whether a layer uses rope.
+        fused_qkv: True if q, k and v are rows of one matrix.
+        feed_forward: creates the MLP or mixture of a layer.
+        scaled_embedding: True if embeddings are multiplied by the square root of the hidden size.
     """
 
     about: str
@@ -95,7 +95,7 @@ class Dense:
     scaled_embedding: bool = False
 
     def spec(self, config: Config) -> ModelSpec:
-        """Return the decoder that a checked ``config`` describes."""
+        """Return the decoder for a checked ``config``."""
         if "use_bias" in config:
             config = {**config, "attention_bias": config["use_bias"], "mlp_bias": config["use_bias"]}
         names = Names(config, pairs=self.pairs, norm_offset=self.norm_offset, layer_norm=self.layer_norm)
@@ -136,7 +136,7 @@ class Dense:
 
 
 def multipliers(config: Config) -> dict[str, Any]:
-    """Return the fields of ``ModelSpec`` for what a config does to embeddings and logits."""
+    """Return the fields of ``ModelSpec`` for the scaling of embeddings and logits in a config."""
     return {
         "embedding_multiplier": config.get("embedding_multiplier", 1.0),
         "logit_multiplier": config.get("logit_scale", 1.0) / config.get("logits_scaling", 1.0),
@@ -145,7 +145,7 @@ def multipliers(config: Config) -> dict[str, Any]:
 
 
 def fused_qkv(names: Names, layer: int) -> dict[str, Any]:
-    """Return q, k and v of a block that are rows of one matrix (Phi-3)."""
+    """Return q, k and v of a block as rows of one matrix (Phi-3)."""
     q, kv = names.heads * names.head_dim, names.kv_heads * names.head_dim
     return {
         x: _rows(names, layer, f"self_attn.{x}_proj", ("self_attn.qkv_proj", "attn_qkv"), first, rows, q + 2 * kv)
@@ -154,7 +154,7 @@ def fused_qkv(names: Names, layer: int) -> dict[str, Any]:
 
 
 def fused_mlp(names: Names, layer: int) -> GatedMlp:
-    """Return the MLP of a block whose gate and up are halves of one matrix (Phi-3, GLM-4)."""
+    """Return the MLP of a block with gate and up as halves of one matrix (Phi-3, GLM-4)."""
     hidden, inner = names.hidden, names.config["intermediate_size"]
     gate, up = (
         _rows(names, layer, f"mlp.{x}_proj", ("mlp.gate_up_proj", "ffn_up"), first, inner, 2 * inner)

@@ -1,7 +1,7 @@
-"""What a model's sizes may be, whichever kind of file they come from.
+"""Checks of a model's parameters, for all kinds of files.
 
-Every value is checked for type and range, and against the other values, before anything is computed from it. Keys that
-are not in the table do not exist for this package: nothing in a config can name code, files or remote repositories.
+Every value is checked for type and range, and against other values, before it is used. Unlisted keys are ignored, so a
+config cannot name code, files or remote repositories.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ MAX_VOCAB = 4 << 20
 MAX_CONTEXT = 16 << 20
 MAX_HEAD_DIM = 1024
 SMALLEST_EPSILON = 1e-30
-"""Below it a row of zeros would no longer be zeros after a norm in float32, but NaN."""
+"""With smaller values the norm of a zero row in float32 is NaN instead of zero."""
 DIVISORS = (1e-6, 1e9)
-"""What frequencies may be divided by: they stay finite in float32, and so do the angles of every position."""
+"""Bounds of frequency divisors: frequencies and the angles of all positions remain finite in float32."""
 
 FLOAT_ORIGINAL = f"use the original float checkpoint and {arg('load_in_low_bit')}, or a GGUF file"
-"""The hint for weights that are quantised in a way that is not read."""
+"""Hint for weights in an unsupported quantization."""
 
 Place = tuple[str, int | None]
-"""The name of a field as its file spells it, and its byte offset there."""
+"""Name of a field in its file, and its byte offset."""
 
 
-def _nowhere() -> Mapping[str, Place]:
+def _no_places() -> Mapping[str, Place]:
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where values come from, so that an error can point at the field in the file.
+    """Source of values, so that errors can name the field in the file.
 
-    ``find`` gives the spelling and the offset of the keys that are in the file; it is called after a failure.
+    ``find`` returns name and offset of the keys in the file. It is called only after a failure.
     """
 
     file: str | PathLike[str]
-    find: Callable[[], Mapping[str, Place]] = _nowhere
+    find: Callable[[], Mapping[str, Place]] = _no_places
 
     @classmethod
     def at(cls, file: str | PathLike[str], places: Mapping[str, Place]) -> Source:
-        """Where places are known already."""
+        """Return a source with known places."""
         return cls(file, lambda: places)
 
     @classmethod
     def of(cls, raw: JsonObject, file: str | PathLike[str], prefix: str = "") -> Source:
-        """Where the keys of an object are that is in the file as a whole, or under ``prefix``."""
+        """Return the source of a JSON object's keys; ``prefix`` is the object's key in the file."""
         before = f"{prefix}." if prefix else ""
         return cls(file, lambda: {key: (f"{before}{key}", at) for key, at in raw.at.items()})
 
     def spelling(self, key: str) -> str:
-        """The key as the file spells it."""
+        """Return the name of a key in the file."""
         return self.find().get(key, (key, None))[0]
 
     def error(self, key: str, problem: str, *, hint: str = "") -> ModelFormatError:
-        """The error to raise for ``key``."""
+        """Return an error about ``key``."""
         name, offset = self.find().get(key, (key, None))
         return ModelFormatError(self.file, name, offset, problem, hint=hint)
 
 
 Check = Callable[[Source, str, Any], Any]
-"""Takes where a value comes from, its key and itself; returns it checked, or raises ModelFormatError."""
+"""Function of (source, key, value) that returns the checked value or raises ModelFormatError."""
 
 
 def optional(check: Check) -> Check:
-    """A check that lets null pass."""
+    """Return a check that also accepts null."""
     return lambda source, key, value: None if value is None else check(source, key, value)
 
 
 def integer(low: int, high: int) -> Callable[[Source, str, Any], int]:
-    """A check for whole numbers from ``low`` to ``high``."""
+    """Return a check for whole numbers from ``low`` to ``high``."""
 
     def check(source: Source, key: str, value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
@@ -87,7 +87,7 @@ def integer(low: int, high: int) -> Callable[[Source, str, Any], int]:
 
 
 def number(low: float, high: float, *, above: bool = False) -> Callable[[Source, str, Any], float]:
-    """A check for finite numbers from ``low`` (excluded if ``above``) to ``high``."""
+    """Return a check for finite numbers from ``low`` (excluded if ``above``) to ``high``."""
 
     def check(source: Source, key: str, value: Any) -> float:
         good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -101,35 +101,59 @@ def number(low: float, high: float, *, above: bool = False) -> Callable[[Source,
 
 
 def boolean(source: Source, key: str, value: Any) -> bool:
-    """A check for true or false."""
+    """Check for true or false."""
     if not isinstance(value, bool):
         raise source.error(key, f"is {shown(value)}; it must be true or false")
     return value
 
 
 def one_of(*words: str) -> Check:
-    """A check for one of a few words: what a family can run."""
+    """Return a check for one of the strings that a family supports."""
 
     def check(source: Source, key: str, value: Any) -> str:
         if value not in words:
             raise UnsupportedModelError(
-                f"{source.file}: {source.spelling(key)} is {shown(value)}; this family has "
-                f"{' or '.join(map(repr, words))} here"
+                f"{source.file}: {source.spelling(key)} is {shown(value)}; this family supports "
+                f"{' or '.join(map(repr, words))}"
             )
         return str(value)
 
     return check
 
 
+def list_of(*words: str) -> Check:
+    """Return a check for a list of the given strings."""
+
+    def check(source: Source, key: str, value: Any) -> list[str]:
+        if not isinstance(value, list) or len(value) > MAX_LAYERS or not all(one in words for one in value):
+            raise source.error(key, f"is {shown(value)}; it must be a list of {' and '.join(words)}")
+        return [str(one) for one in value]
+
+    return check
+
+
+def layer_numbers(source: Source, key: str, value: Any) -> list[int]:
+    """Check for a list of layer numbers; return them sorted, without duplicates."""
+    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < MAX_LAYERS for one in value):
+        raise source.error(key, f"is {shown(value)}; it must be a list of layer numbers")
+    return sorted(set(value))
+
+
+def check_one_per_layer(config: Mapping[str, Any], source: Source, key: str) -> None:
+    """Raise ModelFormatError unless the list ``key`` of a config is as long as the number of layers."""
+    if len(config[key]) != (layers := config["num_hidden_layers"]):
+        raise source.error(key, f"names {len(config[key])} layers; there are {layers}")
+
+
 def text(source: Source, key: str, value: Any) -> str:
-    """A check for a short string."""
+    """Check for a short string."""
     if not isinstance(value, str) or not 0 < len(value) <= 256:
         raise source.error(key, f"is {shown(value)}; it must be a string of 1 to 256 characters")
     return value
 
 
 def shown(value: Any) -> str:
-    """A value for a message: short, whatever it is."""
+    """Return a short representation of any value for a message."""
     as_text = repr(value[:60] if isinstance(value, str | list) else value)
     return as_text if len(as_text) <= 60 else as_text[:57] + "..."
 
@@ -146,11 +170,11 @@ SIZES: dict[str, Callable[[Source, str, Any], Any]] = {
     "rms_norm_eps": number(SMALLEST_EPSILON, 1),
     "rope_theta": number(1e-6, 1e15),
 }
-"""The numbers every decoder has, by their Hugging Face names."""
+"""Parameters of every decoder, by their Hugging Face names."""
 
 
 def divisors(source: Source, key: str, value: Any) -> list[float]:
-    """A check for the frequency divisors that a GGUF file may bring, one a pair of the head's dimensions."""
+    """Check for frequency divisors of a GGUF file, one per pair of dimensions."""
     if not isinstance(value, list) or not 0 < len(value) <= MAX_HEAD_DIM // 2:
         raise source.error(key, f"is {shown(value)}; it must be a list of up to {MAX_HEAD_DIM // 2} numbers")
     return [number(*DIVISORS)(source, key, one) for one in value]
@@ -173,7 +197,7 @@ ROPE: dict[str, Callable[[Source, str, Any], Any]] = {
     "long_factor": divisors,
     "llama_4_scaling_beta": number(0, 1e6),
 }
-"""The parameters of rope scaling. ``rope_type`` itself is the architecture's to judge."""
+"""Parameters of rope scaling. The family checks ``rope_type``."""
 
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
@@ -185,15 +209,16 @@ _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "proportional": (),
     "freq_factors": ("factors",),
 }
-"""Kinds of rope, and what each needs; the family judges whether it has longrope, which older files call su, and
+"""Rope type -> required parameters. Each family decides whether it supports longrope (su in older files) and
 proportional."""
 
 
 def check_sizes(config: dict[str, Any], source: Source) -> None:
-    """Check the numbers of ``config`` one by one and against each other, in place.
+    """Check the sizes in ``config``, individually and against each other, and fill in defaults.
 
-    A missing ``num_key_value_heads`` or ``head_dim`` gets its usual value. Raises ModelFormatError, or
-    UnsupportedModelError for a head size that is not a multiple of 8.
+    Raises:
+        ModelFormatError: if a size is invalid.
+        UnsupportedModelError: if the head size is not a multiple of 8.
     """
     for key, check in SIZES.items():
         if key in config:
@@ -205,20 +230,23 @@ def check_sizes(config: dict[str, Any], source: Source) -> None:
     if "head_dim" not in config:
         if hidden % heads:
             raise source.error(
-                "hidden_size", f"is {hidden}, which {heads} attention heads do not divide, and no head_dim is given"
+                "hidden_size",
+                f"is {hidden}, which is not a multiple of {heads} attention heads, and head_dim is missing",
             )
         config["head_dim"] = integer(1, MAX_HEAD_DIM)(source, "head_dim", hidden // heads)
-    if config["head_dim"] % 8 and "kv_lora_rank" not in config:  # around a latent sizes are the family's to check
+    if config["head_dim"] % 8 and "kv_lora_rank" not in config:  # families with latent attention check their own sizes
         raise UnsupportedModelError(
-            f"{source.file}: head_dim is {config['head_dim']}; this package runs head sizes that are multiples of 8"
+            f"{source.file}: head_dim is {config['head_dim']}; head sizes must be multiples of 8"
         )
 
 
 def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any] | None:
-    """Rope scaling in one spelling: ``rope_type`` and its numbers, or None for plain rope.
+    """Return rope scaling in canonical form: ``rope_type`` and its parameters, or None for unscaled rope.
 
-    ``type`` (the older spelling) and a ``rope_type`` of "default" (or Qwen's "mrope") are normalised away.
-    ``rope_theta`` has been checked by itself. Raises ModelFormatError.
+    ``type`` (the older spelling) and the types "default" and "mrope" (Qwen) are normalized.
+
+    Raises:
+        ModelFormatError: if a parameter is missing or invalid.
     """
     if scaling is None:
         return None
@@ -228,12 +256,12 @@ def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any
     if kind is None:
         raise source.error("rope_scaling", "has no rope_type")
     kind = text(source, "rope_scaling", kind)
-    if kind in ("default", "mrope"):  # mrope counts places of an image three ways; a text's are one and the same
+    if kind in ("default", "mrope"):  # mrope has three indices per image position, which are equal for text
         return None
     if kind not in _ROPE_NEEDS:
         raise source.error(
             "rope_scaling.rope_type" if "rope_type" in scaling else "rope_scaling.type",
-            f"is {shown(kind)}; known are default, {', '.join(_ROPE_NEEDS)}",
+            f"is {shown(kind)}; choose one of default, {', '.join(_ROPE_NEEDS)}",
         )
     found: dict[str, Any] = {"rope_type": kind}
     for key, check in ROPE.items():
@@ -242,7 +270,7 @@ def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any
     for key in _ROPE_NEEDS[kind]:
         if key not in found:
             raise source.error("rope_scaling", f"of type {kind!r} has no {key}")
-    if kind == "proportional":  # what other kinds have beside them is a part of this one: another share of the pairs
+    if kind == "proportional":  # its share of rotated pairs has another meaning than the key of this name elsewhere
         key = "partial_rotary_factor"
         given = 1.0 if scaling.get(key) is None else scaling[key]
         found[key] = number(0, 1)(source, f"rope_scaling.{key}", given)
@@ -252,23 +280,24 @@ def check_rope(scaling: Any, rope_theta: float, source: Source) -> dict[str, Any
             f"has low_freq_factor {found['low_freq_factor']:g}, which is not below "
             f"high_freq_factor {found['high_freq_factor']:g}",
         )
-    if kind == "yarn" and rope_theta <= 1:  # it ramps over how often pairs turn: over theta's logarithm
+    if kind == "yarn" and rope_theta <= 1:  # yarn divides by the logarithm of theta
         raise source.error("rope_theta", f"is {rope_theta:g}; rope scaling of type 'yarn' needs one above 1")
     return found
 
 
 def check_rope_complete(config: Mapping[str, Any], source: Source) -> None:
-    """Check that rope scaling has all that is computed with, once the family has filled in what its keys imply.
+    """Check that rope scaling is complete, after the family has filled in derived parameters.
 
-    Raises ModelFormatError for a missing parameter or divisors of two lengths, UnsupportedModelError for a kind that
-    the family does not have.
+    Raises:
+        ModelFormatError: if a parameter is missing, or two lists of divisors differ in length.
+        UnsupportedModelError: if the family does not support the type.
     """
     scaling = config.get("rope_scaling") or {}
     kind = scaling.get("rope_type")
     needed = ["original_max_position_embeddings"] if scaling.get("llama_4_scaling_beta") else []
     if kind in ("longrope", "su"):
         needed = ["short_factor", "long_factor", "original_max_position_embeddings"]
-    if kind == "longrope":  # families that have it derive this one
+    if kind == "longrope":  # families that support longrope derive the attention factor
         needed.append("attention_factor")
     for key in needed:
         if scaling.get(key) is None:
@@ -276,36 +305,36 @@ def check_rope_complete(config: Mapping[str, Any], source: Source) -> None:
     if kind in ("longrope", "su"):
         short, long = (len(scaling[f"{one}_factor"]) for one in ("short", "long"))
         if short != long:
-            raise source.error("rope_scaling.long_factor", f"has {long} divisors, and short_factor {short}")
+            raise source.error("rope_scaling.long_factor", f"has {long} divisors, but short_factor has {short}")
     if kind == "su":
         raise UnsupportedModelError(
-            f"{source.file}: {source.spelling('rope_scaling')} is of type {kind!r}, which this family does not have"
+            f"{source.file}: {source.spelling('rope_scaling')} has type {kind!r}, which this family does not support"
         )
 
 
 def check_even_heads(config: dict[str, Any], source: Source) -> None:
-    """Refuse a hidden size that the heads do not divide, where transformers' config class of the family does."""
+    """Refuse a hidden size that is not a multiple of the heads, for families where transformers refuses it."""
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     if hidden % heads:
         raise UnsupportedModelError(
-            f"{source.file}: {source.spelling('hidden_size')} is {hidden}, which"
-            f" {heads} attention heads do not divide; transformers takes no such model, whatever its head_dim"
+            f"{source.file}: {source.spelling('hidden_size')} is {hidden}, which is not a multiple of {heads} attention"
+            " heads; transformers refuses such a model regardless of its head_dim"
         )
 
 
 def token_id(vocab: int) -> Callable[[Source, str, Any], int]:
-    """A check for a token id of a vocabulary."""
+    """Return a check for a token id."""
     return integer(0, vocab - 1)
 
 
 def token_ids(vocab: int) -> Callable[[Source, str, Any], int | list[int]]:
-    """A check for a token id or a list of 1 to 256 of them."""
+    """Return a check for a token id or a list of 1 to 256 token ids."""
 
     def check(source: Source, key: str, value: Any) -> int | list[int]:
         if not isinstance(value, list):
             return token_id(vocab)(source, key, value)
         if not 0 < len(value) <= 256:
-            raise source.error(key, f"is a list of {len(value)}; it must hold 1 to 256 token ids")
+            raise source.error(key, f"is a list of {len(value)}; it must have 1 to 256 token ids")
         return [token_id(vocab)(source, key, one) for one in value]
 
     return check

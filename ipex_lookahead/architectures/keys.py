@@ -1,9 +1,8 @@
-"""How a family declares the keys of its files: every one used, without effect (and why), or refused.
+"""Declaration of the keys of a family's files: each is used, neutral (with the reason), or refused.
 
-A key that changes what a model computes must never be passed over: the model would answer, and wrongly. So each key
-that the family's transformers config class, its bases and its model look at stands in one of the three tables of its
-``ConfigKeys``, and each key that llama.cpp's loader reads for the architecture in one of its ``GgufKeys``; tests walk
-both for keys that stand in none.
+Ignoring a key that changes the computation would produce wrong output without an error. Therefore each key that the
+family's transformers classes read is listed in one of the three tables of its ``ConfigKeys``, and each key that
+llama.cpp's loader reads for the architecture in its ``GgufKeys``. Tests check that the tables are complete.
 """
 
 from __future__ import annotations
@@ -21,103 +20,102 @@ GIVEN = frozenset({
     "rope_scaling", "rope_parameters", "original_max_position_embeddings",
     "bos_token_id", "eos_token_id", "pad_token_id",
 })  # fmt: skip
-"""Keys that every family uses, read and checked by ``config_json.py``."""
+"""Keys that every family uses; ``config_json.py`` reads and checks them."""
 
 LOCAL_THETA = "rope_local_base_freq"
-"""The key that gets the base of rope in layers with a window, in a family that uses it because its two kinds of layers
-have ropes of their own: files have it by itself, or as ``rope_parameters.sliding_attention.rope_theta``."""
+"""Key for the rope base of layers with a window, used by families with two kinds of rope. Files have it under this name
+or as ``rope_parameters.sliding_attention.rope_theta``."""
 
 NEUTRAL: Mapping[str, str] = {
     "attention_dropout": "zero outside training",
-    "attn_implementation": "which kernel computes the same attention",
-    "chunk_size_feed_forward": "no decoder here has a chunked feed-forward; a saving of memory elsewhere",
+    "attn_implementation": "the kernel for the same attention",
+    "chunk_size_feed_forward": "no decoder here has a chunked feed-forward; it saves memory elsewhere",
     "compile_config": "how torch compiles, not what",
-    "default_theta": "transformers' own constant, 10000; ours too",
-    "distributed_config": "where weights lie, not what they are",
-    "decoder_start_token_id": "for encoders with decoders",
-    "experts_implementation": "which kernel computes the same experts",
-    "finetuning_task": "where the checkpoint came from",
-    "fusion_config": "which kernels are fused, not what they compute",
+    "default_theta": "transformers' own constant, 10000, as here",
+    "distributed_config": "the placement of weights",
+    "decoder_start_token_id": "for encoder-decoder models",
+    "experts_implementation": "the kernel for the same experts",
+    "finetuning_task": "origin of the checkpoint",
+    "fusion_config": "the fusion of kernels, not what they compute",
     "gradient_checkpointing": "training only",
     "id2label": "for classifiers",
-    "initializer_range": "for weights that no file gives",
-    "is_decoder": "every family here is one, whatever this says",
+    "initializer_range": "for weights that are not in a file",
+    "is_decoder": "every family here is a decoder",
     "label2id": "for classifiers",
     "loss_type": "training only",
-    "name_or_path": "where the checkpoint came from",
+    "name_or_path": "origin of the checkpoint",
     "num_labels": "for classifiers",
-    "number_of_conv_states": "how transformers keeps what convolutions need",
-    "output_attentions": "what is returned beside the logits",
-    "output_hidden_states": "what is returned beside the logits",
+    "number_of_conv_states": "how transformers stores the inputs of convolutions",
+    "output_attentions": "additional outputs",
+    "output_hidden_states": "additional outputs",
     "prefix": "text that a pipeline puts before a prompt",
     "problem_type": "for classifiers",
-    "return_dict": "the form of what is returned",
-    "sep_token_id": "a warning about padding looks at it",
+    "return_dict": "the type of the output",
+    "sep_token_id": "used in a warning about padding only",
     "task_specific_params": "settings of pipelines",
     "tf_legacy_loss": "training only",
-    "tie_encoder_decoder": "for encoders with decoders",
-    "tie_last_hidden_states": "which hidden states are returned beside the logits",
-    "tokenizer_class": "the tokenizer's own files say what it is",
+    "tie_encoder_decoder": "for encoder-decoder models",
+    "tie_last_hidden_states": "additional outputs",
+    "tokenizer_class": "the tokenizer's own files define it",
     "torchscript": "how torch runs the model, not what it computes",
-    "transformers_version": "who wrote the file",
+    "transformers_version": "the writer of the file",
     "use_bfloat16": "for TensorFlow",
-    "use_cache": "whether keys and values are kept or computed again, to the same end",
+    "use_cache": "whether keys and values are cached or recomputed, with the same result",
 }
-"""Keys without effect on the logits of any family, and why. Settings of generation (``max_length``, ``temperature``,
-...) in config.json have none either: they are ``generation_config.json``'s to make."""
+"""Keys without effect on the logits of any family -> reason. Generation settings (``max_length``, ``temperature``, ...)
+in config.json have no effect either: they belong into ``generation_config.json``."""
 
 REFUSED: Mapping[str, Refusal] = {
-    "add_cross_attention": Refusal("asks for attention to an encoder", unless=(None, False)),
-    "attention_chunk_size": Refusal("cuts the attention into chunks", unless=(None,)),
-    "cross_attention_hidden_size": Refusal("asks for attention to an encoder", unless=(None,)),
+    "add_cross_attention": Refusal("requires attention to an encoder", unless=(None, False)),
+    "attention_chunk_size": Refusal("splits the attention into chunks", unless=(None,)),
+    "cross_attention_hidden_size": Refusal("requires attention to an encoder", unless=(None,)),
     "draft_vocab_size": Refusal(
-        "makes this a drafting head and no model",
+        "makes this a drafting head instead of a model",
         unless=(None,),
         hint="give the folder of the model that it drafts for",
     ),
-    "is_causal": Refusal("lets every token see the ones behind it", unless=(True,)),
-    "is_encoder_decoder": Refusal("asks for an encoder", unless=(None, False)),
-    "kv_sharing_modes": Refusal("has layers use the keys and values of others", unless=(None,)),
+    "is_causal": Refusal("lets tokens attend to later ones", unless=(True,)),
+    "is_encoder_decoder": Refusal("requires an encoder", unless=(None, False)),
+    "kv_sharing_modes": Refusal("makes layers use the keys and values of others", unless=(None,)),
     "partial_rotary_factor": Refusal(
-        "rotates a part of each head; transformers takes no notice of it in this family or fails, by its version and "
-        "the kind of rope, and other programs rotate a part",
+        "rotates a part of each head; depending on version and rope type, transformers ignores it in this family or "
+        "fails, whereas other programs apply it",
         unless=(None, 1),
     ),
-    "per_layer_config": Refusal("changes sizes or switches from layer to layer", unless=(None, {}, [])),
+    "per_layer_config": Refusal("changes sizes or options per layer", unless=(None, {}, [])),
     "pruned_heads": Refusal("removes attention heads", unless=(None, {}, [])),
     "quantization_config": Refusal(
-        "says that the weights are quantised already, in a format that is not read", unless=(None,), hint=FLOAT_ORIGINAL
+        "describes weights that are already quantized, in an unsupported format", unless=(None,), hint=FLOAT_ORIGINAL
     ),
     "sliding_window": Refusal(
-        "limits how far attention reaches back, which this family's does not in transformers", unless=(None,)
+        "limits the attention window, which has no effect for this family in transformers", unless=(None,)
     ),
     "transformers_weights": Refusal(
         "names another weights file", unless=(None, "model.safetensors", "model.safetensors.index.json")
     ),
 }
-"""Keys that change what a model computes in a way that is not there here, unless a family uses them."""
+"""Keys that change the computation in a way that is not supported, unless a family uses them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigKeys:
-    """The keys of a family's ``config.json``. ``NEUTRAL`` and ``REFUSED`` hold for every family unless it uses one.
+    """The keys of a family's ``config.json``; ``NEUTRAL`` and ``REFUSED`` apply to keys that the family does not use.
 
     Attributes:
-        used: key -> check, besides ``GIVEN``.
-        defaults: what the family's transformers config class takes for keys that are missing; one of ``SIZES`` that has
-            no default must be there, but for ``num_key_value_heads`` (as many as heads) and ``head_dim`` (an even
-            share of the hidden size).
-        flat_rope: of two kinds of layers with ropes of their own: a rope object that names no kind is that of
-            ``full_attention``, and its base all layers'.
-        nullable: used keys for which null is a value of its own, not the default.
-        neutral, refused: more of both.
-        check: what the keys must be to each other; raises, and may write usual values into the config.
-        inside: the object that holds all keys (``text_config``), where the family is a part of another model.
-        parts: what that part may be, by its ``model_type``: the keys of that family hold inside, and the tables here
-            for the whole. The first is meant where it names none.
-        family: of a part whose ``model_type`` is no family's, the one that it is.
-        outside: the part's keys may stand in the whole, where there is no object ``inside``.
-        outer: keys of the part that the whole says.
+        used: key -> check, in addition to ``GIVEN``.
+        defaults: defaults in the family's transformers config class. A key of ``SIZES`` without default is required,
+            except ``num_key_value_heads`` (the number of heads) and ``head_dim`` (the hidden size over the heads).
+        flat_rope: True if a rope object without layer kinds applies to ``full_attention`` layers, and its base to all
+            layers.
+        nullable: used keys for which null is a value of its own instead of the default.
+        neutral, refused: further keys of both kinds.
+        check: checks keys against each other, and may write defaults into the config.
+        inside: key of the object with all keys (``text_config``), for parts of multimodal models.
+        parts: ``model_type`` of the part -> keys of that family, which apply inside; the tables here apply to the top
+            level. The first one is the default.
+        family: family of a part with a ``model_type`` that is not a family.
+        outside: True if the part's keys may be at the top level when there is no object ``inside``.
+        outer: keys of the part that are taken from the top level.
     """
 
     used: Mapping[str, Check] = field(default_factory=dict)
@@ -134,18 +132,18 @@ class ConfigKeys:
     outer: Collection[str] = ()
 
     def all_neutral(self) -> dict[str, str]:
-        """Keys without effect on this family's logits, and why."""
+        """Return all keys without effect on this family's logits -> reason."""
         taken = {*self.used, *self.refused}
         return {key: why for key, why in {**NEUTRAL, **self.neutral}.items() if key not in taken}
 
     def all_refused(self) -> dict[str, Refusal]:
-        """Keys that must be at their harmless values."""
+        """Return all refused keys."""
         parts = self.parts.values() if self.outside else ()
         taken = {*self.used, *self.neutral, *(key for part in parts for key in part.used)}
         return {key: refusal for key, refusal in {**REFUSED, **self.refused}.items() if key not in taken}
 
     def refuse(self, raw: Mapping[str, Any], source: Source) -> None:
-        """Raise UnsupportedModelError for the first key of ``raw`` that asks for what is not there here."""
+        """Raise UnsupportedModelError for the first key of ``raw`` that is refused."""
         refuse(raw, source, self.all_refused())
 
 
@@ -156,52 +154,52 @@ def refuse(raw: Mapping[str, Any], source: Source, refused: Mapping[str, Refusal
             allowed = " or ".join("null" if value is None else str(value).lower() for value in refusal.unless)
             raise UnsupportedModelError(
                 f"{source.file}: {source.spelling(key)} is {shown(raw[key])}, which {refusal.reason}; it must be"
-                f" {allowed}, or not there",
+                f" {allowed}, or absent",
                 hint=refusal.hint,
             )
 
 
 class GgufSource(Protocol):
-    """What a GGUF file offers to a family that fills in its config: metadata and the tensor table, no values."""
+    """The view of a GGUF file for families: metadata and tensor table, without tensor values."""
 
     path: Any
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Key to value."""
+        """Key -> value."""
         ...
 
     @property
     def offsets(self) -> Mapping[str, int]:
-        """Key to the byte offset of its value."""
+        """Key -> byte offset of its value."""
         ...
 
     @property
     def tensors(self) -> Mapping[str, Any]:
-        """Name to entry of the table, which has a ``shape``."""
+        """Name -> entry of the table, with a ``shape``."""
         ...
 
     def scalar(self, key: str, default: Any = None) -> Any:
-        """A number, truth value or string; raises ModelFormatError for an array."""
+        """Return a number, bool or string; raise ModelFormatError for an array."""
         ...
 
     def error(self, field: str, offset: int | None, problem: str, *, hint: str = "") -> Exception:
-        """The error to raise about this file."""
+        """Return an error about this file."""
         ...
 
 
 GGUF_NEUTRAL: Mapping[str, str] = {
-    "attention.key_length_swa": "the head size of layers with a window, where it is one of its own",
-    "attention.layer_norm_epsilon": "for norms with a mean, and there are none here",
-    "attention.value_length_swa": "the head size of layers with a window, where it is one of its own",
+    "attention.key_length_swa": "the head size of layers with a window, if different",
+    "attention.layer_norm_epsilon": "for layer norms, which this architecture lacks",
+    "attention.value_length_swa": "the head size of layers with a window, if different",
     "classifier.output_labels": "for classifiers; their tensors are refused",
     "classifier.pooling_type": "for classifiers; their tensors are refused",
-    "pooling_type": "how embeddings are pooled where they are returned instead of logits",
-    "rope.dimension_count_swa": "the rotated part of heads of layers with a window, where it is one of its own",
-    "rope.scaling.finetuned": "whether the model was trained at its longer context; for information",
-    "tensor_data_layout": "names the layout of the first converters, which is the architecture's own",
+    "pooling_type": "pooling of embedding models",
+    "rope.dimension_count_swa": "the rotated part of heads in layers with a window, if different",
+    "rope.scaling.finetuned": "information on training with the longer context",
+    "tensor_data_layout": "the layout of the first converters, which is the architecture's own",
 }
-"""Keys without effect on the logits of any architecture, and why; less the prefix (``llama.``), here and below."""
+"""Keys without effect on the logits of any architecture -> reason; without prefix (``llama.``), here and below."""
 
 GGUF_REFUSED: Mapping[str, Refusal] = {
     "attention.causal": Refusal(unless=(1,)),
@@ -230,7 +228,7 @@ GGUF_REFUSED: Mapping[str, Refusal] = {
     "rope.scaling.yarn_log_multiplier": Refusal(unless=(0,)),
     "use_parallel_residual": Refusal(unless=(0,)),
 }
-"""Keys that change what a model computes, and the values that change nothing, unless an architecture uses them."""
+"""Keys that change the computation -> harmless values, unless an architecture uses them."""
 
 GGUF_GIVEN = frozenset({
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length",
@@ -240,32 +238,32 @@ GGUF_GIVEN = frozenset({
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
 })  # fmt: skip
-"""Keys that every architecture uses, read and checked by ``gguf_config.py``."""
+"""Keys that every architecture uses; ``gguf_config.py`` reads and checks them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufKeys:
-    """What a family's GGUF files say, in the words of its config.
+    """The keys of a family's GGUF files, in terms of its config.
 
     Attributes:
         architecture: ``general.architecture``.
-        class_name: of transformers' model, for the config's ``architectures``.
-        used: key of the config -> key of the file, besides ``GGUF_GIVEN``; checked as ``ConfigKeys.used`` says. A
-            window or a cap on logits of 0 is none. ``rope_scaling.X`` goes into yarn's parameters.
-        constants: what the architecture itself implies.
-        neutral, refused: more of both; harmless values are numbers, true being 1; without any the key must not
-            be there.
-        complete: fills in what follows from tensors or from several keys.
-        also: further values of ``general.architecture`` that files with the same keys have.
-        without_attention: what ``layer_types`` calls the layers that have no key heads in the file, and others
-            "full_attention"; "" where all layers have as many.
-        by_layer: keys of the config that a file may say by layers, 0 for those that have no such thing, and one number
-            for all others; ``complete`` reads which. Where all are 0 the family's default holds.
-        rotates: attention knows rope; else what files say of it, whatever it is, has no effect.
-        least_of: sizes that files may have by layer, which ``complete`` reads; till then the least is the config's.
-        still_pairs: ``rope_freqs`` says which pairs of a head stand still (those divided by 1e30), and no more.
-        claims: which files of this architecture are of this family, where families share one.
-        unused_tensors: suffixes of tensors that old converters wrote and nobody reads.
+        class_name: transformers' model class, for the config's ``architectures``.
+        used: key of the config -> key of the file, in addition to ``GGUF_GIVEN``; checked by ``ConfigKeys.used``. A
+            window or logit cap of 0 means none. ``rope_scaling.X`` is a parameter of yarn.
+        constants: values that the architecture implies.
+        neutral, refused: further keys of both kinds. Harmless values are numbers, true being 1; without any, the key
+            must be absent.
+        complete: fills in values that follow from tensors or from several keys.
+        also: further values of ``general.architecture`` for files with the same keys.
+        without_attention: value in ``layer_types`` for layers with 0 key heads in the file, the others being
+            "full_attention"; "" if all layers have the same number.
+        by_layer: keys of the config that a file may give per layer, with 0 for layers without the feature and one
+            number for the others; ``complete`` reads the list. If all are 0, the family's default applies.
+        rotates: False if attention has no rope, so that keys of rope have no effect.
+        least_of: sizes that files may give per layer; the config first gets the minimum, then ``complete`` reads all.
+        still_pairs: True if ``rope_freqs`` only marks pairs that are not rotated (divisor 1e30).
+        claims: decides which files of this architecture belong to this family, if families share one.
+        unused_tensors: suffixes of unused tensors that old converters wrote.
     """
 
     architecture: str
@@ -286,60 +284,60 @@ class GgufKeys:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Every value of ``general.architecture`` that files have."""
+        """All values of ``general.architecture``."""
         return (self.architecture, *self.also)
 
     def of(self, file: GgufSource) -> GgufKeys:
-        """The same with the architecture that ``file`` names, which its keys begin with."""
+        """Return the keys for the architecture of ``file``, which is the prefix of its keys."""
         return replace(self, architecture=file.scalar("general.architecture"), also=())
 
     def all_neutral(self) -> dict[str, str]:
-        """Keys without effect on this architecture's logits, and why."""
+        """Return all keys without effect on this architecture's logits -> reason."""
         taken = {*self.used.values(), *self.refused}
         return {key: why for key, why in {**GGUF_NEUTRAL, **self.neutral}.items() if key not in taken}
 
     def all_refused(self) -> dict[str, Refusal]:
-        """Keys that must be at their harmless values."""
+        """Return all refused keys."""
         taken = {*self.used.values(), *self.neutral}
         return {key: refusal for key, refusal in {**GGUF_REFUSED, **self.refused}.items() if key not in taken}
 
     def refuse(self, file: GgufSource) -> None:
-        """Raise UnsupportedModelError for the first key that asks for what is not there here."""
+        """Raise UnsupportedModelError for the first key that is refused."""
         for name, refusal in self.all_refused().items():
             key = f"{self.architecture}.{name}"
             if key not in file.metadata:
                 continue
             if not refusal.unless:
-                raise UnsupportedModelError(f"{file.path}: has {key}, which this package cannot run")
+                raise UnsupportedModelError(f"{file.path}: has {key}, which is not supported")
             if refusal.refuses(_as_number(value := file.scalar(key))):
                 raise UnsupportedModelError(
-                    f"{file.path}: {key} is {shown(value)}, which this package cannot run; it must be "
-                    f"{' or '.join(f'{one:g}' for one in refusal.unless)}, or not there"
+                    f"{file.path}: {key} is {shown(value)}, which is not supported; it must be "
+                    f"{' or '.join(f'{one:g}' for one in refusal.unless)}, or absent"
                 )
 
     def unknown(self, metadata: Mapping[str, Any]) -> list[str]:
-        """The architecture's keys that nothing here knows, in the file's order: perhaps newer switches."""
+        """Return the architecture's unknown keys in the file's order; they may be newer options."""
         prefix = f"{self.architecture}."
         known = {*GGUF_GIVEN, *self.used.values(), *self.all_neutral(), *self.all_refused()}
         return [key for key in metadata if key.startswith(prefix) and key.removeprefix(prefix) not in known]
 
 
 class Family(Protocol):
-    """A family's row or file, as the rest sees it."""
+    """The interface of a family's row or file."""
 
     @property
     def KEYS(self) -> ConfigKeys:  # noqa: N802 - a constant of a file
-        """The keys of its config.json."""
+        """Keys of its config.json."""
         ...
 
     @property
     def GGUF(self) -> GgufKeys | None:  # noqa: N802
-        """Its GGUF files; None: it has none of its own."""
+        """Its GGUF files; None if there are none."""
         ...
 
     @property
     def spec(self) -> Callable[[dict[str, Any]], Any]:
-        """The function that makes the ``ModelSpec`` of a checked config."""
+        """Function that returns the ``ModelSpec`` for a checked config."""
         ...
 
 

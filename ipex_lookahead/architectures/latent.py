@@ -1,6 +1,6 @@
-"""Latent attention as DeepSeek-V2, those after it and GLM-4.7-Flash have it: keys of both kinds of file, and tensors.
+"""Latent attention of DeepSeek-V2 and its successors and of GLM-4.7-Flash: keys of both kinds of files, and tensors.
 
-An RMS norm of latents has an epsilon of its own, 1e-6, whatever that of the other norms is: so transformers' models.
+As in transformers, the RMS norms of latents always have an epsilon of 1e-6.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ipex_lookahead.architectures.spec import LatentAttention, Linear, Norm, Pla
 from ipex_lookahead.errors import UnsupportedModelError
 
 EPSILON = 1e-6
-MAX_HEADS_IN_ALL = 1 << 15
-"""Heads of all layers: a config alone must not make millions of tensors' descriptions (DeepSeek-V3 has 7,808)."""
+MAX_TOTAL_HEADS = 1 << 15
+"""Maximum number of heads in all layers, so that a config cannot create millions of tensors (DeepSeek-V3: 7,808)."""
 
 _dim = integer(1, MAX_HEAD_DIM)
 KEYS: Mapping[str, Check] = {
@@ -44,25 +44,25 @@ GGUF_USED: Mapping[str, str] = {
 
 
 def check(config: dict[str, Any], source: Source) -> None:
-    """Hold the sizes to each other. Raises ModelFormatError, or UnsupportedModelError for sizes that do not run."""
+    """Check the sizes against each other. Raises ModelFormatError or UnsupportedModelError."""
     config["head_dim"] = rotated = config["qk_rope_head_dim"]
     latent, heads = config["kv_lora_rank"], config["num_attention_heads"]
     if config["num_key_value_heads"] != heads:
         raise UnsupportedModelError(
-            f"{source.file}: {source.spelling('num_key_value_heads')} is {config['num_key_value_heads']}, and there are"
-            f" {heads} heads; with latents it must be the same number"
+            f"{source.file}: {source.spelling('num_key_value_heads')} is {config['num_key_value_heads']}, but there are"
+            f" {heads} heads; with latents the numbers must be equal"
         )
     if rotated % 2 or (latent + rotated) % 8 or latent + rotated > MAX_HEAD_DIM:
         raise UnsupportedModelError(
-            f"{source.file}: kv_lora_rank is {latent} and qk_rope_head_dim {rotated}; this package runs an even number"
-            f" of rotated values, and together a multiple of 8 up to {MAX_HEAD_DIM}"
+            f"{source.file}: kv_lora_rank is {latent} and qk_rope_head_dim {rotated}; the number of rotated values must"
+            f" be even, and the sum a multiple of 8 up to {MAX_HEAD_DIM}"
         )
-    if heads * config["num_hidden_layers"] > MAX_HEADS_IN_ALL:
-        raise source.error("num_attention_heads", f"is {heads}; at most {MAX_HEADS_IN_ALL} in all layers are read")
+    if heads * config["num_hidden_layers"] > MAX_TOTAL_HEADS:
+        raise source.error("num_attention_heads", f"is {heads}; the maximum in all layers is {MAX_TOTAL_HEADS}")
 
 
 def complete(file: GgufSource, config: dict[str, Any]) -> None:
-    """Sizes of heads, from files with latents as keys or (of before April 2025) with keys and values of their own."""
+    """Fill in head sizes, from files with latents as keys or (before April 2025) with expanded keys and values."""
     prefix = file.scalar("general.architecture")
     for name in ("kv_lora_rank", "qk_rope_head_dim"):
         if name not in config:
@@ -75,7 +75,7 @@ def complete(file: GgufSource, config: dict[str, Any]) -> None:
     config["num_key_value_heads"] = config["num_attention_heads"]
     config["attention_bias"] = "blk.0.attn_kv_a_mqa.bias" in file.tensors
     if (scaling := config["rope_scaling"]) is not None and "mscale_all_dim" in scaling:
-        # A tenth of it is written. The ratio of two numbers multiplies cos and sin, and they are the same everywhere.
+        # Files store a tenth of it. Only the ratio to mscale enters cos and sin, and the two are always equal.
         scaling["mscale_all_dim"] = scaling["mscale"] = float(f"{10 * scaling['mscale_all_dim']:.6g}")
 
 
@@ -87,12 +87,12 @@ def _size(file: GgufSource, key: str, least: int) -> int:
 
 
 def latent_rope(config: dict[str, Any]) -> Rope:
-    """The rope of the rotated values, whose pairs are neighbours unless ``rope_interleave`` is false."""
+    """Return the rope of the rotated values; pairs are adjacent values unless ``rope_interleave`` is false."""
     return replace(rope(config), interleaved=config.get("rope_interleave", True))
 
 
 def latent_attention(names: Names, layer: int, turn: Rope) -> LatentAttention:
-    """Attention of block ``layer``."""
+    """Return the attention of block ``layer``."""
     config, hidden, heads = names.config, names.hidden, names.heads
     latent, rank = config["kv_lora_rank"], config["q_lora_rank"]
     passed, rotated, values = (config[f"{name}_head_dim"] for name in ("qk_nope", "qk_rope", "v"))
@@ -104,7 +104,7 @@ def latent_attention(names: Names, layer: int, turn: Rope) -> LatentAttention:
 
     def of_head(head: int, part: str, n_out: int, n_in: int, first: int) -> Linear:
         rows = (head * both + first, 1)
-        layout = "turned" if part == "k" else "plain"
+        layout = "by_input" if part == "k" else "plain"
         hf = Place(f"{ours}.kv_b_proj.weight", (heads * both, latent), rows=rows, layout=layout)
         gguf = Place(f"blk.{layer}.attn_{part}_b.weight", (heads, n_out, n_in), head)
         return Linear(Tensor(f"{ours}.{part}_b_proj.{head}.weight", (n_out, n_in), hf, gguf))
@@ -135,7 +135,7 @@ def latent_attention(names: Names, layer: int, turn: Rope) -> LatentAttention:
 
 
 def _temperature(config: Mapping[str, Any]) -> float:
-    """What yarn multiplies scores by: of queries and keys each, DeepSeek's models have it in neither's rope."""
+    """Return yarn's factor on scores, which DeepSeek's models apply to queries and keys outside of rope."""
     scaling = config["rope_scaling"] or {}
     if scaling.get("rope_type", "default") == "default" or not scaling.get("mscale_all_dim"):
         return 1.0

@@ -1,4 +1,4 @@
-"""Mamba-2 mixers by the names that most hybrids use: one matrix for the gate, the convolution's inputs and steps."""
+"""Mamba-2 mixers with the usual tensor names of hybrids: one matrix for gate, convolution inputs and steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_STATE = MAX_HEAD_DIM
 
 
 def step_limit(source: Source, key: str, value: Any) -> list[float]:
-    """A check for the two numbers that steps are kept within, of which the second may be infinite."""
+    """Check for the two bounds of steps, the second of which may be infinite."""
     if isinstance(value, list) and len(value) == 2:
         low, high = (float(_number(one)) for one in value)
         if 0 <= low <= high:
@@ -23,22 +23,22 @@ def step_limit(source: Source, key: str, value: Any) -> list[float]:
 
 
 def _number(value: Any) -> float:
-    """A number, as JSON has it or as transformers 5 writes an infinity; NaN for anything else."""
+    """Return a number of JSON, or an infinity as transformers 5 writes it; NaN for anything else."""
     if isinstance(value, dict) and value.keys() == {"__float__"} and value["__float__"] == "Infinity":
         return float("inf")
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else float("nan")
 
 
 def no_limit(source: Source, key: str, value: Any) -> list[float]:
-    """A check for a limit of steps that is none: with one, transformers' prompts and single steps disagree."""
+    """Check for bounds of steps that have no effect; with others, transformers' prefill and decode disagree."""
     limit = step_limit(source, key, value)
     if limit != [0.0, float("inf")]:
-        raise source.error(key, f"is {shown(value)}; it must be [0, Infinity]: what another one means is not agreed on")
+        raise source.error(key, f"is {shown(value)}; it must be [0, Infinity]: other limits have no agreed meaning")
     return limit
 
 
 def of_words(*pairs: tuple[str, str]) -> Check:
-    """A check for a list of kinds of layers, of which transformers' own word goes before the hub's, (word, ours)."""
+    """Return a check for a list of layer kinds; pairs are (word in a config, name here), transformers' words first."""
     words = dict(pairs)
 
     def check(source: Source, key: str, value: Any) -> list[str]:
@@ -63,19 +63,19 @@ def mamba2(
     convolution_bias: bool,
     **switches: Any,
 ) -> Mamba2:
-    """The Mamba-2 mixer of block ``layer``, which a folder calls ``module``.
+    """Return the Mamba-2 mixer of block ``layer``.
 
     Args:
-        names: the model's.
-        layer: the block.
-        module: as in ``model.layers.0.mamba``.
-        heads: of x.
-        head_dim: a head's size.
-        groups: of B and C.
-        state: their size.
+        names: tensors of the model.
+        layer: number of the block.
+        module: name of the mixer in a folder, as in ``model.layers.0.mamba``.
+        heads: heads of x.
+        head_dim: size of a head.
+        groups: groups of B and C.
+        state: size of B and C.
         kernel: taps of the convolution.
-        bias: of the linear layers.
-        convolution_bias: of the convolution.
+        bias: True if the linear layers have biases.
+        convolution_bias: True if the convolution has a bias.
         switches: further fields of ``Mamba2``.
     """
     inner, hidden = heads * head_dim, names.hidden

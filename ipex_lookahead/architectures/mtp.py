@@ -1,7 +1,7 @@
-"""Multi-token prediction: the block for drafting that a model's files hold beside its own (DeepSeek-V3, 2412.19437).
+"""Multi-token prediction (DeepSeek-V3, arXiv 2412.19437): the drafting block in a model's own files.
 
-Row p of such a head is made of token p and of the target's row p - 1 after its final norm; it is one more block of the
-target's kind, and embedding and lm_head are the target's.
+Row p of such a head is computed from token p and the target's row p - 1 after its final norm. The head is one more
+block of the target's kind, with the target's embedding and lm_head.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ QWEN = {
     "norm": "mtp.pre_fc_norm_hidden",
     "final_norm": "mtp.norm",
 }
-"""What folders of Qwen3-Next and Qwen3.5 call the parts of a head beside its block."""
+"""Names in folders of Qwen3-Next and Qwen3.5 of the head's parts other than its block."""
 _GGUF = {"project": "eh_proj", "embedding_norm": "enorm", "norm": "hnorm", "final_norm": "shared_head_norm"}
 
 
-def behind(target: ModelSpec, names: Names, block: Callable[[int], Block], drafting: int) -> ModelSpec:
-    """The model with its head, where one block for ``drafting`` stands behind the others (GLM, DeepSeek)."""
+def with_mtp_block(target: ModelSpec, names: Names, block: Callable[[int], Block], drafting: int) -> ModelSpec:
+    """Return the model with its head, for families with one MTP block after the others (GLM, DeepSeek)."""
     if drafting != 1:
         return target
     layer = len(target.layers)
@@ -34,7 +34,7 @@ def behind(target: ModelSpec, names: Names, block: Callable[[int], Block], draft
 
 
 def mtp_head(target: ModelSpec, names: Names, block: Block, folder: dict[str, str]) -> ModelSpec:
-    """The head whose block, number ``len(target.layers)``, is ``block``, and whose other parts ``folder`` names."""
+    """Return the head with this block, numbered ``len(target.layers)``; ``folder`` names its other parts."""
     layer, hidden = len(target.layers), target.hidden
 
     def weight(part: str, shape: tuple[int, ...]) -> Tensor:
@@ -61,7 +61,7 @@ def mtp_head(target: ModelSpec, names: Names, block: Block, folder: dict[str, st
 
 
 def renamed(part: Any, old: str, new: str) -> Any:
-    """A part of a description whose tensors' names in folders begin with ``new`` instead of ``old``."""
+    """Replace the prefix ``old`` of tensor names in folders by ``new`` in a part of a spec."""
     if isinstance(part, Tensor):
         return replace(part, name=_with(part.name, old, new), hf=replace(part.hf, name=_with(part.hf.name, old, new)))
     if isinstance(part, tuple):

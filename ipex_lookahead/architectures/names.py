@@ -1,4 +1,4 @@
-"""Tensors by the names that nearly every family uses, so that a family's file says only where it differs."""
+"""Tensors with the names that nearly all families use, so that a family's file contains only the differences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ipex_lookahead.architectures.spec import (
 from ipex_lookahead.architectures.windows import layer_types, window_of, window_size
 
 SILU = Activation("silu")
-USUAL: Mapping[str, Check] = {
+COMMON_KEYS: Mapping[str, Check] = {
     "hidden_act": one_of("silu"),
     "tie_word_embeddings": boolean,
     "attention_bias": boolean,
@@ -40,23 +40,23 @@ USUAL: Mapping[str, Check] = {
     "num_local_experts": count,
     "num_experts_per_tok": count,
 }
-"""Keys of configs that several families use, and how they are checked."""
+"""Config keys that several families use -> check."""
 
 
-def usual(keys: str) -> dict[str, Check]:
-    """Those of ``USUAL``, with spaces between them, for ``ConfigKeys.used``."""
-    return {key: USUAL[key] for key in keys.split()}
+def common_keys(keys: str) -> dict[str, Check]:
+    """Return entries of ``COMMON_KEYS``, given as a space-separated string, for ``ConfigKeys.used``."""
+    return {key: COMMON_KEYS[key] for key in keys.split()}
 
 
 class Names:
-    """Makes the tensors of one model.
+    """Creates the tensors of a model.
 
     Args:
-        config: checked.
-        pairs: the GGUF converter reorders the rows of q and k into neighbouring rotary pairs.
-        root: what tensors' names begin with in a folder.
-        norm_offset: what Hugging Face's files leave out of a norm's weights, and GGUF's hold (Gemma's 1).
-        layer_norm: norms are layer norms, with biases ("biased") or without ("plain"); "": they are RMS norms.
+        config: the checked config.
+        pairs: True if the GGUF converter reorders the rows of q and k into adjacent rotary pairs.
+        root: prefix of tensor names in a folder.
+        norm_offset: amount by which norm weights in Hugging Face's files are smaller than in GGUF files (Gemma: 1).
+        layer_norm: "biased" or "plain" for layer norms with or without biases; "" for RMS norms.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Names:
         self.layer_norm = layer_norm
 
     def tensor(self, hf: str, gguf: str, shape: tuple[int, ...], *, pairs: int = 0, offset: float = 0.0) -> Tensor:
-        """A weight that is a whole tensor in both kinds of file."""
+        """Return a weight that is a whole tensor in both kinds of files."""
         return Tensor(hf, shape, Place(hf, shape, offset=offset), Place(gguf, shape, pairs=pairs))
 
     def linear(
         self, layer: int, hf: str, gguf: str, n_out: int, n_in: int, *, bias: bool = False, pairs: int = 0
     ) -> Linear:
-        """A linear layer of block ``layer``; ``pairs``: heads whose rows the GGUF converter reorders."""
+        """Return a linear layer of block ``layer``; ``pairs`` is the number of heads reordered by the converter."""
         ours, theirs = f"{self.root}.layers.{layer}.{hf}", f"blk.{layer}.{gguf}"
         return Linear(
             self.tensor(f"{ours}.weight", f"{theirs}.weight", (n_out, n_in), pairs=pairs),
@@ -96,9 +96,9 @@ class Names:
     def part(
         self, layer: int, name: str, hf: Place, gguf: Place, shape: tuple[int, int], *, bias: bool = False
     ) -> Linear:
-        """A linear layer of block ``layer`` whose rows are among those of the tensors that ``hf`` and ``gguf`` name.
+        """Return a linear layer of block ``layer`` with rows from the larger matrices ``hf`` and ``gguf``.
 
-        Places' names lack the block and ``weight``, and their shapes are those of the whole matrices.
+        The names in both places omit the block and ``weight``; their shapes are those of the whole matrices.
         """
 
         def placed(place: Place, prefix: str, kind: str) -> Place:
@@ -112,20 +112,20 @@ class Names:
         return Linear(tensor("weight", shape), tensor("bias", shape[:1]) if bias else None)
 
     def convolution(self, layer: int, hf: str, gguf: str, channels: int, kernel: int) -> Tensor:
-        """A convolution by channel, as a vector: ``Conv1d``'s weights, which have a dimension of 1 there."""
+        """Return a depthwise convolution as a vector; ``Conv1d`` weights have an additional dimension of 1."""
         ours, theirs = f"{self.root}.layers.{layer}.{hf}.weight", f"blk.{layer}.{gguf}.weight"
         return Tensor(ours, (channels * kernel,), Place(ours, (channels, 1, kernel)), Place(theirs, (channels, kernel)))
 
     def vector(self, layer: int, hf: str, gguf: str, n: int) -> Tensor:
-        """A vector of block ``layer``."""
+        """Return a vector of block ``layer``."""
         return self.tensor(f"{self.root}.layers.{layer}.{hf}", f"blk.{layer}.{gguf}", (n,))
 
     def logarithm(self, hf: str, gguf: str, n: int) -> Tensor:
-        """A vector of which GGUF files hold -e^x."""
+        """Return a vector x that GGUF files store as -e^x."""
         return Tensor(hf, (n,), Place(hf, (n,)), Place(gguf, (n,), negative_exponential=True))
 
     def norm(self, layer: int, hf: str, gguf: str, n: int | None = None, *, pairs: int = 0) -> Norm:
-        """A norm of block ``layer`` over ``n`` values (None: the hidden size)."""
+        """Return a norm of block ``layer`` over ``n`` values; None: the hidden size."""
         shape = (self.hidden if n is None else n,)
         return self._norm(f"{self.root}.layers.{layer}.{hf}", f"blk.{layer}.{gguf}", shape, pairs)
 
@@ -144,14 +144,14 @@ class Names:
         head_norms: bool = False,
         **switches: Any,
     ) -> Attention:
-        """q_proj, k_proj, v_proj and o_proj of block ``layer``, with the window that the config gives it.
+        """Return the attention of block ``layer``, with the window from the config.
 
         Args:
-            layer: the block.
-            rope: as in ``Attention``.
-            bias: those of "qkvo" that have one; None: all where the config has ``attention_bias``.
-            scale: None: 1 / sqrt(head_dim).
-            head_norms: a norm over each head of q and of k.
+            layer: number of the block.
+            rope: see ``Attention``.
+            bias: those of "qkvo" with a bias; None: all if the config has ``attention_bias``.
+            scale: factor on scores; None: 1 / sqrt(head_dim).
+            head_norms: True for a norm over each head of q and k.
             switches: further fields of ``Attention``.
         """
         d = self.head_dim
@@ -174,7 +174,7 @@ class Names:
         )  # fmt: skip
 
     def gated_mlp(self, layer: int, *, activation: Activation = SILU) -> GatedMlp:
-        """gate_proj, up_proj and down_proj of block ``layer``, with biases where the config has ``mlp_bias``."""
+        """Return the gated MLP of block ``layer``, with biases if the config has ``mlp_bias``."""
         hidden, inner, bias = self.hidden, self.config["intermediate_size"], bool(self.config.get("mlp_bias"))
         return GatedMlp(
             gate=self.linear(layer, "mlp.gate_proj", "ffn_gate", inner, hidden, bias=bias),
@@ -190,7 +190,7 @@ class Names:
         parts: tuple[str, str] = ("up_proj", "down_proj"),
         parameters: Xielu | None = None,
     ) -> GatedMlp:
-        """An MLP without a gate of block ``layer``, with the folder's names of up and down; biases as above."""
+        """Return an MLP without gate; ``parts`` are the folder's names of up and down."""
         hidden, inner, bias = self.hidden, self.config["intermediate_size"], bool(self.config.get("mlp_bias"))
         up, down = parts
         return GatedMlp(
@@ -215,18 +215,18 @@ class Names:
         scores: str = "all",
         **switches: Any,
     ) -> Experts:
-        """A mixture whose experts have three matrices of their own in a folder; in a GGUF file all share three tensors.
+        """Return a mixture. In folders each expert has three matrices; in GGUF files all share three tensors.
 
         Args:
-            layer: the block.
-            module: what the folder calls the MLP; its ``gate`` is the router.
-            parts: the folder's names of gate, up and down.
-            count: of experts.
-            used: experts a row goes to.
-            inner: an expert's intermediate size.
-            renormalise: as in ``Experts``.
-            router: what the folder calls it, within the module.
-            scores: as in ``Experts``.
+            layer: number of the block.
+            module: name of the MLP in a folder.
+            parts: names of gate, up and down in a folder.
+            count: number of experts.
+            used: number of experts per row.
+            inner: intermediate size of an expert.
+            renormalise: see ``Experts``.
+            router: name of the router within the module in a folder.
+            scores: see ``Experts``.
             switches: further fields of ``Experts``.
         """
         hidden, sizes = self.hidden, ((inner, self.hidden), (inner, self.hidden), (self.hidden, inner))
@@ -251,7 +251,7 @@ class Names:
     def shared_expert(
         self, layer: int, module: str, inner: int, parts: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     ) -> GatedMlp:
-        """The expert for every row of block ``layer``; ``module`` and ``parts`` as the folder calls them."""
+        """Return the shared expert of block ``layer``; ``module`` and ``parts`` are names in a folder."""
         gate, up, down = parts
         return GatedMlp(
             gate=self.linear(layer, f"{module}.{gate}", "ffn_gate_shexp", inner, self.hidden),
@@ -261,7 +261,7 @@ class Names:
         )
 
     def block(self, layer: int, mixer: Mixer, feed_forward: FeedForward, **switches: Any) -> Block:
-        """A block with a norm before attention and one before the MLP; ``switches`` are further fields of it."""
+        """Return a block with norms before attention and MLP; ``switches`` are further fields of ``Block``."""
         norms = {
             "mixer_norm": self.norm(layer, "input_layernorm", "attn_norm"),
             "feed_forward_norm": self.norm(layer, "post_attention_layernorm", "ffn_norm"),
@@ -269,7 +269,7 @@ class Names:
         return Block(mixer=mixer, feed_forward=feed_forward, **{**norms, **switches})
 
     def model(self, block: Callable[[int], Block], **switches: Any) -> ModelSpec:
-        """The whole: embedding, the blocks ``block(0)``, ``block(1)``, ..., norm and head."""
+        """Return the model: embedding, blocks ``block(0)``, ``block(1)``, ..., final norm and head."""
         table = (self.config["vocab_size"], self.hidden)
         norm = self._norm(f"{self.root}.norm", "output_norm", (self.hidden,))
         embedding = self.tensor(f"{self.root}.embed_tokens.weight", "token_embd.weight", table)

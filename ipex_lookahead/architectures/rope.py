@@ -1,8 +1,8 @@
-"""Rotary position embedding (Su et al., arXiv 2104.09864) and the ways checkpoints stretch it to longer contexts.
+"""Rotary position embedding (Su et al., arXiv 2104.09864) and its extensions to longer contexts.
 
-Each kind is a function of the config alone, so a token's keys never depend on how long its sequence becomes. That rules
-out "dynamic" NTK scaling beyond the original context, where every new token would change all keys before it: there the
-context simply ends at ``max_position_embeddings``, up to which dynamic scaling is plain rope.
+Each kind is a function of the config alone, so a token's keys do not depend on the sequence length. This excludes
+"dynamic" NTK scaling beyond the original context, where each new token would change all earlier keys. Such models are
+limited to ``max_position_embeddings``, up to which dynamic scaling equals unscaled rope.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from ipex_lookahead.errors import UnsupportedModelError
 
 Floats = npt.NDArray[np.float32]
 _LONGROPE = {"short_factor", "long_factor", "attention_factor", "original_max_position_embeddings"}
-"""What a family that has longrope fills in."""
+"""Parameters that families with longrope fill in."""
 
 
 DIGITS = 40
-"""Of decimal arithmetic, the same on every machine: a library's powers and logarithms are those of its processor."""
+"""Precision of decimal arithmetic, used because powers and logarithms of math libraries depend on the processor."""
 
 
 def _power(base: float, exponents: Floats) -> Floats:
-    """``base ** exponents``, each the nearest float32."""
+    """Return ``base ** exponents``, each rounded to the nearest float32."""
     digits = Context(prec=DIGITS)
     log = digits.ln(Decimal(base))
     return np.array([float(digits.exp(digits.multiply(log, Decimal(float(one))))) for one in exponents], np.float32)
 
 
 def _log(value: float) -> float:
-    """Natural logarithm, the nearest double."""
+    """Return the natural logarithm, rounded to the nearest float64."""
     return float(Context(prec=DIGITS).ln(Decimal(value)))
 
 
 def rope(config: dict[str, Any]) -> Rope:
-    """The rotary embedding that ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor`` of a config ask for.
+    """Return the rotary embedding for ``rope_theta``, ``rope_scaling`` and ``partial_rotary_factor`` of a config.
 
-    Raises UnsupportedModelError for a rope type that is not one of those below.
+    Raises:
+        UnsupportedModelError: if the rope type is not supported.
     """
     frequencies, factor = _rope(config)
     scaling = config.get("rope_scaling") or {}
@@ -49,20 +50,20 @@ def rope(config: dict[str, Any]) -> Rope:
     return Rope(frequencies, factor, beta, scaling["original_max_position_embeddings"] if beta else 0)
 
 
-def stretched(theta: float, alpha: float, head_dim: int) -> float:
-    """The base that "NTK-aware" scaling by ``alpha`` gives: theta * alpha^(d / (d - 2)), whatever the length."""
+def ntk_theta(theta: float, alpha: float, head_dim: int) -> float:
+    """Return the base after "NTK-aware" scaling by ``alpha``: theta * alpha^(d / (d - 2)) for all lengths."""
     digits = Context(prec=DIGITS)
     power = digits.divide(Decimal(head_dim), Decimal(head_dim - 2))
     return float(digits.multiply(Decimal(theta), digits.exp(digits.multiply(digits.ln(Decimal(alpha)), power))))
 
 
 def local_rope(config: dict[str, Any], theta: float) -> Rope:
-    """Plain rope of another base, for layers with a window."""
+    """Return unscaled rope with another base, for layers with a window."""
     return rope({**config, "rope_theta": theta, "rope_scaling": None})
 
 
 def rotated(config: dict[str, Any]) -> int:
-    """How many values of a head are rotated."""
+    """Return the number of rotated values per head."""
     return int(config["head_dim"] * config.get("partial_rotary_factor", 1.0))
 
 
@@ -87,25 +88,25 @@ def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
         return _llama3(plain, scaling), 1.0
     if kind == "yarn":
         return _yarn(plain, config, scaling)
-    if kind == "longrope" and scaling.keys() >= _LONGROPE:  # both sets are there; the context asked for says which
+    if kind == "longrope" and scaling.keys() >= _LONGROPE:  # the context length selects one of the two sets
         long = config["max_position_embeddings"] > scaling["original_max_position_embeddings"]
         return _divided(plain, scaling["long_factor" if long else "short_factor"]), float(scaling["attention_factor"])
-    if kind == "freq_factors":  # a GGUF file's own divisor for each pair
+    if kind == "freq_factors":  # divisors in a GGUF file
         return _divided(plain, scaling["factors"]), 1.0
     raise UnsupportedModelError(
-        f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3, yarn, and "
-        "longrope and proportional where the family has them"
+        f"rope scaling of type {kind!r} is not supported; supported are default, linear, dynamic, llama3, yarn, and, "
+        "in some families, longrope and proportional"
     )
 
 
 def _plain(theta: float, exponents: Floats) -> Floats:
-    """1 / theta^exponents."""
+    """Return 1 / theta^exponents."""
     found: Floats = (np.float32(1.0) / _power(float(np.float32(theta)), exponents)).astype(np.float32)
     return found
 
 
 def _proportional(head_dim: int, theta: float, scaling: dict[str, Any]) -> Floats:
-    """Of all pairs of a head the first share turn as they would without the others, which stand still (Gemma 4)."""
+    """Return frequencies of which only the first share of pairs is not 0 (Gemma 4)."""
     turning = int(scaling["partial_rotary_factor"] * head_dim // 2)
     exponents = np.arange(0, 2 * turning, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = np.zeros(head_dim // 2, np.float32)
@@ -114,7 +115,7 @@ def _proportional(head_dim: int, theta: float, scaling: dict[str, Any]) -> Float
 
 
 def _divided(plain: Floats, divisors: list[float]) -> Floats:
-    """Each pair's frequency by its own divisor."""
+    """Divide each pair's frequency by its own divisor."""
     factors = np.asarray(divisors, dtype=np.float32)
     if factors.shape != plain.shape:
         raise UnsupportedModelError(f"rope has {len(factors)} frequency factors for {len(plain)} pairs of dimensions")
@@ -122,7 +123,7 @@ def _divided(plain: Floats, divisors: list[float]) -> Floats:
 
 
 def _llama3(plain: Floats, scaling: dict[str, Any]) -> Floats:
-    """Llama 3.1: long wavelengths divided by the factor, short ones kept, a ramp between (Meta's model card)."""
+    """Llama 3.1: divide low frequencies by the factor, keep high ones, interpolate in between (Meta's model card)."""
     original = scaling["original_max_position_embeddings"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     wavelength = 2 * math.pi / plain
@@ -134,12 +135,12 @@ def _llama3(plain: Floats, scaling: dict[str, Any]) -> Floats:
 
 
 def _yarn(plain: Floats, config: dict[str, Any], scaling: dict[str, Any]) -> tuple[Floats, float]:
-    """YaRN (Peng et al., arXiv 2309.00071): a ramp over dimensions by their number of turns in the original context."""
+    """YaRN (Peng et al., arXiv 2309.00071): interpolate by the number of rotations in the original context."""
     head_dim, theta, factor = rotated(config), config["rope_theta"], scaling["factor"]
     original = scaling.get("original_max_position_embeddings") or config["max_position_embeddings"]
 
     def dimension(turns: float) -> float:
-        """The (fractional) pair that makes ``turns`` turns in the original context."""
+        """Return the (fractional) index of the pair with this number of rotations in the original context."""
         return float(head_dim) * _log(original / (turns * 2 * math.pi)) / (2 * _log(theta))
 
     low, high = dimension(scaling.get("beta_fast") or 32), dimension(scaling.get("beta_slow") or 1)
@@ -154,7 +155,7 @@ def _yarn(plain: Floats, config: dict[str, Any], scaling: dict[str, Any]) -> tup
 
 
 def magnitude(factor: float, mscale: float) -> float:
-    """YaRN's temperature for contexts ``factor`` times as long."""
+    """Return YaRN's temperature for contexts ``factor`` times longer."""
     return 0.1 * mscale * _log(factor) + 1.0 if factor > 1 else 1.0
 
 

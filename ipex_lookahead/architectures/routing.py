@@ -1,11 +1,11 @@
-"""Mixtures as DeepSeek and those after it have them: routed experts by groups, shared ones, the first layers dense."""
+"""Mixtures of DeepSeek and similar families: grouped routed experts, shared experts, and dense first layers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from ipex_lookahead.architectures.experts import MAX_IN_ALL, count
+from ipex_lookahead.architectures.experts import check_total, count
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Check, Source, boolean, integer, number
 from ipex_lookahead.architectures.keys import GgufSource
 from ipex_lookahead.architectures.names import Names
@@ -13,7 +13,7 @@ from ipex_lookahead.architectures.spec import FeedForward, Place, Tensor
 
 MAX_DRAFTING = 16
 SOFTMAX, SIGMOID = 1, 2
-"""``expert_gating_func`` of GGUF files."""
+"""Values of ``expert_gating_func`` in GGUF files."""
 
 KEYS: Mapping[str, Check] = {
     "n_routed_experts": count,
@@ -44,57 +44,62 @@ GGUF_USED: Mapping[str, str] = {
 }
 
 
-def check(config: dict[str, Any], source: Source, *, usual: int) -> None:
-    """Give each number its one name, and hold them to each other; ``usual`` experts where no key says it.
+def check(config: dict[str, Any], source: Source, *, default: int) -> None:
+    """Store each parameter under one name, fill in defaults, and check them against each other.
 
-    Raises ModelFormatError.
+    Args:
+        config: the config, modified in place.
+        source: its source.
+        default: default number of experts.
+
+    Raises:
+        ModelFormatError: if the values are inconsistent.
     """
     _one_name(config, source, "n_routed_experts", ("num_experts", "num_local_experts"))
     _one_name(config, source, "num_nextn_predict_layers", ("num_mtp_layers",))
     config.setdefault("num_nextn_predict_layers", 1)
-    config.setdefault("n_routed_experts", usual)
+    config.setdefault("n_routed_experts", default)
     experts, used, groups = config["n_routed_experts"], config["num_experts_per_tok"], config["n_group"]
-    if experts * config["num_hidden_layers"] > MAX_IN_ALL:
-        raise source.error("n_routed_experts", f"is {experts} in a layer; at most {MAX_IN_ALL} in all are read")
+    check_total(source, "n_routed_experts", experts, config["num_hidden_layers"])
     if experts % groups:
         raise source.error("n_group", f"is {groups}, which does not divide {experts} experts")
     if config["topk_group"] > groups:
         raise source.error("topk_group", f"is {config['topk_group']}, more than the {groups} groups")
     if used > experts // groups * config["topk_group"]:
-        raise source.error("num_experts_per_tok", f"is {used}, more experts than there are to choose from")
+        raise source.error("num_experts_per_tok", f"is {used}, more than the experts that can be selected")
 
 
 def _one_name(config: dict[str, Any], source: Source, key: str, others: tuple[str, ...]) -> None:
     for other in others:
         if other in config and config.setdefault(key, config[other]) != config.pop(other):
-            raise source.error(other, f"is not what {key} is, {config[key]}")
+            raise source.error(other, f"differs from {key}, which is {config[key]}")
 
 
 def complete(file: GgufSource, config: dict[str, Any]) -> None:
-    """Count the decoder's blocks alone, and take what a GGUF file leaves out as its converter does."""
+    """Exclude MTP blocks from the number of layers, and fill in values that GGUF files omit."""
     past = config.setdefault("num_nextn_predict_layers", 0)
     if past >= config["num_hidden_layers"]:
         architecture = file.scalar("general.architecture")
         key = f"{architecture}.nextn_predict_layers"
-        raise file.error(key, file.offsets[key], f"is {past}; there are {config['num_hidden_layers']} blocks in all")
+        raise file.error(key, file.offsets[key], f"is {past}; there are {config['num_hidden_layers']} blocks in total")
     config["num_hidden_layers"] -= past
-    for key, usual in (("n_group", 1), ("topk_group", 1), ("routed_scaling_factor", 1.0), ("norm_topk_prob", False),
+    for key, default in (("n_group", 1), ("topk_group", 1), ("routed_scaling_factor", 1.0), ("norm_topk_prob", False),
                        ("n_shared_experts", 0), ("first_k_dense_replace", 0)):  # fmt: skip
         if key not in config or (key == "routed_scaling_factor" and config[key] == 0):
-            config[key] = usual
+            config[key] = default
     for key in ("n_group", "topk_group"):
         config[key] = max(1, config[key])
 
 
 def read_past(config: dict[str, Any]) -> tuple[str, ...]:
-    """How tensors of blocks for drafting are named, which stand behind the decoder's, in either kind of file."""
+    """Return the name prefixes of MTP blocks, which follow the decoder's, in both kinds of files."""
     first = config["num_hidden_layers"]
     past = range(first, first + config["num_nextn_predict_layers"])
     return tuple(name for i in past for name in (f"model.layers.{i}.", f"blk.{i}."))
 
 
 def feed_forward(names: Names, layer: int, *, dense: bool, **switches: Any) -> FeedForward:
-    """A block's MLP, or its mixture with its shared experts as one; ``switches``: of :class:`Experts`."""
+    """Return a block's MLP, or its mixture with all shared experts as one; ``switches`` are fields of ``Experts``."""
     config = names.config
     if dense:
         return names.gated_mlp(layer)
@@ -116,7 +121,7 @@ def feed_forward(names: Names, layer: int, *, dense: bool, **switches: Any) -> F
 
 
 def by_sigmoid(names: Names, layer: int, *, dense: bool) -> FeedForward:
-    """The same with DeepSeek-V3's router."""
+    """Return :func:`feed_forward` with DeepSeek-V3's router."""
     ours, theirs = f"model.layers.{layer}.mlp.gate.e_score_correction_bias", f"blk.{layer}.exp_probs_b.bias"
     shape = (names.config["n_routed_experts"],)
     correction = Tensor(ours, shape, Place(ours, shape), Place(theirs, shape))

@@ -1,11 +1,10 @@
-"""The words a model is described in: what a family's file returns, and what everything that touches weights walks.
+"""The vocabulary of model descriptions, used by families to describe models and by all code that handles weights.
 
-A description knows no file, no engine and no device. It says which blocks there are, in the order they run, with which
-switches, and for each weight where it lies in either kind of file. Loading, saving, random weights, the names of GGUF,
-progress and ``info`` walk its fields (``named_tensors``, ``ModelSpec.tensors()``); nothing else lists tensors.
+A description is independent of files, engines and devices. It lists the blocks in execution order with their options,
+and for each weight its place in both kinds of files. Loading, saving, random weights, GGUF names, progress and ``info``
+iterate over ``named_tensors`` or ``ModelSpec.tensors()``; no other code lists tensors.
 
-All words stand in this one file, long as it is: ``csrc/description.h`` reads them field by field, and a family needs no
-other.
+The vocabulary is in one file, because ``csrc/description.h`` reads it field by field and families need nothing else.
 """
 
 from __future__ import annotations
@@ -21,24 +20,23 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a weight lies in one kind of file: a whole tensor, or a part of one.
+    """The place of a weight in one kind of file: a tensor or a part of one.
 
     Attributes:
-        name: the tensor's name in the file.
-        shape: the whole tensor's, as the file must have it.
-        expert: which entry of a leading dimension that counts experts; None: there is none.
-        rows: (first, step) of the weight's rows among the tensor's (or the entry's); as many as the weight has.
-        block: so many neighbouring rows stand at each of these places.
-        more: (rows behind ``first``, block) of further rows at that step, all of which come after those before them:
-            a tensor's heads may hold parts of several kinds, where the weight has all heads of the first kind first.
-        negative_exponential: the file holds -e^x of every value x.
-        layout: "plain" is [n_out, n_in]; "transposed" [n_in, n_out]; "mxfp4" blocks of codes in this tensor, and their
-            scales in the one whose name ends in ``_scales`` instead of ``_blocks`` (gpt-oss); "whole" numbers of
-            tokens, read as float32, which holds all that there are; "key" an entry, the first
-            of ``rows``, of a list in a GGUF file's metadata (Apertus); "turned" is [n_in, n_out] too, ``rows`` being
-            the weight's inputs (a part of DeepSeek's ``kv_b_proj``).
-        pairs: heads whose rows the file holds as neighbouring rotary pairs (i, i + 1) instead of halves (i, i + d / 2).
-        offset: added to every value, a norm's that the file keeps less 1.
+        name: name of the tensor in the file.
+        shape: required shape of the whole tensor.
+        expert: index in the leading dimension of experts; None: there is no such dimension.
+        rows: (first, step) of the weight's rows in the tensor or entry.
+        block: number of consecutive rows at each of these positions.
+        more: (offset from ``first``, block) of further rows with the same step, which follow all earlier ones in the
+            weight. Used for tensors with several kinds of rows per head.
+        negative_exponential: True if the file holds -e^x for each value x.
+        layout: "plain": [n_out, n_in]; "transposed": [n_in, n_out]; "mxfp4": blocks of codes, with scales in the tensor
+            named ``_scales`` instead of ``_blocks`` (gpt-oss); "whole": token ids, read as float32, which represents
+            them exactly; "key": entry ``rows[0]`` of a list in a GGUF file's metadata (Apertus); "by_input": [n_in,
+            n_out] with ``rows`` selecting the weight's inputs (parts of DeepSeek's ``kv_b_proj``).
+        pairs: number of heads with rows as adjacent rotary pairs (i, i + 1) instead of halves (i, i + d / 2).
+        offset: added to every value, for norm weights stored minus 1.
     """
 
     name: str
@@ -55,13 +53,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One weight as a step needs it.
+    """A weight of a step.
 
     Attributes:
-        name: what this package calls it and saves it as: Hugging Face's name, or in its manner where theirs is a part.
-        shape: [n_out, n_in] of a matrix, [n] of a vector, [] of a number.
-        hf: where it lies in a Hugging Face folder.
-        gguf: where it lies in a GGUF file.
+        name: name here and in saved folders: Hugging Face's name, or a similar one for parts of its tensors.
+        shape: [n_out, n_in] of a matrix, [n] of a vector, [] of a scalar.
+        hf: place in a Hugging Face folder.
+        gguf: place in a GGUF file.
     """
 
     name: str
@@ -71,7 +69,7 @@ class Tensor:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is multiplied with, and may be in a low-bit format."""
+        """True for matrices, which may be in a low-bit format."""
         return len(self.shape) == 2
 
 
@@ -85,9 +83,9 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """x / sqrt(mean(x^2) + epsilon) * weight (RMS norm; Zhang and Sennrich, arXiv 1910.07467).
+    """RMS norm (Zhang and Sennrich, arXiv 1910.07467): x / sqrt(mean(x^2) + epsilon) * weight.
 
-    ``centered``: the same of x - mean(x), plus the bias if there is one (layer norm; Ba et al., arXiv 1607.06450).
+    ``centered``: layer norm (Ba et al., arXiv 1607.06450): the same of x - mean(x), plus the optional bias.
     """
 
     weight: Tensor
@@ -98,14 +96,14 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """Rotary position embedding of the first ``2 * len(frequencies)`` values of a head, i with i + len(frequencies).
+    """Rotary embedding of the first ``2 * len(frequencies)`` values of a head, i with i + len(frequencies).
 
     Attributes:
-        frequencies: float32 [rotated / 2], radians a position.
-        factor: multiplies cos and sin (yarn's and longrope's temperature).
+        frequencies: float32 [rotated / 2], radians per position.
+        factor: factor on cos and sin (temperature of yarn and longrope).
         query_beta, query_original: a query at position p is multiplied by 1 + beta * ln(1 + floor(p / original))
-            (Llama 4's and Ministral 3's temperature); beta 0: it is not.
-        interleaved: value 2 i is rotated with 2 i + 1 instead (GLM, Cohere, ERNIE).
+            (temperature of Llama 4 and Ministral 3); beta 0 disables it.
+        interleaved: True if value 2 i is rotated with 2 i + 1 instead (GLM, Cohere, ERNIE).
     """
 
     frequencies: npt.NDArray[np.float32]
@@ -117,23 +115,23 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Grouped-query attention, a mixer. Its fields that are weights stand in the order a step reads them.
+    """Grouped-query attention, a mixer. Weights are in the order in which a step reads them.
 
     Attributes:
         heads, kv_heads, head_dim: sizes.
-        q, k, v, o: the linear layers. No ``v``: values are what k comes to, before its norm and rope (Gemma 4).
-        scale: multiplies a query's product with a key.
-        rope: None: positions do not enter.
-        q_norm, k_norm: before rope; over each head if as long as one, else over the whole projection. None: none.
-        norm_after_rope: these norms, over heads, come after it (Hunyuan).
-        window: a position sees itself and the ``window - 1`` before it; None: all.
-        softcap: scores become cap * tanh(score / cap); None: they stay.
-        sinks: [heads], one more logit a head in the softmax's denominator.
-        gate: what heads come to is multiplied by its sigmoid (Qwen3-Next and after); None: it is not.
-        value_norm: the epsilon of an RMS norm without weights over each head of values; None: there is none.
-        shared: the number of the layer whose keys and values it attends to, having neither k nor v (Gemma 4), in a
-            head with ``target_keys`` of the target's layer; None: it has its own.
-        with_embedding: q, k and v are [n, 2 * hidden], of (the embedding of ``FeatureInputs.keep_embedding`` | x).
+        q, k, v, o: linear layers. Without ``v``, values are k before its norm and rope (Gemma 4).
+        scale: factor on the product of query and key.
+        rope: None: no position embedding.
+        q_norm, k_norm: norms before rope, over each head or the whole projection, depending on their length.
+        norm_after_rope: True if these norms, over heads, are applied after rope (Hunyuan).
+        window: number of visible positions, including the present one; None: all.
+        softcap: scores become cap * tanh(score / cap); None: no cap.
+        sinks: [heads], an additional logit per head in the softmax's denominator.
+        gate: the heads' outputs are multiplied by its sigmoid (Qwen3-Next and later).
+        value_norm: epsilon of an RMS norm without weights over each head of values; None: no norm.
+        shared: layer that provides the keys and values if there is neither k nor v (Gemma 4); in a head with
+            ``target_keys``, a layer of the target. None: no sharing.
+        with_embedding: True if q, k and v are [n, 2 * hidden] and read (embedding | x), see ``FeatureInputs.beside``.
     """
 
     heads: int
@@ -159,19 +157,19 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), a mixer that keeps a latent and one key a position.
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), a mixer that caches a latent and a key per position.
 
-    c | r = kv_a x and q_h = q norm(q_a x), of which the last ``rotated`` values are rotated, and r too. A head's score
-    is (k_b_h q_h's first values) . norm(c) + q_h's last . r, times ``scale``; what it comes to is v_b_h of the sum of
-    norm(c) over what is seen: keys and values are never made of the latents.
+    c | r = kv_a x and q_h = q norm(q_a x); the last ``rotated`` values of q_h and r are rotated. A head's score is
+    (k_b_h first values of q_h) . norm(c) + last values of q_h . r, times ``scale``. Its output is v_b_h applied to the
+    weighted sum of norm(c); latents are never expanded to keys and values.
 
     Attributes:
-        heads: of queries.
-        latent: values of c.
-        passed, rotated: of a head of queries; ``value_dim``: of what heads come to.
-        scale: multiplies scores.
-        q_a, q_norm: None: q is of x.
-        k_b: [latent, passed] of each head; ``v_b``: [value_dim, latent].
+        heads: number of query heads.
+        latent: size of c.
+        passed, rotated: unrotated and rotated size of a query head; ``value_dim``: size of a head's output.
+        scale: factor on scores.
+        q_a, q_norm: None: q reads x.
+        k_b: [latent, passed] per head; ``v_b``: [value_dim, latent].
     """
 
     heads: int
@@ -193,21 +191,21 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatedDeltaNet:
-    """A gated delta net (Yang et al., arXiv 2412.06464), a mixer with a state S [key_dim, value_dim] a head, float32.
+    """Gated delta net (Yang et al., arXiv 2412.06464), a mixer with a float32 state S [key_dim, value_dim] per head.
 
-    q, k, v = silu(convolution(inputs x)); q and k over their lengths, q over sqrt(key_dim). Then S = e^g S with
-    g = -e^rate softplus(steps x + step_bias), d = sigmoid(beta x) (v - S^T k), S = S + k d^T, and y = S^T q; and
-    out(norm(y) * silu(gate x)).
+    q, k, v = silu(convolution(inputs x)), with q and k divided by their lengths, and q by sqrt(key_dim). Then S = e^g S
+    with g = -e^rate softplus(steps x + step_bias), d = sigmoid(beta x) (v - S^T k), S = S + k d^T, y = S^T q, and the
+    output is out(norm(y) * silu(gate x)).
 
     Attributes:
-        heads: of values; ``groups``: of queries and keys, each for ``heads / groups`` neighbouring ones of values.
-        tiled: value head i has the keys of group i % groups instead (Qwen3.5's GGUF files).
+        heads: value heads; ``groups``: query and key heads, each for ``heads / groups`` consecutive value heads.
+        tiled: True if value head i uses group i % groups instead (GGUF files of Qwen3.5).
         key_dim, value_dim: sizes of a head.
-        kernel: taps of the convolution, the position's own among them.
-        length_epsilon: under the root of q's and k's lengths.
-        convolution: [channels * kernel], by channel; channels are q's, k's and v's.
+        kernel: taps of the convolution, including the present position.
+        length_epsilon: epsilon in the lengths of q and k.
+        convolution: [channels * kernel], by channel, in the order q, k, v.
         rate: [heads], a logarithm.
-        norm: over each head of values.
+        norm: norm over each value head.
     """
 
     heads: int
@@ -230,19 +228,19 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2:
-    """Mamba-2 (Dao and Gu, arXiv 2405.21060), a mixer with a state S [key_dim, value_dim] a head, float32.
+    """Mamba-2 (Dao and Gu, arXiv 2405.21060), a mixer with a float32 state S [key_dim, value_dim] per head.
 
-    x, B, C = silu(convolution(inputs x)), t = softplus(steps x + step_bias) within [least_step, most_step]. Then
-    S = e^(-t e^rate) S + B (t x)^T, y = S^T C + skip x;
-    and out(norm(y * silu(gate x))), or out(norm(y) * silu(gate x)).
+    x, B, C = silu(convolution(inputs x)), t = softplus(steps x + step_bias) clamped to [least_step, most_step]. Then
+    S = e^(-t e^rate) S + B (t x)^T, y = S^T C + skip x, and the output is out(norm(y * silu(gate x))) or
+    out(norm(y) * silu(gate x)).
 
     Attributes:
-        heads, value_dim: of x; ``groups``, ``key_dim``: of B and C, each for ``heads / groups`` neighbouring heads.
-        tiled: as a delta net's.
-        kernel: taps of the convolution, the position's own among them.
-        norm_group: so many values are normed together.
-        gate_first: before the norm.
-        convolution: [channels * kernel], by channel; channels are x's, B's and C's.
+        heads, value_dim: of x; ``groups``, ``key_dim``: of B and C, each for ``heads / groups`` consecutive heads.
+        tiled: see ``GatedDeltaNet``.
+        kernel: taps of the convolution, including the present position.
+        norm_group: number of values that are normalized together.
+        gate_first: True if the gate is applied before the norm.
+        convolution: [channels * kernel], by channel, in the order x, B, C.
         rate: [heads], a logarithm; ``skip``: [heads].
         norm: weights for all values.
     """
@@ -271,10 +269,10 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortConv:
-    """out(c * convolution(b * x)), a mixer, where b, c and x are linear layers of its inputs (LFM2).
+    """Short convolution (LFM2), a mixer: out(c * convolution(b * x)), where b, c and x are linear layers of its input.
 
     Attributes:
-        kernel: taps of the convolution, the position's own among them.
+        kernel: taps of the convolution, including the present position.
         convolution: [hidden * kernel], by channel.
     """
 
@@ -289,10 +287,10 @@ class ShortConv:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What becomes of gate and up: f(gate) * up; of up alone, where there is no gate, f(up).
+    """The activation f of an MLP: f(gate) * up, or f(up) without a gate.
 
-    ``kind`` is "silu", "gelu_tanh", "relu_squared", "xielu", whose parameters are weights (``Xielu``), or "clamped":
-    gate at most ``limit``, up within it, gate * sigmoid(alpha * gate) * (up + 1) (gpt-oss).
+    ``kind`` is "silu", "gelu_tanh", "relu_squared", "xielu" (with weights in ``Xielu``), or "clamped": gate at most
+    ``limit``, up within ±``limit``, gate * sigmoid(alpha * gate) * (up + 1) (gpt-oss).
     """
 
     kind: str
@@ -302,7 +300,7 @@ class Activation:
 
 @dataclass(frozen=True, slots=True)
 class Xielu:
-    """The parameters of xIELU (Huang and Schlag, arXiv 2411.13010), each of one value.
+    """Parameters of xIELU (Huang and Schlag, arXiv 2411.13010), one value each.
 
     f(x) = softplus(alpha_p) x^2 + beta x above 0, else (beta + softplus(alpha_n)) (e^min(x, eps) - 1 - x) + beta x.
     """
@@ -315,7 +313,7 @@ class Xielu:
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """down(f(gate x) * up x), or down(f(up x)) where there is no gate; ``parameters`` are f's, of "xielu" alone."""
+    """MLP: down(f(gate x) * up x), or down(f(up x)) without gate; ``parameters`` belong to the activation "xielu"."""
 
     gate: Linear | None
     up: Linear
@@ -326,25 +324,25 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture: each row goes to the ``used`` experts that its router likes best.
+    """Mixture of experts: each row is processed by the ``used`` experts with the highest scores.
 
     Attributes:
         router: [experts, hidden], never in a low-bit format.
-        correction: [experts], added to the scores by which experts are chosen, and not to their weights.
-        experts: all of one size.
-        shared: an expert for every row, of a size of its own; None: there is none.
-        shared_gate: [1, hidden], a float: it is multiplied by the sigmoid of that product; None: it is not.
-        used: experts a row goes to.
-        scores: what logits become: "all": their softmax over all experts, then the chosen ones taken; "chosen": over
-            the chosen ones' only; "sigmoid": each by itself.
-        renormalise: the chosen ones' weights are divided by their sum, and ``sum_epsilon``.
-        scale: multiplies the weights.
-        groups, groups_used: experts are in groups, and chosen among the best of these.
-        group_best: by the sum of so many best experts of each, 1 or 2.
-        router_norm, norm: the router and the experts read norms of their own of x; ``router_multiplier``: what the
-            router reads is multiplied (Gemma 4). None: all read what the block's norm leaves, as ``shared`` does.
-        after, shared_after: norms of what the chosen experts, and of what the shared one comes to, before the sum.
-        expert_scales: [experts], multiply the weights in the end.
+        correction: [experts], added to the scores when experts are selected, but not to their weights.
+        experts: experts of equal size.
+        shared: expert for all rows, of any size; None: none.
+        shared_gate: [1, hidden], in floats; the shared expert's output is multiplied by its sigmoid. None: no gate.
+        used: number of experts per row.
+        scores: how logits become scores: "all": softmax over all experts, then selection; "chosen": softmax over the
+            selected ones; "sigmoid": sigmoid of each.
+        renormalise: True if the weights of selected experts are divided by their sum plus ``sum_epsilon``.
+        scale: factor on the weights.
+        groups, groups_used: number of groups of experts, and of the best groups from which experts are selected.
+        group_best: number of best experts (1 or 2) with scores that are summed to rank groups.
+        router_norm, norm: separate norms of x for the router and the experts; ``router_multiplier``: factor on the
+            router's input (Gemma 4). None: the block's norm is used, as for ``shared``.
+        after, shared_after: norms of the output of the selected experts and of the shared one, before the sum.
+        expert_scales: [experts], final factors on the weights.
     """
 
     router_norm: Norm | None = None
@@ -370,15 +368,15 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerLayerInputs:
-    """Values that a row has for each layer: multiplier * (norm(projection_multiplier * projection e) + of the token).
+    """Additional inputs per layer: multiplier * (norm(projection_multiplier * projection e) + the token's values).
 
-    ``e`` is the token's embedding as the first layer reads it, and of the token is table_multiplier * table[token]
-    (Gemma 4's embeddings by layer; those of all layers lie behind each other).
+    ``e`` is the token's embedding as read by the first layer. The token's values are table_multiplier * table[token],
+    with the values of all layers concatenated (per-layer embeddings of Gemma 4).
 
     Attributes:
-        width, layers: of so many layers, so many values each.
-        table: [vocab, layers * width]; of a step only its tokens' rows are read.
-        norm: over each layer's values.
+        width, layers: values per layer, and number of layers.
+        table: [vocab, layers * width]; a step reads only its tokens' rows.
+        norm: norm over each layer's values.
     """
 
     width: int
@@ -393,7 +391,7 @@ class PerLayerInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerLayerGate:
-    """out(gelu_tanh(gate x) * values), which are the row's for this ``layer``; see ``PerLayerInputs``."""
+    """out(gelu_tanh(gate x) * values), with the row's values for this ``layer``; see ``PerLayerInputs``."""
 
     layer: int
     gate: Linear
@@ -402,25 +400,25 @@ class PerLayerGate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureInputs:
-    """A drafting head's rows: x = project(embedding_norm(e) | norms(features)), e being the token's embedding.
+    """Inputs of a drafting head: x = project(embedding_norm(e) | norms(features)), e being the token's embedding.
 
-    Features are another model's hidden states, of the row before (MTP of DeepSeek-V3, arXiv 2412.19437); those of a
-    drafted token are the head's own, or back(the head's own) where that is there (Gemma 4's assistants). Or, with
-    ``keep_embedding``: x = after(project(norms(features))), of the head's own features after(features), and
-    embedding_norm(e) is passed to attention next to x (EAGLE-3, arXiv 2503.01840).
+    Features are hidden states of the target for the previous row (MTP of DeepSeek-V3, arXiv 2412.19437). For drafted
+    tokens they are the head's own hidden states, optionally passed through ``back`` (Gemma 4's assistants). With
+    ``beside``, x = after(project(norms(features))), or after(features) for the head's own features, and
+    embedding_norm(e) is an additional input of attention with ``with_embedding`` (EAGLE-3, arXiv 2503.01840).
 
     Attributes:
-        width: of a row's features.
-        layers: which of the target's hidden states they are, one behind the other: those of so many layers, 0 the
-            embedding alone, -1 after the final norm; ascending, one perhaps twice, and as wide as each other.
-        feeds_back: which of the head's own hidden states, so numbered, are the features of what it drafted.
-        keep_embedding: the normed embedding is passed to attention next to x (``Attention.with_embedding``).
-        shares: "embedding" and "head" where they are the target's. The embedding may be wider than the head's rows.
-        embedding_norm: over the embedding; None: there is none.
-        norms: over the features, each over as many as it has weights, one behind the other; or none.
-        project: [hidden, embedding + width]; with ``keep_embedding`` [hidden, width].
-        back: [width, hidden], of the head's own features; None: they are as they are.
-        after: over what ``project`` comes to; None: there is none.
+        width: number of features per row.
+        layers: the target's hidden states that are concatenated: the number of layers before each, 0 for the
+            embedding, -1 after the final norm; ascending, possibly with one duplicate, all of equal width.
+        feeds_back: the head's own hidden state, numbered the same way, that is the feature of drafted tokens.
+        beside: True if the embedding is a separate input instead of a part of x.
+        shares: "embedding" and "head" if they are the target's. The embedding may be wider than the head's rows.
+        embedding_norm: norm over the embedding; None: none.
+        norms: norms over consecutive parts of the features; may be empty.
+        project: [hidden, embedding + width]; with ``beside`` [hidden, width].
+        back: [width, hidden], applied to the head's own features; None: identity.
+        after: norm over the output of ``project``; None: none.
     """
 
     width: int
@@ -437,12 +435,12 @@ class FeatureInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Of a row's logits those are computed whose tokens have one of the ``used`` centroids that it likes best.
+    """Restriction of the computed logits to the tokens of the ``used`` best centroids of a row.
 
     Attributes:
-        used: centroids of a row.
-        centroids: [centroids, hidden]; each stands for as many tokens.
-        ordering: [vocab], numbers of tokens: those of centroid c are the c-th part of it.
+        used: number of centroids per row.
+        centroids: [centroids, hidden]; each represents the same number of tokens.
+        ordering: [vocab], token ids; those of centroid c are the c-th part of it.
     """
 
     used: int
@@ -451,18 +449,18 @@ class Candidates:
 
 
 Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv
-"""What makes a row of those before it: another kind of layer is one more dataclass here."""
+"""Layers that combine a row with earlier rows. A new kind is one more dataclass here."""
 FeedForward = GatedMlp | Experts
-"""What makes a row of itself alone."""
+"""Layers that process each row on its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """x + multiplier * after(mixer(before(x))), and the same with the feed-forward; its fields as a step reads them.
+    """x + multiplier * after(mixer(before(x))), and the same with the feed-forward; fields in the order of a step.
 
-    ``None`` for a norm, the mixer or the feed-forward: there is none at that place. ``parallel``: x + mixer(y) +
-    feed_forward(y), y = before(x) of the mixer, without any other norm (Cohere). ``output_scale``: [1], multiplies what
-    leaves the block, after ``per_layer`` where there is one (Gemma 4), which reads x without a norm.
+    A norm, mixer or feed-forward that is None is absent. ``parallel``: x + mixer(y) + feed_forward(y) with y =
+    before(x) of the mixer, without other norms (Cohere). ``output_scale``: [1], factor on the block's output, after
+    ``per_layer`` (Gemma 4), which reads x without a norm.
     """
 
     mixer_norm: Norm | None = None
@@ -483,24 +481,24 @@ class ModelSpec:
     """A decoder.
 
     Attributes:
-        model_type: the family, the name of its file.
+        model_type: name of the family.
         hidden, vocab: sizes.
-        max_context: positions a sequence may have.
+        max_context: maximum number of positions per sequence.
         embedding: [vocab, hidden].
-        per_layer: what rows have for each layer besides; None: nothing.
-        features: what rows have beside their embedding, in a drafting head; None: nothing.
-        layers: the blocks in order.
-        final_norm: before the head.
-        candidates: which logits of a row are computed; None: all of them.
-        head: None: the embedding serves as lm_head too. A drafting head's may be a part of the vocabulary's.
-        target_keys: of a drafting head whose layers have the keys and values of its target's (``Attention.shared``):
-            its rows see what the target has committed, not each other, and leave nothing (Gemma 4's assistants).
-        embedding_multiplier: multiplies the embedding of a token.
-        logit_multiplier: multiplies the logits.
+        per_layer: additional inputs per layer; None: none.
+        features: inputs of a drafting head in addition to the embedding; None: not a head.
+        layers: blocks in order.
+        final_norm: norm before the head.
+        candidates: restriction of the computed logits; None: all logits.
+        head: lm_head; None: the embedding. A drafting head's may cover a part of the vocabulary.
+        target_keys: True for a drafting head with layers that use the target's keys and values (``Attention.shared``):
+            its rows see the target's committed tokens, not each other, and are not cached (Gemma 4's assistants).
+        embedding_multiplier: factor on embeddings.
+        logit_multiplier: factor on logits.
         logit_softcap: logits become cap * tanh(logit / cap), after the multiplier.
-        read_past: how names of tensors begin that files hold for drafting (MTP), which are not of the decoder.
-        unread: how names of others begin that files hold and no one reads.
-        mtp: the head for drafting that files may hold beside the decoder, whose weights are not the decoder's.
+        read_past: name prefixes of tensors of MTP blocks in files, which are not part of the decoder.
+        unread: name prefixes of other ignored tensors.
+        mtp: drafting head in the same files, with weights of its own.
     """
 
     model_type: str
@@ -524,47 +522,47 @@ class ModelSpec:
 
     @property
     def tied(self) -> bool:
-        """Whether the embedding serves as lm_head too."""
+        """True if the embedding is used as the lm_head."""
         return self.head is None
 
     @property
     def head_weight(self) -> Tensor:
-        """The tensor that serves as lm_head."""
+        """The tensor used as the lm_head."""
         return self.embedding if self.head is None else self.head.weight
 
     @property
     def mixtures(self) -> tuple[Experts, ...]:
-        """The feed-forwards that are mixtures of experts, of the layers that have one."""
+        """The mixtures of experts of all layers that have one."""
         return tuple(block.feed_forward for block in self.layers if isinstance(block.feed_forward, Experts))
 
     def kept(self) -> tuple[str, ...]:
-        """Names of the matrices that stay as they are in the file: an embedding that is no lm_head, and routers."""
+        """Return the names of matrices that keep the file's format: an untied embedding, and routers."""
         return (*(() if self.tied else (self.embedding.name,)), *self.routers())
 
     def tables(self) -> frozenset[str]:
-        """Return the names of the matrices of which a token reads a row and which multiply nothing."""
+        """Return the names of matrices that are only accessed by row and never multiplied."""
         by_layer = () if self.per_layer is None else (self.per_layer.table.name,)
         return frozenset((*by_layer, *(() if self.tied else (self.embedding.name,))))
 
     def routers(self) -> tuple[str, ...]:
-        """Names of the matrices that are floats always: routers, and gates of shared experts."""
+        """Return the names of matrices that are always floats: routers, and gates of shared experts."""
         linears = (linear for one in self.mixtures for linear in (one.router, one.shared_gate) if linear is not None)
         return tuple(linear.weight.name for linear in linears)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every weight once, in the order a step reads them."""
+        """Return every weight once, in the order in which a step reads them."""
         return (tensor for _, tensor in named_tensors(self))
 
     def own_tensors(self) -> Iterator[Tensor]:
-        """The same without those that a drafting head shares with its target."""
+        """Return every weight except those that a drafting head shares with its target."""
         shared = () if self.features is None else self.features.shares
         return (tensor for name, tensor in named_tensors(self) if name.partition(".")[0] not in shared)
 
 
 def named_tensors(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every weight of a part of a description, in the order a step reads them, with the fields that lead to it.
+    """Yield every weight of a part of a description, in the order of a step, with its field path.
 
-    The name of a layer's query weight is ``layers.0.mixer.q.weight``, that of an expert's ``....experts.3.up.weight``.
+    Examples are ``layers.0.mixer.q.weight`` and ``layers.0.feed_forward.experts.3.up.weight``.
     """
     if isinstance(part, Tensor):
         yield name, part
@@ -572,7 +570,7 @@ def named_tensors(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(part, tuple):
         inner: Iterable[tuple[str, Any]] = ((str(i), one) for i, one in enumerate(part))
     else:
-        kind: Any = type(part)  # which mypy does not know to be hashable
+        kind: Any = type(part)  # not known to be hashable by mypy
         inner = ((label, getattr(part, label)) for label in _fields(kind))
     for label, one in inner:
         yield from named_tensors(one, f"{name}.{label}" if name else label)
@@ -580,5 +578,5 @@ def named_tensors(part: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[str, ...]:
-    """The fields of a kind of part that may lead to a weight; none of what is no part."""
+    """Return the fields of a class that may lead to a weight; none for other classes."""
     return tuple(one.name for one in fields(kind) if not one.metadata.get("apart")) if is_dataclass(kind) else ()

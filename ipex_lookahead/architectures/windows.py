@@ -1,4 +1,4 @@
-"""Which layers look back only so far: ``layer_types`` and ``sliding_window``, as transformers' configs have them."""
+"""Sliding windows: ``layer_types`` and ``sliding_window`` of transformers' configs."""
 
 from __future__ import annotations
 
@@ -7,61 +7,69 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures.hparams import MAX_CONTEXT, MAX_LAYERS, Source, integer, optional, shown
+from ipex_lookahead.architectures.hparams import (
+    MAX_CONTEXT,
+    MAX_LAYERS,
+    Source,
+    check_one_per_layer,
+    integer,
+    list_of,
+    optional,
+)
 from ipex_lookahead.architectures.keys import GgufSource
 from ipex_lookahead.files.refusal import Refusal
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+layer_types = list_of(FULL, SLIDING)
 
 window_size = optional(integer(1, MAX_CONTEXT))
-"""A check for ``sliding_window``: a number of positions, the present one among them, or null for no window."""
+"""Check for ``sliding_window``: a number of positions including the present one, or null for no window."""
 
 
 def window_pattern(source: Source, key: str, value: Any) -> Any:
-    """A check for ``sliding_window_pattern``, each nth layer sees all; a GGUF file's list is ``gguf_layer_types``'s."""
+    """Check for ``sliding_window_pattern``, a number; lists in GGUF files are checked by ``gguf_layer_types``."""
     return value if isinstance(value, np.ndarray) else integer(1, MAX_LAYERS)(source, key, value)
 
 
 def one_kind_of_layer(family: str) -> dict[str, Refusal]:
-    """What a family refuses whose class in transformers does not look at ``layer_types``."""
-    reason = f"has layers of several kinds, which transformers' {family} passes over"
+    """Return the refused keys of a family for which transformers ignores ``layer_types``."""
+    reason = f"selects layers of several kinds, which transformers' {family} ignores"
     return {"layer_types": Refusal(reason, unless=(None,))}
 
 
 def no_window(family: str) -> dict[str, Refusal]:
-    """What a family refuses whose class in transformers knows neither kinds of layers nor windows."""
-    reason = f"limits how far attention reaches back, which transformers' {family} passes over"
+    """Return the refused keys of a family for which transformers ignores layer types and windows."""
+    reason = f"limits the attention window, which transformers' {family} ignores"
     return {**one_kind_of_layer(family), "sliding_window": Refusal(reason, unless=(None,))}
 
 
-def layer_types(source: Source, key: str, value: Any) -> list[str]:
-    """A check for a list of the two kinds of layers."""
-    if not isinstance(value, list) or not all(one in (FULL, SLIDING) for one in value):
-        raise source.error(key, f"is {shown(value)}; it must be a list of {FULL} and {SLIDING}")
-    return list(value)
-
-
 def fill_layer_types(config: dict[str, Any], source: Source, slides: Callable[[int], bool]) -> None:
-    """Give a config its ``layer_types`` where it has none: layer i has a window if ``slides(i)`` and there is one.
+    """Fill in missing ``layer_types``: layer i has a window if ``slides(i)`` and the config has a window.
 
-    Raises ModelFormatError where the list is not as long as there are layers, or asks for windows without a size.
+    Raises:
+        ModelFormatError: if the list has a wrong length, or has windows without a window size.
     """
     layers, window = config["num_hidden_layers"], config.get("sliding_window")
     if config.get("layer_types") is None:
         config["layer_types"] = [SLIDING if window is not None and slides(i) else FULL for i in range(layers)]
-    types = config["layer_types"]
-    if len(types) != layers:
-        raise source.error("layer_types", f"names {len(types)} layers; there are {layers}")
-    if SLIDING in types and window is None:
-        raise source.error("layer_types", f"holds {SLIDING}, but there is no sliding_window")
+    check_one_per_layer(config, source, "layer_types")
+    if SLIDING in config["layer_types"] and window is None:
+        raise source.error("layer_types", f"contains {SLIDING}, but there is no sliding_window")
 
 
 def gguf_layer_types(file: GgufSource, config: dict[str, Any], architecture: str, *, every: int) -> None:
-    """Give a config its ``layer_types`` as llama.cpp has them, in place of a ``sliding_window_pattern``.
+    """Fill in ``layer_types`` as llama.cpp does, replacing ``sliding_window_pattern``.
 
-    The pattern is a number n (``every`` where there is none): each nth layer sees all, and of 0 none does. Or it is a
-    list of truth values, true for a window. Raises ModelFormatError for anything else, and for a list of another length
-    than there are layers. Without a window there is no pattern either.
+    The pattern is a number n (each nth layer has full attention, none if 0) or a list of bools, true for a window.
+
+    Args:
+        file: the file.
+        config: the config, modified in place.
+        architecture: prefix of the file's keys.
+        every: default of the pattern.
+
+    Raises:
+        ModelFormatError: if the pattern is invalid or the list has a wrong length.
     """
     key, layers = f"{architecture}.attention.sliding_window_pattern", config["num_hidden_layers"]
     pattern, window = config.pop("sliding_window_pattern", every), config["sliding_window"]
@@ -76,6 +84,6 @@ def gguf_layer_types(file: GgufSource, config: dict[str, Any], architecture: str
 
 
 def window_of(config: Mapping[str, Any], layer: int) -> int | None:
-    """The window of a layer, None for all positions."""
+    """Return the window of a layer; None: unlimited."""
     types = config.get("layer_types")
     return config.get("sliding_window") if types is None or types[layer] == SLIDING else None

@@ -52,7 +52,7 @@ def _eagle3(sizes: tuple[int, ...], config: dict[str, Any], target: ModelSpec) -
         "num_hidden_layers": 1, "vocab_size": target.vocab, "max_position_embeddings": target.max_context,
     }  # fmt: skip
     layer = checked_config(JsonObject(raw), "EAGLE-3")
-    states = eagle3.usual_states(len(target.layers))
+    states = eagle3.default_states(len(target.layers))
     own = ("embed_tokens", "_norm.", "q_norm", "k_norm", "bias")  # shared with the target, or missing in these heads
     return eagle3.spec(
         {**layer, "states": states, "outputs": target.vocab},

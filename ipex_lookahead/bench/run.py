@@ -33,7 +33,7 @@ from ipex_lookahead.errors import InputError, LookaheadError, SaveError
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.files.temporary import temporary_file
-from ipex_lookahead.system.terminal import bar, counted, may_draw, tell_people
+from ipex_lookahead.system.terminal import bar, counted, may_draw, print_status
 
 if TYPE_CHECKING:
     from ipex_lookahead.bench.plan import Case, Plan
@@ -83,7 +83,7 @@ def run(
             if may_draw():
                 draw(done, title=name)
             else:
-                tell_people(f"{name} ...")
+                print_status(f"{name} ...")
 
         def advance(answers: int) -> None:
             nonlocal done
@@ -101,7 +101,7 @@ def run(
         write_atomically(folder / f"{name}.svg", svg)
     write_atomically(folder / "report.html", as_html(report, pictures.values()))
     _print(report, to_stderr=as_json)
-    tell_people(f"results.json, results.csv, report.html and its pictures are in {output}")
+    print_status(f"results.json, results.csv, report.html and its pictures are in {output}")
     if as_json:
         click.echo(json.dumps(report))
     runs = [(case, run) for case in report["cases"] for run in case.get("runs", ())]

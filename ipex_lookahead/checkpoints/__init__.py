@@ -1,7 +1,7 @@
-"""Where weights come from: one kind of checkpoint a file, all behind the same protocol.
+"""Checkpoint readers: one file per kind, all behind the ``Checkpoint`` protocol.
 
-Nothing in a checkpoint is ever executed. Any bytes give a correct checkpoint, or ModelFormatError (file, field, offset)
-or UnsupportedModelError; sizes are checked against the file before memory is taken.
+No code in a checkpoint is ever executed. Any input gives a correct checkpoint, ModelFormatError (file, field, offset)
+or UnsupportedModelError. Sizes are checked against the file before memory is allocated.
 """
 
 from __future__ import annotations
@@ -44,21 +44,25 @@ READERS: dict[str, Callable[[Path], Checkpoint]] = {
     "low_bit": LowBitCheckpoint,
     "safetensors": SafetensorsCheckpoint,
 }
-"""Kind of checkpoint to what opens it."""
+"""Kind of checkpoint -> reader."""
 
 
 def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
-    """Open whatever checkpoint lies at ``path``: a GGUF file, a Hugging Face folder, one of ipex-llm's, or ours.
+    """Open a GGUF file, a Hugging Face folder, or a folder saved by ipex-llm or by this package.
 
-    What it is follows from what is there, never from its name. Raises InputError if there is nothing to open,
-    ModelFormatError or UnsupportedModelError if it cannot be used.
+    The kind is detected from the content, never from the name.
+
+    Raises:
+        InputError: if there is nothing to open.
+        ModelFormatError: if the checkpoint is invalid.
+        UnsupportedModelError: if the model is not supported.
     """
     kind, path = kind_of(path)
     return READERS[kind](path)
 
 
 def kind_of(path: str | PathLike[str]) -> tuple[str, Path]:
-    """What kind of checkpoint lies at ``path``, a key of ``READERS``, and where: the GGUF file itself, or the folder.
+    """Return the kind of the checkpoint at ``path`` (a key of ``READERS``) and the folder or GGUF file to open.
 
     Raises as :func:`open_checkpoint`.
     """
@@ -67,38 +71,36 @@ def kind_of(path: str | PathLike[str]) -> tuple[str, Path]:
 
 
 def low_bit_folder(path: str | PathLike[str]) -> Path:
-    """A folder that ``save_low_bit`` wrote, ours or ipex-llm's. Raises InputError for none, and for any other."""
+    """Return the path of a folder saved by ``save_low_bit`` here or in ipex-llm; raise InputError for any other."""
     folder = given_path(path)
     if not folder.is_dir():
-        raise InputError(
-            f"{folder}: there is no such folder", hint=f"write one with {arg('model.save_low_bit(folder)')}"
-        )
+        raise InputError(f"{folder}: no such folder", hint=f"write one with {arg('model.save_low_bit(folder)')}")
     kind, _ = kind_of(folder)
     if kind not in ("low_bit", "ipex_llm"):
         raise InputError(
-            f"{folder} was not written by {arg('save_low_bit')}, so nothing in it says how it is to be loaded",
-            hint=f"from_pretrained with {arg('load_in_low_bit', 'sym_int4')} quantises it; without, it is loaded as is",
+            f"{folder} was not written by {arg('save_low_bit')}, so the format of its weights is not recorded",
+            hint=f"use from_pretrained, with {arg('load_in_low_bit', 'sym_int4')} to quantize the weights",
         )
     return folder
 
 
 def family_of(path: str | PathLike[str]) -> str | None:
-    """The ``model_type`` of a folder's config; None for GGUF files, and for folders without a config that says."""
+    """Return the ``model_type`` of a folder's config; None for GGUF files and for configs without one."""
     config = given_path(path) / "config.json"
     found = read_json(config).get("model_type") if os.path.exists(config) else None
     return found if isinstance(found, str) else None
 
 
 def open_other_family(path: str | PathLike[str]) -> Checkpoint:
-    """The tensors of a folder of a family that only transformers knows; ``config`` and the like stay empty."""
+    """Open a folder of a family that only transformers supports; ``config`` and ``spec`` are empty."""
     path = given_path(path)
     raw = read_json(path / "config.json")
     if MARKER in raw:
         return LowBitCheckpoint(path, other_family=True)
     if is_ipex_llm(path, raw):
         raise UnsupportedModelError(
-            f"{path}: was saved by ipex-llm, and is of a family that only transformers knows: the shapes of its packed"
-            " matrices are not known here",
+            f"{path}: was saved by ipex-llm, for a family that only transformers supports: the shapes of its packed"
+            " matrices are unknown",
             hint=f"load the original checkpoint with {arg('load_in_low_bit')} and save it again with"
             f" {arg('save_low_bit')}",
         )
@@ -112,7 +114,7 @@ def _kind_of_folder(folder: Path) -> tuple[str, Path]:
         if is_ipex_llm(folder, raw):
             return "ipex_llm", folder
         return "low_bit" if MARKER in raw else "safetensors", folder
-    # The parts of a split model are one: each stands for its first, which the reader misses where it is not there.
+    # The parts of a split model count as one file, represented by the first part; the reader reports it if missing.
     files = sorted({first_part(name).name for name in _listed(folder) if name.endswith(".gguf")})
     files = [name for name in files if not is_drafter(name)] or files
     if len(files) == 1:
@@ -120,7 +122,7 @@ def _kind_of_folder(folder: Path) -> tuple[str, Path]:
     if files:
         raise InputError(
             f"{folder}: holds {len(files)} GGUF files ({', '.join(files[:3])}{', ...' if files[3:] else ''}); "
-            "give the one to open",
+            "give the path of one of them",
             hint=f"for example {folder / files[0]}",
         )
     raise ModelFormatError(
@@ -137,7 +139,7 @@ def _listed(folder: Path) -> list[str]:
 
 def _checked_file(path: Path) -> Path:
     if not os.path.exists(path):
-        raise InputError(f"{path}: there is no such file or folder", hint="check the path")
+        raise InputError(f"{path}: no such file or folder", hint="check the path")
     if path.suffix in (".safetensors", ".json"):
-        raise InputError(f"{path}: is one file of a checkpoint", hint=f"give the folder: {path.parent}")
+        raise InputError(f"{path}: is a single file of a checkpoint", hint=f"give the folder: {path.parent}")
     return path

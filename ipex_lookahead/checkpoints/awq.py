@@ -1,22 +1,22 @@
-"""AWQ's checkpoints (arXiv 2306.00978), as AutoAWQ writes them, in its three layouts.
+"""AWQ checkpoints (arXiv 2306.00978) in the three layouts of AutoAWQ.
 
-A layer ``NAME`` has 4 bits. In "gemm" all words of 8 codes lie along the outputs; the codes of outputs 8 j ... 8 j + 7
-are in a word in the order 0, 2, 4, 6, 1, 3, 5, 7, lowest bits first:
+Layers have 4 bits. In "gemm" words of 8 codes run along the outputs; a word holds the codes of outputs 8 j ... 8 j + 7
+in the order 0, 2, 4, 6, 1, 3, 5, 7, lowest bits first. Tensors of a layer ``NAME``:
   NAME.qweight  int32 [n_in, n_out / 8]
   NAME.qzeros   int32 [groups, n_out / 8]
   NAME.scales   [groups, n_out]
-In "gemv" words lie along the inputs, in their order; rows of zero points and scales are filled up with zeros:
+In "gemv" words run along the inputs, in order; rows of zero points and scales are padded with zeros:
   NAME.qweight  int32 [n_out, n_in / 8]
   NAME.qzeros   int32 [n_out, width]
-  NAME.scales   [n_out, width * 8], of which the first ``groups`` count
-In "gemv_fast" a word is 16 bits and holds a code of each of four outputs, in 64 inputs in an order of their own
-(``_fast_codes``), and a zero point is what -scale * zero is in binary16:
+  NAME.scales   [n_out, width * 8], of which the first ``groups`` are used
+In "gemv_fast" a word has 16 bits and holds one code of each of four outputs, in a special order within 64 inputs
+(``_fast_codes``), and a zero point is stored as binary16 -scale * zero:
   NAME.qweight  int16 [n_out / 4, n_in]
   NAME.qzeros   [width * 8, n_out]
   NAME.scales   [width * 8, n_out]
 
 w[o, i] = scales[g, o] * (code - zero[g, o]), g = i // group_size; in "gemv_fast" scales[g, o] * code + qzeros[g, o].
-``width`` is what ``_width`` gives.
+``_width`` computes ``width``.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _SETTINGS = Settings(
 
 @dataclass(frozen=True, slots=True)
 class Awq(Scheme):
-    """The scheme in the layout "gemm"; see ``quantized_layers.Scheme``."""
+    """AWQ in the layout "gemm"."""
 
     grouped: Grouped
     name: ClassVar[str] = "awq"
@@ -101,19 +101,17 @@ class Awq(Scheme):
     marks: ClassVar[tuple[str, ...]] = ("qweight",)
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
-        """See ``Scheme.info``. Reads scales that are not binary16."""
         layer.check_plain(tensor, "qweight", "qzeros", "scales")
         n_out, n_in = tensor.hf.shape
         groups = self.grouped.groups(n_in)
         if n_out % 8:
-            raise layer.error("qweight", f"belongs to {n_out} outputs, which are no whole words of 8 codes")
+            raise layer.error("qweight", f"has {n_out} outputs; expected a multiple of 8")
         layer.check("qweight", (n_in, n_out // 8), "I32")
         layer.check("qzeros", (groups, n_out // 8), "I32")
         layer.check("scales", (groups, n_out), *FLOATS)
         return self.grouped.info_of(tensor, layer, "scales")
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
-        """See ``Scheme.read``."""
         rows = rows_of(tensor)
         codes, zeros = (_in_order(layer.read(part))[:, rows].T for part in ("qweight", "qzeros"))
         return self.grouped.weight(info, codes, layer.floats("scales")[:, rows].T, zeros)
@@ -121,22 +119,20 @@ class Awq(Scheme):
 
 @dataclass(frozen=True, slots=True)
 class AwqGemv(Awq):
-    """The scheme in the layout "gemv"."""
+    """AWQ in the layout "gemv"."""
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
-        """See ``Scheme.info``. Reads scales that are not binary16."""
         layer.check_plain(tensor, "qweight", "qzeros", "scales")
         n_out, n_in = tensor.hf.shape
         width = _width(self.grouped, layer, n_in)
         if n_in % 8:
-            raise layer.error("qweight", f"belongs to {n_in} inputs, which are no whole words of 8 codes")
+            raise layer.error("qweight", f"has {n_in} inputs; expected a multiple of 8")
         layer.check("qweight", (n_out, n_in // 8), "I32")
         layer.check("qzeros", (n_out, width), "I32")
         layer.check("scales", (n_out, width * 8), *FLOATS)
         return self.grouped.info_of(tensor, layer, "scales")
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
-        """See ``Scheme.read``."""
         rows, groups = rows_of(tensor), self.grouped.groups(tensor.hf.shape[1])
         codes, zeros = (codes_of(layer.read(part)[rows], 4) for part in ("qweight", "qzeros"))
         return self.grouped.weight(info, codes, layer.floats("scales")[rows, :groups], zeros[:, :groups])
@@ -144,15 +140,14 @@ class AwqGemv(Awq):
 
 @dataclass(frozen=True, slots=True)
 class AwqGemvFast(Awq):
-    """The scheme in the layout "gemv_fast": scale * code + minimum, as ``asym_int4`` has it."""
+    """AWQ in the layout "gemv_fast": scale * code + minimum, as in ``asym_int4``."""
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
-        """See ``Scheme.info``."""
         layer.check_plain(tensor, "qweight", "qzeros", "scales")
         n_out, n_in = tensor.hf.shape
         rows, size = _width(self.grouped, layer, n_in) * 8, self.grouped.size(n_in)
         if n_out % 4 or n_in % 64:
-            raise layer.error("qweight", f"belongs to {n_out} outputs, {n_in} inputs; they lie in fours and in 64s")
+            raise layer.error("qweight", f"has {n_out} outputs and {n_in} inputs; expected multiples of 4 and 64")
         layer.check("qweight", (n_out // 4, n_in), "I16")
         for part in ("qzeros", "scales"):
             layer.check(part, (rows, n_out), "F16")
@@ -162,7 +157,6 @@ class AwqGemvFast(Awq):
         return TensorInfo(tensor.shape, "asym_int4", group_size)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
-        """See ``Scheme.read``."""
         rows, n_in = rows_of(tensor), tensor.hf.shape[1]
         codes = _fast_codes(layer.read("qweight"))[rows]
         scales, minimums = (layer.floats(part)[:, rows].T for part in ("scales", "qzeros"))
@@ -175,36 +169,37 @@ class AwqGemvFast(Awq):
 
 
 def _width(grouped: Grouped, layer: Layer, n_in: int) -> int:
-    """Words in a row of zero points. Raises ModelFormatError for groups of which no kernel of AutoAWQ's knows."""
+    """Return the words in a row of zero points; raise ModelFormatError for a group size unknown to AutoAWQ."""
     size = grouped.size(n_in)
     words_of = {32: 4, 64: 2}
     if size < 128 and size not in words_of or n_in % size:
-        raise layer.error("qweight", f"has {n_in} inputs in groups of {size}; this layout has 32, 64, or 128 and more")
+        raise layer.error("qweight", f"has {n_in} inputs in groups of {size}; groups must be 32, 64, or 128 and more")
     words = words_of.get(size, 1)
     return -(-(n_in // size) // (8 * words)) * words
 
 
 def _in_order(words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-    """Words [n, n_out / 8] to the codes [n, n_out] in the order of the outputs."""
+    """Unpack words [n, n_out / 8] to codes [n, n_out] in the order of the outputs."""
     codes = codes_of(words, 4)
     return codes.reshape(len(codes), -1, 8)[:, :, _BACK].reshape(codes.shape)
 
 
 def _fast_codes(words: npt.NDArray[np.int16]) -> npt.NDArray[np.uint8]:
-    """Words [n_out / 4, n_in] to codes [n_out, n_in].
+    """Unpack words [n_out / 4, n_in] to codes [n_out, n_in].
 
-    64 neighbouring words hold 64 inputs of four outputs, 16 words an output, four codes a word, the lowest bits first.
-    Of 32 inputs, position 8 a + 4 b + c there is input 8 c + 2 a + b.
+    64 consecutive words hold 64 inputs of four outputs: 16 words per output, four codes per word, lowest bits first.
+    Within 32 inputs, position 8 a + 4 b + c holds input 8 c + 2 a + b.
     """
     fours, n_in = words.shape
     data = words.view(np.uint16)
     codes = np.stack([(data >> shift & 15).astype(np.uint8) for shift in (0, 4, 8, 12)], axis=-1)
-    rows = codes.reshape(fours, n_in // 64, 4, 2, 4, 2, 4)  # of 64 inputs: four outputs, two times 32, a, b, c
+    # Axes: groups of 64 inputs, four outputs, two times 32 inputs, a, b, c.
+    rows = codes.reshape(fours, n_in // 64, 4, 2, 4, 2, 4)
     return np.ascontiguousarray(rows.transpose(0, 2, 1, 3, 6, 4, 5)).reshape(4 * fours, n_in)
 
 
 def awq(raw: JsonObject, source: Source) -> Awq:
-    """The scheme that a ``quantization_config`` describes. Raises UnsupportedModelError or ModelFormatError."""
+    """Return the scheme of a ``quantization_config``. Raises UnsupportedModelError or ModelFormatError."""
     settings = _SETTINGS.read(raw, source, "awq")
     for key, other in (("w_bit", "bits"), ("q_group_size", "group_size"), ("format", "version")):
         if settings.setdefault(other, settings.get(key)) is None:

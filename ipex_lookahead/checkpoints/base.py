@@ -1,4 +1,4 @@
-"""What a checkpoint reader gives: a config, tensors by their Hugging Face names, and a tokenizer."""
+"""The interface of checkpoint readers: a config, tensors by their Hugging Face names, and a tokenizer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What is known of a tensor before it is read: shape, and the format its bits are in (``FORMATS``).
+    """Shape and format (a key of ``FORMATS``) of a tensor that has not been read yet.
 
-    ``decoded_from`` names the file's own type where that is none of ours, and the values are decoded into ``format``.
-    ``ordered``: the weight has an order of inputs (``PackedWeight.order``).
+    Attributes:
+        decoded_from: the file's own type, if it has no equivalent here and values are decoded into ``format``.
+        ordered: True if the weight has an order of inputs (``PackedWeight.order``).
     """
 
     shape: tuple[int, ...]
@@ -30,37 +31,37 @@ class TensorInfo:
 
     @classmethod
     def of(cls, weight: PackedWeight) -> TensorInfo:
-        """What is known of a weight that is there."""
+        """Return the info of a weight in memory."""
         return cls(weight.shape, weight.format, weight.group_size, ordered=weight.order is not None)
 
 
 class Folder:
-    """What all checkpoints in folders have."""
+    """Common methods of checkpoints in folders."""
 
     path: Path
     config: dict[str, Any]
 
     def text_tokenizer(self) -> Any | None:
-        """The folder's tokenizer, or None where it carries none."""
+        """Return the folder's tokenizer, or None if it has none."""
         from ipex_lookahead.tokenization.folder import text_from_folder
 
         return text_from_folder(self.path, self.config)
 
     def warn_of_unused(self, model_type: str, names: Sequence[str]) -> None:
-        """Say which tensors of the folder a model of that family does not have."""
+        """Log a warning about the folder's tensors that a model of this family does not have."""
         if names:
             _log.warning(
-                "%s: tensors that a %s model does not have, which are passed over: %s%s; if they change what the model "
-                "computes, the text will be wrong", self.path, model_type, ", ".join(names[:8]),
+                "%s: ignoring tensors that a %s model does not have: %s%s; if they change what the model computes, the "
+                "output is wrong", self.path, model_type, ", ".join(names[:8]),
                 f" and {len(names) - 8} more" if names[8:] else "",
             )  # fmt: skip
 
 
 class Checkpoint(Protocol):
-    """An opened checkpoint. Opening validates everything but the tensors' values; reading is tensor by tensor.
+    """An opened checkpoint. Opening validates everything except tensor values; tensors are read one at a time.
 
-    ``config`` uses Hugging Face's names and holds only allow-listed, type-checked keys, whatever the file kind.
-    ``spec`` is the model that it describes, and tensors have the names that the spec gives them.
+    ``config`` has Hugging Face's key names and holds only allow-listed, type-checked keys, for all kinds of
+    checkpoints. ``spec`` is the model described by it; tensors have the names in the spec.
     """
 
     path: Path
@@ -69,21 +70,21 @@ class Checkpoint(Protocol):
     spec: ModelSpec
 
     def names(self) -> Sequence[str]:
-        """Names of the spec's tensors that are there, such as ``model.layers.0.self_attn.q_proj.weight``."""
+        """Return the names of the spec's tensors that are present, such as ``model.layers.0.mlp.up_proj.weight``."""
         ...
 
     def info(self, name: str) -> TensorInfo:
-        """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
+        """Return shape and format of a tensor; raise ModelFormatError if there is none with this name."""
         ...
 
     def read(self, name: str) -> PackedWeight:
-        """The tensor, its bits as they are in the file (a copy: the file may go away afterwards)."""
+        """Read a tensor without changing its bits, as a copy that does not depend on the file."""
         ...
 
     def text_tokenizer(self) -> Any | None:
-        """The checkpoint's tokenizer (``tokenization.text.TextTokenizer``), or None where it carries none."""
+        """Return the checkpoint's tokenizer (``tokenization.text.TextTokenizer``), or None if it has none."""
         ...
 
     def close(self) -> None:
-        """Release the file. Tensors already read stay valid."""
+        """Close the file. Tensors already read stay valid."""
         ...

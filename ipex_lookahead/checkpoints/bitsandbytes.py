@@ -1,22 +1,22 @@
-"""Checkpoints of bitsandbytes: nf4 and fp4 (QLoRA, arXiv 2305.14314), LLM.int8() (arXiv 2208.07339).
+"""bitsandbytes checkpoints: nf4 and fp4 (QLoRA, arXiv 2305.14314), and LLM.int8() (arXiv 2208.07339).
 
-A layer ``NAME`` of four bits, its values counted row by row and in blocks of ``blocksize``:
-  NAME.weight                   n_out * n_in / 2 bytes of any dtype, two codes a byte, the first in the high nibble
-  NAME.weight.absmax            [blocks], float32; or with double quantisation uint8, codes of
-  NAME.weight.nested_quant_map  float32 [256], times the scales
-  NAME.weight.nested_absmax     float32, one for ``nested_blocksize`` of those, and plus ``nested_offset``
-  NAME.weight.quant_map         float32 [16], what the weight's codes stand for
+Tensors of a layer ``NAME`` with four bits, values numbered row by row and grouped in blocks of ``blocksize``:
+  NAME.weight                   n_out * n_in / 2 bytes of any dtype, two codes per byte, the first in the high nibble
+  NAME.weight.absmax            [blocks], float32; with double quantization uint8 codes for
+  NAME.weight.nested_quant_map  float32 [256], which are multiplied by
+  NAME.weight.nested_absmax     float32, one per ``nested_blocksize`` codes; then ``nested_offset`` is added
+  NAME.weight.quant_map         float32 [16], the values of the weight's codes
   NAME.weight.quant_state.bitsandbytes__nf4 (or fp4)  JSON in bytes: the numbers named here, shape and dtype
 
-w = quant_map[code] * absmax[block]. Of eight bits NAME.weight is int8 [n_out, n_in] and NAME.SCB float32 [n_out], what
-127 stands for: w[o, i] = code * (SCB[o] / 127), where bitsandbytes rounds code * SCB before it divides.
+w = quant_map[code] * absmax[block]. With eight bits NAME.weight is int8 [n_out, n_in] and NAME.SCB float32 [n_out], the
+value of code 127: w[o, i] = code * (SCB[o] / 127), whereas bitsandbytes rounds code * SCB before the division.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,9 @@ from ipex_lookahead.checkpoints.quantized_layers import (
 )
 from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.files.safe_json import JsonObject, parse
-from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.blocks import BlockFormat
-from ipex_lookahead.formats.float_scales import INPUTS, packed
+from ipex_lookahead.formats.table import BLOCK_FORMATS
 
 _SETTINGS = Settings(
     used={
@@ -70,11 +69,13 @@ _STATE = Settings(
 _MAX_STATE = 4096
 _OF_4_BITS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 _STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
+_BLOCK = BLOCK_FORMATS["bnb_nf4"].inputs
+"""Inputs that share a scale in all formats here."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the JSON of a layer says."""
+    """Settings from a layer's JSON."""
 
     format: BlockFormat
     blocksize: int
@@ -84,14 +85,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes(Scheme):
-    """The scheme; see ``quantized_layers.Scheme``. ``bits``: 4 or 8; ``quant_type``: "nf4" or "fp4" for four."""
+    """The bitsandbytes scheme. ``bits`` is 4 or 8; ``quant_type`` is "nf4" or "fp4" for four bits."""
 
     bits: int
     quant_type: str | None
     name: ClassVar[str] = "bitsandbytes"
 
     def parts(self, name: str, names: Collection[str]) -> dict[str, str]:
-        """See ``Scheme.parts``."""
         module = name.removesuffix(".weight")
         if self.bits == 8:
             known = {"SCB": f"{module}.SCB", "weight_format": f"{module}.weight_format"}
@@ -101,7 +101,6 @@ class BitsAndBytes(Scheme):
         return {"weight": name, **found} if found and name in names else found
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
-        """See ``Scheme.info``. Reads the layer's JSON."""
         first = next(iter(layer.tensors))
         needed = ("weight", "SCB") if self.bits == 8 else ("weight", "absmax", "quant_map")
         layer.check_plain(tensor, first, *needed)
@@ -111,22 +110,22 @@ class BitsAndBytes(Scheme):
             if "weight_format" in layer:
                 layer.check("weight_format", (), "U8")
                 if found := int(layer.read("weight_format")):
-                    raise layer.error("weight_format", f"is {found}; rows in their order, 0, are read", 0)
+                    raise layer.error("weight_format", f"is {found}; only 0, rows in their order, is supported", 0)
             return TensorInfo(tensor.shape, "sym_int8_fp32")
         state = self._state(tensor, layer)
-        if tensor.hf.shape[1] % INPUTS or state.blocksize % INPUTS:
+        if tensor.hf.shape[1] % _BLOCK or state.blocksize % _BLOCK:
             decoded = f"{state.format.name}, blocks of {state.blocksize} in rows of {tensor.hf.shape[1]}"
             return TensorInfo(tensor.shape, "fp32", decoded_from=decoded)
         return TensorInfo(tensor.shape, state.format.name)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
-        """See ``Scheme.read``."""
         rows = rows_of(tensor)
         n_out, n_in = tensor.hf.shape
         if self.bits == 8:
             codes = layer.read("weight")[rows].view(np.uint8)
             scales = layer.floats("SCB")[rows] / np.float32(127)
-            return packed(_format("sym_int8_fp32"), codes, np.repeat(scales[:, None], -(-n_in // INPUTS), axis=1))
+            numbers = np.repeat(scales[:, None], -(-n_in // _BLOCK), axis=1)
+            return BLOCK_FORMATS["sym_int8_fp32"].matrix(codes, numbers)
         state = self._state(tensor, layer)
         data = layer.data("weight")
         codes = np.stack((data >> 4, data & 15), axis=-1).reshape(-1)[: n_out * n_in].reshape(n_out, n_in)[rows]
@@ -136,11 +135,11 @@ class BitsAndBytes(Scheme):
         if info.format == "fp32":
             scales = absmax[np.arange(n_out * n_in) // state.blocksize].reshape(n_out, n_in)[rows]
             return PackedWeight("fp32", info.shape, state.format.whole(codes) * scales)
-        scales = absmax[np.arange(0, n_out * n_in, INPUTS) // state.blocksize].reshape(n_out, -1)[rows]
-        return packed(state.format, codes, np.ascontiguousarray(scales))
+        scales = absmax[np.arange(0, n_out * n_in, _BLOCK) // state.blocksize].reshape(n_out, -1)[rows]
+        return state.format.matrix(codes, np.ascontiguousarray(scales))
 
     def _state(self, tensor: Tensor, layer: Layer) -> State:
-        """What the layer's JSON says, and whether its tensors go with it."""
+        """Read a layer's JSON and check the layer's tensors against it."""
         given = [part for part in _STATES if part in layer]
         if len(given) != 1:
             raise layer.error("weight", f"has {len(given)} quant_state tensors; it must have one")
@@ -158,10 +157,10 @@ class BitsAndBytes(Scheme):
         kind = part.rpartition("__")[2]
         if said.get("quant_type") != kind or self.quant_type not in (None, kind):
             known = self.quant_type or kind
-            raise layer.error(part, f"says {shown(said.get('quant_type'))}; name and settings say {known}")
+            raise layer.error(part, f"has quant_type {shown(said.get('quant_type'))}; name and settings imply {known}")
         n_out, n_in = tensor.hf.shape
         if said.get("shape") != [n_out, n_in]:
-            raise layer.error(part, f"says shape {shown(said.get('shape'))}, but the config implies {[n_out, n_in]}")
+            raise layer.error(part, f"has shape {shown(said.get('shape'))}, but the config implies {[n_out, n_in]}")
         if "blocksize" not in said:
             raise source.error("blocksize", "is missing")
         blocks = -(-n_out * n_in // said["blocksize"])
@@ -173,21 +172,21 @@ class BitsAndBytes(Scheme):
         if nested := layer.kind("absmax") == "U8":
             for needed in ("nested_absmax", "nested_quant_map"):
                 if needed not in layer:
-                    raise layer.error("absmax", f"is of eight bits, and {needed} is not there")
+                    raise layer.error("absmax", f"has eight bits, but {needed} is missing")
             for key in ("nested_blocksize", "nested_offset"):
                 if key not in said:
-                    raise source.error(key, "is missing, and absmax is of eight bits")
+                    raise source.error(key, "is missing, but absmax has eight bits")
             layer.check("nested_quant_map", (256,), "F32")
             layer.check("nested_absmax", (-(-blocks // said["nested_blocksize"]),), "F32")
         return State(
-            _format(f"bnb_{kind}"),
+            BLOCK_FORMATS[f"bnb_{kind}"],
             said["blocksize"],
             said["nested_blocksize"] if nested else 0,
             said["nested_offset"] if nested else 0.0,
         )
 
     def _absmax(self, layer: Layer, state: State) -> npt.NDArray[np.float32]:
-        """The scale of each block, float32."""
+        """Return the float32 scale of each block."""
         if not state.nested_blocksize:
             return layer.floats("absmax")
         codes = layer.read("absmax")
@@ -201,16 +200,10 @@ class BitsAndBytes(Scheme):
         return scales
 
 
-def _format(name: str) -> BlockFormat:
-    found: Any = FORMATS[name]
-    assert isinstance(found, BlockFormat)
-    return found
-
-
 def bitsandbytes(raw: JsonObject, source: Source) -> BitsAndBytes:
-    """The scheme that a ``quantization_config`` describes. Raises UnsupportedModelError or ModelFormatError."""
+    """Return the scheme of a ``quantization_config``. Raises UnsupportedModelError or ModelFormatError."""
     settings = _SETTINGS.read(raw, source, "bitsandbytes")
     four, eight = (settings.get(f"load_in_{n}bit", settings.get(f"_load_in_{n}bit", False)) for n in (4, 8))
     if four == eight:
-        raise unsupported(source, "load_in_4bit", four, f"{not four} beside load_in_8bit {shown(eight)}")
+        raise unsupported(source, "load_in_4bit", four, f"{not four} with load_in_8bit {shown(eight)}")
     return BitsAndBytes(4 if four else 8, settings.get("bnb_4bit_quant_type") if four else None)

@@ -1,13 +1,13 @@
-"""Checkpoints of the compressed-tensors library (llm-compressor): settings, and int4 and int8, packed or as bytes.
+"""compressed-tensors (llm-compressor) folders: settings, and integer weights, packed or as bytes.
 
-Floats of eight and four bits are in ``compressed_floats.py``. Of whole numbers a layer ``NAME`` is, with b bits, 32 / b
-codes a word, lowest bits first, codes counted from -2^(b-1):
-  NAME.weight_packed      int32 [n_out, ceil(n_in * b / 32)]; in the formats of bytes NAME.weight, int8 [n_out, n_in]
-  NAME.weight_scale       [n_out, groups]; [n_out, 1] for one a row, [1] for one in all
+``compressed_floats.py`` reads float weights. Integer tensors of a layer ``NAME`` with b bits, 32 / b codes per word,
+lowest bits first, codes numbered from -2^(b-1):
+  NAME.weight_packed      int32 [n_out, ceil(n_in * b / 32)]; in unpacked formats NAME.weight, int8 [n_out, n_in]
+  NAME.weight_scale       [n_out, groups]; [n_out, 1] for one per row, [1] for one in all
   NAME.weight_zero_point  int32 [ceil(n_out * b / 32), groups], words along the outputs, or int8 [n_out, groups];
-                          missing where symmetric
+                          absent if symmetric
   NAME.weight_shape       [2], n_out and n_in
-  NAME.weight_g_idx       int32 [n_in], the group of each input; missing: neighbours
+  NAME.weight_g_idx       int32 [n_in], the group of each input; if absent, groups are consecutive inputs
 
 w[o, i] = scale[o, g] * (code - zero[o, g]).
 """
@@ -53,9 +53,7 @@ _SETTINGS = Settings(
     neutral={"global_compression_ratio", "ignore", "version"},
     refused={
         "quant_method": Refusal(unless=("compressed-tensors",)),
-        "quantization_status": Refusal(
-            unless=(None, "compressed", "frozen")
-        ),  # what releases of 2024 wrote beside packed tensors too
+        "quantization_status": Refusal(unless=(None, "compressed", "frozen")),  # "frozen": releases of 2024
         "kv_cache_scheme": Refusal(unless=(None,)),
         "sparsity_config": Refusal(unless=(None, {})),
         "transform_config": Refusal(unless=(None, {})),
@@ -67,7 +65,7 @@ _GROUP = Settings(
     refused={"output_activations": Refusal(unless=(None,))},
 )
 _FOUND = ("actorder", "observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-"""Keys that say how weights were found, or what their tensors say themselves."""
+"""Keys that describe the calibration, or repeat what the tensors say."""
 _INTEGERS = Settings(
     used={
         "num_bits": choice(4, 8),
@@ -107,22 +105,22 @@ _ACTIVATIONS = Settings(
     neutral={*_FOUND, "strategy", "symmetric"},
     refused={"group_size": Refusal(unless=(None,)), "block_structure": Refusal(unless=(None,))},
 )
-"""Activations quantised as they come: the core quantises its own so, to eight bits in groups of 32, which is finer."""
+"""Dynamic quantization of activations. The native core's own (8 bits in groups of 32) is finer."""
 _FLOAT_ACTIVATIONS = Settings(
     used={"num_bits": choice(4, 8), "type": choice("float")},
     neutral={*_FOUND, "strategy", "symmetric", "dynamic", "group_size", "block_structure"},
 )
-"""Activations that were to be rounded to floats of eight or four bits: the core loses less."""
+"""Rounding of activations to 8- or 4-bit floats. The native core's own quantization is more precise."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompressedTensors(Scheme):
-    """The scheme; see ``quantized_layers.Scheme``.
+    """Integer weights of compressed-tensors.
 
     Attributes:
-        grouped: how values follow from codes.
+        grouped: meaning of the codes.
         strategy: "group", "channel" or "tensor".
-        codes: "weight_packed" or "weight", the tensor that holds them.
+        codes: name of the tensor with the codes, "weight_packed" or "weight".
     """
 
     grouped: Grouped
@@ -133,17 +131,14 @@ class CompressedTensors(Scheme):
 
     @property
     def tensors(self) -> tuple[str, ...]:  # type: ignore[override]
-        """See ``Scheme``."""
         return (self.codes, "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
-        """See ``Scheme.info``. Reads the order of inputs, and scales that are not binary16."""
         self._check(tensor, layer)
         order = self.grouped.order(tensor, layer, "weight_g_idx")
         return self.grouped.info_of(tensor, layer, "weight_scale", order)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
-        """See ``Scheme.read``."""
         rows, bits = rows_of(tensor), self.grouped.bits
         n_out, n_in = tensor.hf.shape
         stored = layer.read(self.codes)
@@ -154,23 +149,23 @@ class CompressedTensors(Scheme):
         return self.grouped.weight(info, codes[rows], scales, None if zeros is None else zeros[rows], order)
 
     def _of_rows(self, numbers: Array, n_out: int) -> Array:
-        """Numbers as the file has them, one for each scale, to [n_out, groups]."""
+        """Broadcast the numbers of a file, one per scale, to [n_out, groups]."""
         numbers = numbers if self.strategy == "group" else numbers.reshape(-1, 1)
         return np.broadcast_to(numbers, (n_out, numbers.shape[1]))
 
     def _whole(self, layer: Layer, part: str, values: Array) -> Array:
-        """int8 numbers counted from -2^(bits-1) on, as bytes. Raises ModelFormatError for one outside of the bits."""
+        """Convert int8 numbers to codes that count from 0; raise ModelFormatError for one beyond the number of bits."""
         middle = 1 << (self.grouped.bits - 1)
         wide = values.astype(np.int16)
         if (bad := (wide < -middle) | (wide >= middle)).any():
             at = int(bad.argmax())
             raise layer.error(
-                part, f"value {at} is {values.reshape(-1)[at]}, which {self.grouped.bits} bits do not hold", at
+                part, f"value {at} is {values.reshape(-1)[at]}, which exceeds {self.grouped.bits} bits", at
             )
         return (wide + middle).astype(np.uint8)
 
     def _shapes(self, n_out: int, groups: int) -> Sequence[tuple[int, ...]]:
-        """What a tensor with one number for each scale may look like."""
+        """Return the allowed shapes of a tensor with one number per scale."""
         if self.strategy == "group":
             return [(n_out, groups)]
         return [(n_out, 1), (n_out,)] if self.strategy == "channel" else [(1,), (), (1, 1)]
@@ -192,10 +187,10 @@ class CompressedTensors(Scheme):
             else:
                 layer.check("weight_zero_point", self._shapes(n_out, groups), "I8")
         elif not self.grouped.symmetric:
-            raise layer.error("weight_scale", "is there without weight_zero_point, but symmetric is false")
+            raise layer.error("weight_scale", "has no weight_zero_point, but symmetric is false")
 
     def _zeros(self, layer: Layer, n_out: int) -> Array | None:
-        """Zero points [n_out, groups], counted as codes are; None where all are the middle."""
+        """Return zero points [n_out, groups], numbered like codes; None if all are the middle code."""
         if "weight_zero_point" not in layer:
             return None
         bits, stored = self.grouped.bits, layer.read("weight_zero_point")
@@ -212,7 +207,7 @@ class CompressedTensors(Scheme):
 
 
 def compressed_tensors(raw: JsonObject, source: Source) -> Scheme:
-    """The scheme that a ``quantization_config`` describes. Raises UnsupportedModelError or ModelFormatError."""
+    """Return the scheme of a ``quantization_config``. Raises UnsupportedModelError or ModelFormatError."""
     settings = _SETTINGS.read(raw, source, "compressed-tensors")
     groups = settings.get("config_groups")
     if "format" not in settings:

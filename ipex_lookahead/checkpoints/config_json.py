@@ -1,7 +1,7 @@
-"""``config.json``: an allow-list of keys, each checked, and nothing else.
+"""``config.json``: an allow-list of keys, each of them checked.
 
-Keys that are not listed are dropped, whatever they hold. That includes ``auto_map``, ``custom_pipelines``, everything
-that starts with an underscore or ends with ``_internal``: keys like these have made other loaders import code.
+All other keys are dropped, including ``auto_map``, ``custom_pipelines``, and everything that starts with an underscore
+or ends with ``_internal``: such keys have made other loaders import code.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.architectures import family
@@ -29,18 +28,17 @@ from ipex_lookahead.architectures.hparams import (
     token_ids,
 )
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys
-from ipex_lookahead.checkpoints.files import BinaryFile
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.files.safe_json import JsonObject, parse
+from ipex_lookahead.errors import UnsupportedModelError
+from ipex_lookahead.files.safe_json import JsonObject, load_object
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 64
 
 _OUTER = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
-"""Keys that a model with a text part may say for all of it: that goes before what the part says."""
+"""Keys of a multimodal model's top level that take precedence over the same keys of its text part."""
 _DERIVED = ("num_key_value_heads", "head_dim")
 _IN_ROPE = ("partial_rotary_factor", LOCAL_THETA)
-"""A family's own keys that may stand in the rope object."""
+"""Keys of a family that may be located in the rope object."""
 _FLAT = ("rope_type", "type", "rope_theta", *ROPE)
 _DTYPES = ("float32", "float16", "bfloat16")
 
@@ -50,31 +48,30 @@ _log = logging.getLogger(__name__)
 def read_json(
     path: str | PathLike[str], *, limit: int = MAX_BYTES, max_depth: int = MAX_DEPTH, any_float: bool = True
 ) -> JsonObject:
-    """A JSON file whose top is an object. Raises ModelFormatError; reads nothing of a file larger than ``limit``.
+    """Read a JSON file with an object at its top; nothing is read from a file larger than ``limit`` bytes.
 
-    ``any_float``: see ``safe_json.parse``; what a key may be is its check's to say.
+    Args:
+        path: the file.
+        limit: maximum size in bytes.
+        max_depth: maximum nesting.
+        any_float: see ``safe_json.parse``.
+
+    Raises:
+        ModelFormatError: if the file is too large, unreadable or not a JSON object.
     """
-    path = Path(path)
-    file = BinaryFile(path)
-    try:
-        if file.size > limit:
-            raise ModelFormatError(path, path.name, None, f"is {file.size} bytes; at most {limit} are read")
-        data = file.read(0, file.size, path.name)
-    finally:
-        file.close()
-    value = parse(data, path, path.name, max_depth=max_depth, any_float=any_float)
-    if not isinstance(value, JsonObject):
-        raise ModelFormatError(path, path.name, 0, "is not a JSON object")
-    return value
+    return load_object(path, limit, max_depth=max_depth, any_float=any_float)
 
 
 def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]:
-    """The allow-listed part of a config, with usual values for what is missing, as the family declares it.
+    """Return the allow-listed part of a config, with the family's defaults for missing keys.
 
-    Rope comes out as ``rope_theta`` (float) and ``rope_scaling`` (dict with ``rope_type``, or None), however it is
-    spelled; ``dtype`` stands for ``torch_dtype`` too; ids are int, ``eos_token_id`` int or list of int.
-    ``tie_word_embeddings`` is None where the parts of a larger model do not agree on it: the tensors decide.
-    Raises ModelFormatError, or UnsupportedModelError for an unknown family and for switches that it does not have.
+    Rope is returned as ``rope_theta`` (float) and ``rope_scaling`` (dict with ``rope_type``, or None), for all
+    spellings. ``dtype`` also replaces ``torch_dtype``. ``eos_token_id`` is int or list of int, other ids are int.
+    ``tie_word_embeddings`` is None if the parts of a larger model contradict each other, and the tensors decide.
+
+    Raises:
+        ModelFormatError: if a value is invalid.
+        UnsupportedModelError: if the family or an option is not supported.
     """
     source = Source.of(raw, path)
     if raw.get("model_type") is None:
@@ -99,7 +96,7 @@ def checked_config(raw: JsonObject, path: str | PathLike[str]) -> dict[str, Any]
 
 
 def by_keys(raw: JsonObject, source: Source, keys: ConfigKeys, model_type: str) -> dict[str, Any]:
-    """The part of a config that ``keys`` list, none of which they refuse; see :func:`checked_config`."""
+    """Return the part of a config that ``keys`` lists, after ``keys.refuse``; see :func:`checked_config`."""
     config: dict[str, Any] = {"model_type": model_type}
     for key in SIZES:
         if raw.get(key) is None and key not in keys.defaults and key not in _DERIVED:
@@ -114,7 +111,7 @@ def by_keys(raw: JsonObject, source: Source, keys: ConfigKeys, model_type: str) 
             config[key] = check(source, key, raw[key])
         elif key in raw and key in keys.nullable:
             config[key] = None
-        if key in _IN_ROPE and rope.get(key) is not None:  # goes before what stands beside the rope object
+        if key in _IN_ROPE and rope.get(key) is not None:  # takes precedence over the same key outside
             config[key] = check(rope_source, key, rope[key])
     for key, value in keys.defaults.items():
         config.setdefault(key, value)
@@ -130,11 +127,18 @@ def by_keys(raw: JsonObject, source: Source, keys: ConfigKeys, model_type: str) 
 
 
 def inside(raw: JsonObject, key: str, source: Source, more: Collection[str] = ()) -> tuple[JsonObject, Source, bool]:
-    """The object that holds a text model's keys, with what the whole says of it as well; its places; and ``undecided``.
+    """Return the text part of a multimodal config, merged with keys of the top level.
 
-    That is so where the whole and its part do not agree on whether the lm_head is the embedding, or only the whole says
-    that it is (releases of transformers say so of models that have both). Then the tensors that are there decide.
-    ``more``: further keys that the whole says.
+    Args:
+        raw: the whole config.
+        key: key of the text part.
+        source: the config's source.
+        more: further keys of the top level that apply to the text part.
+
+    Returns:
+        The merged object, its source, and ``undecided``: True if the top level and the text part contradict each other
+        about ``tie_word_embeddings``, or only the top level sets it (some releases of transformers set it for models
+        with separate matrices). The tensors decide in this case.
     """
     inner = raw.get(key)
     if not isinstance(inner, JsonObject):
@@ -155,10 +159,10 @@ def inside(raw: JsonObject, key: str, source: Source, more: Collection[str] = ()
 
 
 def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
-    """The rope object under either name, {} for none, and a source that knows the places inside it.
+    """Return the rope object under either name, {} if there is none, and a source that knows its keys' places.
 
-    As transformers has it: ``rope_scaling`` goes before ``rope_parameters``, an empty one says nothing, and for yarn
-    and llama3 an ``original_max_position_embeddings`` beside it goes before the one inside.
+    As in transformers, ``rope_scaling`` takes precedence over ``rope_parameters``, an empty object is ignored, and for
+    yarn, llama3 and longrope an ``original_max_position_embeddings`` outside replaces the one inside.
     """
     if LOCAL_THETA in keys.used and raw.get("rope_parameters"):
         return _layered_rope(raw, source, keys)
@@ -171,7 +175,7 @@ def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     key = given[0]
     rope: JsonObject = raw[key]
     if len(given) == 2 and (differing := _differing(rope, raw["rope_parameters"])):
-        _log.warning("%s: rope_scaling and rope_parameters differ in %s; rope_scaling holds", source.file, differing)
+        _log.warning("%s: rope_scaling and rope_parameters differ in %s; using rope_scaling", source.file, differing)
     outside = "original_max_position_embeddings"
     replaced = raw.get(outside) is not None and rope.get("rope_type", rope.get("type")) in (
         "yarn",
@@ -187,23 +191,23 @@ def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
 
 
 def _rope_places(source: Source, key: str, at: int | None, rope: JsonObject) -> dict[str, Place]:
-    """Where the keys of a rope object are that stands at ``at`` as ``key``, and all others of the file."""
+    """Return the places of a rope object's keys, the object being located at ``at`` as ``key``, and of all others."""
     inside = {f"rope_scaling.{name}": (f"{key}.{name}", place) for name, place in rope.at.items()}
     theta = {"rope_theta": inside["rope_scaling.rope_theta"]} if rope.get("rope_theta") is not None else {}
     return {**source.find(), "rope_scaling": (key, at), **inside, **theta}
 
 
 def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
-    """Ropes by kind of layer: that of ``full_attention``, and the base of ``sliding_attention``'s, which is plain."""
+    """Return the rope of ``full_attention`` layers with the base of ``sliding_attention`` layers, which is unscaled."""
     key, kinds = "rope_parameters", ("full_attention", "sliding_attention")
     ropes = raw[key]
     flat = keys.flat_rope and isinstance(ropes, JsonObject) and not {*ropes} & {*kinds}
-    # Release 5 writes kinds beside a flat object that it has read and passed over.
+    # transformers 5 also writes the kinds next to the keys of a flat object.
     strange = isinstance(ropes, JsonObject) and {*ropes} - {*kinds, *(_FLAT if {*kinds} <= {*ropes} else ())}
     if not isinstance(ropes, JsonObject) or (strange and not flat):
         raise source.error(key, f"is {shown(ropes)}; in this family it must be an object with {' and '.join(kinds)}")
     if raw.get("rope_scaling"):
-        raise UnsupportedModelError(f"{source.file}: both {key} and rope_scaling are there; it must be one of them")
+        raise UnsupportedModelError(f"{source.file}: has both {key} and rope_scaling; remove one of them")
     if flat:
         return _flat_rope(raw, key, source, keys)
     for kind in kinds:
@@ -211,8 +215,8 @@ def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     far, near = (ropes.get(kind) or JsonObject() for kind in kinds)
     if (kind := near.get("rope_type", near.get("type", "default"))) != "default":
         raise UnsupportedModelError(
-            f"{source.file}: {key}.sliding_attention has rope_type {shown(kind)}; layers with a window have plain rope "
-            "here"
+            f"{source.file}: {key}.sliding_attention has rope_type {shown(kind)}; layers with a window must have the"
+            " default rope"
         )
     found = dict(far)
     if near.get("rope_theta") is not None:
@@ -228,7 +232,7 @@ def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
 
 
 def _flat_rope(raw: JsonObject, key: str, source: Source, keys: ConfigKeys) -> tuple[dict[str, Any], Source]:
-    """One rope for all layers, of which those with a window have the base alone."""
+    """Return one rope for all layers; layers with a window use only its base."""
     _check_rope_object(raw, key, source, keys)
     rope: JsonObject = raw[key]
     base = "rope_theta"
@@ -248,19 +252,19 @@ def _check_rope_object(raw: JsonObject, key: str, source: Source, keys: ConfigKe
     if not isinstance(rope, JsonObject):
         raise source.error(key, f"is {shown(rope)}; it must be an object or null")
     if any(isinstance(value, dict) for value in rope.values()):
-        raise UnsupportedModelError(f"{source.file}: {key} differs by kind of layer, which this package cannot run")
+        raise UnsupportedModelError(f"{source.file}: {key} differs by layer type, which is not supported")
     keys.refuse({name: rope[name] for name in ("partial_rotary_factor",) if name in rope}, source)
 
 
 def _differing(rope: dict[str, Any], other: dict[str, Any]) -> str:
-    """The name of a parameter in which two rope objects differ, or "". The kind has two spellings."""
+    """Return the name of a parameter in which two rope objects differ, or ""; the type has two spellings."""
     one, two = ({"rope_type": each.get("type")} | each for each in (rope, other))
     names = sorted((set(one) | set(two)) - {"type"})
     return next((name for name in names if one.get(name) != two.get(name)), "")
 
 
 def _is_scaled(rope: dict[str, Any]) -> bool:
-    """Since version 5 transformers writes ``rope_parameters`` for plain rope too, if only with a theta."""
+    """Return True if there is more than a base: transformers 5 writes ``rope_parameters`` for unscaled rope as well."""
     return bool(set(rope) - {"rope_theta", *_IN_ROPE})
 
 
@@ -282,14 +286,14 @@ def _dtype(raw: JsonObject, source: Source) -> dict[str, Any]:
 
 
 def read_token_ids(raw: JsonObject, source: Source, vocab: int) -> dict[str, Any]:
-    """The ids of special tokens, checked; those that are not there are left out."""
+    """Return the ids of special tokens that are present, checked."""
     found: dict[str, Any] = {}
     for key in ("bos_token_id", "pad_token_id", "eos_token_id"):
         value = raw.get(key)
         if value is None or (key == "pad_token_id" and value == -1):  # the first Llama's way to say "none"
             continue
         if key == "pad_token_id" and type(value) is int and value >= vocab:
-            _log.info("%s: %s is %d; the embedding has %d rows, and padding needs none", source.file, key, value, vocab)
+            _log.info("%s: %s is %d; the embedding has %d rows; it is not needed", source.file, key, value, vocab)
             continue
         found[key] = (token_ids if key == "eos_token_id" else token_id)(vocab)(source, key, value)
     return found
@@ -298,4 +302,4 @@ def read_token_ids(raw: JsonObject, source: Source, vocab: int) -> dict[str, Any
 def _log_ignored(raw: JsonObject, path: str | PathLike[str]) -> None:
     for key in raw:
         if key.startswith("_") or key.endswith("_internal") or key in ("auto_map", "custom_pipelines"):
-            _log.info("%s: %s is ignored: nothing in a checkpoint is ever imported or run", path, key[:60])
+            _log.info("%s: ignoring %s: nothing in a checkpoint is ever imported or run", path, key[:60])

@@ -1,4 +1,4 @@
-"""Files of trained heads, opened for a model: each kind of head is recognised by what lies there, never by its name."""
+"""Opening of trained drafting heads for a model; the kind of a head is detected from its content."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.eagle3 import Eagle3Folder, Eagle3Gguf, is_eagle3
 from ipex_lookahead.checkpoints.gguf_block import GgufBlock
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
-from ipex_lookahead.checkpoints.kept_drafter import KEPT
 from ipex_lookahead.errors import InputError, LookaheadError, arg
-from ipex_lookahead.files.paths import is_drafter
+from ipex_lookahead.files.paths import DRAFTER_FOLDER, is_drafter
 
 BLOCKS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
-"""Keys of configs that count blocks for drafting."""
+"""Config keys that count MTP blocks."""
 _ASSISTANTS = ("gemma4_assistant", gemma4_assistant.GGUF.architecture)
 IN_A_MODEL = ("mtp",)
-"""Kinds of heads whose tensors a model's own files hold, among the others; the files of others go along with them."""
+"""Kinds of heads that are stored among the model's own tensors. Heads in other files are copied when saving."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """An opened head that is for a model, by all that its headers say.
+    """An opened head that matches a model according to its headers.
 
     Attributes:
         kind: a key of ``KINDS``.
-        checkpoint: its tensors; whoever has the drafter closes it.
-        spec: the head, whose embedding and lm_head may be the model's.
-        ids: int32 [outputs], the token that each output of its lm_head stands for; None: all of the model's, in order.
+        checkpoint: the head's tensors; the owner of the drafter closes it.
+        spec: the head; embedding and lm_head may be the model's.
+        ids: int32 [outputs], the token of each output of its lm_head; None: all tokens of the model, in order.
     """
 
     kind: str
@@ -48,88 +47,92 @@ class Drafter:
     ids: npt.NDArray[np.int32] | None = None
 
     def tensors(self) -> list[Tensor]:
-        """The weights that it has of its own, in the order of a step."""
+        """Return the weights that are not shared with the model, in the order of a step."""
         return [*self.spec.own_tensors()]
 
 
 def model_with_block(config: Mapping[str, Any], max_context: int | None = None) -> ModelSpec:
-    """The model that ``config`` describes, with the block for drafting that its family has, wherever that lies."""
+    """Return the spec of ``config`` with its family's MTP block, even if the block is in another file."""
     return spec_for(counting(config, 1), max_context)
 
 
 def counting(config: Mapping[str, Any], blocks: int) -> dict[str, Any]:
-    """The config with that number of blocks for drafting, where its family has some."""
+    """Return the config with this number of MTP blocks, if its family has any."""
     return {**config, **{key: blocks for key in BLOCKS if key in config}}
 
 
 def open_drafter(path: Path, model: ModelSpec) -> Drafter:
-    """Open a head for ``model``, as :func:`model_with_block` gives it. Reads no tensor.
+    """Open a head for ``model`` without reading tensors.
 
     Args:
-        path: a GGUF file, or a folder.
-        model: what the head is to draft for.
+        path: a GGUF file or a folder.
+        model: the target model, as returned by :func:`model_with_block`.
 
     Raises:
-        InputError: it holds no head, or one for another model: what was got and what is needed are named.
-        ModelFormatError, UnsupportedModelError: it cannot be read.
+        InputError: if there is no head, or it was made for another model.
+        ModelFormatError: if the file is invalid.
+        UnsupportedModelError: if the head is not supported.
     """
     kind, where = kind_of(path)
     for name, opened in KINDS.items():
         if (found := opened(kind, where, model)) is not None:
             return replace(found, kind=name)
     raise InputError(
-        f"{path}: holds no head that drafts for a {model.model_type} model; read are blocks for drafting (MTP), EAGLE-3"
-        " heads and Gemma 4's assistants, folders and GGUF files",
+        f"{path}: has no head that drafts for a {model.model_type} model; supported are MTP blocks, EAGLE-3 heads and"
+        " Gemma 4 assistants, as folders and GGUF files",
         hint=f"name another file with {arg('drafter')}, or leave it out",
     )
 
 
 def drafter_of(checkpoint: Checkpoint, path: Path, named: Path | None = None) -> tuple[Drafter, Path] | None:
-    """The head that a model would draft with, and where it lies; None: there is none.
+    """Find the head for a model; return it with its path, or None if there is none.
+
+    The caller closes the head's checkpoint, unless it is the model's own.
 
     Args:
-        checkpoint: the model's, opened.
-        path: of the model.
-        named: the head's; None: the model's own, or one beside it.
+        checkpoint: the opened model.
+        path: the model's path.
+        named: path of the head; None: search the model's tensors, its folder and the files next to it.
 
-    Raises as :func:`open_drafter` for one that was named. Whoever has one of another path closes its checkpoint.
+    Raises:
+        LookaheadError: as :func:`open_drafter`, if ``named`` cannot be used.
     """
     model = model_with_block(checkpoint.config)
     if named is not None:
         return open_drafter(named, model), named
     if checkpoint.spec.mtp is not None:
         return Drafter("mtp", checkpoint, checkpoint.spec.mtp), path
-    for beside in adjacent_drafters(path):
-        with contextlib.suppress(LookaheadError):  # another model's, or damaged, of which loading tells
-            return open_drafter(beside, model), beside
+    for candidate in drafters_near(path):
+        with contextlib.suppress(LookaheadError):  # made for another model or damaged; reported when it is loaded
+            return open_drafter(candidate, model), candidate
     return None
 
 
-def adjacent_drafters(model: Path) -> list[Path]:
-    """What may hold a head, in a model's folder or beside its file: one saved with it, then those alike in name."""
+def drafters_near(model: Path) -> list[Path]:
+    """Return files and folders near a model that may hold a head: one saved with it, then by similarity of the name."""
     folder, stem = (model, "") if model.is_dir() else (model.parent, model.stem.lower())
     try:
         found = sorted(name for name in os.listdir(folder) if is_drafter(name) and name != model.name)
-    except OSError:  # the model itself was opened: its folder need not be listed to run it
+    except OSError:  # running the opened model does not require listing its folder
         return []
 
     def alike(name: str) -> int:
         return len(os.path.commonprefix([name.lower().removeprefix("mtp-"), stem]))
 
-    kept = [model / KEPT] if (model / KEPT).is_dir() else []
+    kept = [model / DRAFTER_FOLDER] if (model / DRAFTER_FOLDER).is_dir() else []
     return kept + [folder / name for name in sorted(found, key=alike, reverse=True)]
 
 
 def no_head(name: str, value: Any) -> InputError:
-    """The error for a setting of heads, of a model that has none that can be used."""
+    """Return the error for a setting of heads if the model has none."""
     return InputError(
-        f"{arg(name, value)} is of a head that drafts, and the model brings none that can be used",
+        f"{arg(name, value)} needs a drafting head, but no usable head was found for the model",
         hint=f"name one with {arg('drafter')}, or leave it out",
     )
 
 
 def _block(kind: str, path: Path, model: ModelSpec) -> Drafter | None:
-    """A block for drafting (MTP), in a file of its own or among a model's tensors."""
+    """Open an MTP block, from a file of its own or among a model's tensors."""
     if model.mtp is None:
         return None
     if kind == "gguf":
@@ -160,7 +163,7 @@ def _block(kind: str, path: Path, model: ModelSpec) -> Drafter | None:
 
 
 def sizes_of(model: ModelSpec) -> dict[str, Any]:
-    """What a head and its model must have in common, in words for people."""
+    """Return the sizes that a head must share with its model, with keys for messages."""
     return {
         "family": model.model_type,
         "hidden size": model.hidden,
@@ -170,23 +173,23 @@ def sizes_of(model: ModelSpec) -> dict[str, Any]:
 
 
 def _check_sizes(path: Path, of: Mapping[str, Any], model: ModelSpec) -> None:
-    """Raise InputError where a head is for a model of other sizes; what it does not say is not compared."""
+    """Raise InputError if a head was made for a model of other sizes; unknown sizes are not compared."""
     needed = sizes_of(model)
     wrong = [f"{word} {of[word]}, not {value}" for word, value in needed.items() if of.get(word, value) != value]
     if wrong:
         raise InputError(
-            f"{path}: is a head for another model, of {'; '.join(wrong)}",
-            hint=f"name the head that was trained for this model with {arg('drafter')}, or leave it out",
+            f"{path}: is a head for another model, with {'; '.join(wrong)}",
+            hint=f"name a head that was trained for this model with {arg('drafter')}, or leave it out",
         )
 
 
 def _check_one(path: Path, blocks: int) -> None:
     if blocks != 1:
-        raise InputError(f"{path}: holds {blocks} blocks for drafting, one a depth; heads of one block are read")
+        raise InputError(f"{path}: has {blocks} MTP blocks, one per depth; only heads with one block are supported")
 
 
 def _eagle3(kind: str, path: Path, model: ModelSpec) -> Drafter | None:
-    """An EAGLE-3 head, whose own vocabulary may be a part of the model's."""
+    """Open an EAGLE-3 head; its vocabulary may be a subset of the model's."""
     opened: Eagle3Folder | Eagle3Gguf
     if kind == "safetensors" and is_eagle3(read_json(path / "config.json")):
         opened = Eagle3Folder(path, model)
@@ -198,7 +201,7 @@ def _eagle3(kind: str, path: Path, model: ModelSpec) -> Drafter | None:
 
 
 def _gemma4_assistant(kind: str, path: Path, model: ModelSpec) -> Drafter | None:
-    """The assistant of a Gemma 4 model."""
+    """Open the assistant of a Gemma 4 model."""
     if (_architecture_of(path) if kind == "gguf" else family_of(path)) not in _ASSISTANTS:
         return None
     checkpoint = READERS[kind](path)
@@ -210,7 +213,7 @@ def _gemma4_assistant(kind: str, path: Path, model: ModelSpec) -> Drafter | None
 
 
 def _architecture_of(path: Path) -> Any:
-    """``general.architecture`` of a GGUF file, None where it says nothing. Raises ModelFormatError."""
+    """Return ``general.architecture`` of a GGUF file, or None. Raises ModelFormatError."""
     file = GgufParts(path)
     try:
         return file.scalar("general.architecture")
@@ -223,4 +226,4 @@ KINDS: Mapping[str, Callable[[str, Path, ModelSpec], Drafter | None]] = {
     "gemma4_assistant": _gemma4_assistant,
     "mtp": _block,
 }
-"""Kind of head -> opens it, given the kind of checkpoint, where it lies and the model; None where it is none."""
+"""Kind of head -> function that opens it, given the kind of checkpoint, its path and the model; None: another kind."""

@@ -1,8 +1,8 @@
-"""EAGLE-3 heads: folders as SpecForge, SGLang, AngelSlim and EAGLE write them, as speculators does, and GGUF files.
+"""EAGLE-3 heads: folders of SpecForge, SGLang, AngelSlim, EAGLE and speculators, and GGUF files.
 
-The first have one flat ``config.json``, with keys of the head among a Llama's, and call the layer ``midlayer``; those
-of speculators keep the layer's keys in ``transformer_layer_config``, and call it ``layers.0``. In a GGUF file ``d2t``
-has token ids, and not distances.
+Most folders have a flat ``config.json`` of a Llama with additional keys and call the layer ``midlayer``. Folders of
+speculators hold the layer's keys in ``transformer_layer_config`` and call it ``layers.0``. In folders ``d2t`` holds
+differences of token ids, in GGUF files the token ids.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ipex_lookahead.architectures.eagle3 import (
     NESTED,
     REFUSED,
     check_fits,
+    default_states,
     spec,
-    usual_states,
     wrong_id,
 )
 from ipex_lookahead.architectures.hparams import Source, one_of, shown
@@ -43,19 +43,19 @@ from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.files.safe_json import JsonObject
 
 LAYER = "transformer_layer_config"
-"""Where speculators' folders have the keys of the layer."""
+"""Key of the layer's config in folders of speculators."""
 MAP = "d2t"
-"""The tensor that says which token each output of the lm_head is: the output's number and so many more."""
+"""Tensor that maps outputs of the lm_head to tokens; in folders the difference between token id and output index."""
 _OTHER_WAY = "t2d"
-"""Which tokens the lm_head has; it follows from the other."""
+"""Mask of the tokens that the lm_head has; it follows from ``d2t`` and is ignored."""
 FC = "fc.weight"
-"""The matrix that hidden states go through, under its name in either kind of file."""
+"""Matrix applied to hidden states; it has the same name in folders and GGUF files."""
 _MIDLAYER = "midlayer."
 _INTEGERS = {"I64": np.int64, "I32": np.int32}
 
 
 def is_eagle3(raw: JsonObject) -> bool:
-    """Whether a folder's config is that of such a head: by its class, or as EAGLE's own, Llamas with less output."""
+    """Return True if a folder's config describes an EAGLE-3 head, by its class or by a smaller ``draft_vocab_size``."""
     if raw.get("speculators_model_type") is not None:
         return bool(raw["speculators_model_type"] == "eagle3")
     names = raw.get("architectures")
@@ -64,14 +64,16 @@ def is_eagle3(raw: JsonObject) -> bool:
 
 
 def head_config(raw: JsonObject, path: str | PathLike[str], target_layers: int) -> dict[str, Any]:
-    """The checked config of a head, as ``architectures.eagle3.spec`` takes it.
+    """Return the checked config of a head for ``architectures.eagle3.spec``.
 
     Args:
-        raw: ``config.json``.
-        path: of it.
-        target_layers: how many layers the target has: which states are read by heads that do not say.
+        raw: content of ``config.json``.
+        path: path of ``config.json``.
+        target_layers: number of layers of the target, which determines the default hidden states.
 
-    Raises ModelFormatError, UnsupportedModelError.
+    Raises:
+        ModelFormatError: if a value is invalid.
+        UnsupportedModelError: if an option is not supported.
     """
     source = Source.of(raw, path)
     layer, layer_source = inside(raw, LAYER, source)[:2] if LAYER in raw else (raw, source)
@@ -84,13 +86,13 @@ def head_config(raw: JsonObject, path: str | PathLike[str], target_layers: int) 
         if not isinstance(nested, JsonObject):
             raise source.error(NESTED, f"is {shown(nested)}; it must be an object")
         inner = _of_head(nested, Source.of(nested, path, NESTED))
-        if LAYER_IDS in inner:  # SpecForge's and SGLang's, which count outputs; vLLM's beside the others count inputs
+        if LAYER_IDS in inner:  # SpecForge and SGLang count outputs, vLLM's keys outside this object count inputs
             inner[LAYER_IDS] = tuple(one + 1 for one in inner[LAYER_IDS])
         said = {**inner, **said}
     if said.get("norm_before_fc") and said.get("fc_norm"):
-        raise source.error("fc_norm", "is true, and norm_before_fc too; there is one kind of norm before fc")
+        raise source.error("fc_norm", "is true, but norm_before_fc is true as well; only one of them is supported")
     ids = said.pop(LAYER_IDS, None)
-    states = usual_states(target_layers) if ids is None else tuple(sorted(ids))
+    states = default_states(target_layers) if ids is None else tuple(sorted(ids))
     outputs = said.pop("draft_vocab_size", config["vocab_size"])
     if outputs > config["vocab_size"]:
         raise source.error("draft_vocab_size", f"is {outputs}; the vocabulary has {config['vocab_size']} tokens")
@@ -98,16 +100,16 @@ def head_config(raw: JsonObject, path: str | PathLike[str], target_layers: int) 
 
 
 def _of_head(raw: JsonObject, source: Source) -> dict[str, Any]:
-    """What an object says of the head, checked; what is null is not said."""
+    """Return the checked keys that describe the head; null counts as absent."""
     refuse(raw, source, REFUSED)
     return {key: check(source, key, raw[key]) for key, check in HEAD.items() if raw.get(key) is not None}
 
 
 class Eagle3Folder(SafetensorsCheckpoint):
-    """A head in a folder, with the weights that it has of its own. See ``checkpoints.base.Checkpoint``.
+    """A head in a folder, with the weights that it does not share with the model.
 
     Attributes:
-        ids: int32 [outputs], the token that each output of its lm_head stands for; None: all tokens in their order.
+        ids: int32 [outputs], the token of each output of its lm_head; None: all tokens in order.
     """
 
     ids: npt.NDArray[np.int32] | None = None
@@ -118,7 +120,10 @@ class Eagle3Folder(SafetensorsCheckpoint):
     def __init__(self, path: str | PathLike[str], target: ModelSpec) -> None:
         """Open and validate a head for ``target``.
 
-        Raises ModelFormatError, UnsupportedModelError; InputError for a head that does not fit the target.
+        Raises:
+            ModelFormatError: if the folder is invalid.
+            UnsupportedModelError: if the head is not supported.
+            InputError: if the head does not fit the target.
         """
         self._target = target
         super().__init__(path)
@@ -138,25 +143,25 @@ class Eagle3Folder(SafetensorsCheckpoint):
         if not self._is_there(FC, names):
             raise ModelFormatError(self.path, FC, None, "there is no tensor of this name")
         width = len(config["states"]) * target.hidden
-        if FC in self._tensors:  # of a quantised one the shape is checked when it is read
+        if FC in self._tensors:  # the shape of a quantized matrix is checked when it is read
             width = (self._tensors[FC][1].shape or (0,))[-1]
         check_fits(config, target, width, self.path)
         return spec(config, target, lambda tensor: self._is_there(tensor.hf.name, names), first=first)
 
     def _read_ids(self) -> npt.NDArray[np.int32] | None:
-        """``d2t``, checked. Raises ModelFormatError."""
+        """Read and check ``d2t``; raise ModelFormatError if it is invalid."""
         outputs, vocab = self.config["outputs"], self.config["vocab_size"]
         if MAP not in self._tensors:
             if outputs != vocab:
                 raise ModelFormatError(
-                    self.path, MAP, None, f"is missing: it says which tokens the lm_head's {outputs} outputs are"
+                    self.path, MAP, None, f"is missing; it maps the lm_head's {outputs} outputs to tokens"
                 )
             return None
         file, stored = self._tensors[MAP]
         if stored.dtype not in _INTEGERS or stored.shape != (outputs,):
             raise ModelFormatError(
                 file.path, MAP, stored.entry,
-                f"is {stored.dtype} {list(stored.shape)}; it must be I64 [{outputs}], as many as the lm_head's outputs",
+                f"is {stored.dtype} {list(stored.shape)}; it must be I64 [{outputs}], one per output of the lm_head",
             )  # fmt: skip
         values = _integers(file.file, stored.offset, outputs, stored.dtype)
         with np.errstate(over="ignore"):
@@ -165,15 +170,12 @@ class Eagle3Folder(SafetensorsCheckpoint):
 
 
 class Eagle3Gguf(GgufCheckpoint):
-    """A head in a GGUF file, as :class:`Eagle3Folder`."""
+    """A head in a GGUF file, see :class:`Eagle3Folder`."""
 
     ids: npt.NDArray[np.int32] | None = None
 
     def __init__(self, path: str | PathLike[str], target: ModelSpec) -> None:
-        """Open and validate a head for ``target``.
-
-        Raises ModelFormatError, UnsupportedModelError; InputError for a head that does not fit the target.
-        """
+        """Open and validate a head for ``target``. Raises as :class:`Eagle3Folder`."""
         self._target = target
         super().__init__(path)
 
@@ -194,7 +196,7 @@ class Eagle3Gguf(GgufCheckpoint):
             if found.type.name not in _INTEGERS or len(found.shape) != 1 or found.shape[0] > config["vocab_size"]:
                 raise found.error(
                     found.entry,
-                    f"is {found.type.name} {list(found.shape)}; it must be I64, at most {config['vocab_size']} of them",
+                    f"is {found.type.name} {list(found.shape)}; it must be I64, at most {config['vocab_size']}",
                 )
             config["outputs"] = found.shape[0]
             values = _integers(found.file, found.offset, found.shape[0], found.type.name)
@@ -214,7 +216,7 @@ def _integers(file: BinaryFile, offset: int, count: int, kind: str) -> npt.NDArr
 
 
 def _checked(ids: npt.NDArray[np.int64], vocab: int, file: BinaryFile, offset: int, size: int) -> npt.NDArray[np.int32]:
-    """Tokens that outputs stand for, read from ``offset`` on. Raises ModelFormatError."""
+    """Return the tokens of outputs, read from ``offset``, checked. Raises ModelFormatError."""
     if (wrong := wrong_id(ids, vocab)) is not None:
         at, problem = wrong
         raise ModelFormatError(file.path, MAP, offset + at * size, problem)

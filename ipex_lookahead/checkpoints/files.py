@@ -1,4 +1,4 @@
-"""Reading a file by position, so that what happens to it meanwhile is an error and never a signal."""
+"""Positioned reads from a file, so that concurrent changes of the file cause an error instead of a signal."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ipex_lookahead.errors import ModelFormatError
 
 
 class BinaryFile:
-    """A regular file, read with positioned reads into memory of our own.
+    """A regular file, read with positioned reads into this process's memory.
 
-    Mapping the file would be a little faster, but a mapped file that another program truncates kills the process
-    (SIGBUS), and one that another program overwrites changes weights that are in use.
+    Mapping would be slightly faster, but truncating a mapped file kills the process (SIGBUS), and overwriting it
+    changes weights in use.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open ``path``. Raises ModelFormatError if it cannot be opened or is no regular file."""
+        """Open ``path``; raise ModelFormatError if it cannot be opened or is not a regular file."""
         self.path = Path(path)
         self._descriptor = -1
         try:
-            # O_NONBLOCK: opening a named pipe must not wait for its writer; regular files do not care.
+            # O_NONBLOCK keeps the opening of a named pipe from waiting for a writer; regular files ignore it.
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             status = os.fstat(self._descriptor)
         except (OSError, ValueError) as error:
@@ -36,13 +36,13 @@ class BinaryFile:
         self.size = status.st_size
 
     def read(self, offset: int, count: int, field: str) -> bytes:
-        """``count`` bytes from ``offset``. Raises ModelFormatError, naming ``field``, if the file has fewer."""
+        """Return ``count`` bytes from ``offset``; raise ModelFormatError with ``field`` if the file has fewer."""
         buffer = np.empty(self._bounded(offset, count, field), np.uint8)
         self.read_into(offset, buffer, field)
         return buffer.tobytes()
 
     def read_into(self, offset: int, buffer: npt.NDArray[np.generic], field: str) -> None:
-        """Fill the C-contiguous ``buffer`` with the bytes from ``offset`` on. Raises as :meth:`read`."""
+        """Fill the C-contiguous ``buffer`` from ``offset``. Raises as :meth:`read`."""
         self._bounded(offset, buffer.nbytes, field)
         view = buffer.reshape(-1).view(np.uint8).data
         done = 0
@@ -58,7 +58,7 @@ class BinaryFile:
             done += got
 
     def _bounded(self, offset: int, count: int, field: str) -> int:
-        """Sizes are checked against the file before memory is taken for them."""
+        """Check a size against the file, before memory is allocated for it."""
         if self._descriptor < 0:
             raise ModelFormatError(self.path, field, offset, "the checkpoint has been closed")
         if count < 0 or offset < 0 or offset + count > self.size:
@@ -68,7 +68,7 @@ class BinaryFile:
         return count
 
     def close(self) -> None:
-        """Release the file. Closing twice is harmless."""
+        """Close the file; closing twice is allowed."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

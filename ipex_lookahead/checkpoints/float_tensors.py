@@ -1,7 +1,7 @@
-"""Tensors of floats in safetensors files: kept as they are, or F64 as float32 and floats of eight bits as codes.
+"""Float tensors of safetensors files: kept as they are, except that F64 becomes float32 and 8-bit floats get scales.
 
-A matrix of F8_E4M3 or F8_E5M2 without scales is ``fp8_e4m3`` or ``fp8_e5m2`` whose scales are 1, a vector bfloat16:
-both hold all its values. F64 is rounded to the nearest float32, as transformers does when it loads it so.
+A matrix of F8_E4M3 or F8_E5M2 without scales becomes ``fp8_e4m3`` or ``fp8_e5m2`` with all scales 1, a vector becomes
+bfloat16; both are exact. F64 is rounded to the nearest float32, as in transformers.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ from ipex_lookahead.checkpoints.placed import run_of, transposed_part, with_offs
 from ipex_lookahead.checkpoints.quantized_layers import Found
 from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, FLOATS, SafetensorsFile, StoredTensor
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from ipex_lookahead.formats import fp8_e4m3, fp8_e5m2
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import first_not_finite, narrow, widen
-from ipex_lookahead.formats.search import Parts
+from ipex_lookahead.formats.table import BLOCK_FORMATS
 
-_EIGHT_BITS = {"F8_E4M3": fp8_e4m3.FORMAT, "F8_E5M2": fp8_e5m2.FORMAT}
-_LEAST_NOT_FINITE = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
-"""The magnitudes of NaN and infinity begin here."""
+_EIGHT_BITS = {"F8_E4M3": BLOCK_FORMATS["fp8_e4m3"], "F8_E5M2": BLOCK_FORMATS["fp8_e5m2"]}
+_MIN_NOT_FINITE = {"F8_E4M3": 0x7F, "F8_E5M2": 0x7C}
+"""Smallest magnitude bits of NaN and infinity."""
 READ = (*FLOATS, "F64", *_EIGHT_BITS)
-"""The dtypes whose values are read."""
+"""The supported dtypes."""
 WHOLE = ("I32", "I64")
-"""Those of numbers of tokens, which are read as float32."""
+"""Dtypes of token ids, which are read as float32."""
 _CODES: dict[str, type[np.generic]] = {
     "F32": np.float32, "F16": np.uint16, "BF16": np.uint16, "F64": np.float64, "F8_E4M3": np.uint8, "F8_E5M2": np.uint8,
     "I32": np.int32, "I64": np.int64,
 }  # fmt: skip
-_MOST = 1 << 24
-"""Beyond it float32 does not hold every whole number."""
+_MAX_TOKEN = 1 << 24
+"""float32 represents all whole numbers up to this one."""
 _ONE = np.uint16(0x3C00)
 _COMPARED = 1 << 20
-"""Values of two tensors that are compared at a time."""
+"""Values per chunk when two tensors are compared."""
 
 
 def float_info(dtype: str, shape: tuple[int, ...]) -> TensorInfo:
-    """What a tensor of a dtype will be; of dtypes that are not read, for who counts bytes, their own name."""
+    """Return the shape and format that a tensor is read as; for unsupported dtypes the format is the dtype's name."""
     if dtype in _EIGHT_BITS:
         return TensorInfo(shape, _EIGHT_BITS[dtype].name if len(shape) == 2 else "bf16")
     if dtype in ("F64", *WHOLE):
@@ -53,10 +52,7 @@ def float_info(dtype: str, shape: tuple[int, ...]) -> TensorInfo:
 
 
 def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> PackedWeight:
-    """A whole float tensor.
-
-    Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
-    """
+    """Read a whole float tensor; raise ModelFormatError for NaN or infinity, or if the file was truncated meanwhile."""
     values: npt.NDArray[np.generic] = np.empty(tensor.shape, _CODES[tensor.dtype])
     file.file.read_into(tensor.offset, values, name)
     _check_finite(file, name, tensor.dtype, values, tensor.offset)
@@ -64,7 +60,7 @@ def read_float(file: SafetensorsFile, name: str, tensor: StoredTensor) -> Packed
 
 
 def _read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
-    """Rows of a float tensor, or columns of an expert's entry that is transposed."""
+    """Read rows of a float tensor, or columns of a transposed expert's entry."""
     place, kind = tensor.hf, _CODES[stored.dtype]
     if place.layout == "transposed":
         entry: npt.NDArray[Any] = np.empty(place.shape[-2:], kind)
@@ -81,25 +77,25 @@ def _read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> P
 
 
 def read_placed(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
-    """A weight whose place is all of a float tensor or a part of it, with its offset. Raises as :func:`read_float`."""
+    """Read the part of a float tensor that is a weight, with its offset applied. Raises as :func:`read_float`."""
     whole = tensor.hf.shape == tensor.shape
     weight = read_float(file, tensor.hf.name, stored) if whole else _read_part(file, tensor, stored)
     return with_offset(weight, tensor.hf.offset)
 
 
 def _check_finite(file: SafetensorsFile, name: str, dtype: str, values: npt.NDArray[Any], start: int) -> None:
-    """Raise ModelFormatError for NaN, infinity, and of F64 what float32 does not reach, of tokens what is none."""
+    """Raise ModelFormatError for NaN and infinity, for F64 beyond float32, and for values that are not token ids."""
     if dtype in WHOLE:
-        if (wrong := (values < 0) | (values > _MOST)).any():
+        if (wrong := (values < 0) | (values > _MAX_TOKEN)).any():
             at = int(wrong.argmax())
             raise ModelFormatError(
-                file.path, name, start + at * values.itemsize, f"value {at} is {values.flat[at]}, which is no token"
+                file.path, name, start + at * values.itemsize, f"value {at} is {values.flat[at]}, not a token id"
             )
         return
     if dtype in FLOATS:
         bad = first_not_finite(values, FLOATS[dtype])
     else:
-        wrong = values & 0x7F >= _LEAST_NOT_FINITE[dtype] if dtype in _EIGHT_BITS else ~np.isfinite(_rounded(values))
+        wrong = values & 0x7F >= _MIN_NOT_FINITE[dtype] if dtype in _EIGHT_BITS else ~np.isfinite(_rounded(values))
         bad = int(wrong.argmax()) if wrong.any() else None
     if bad is not None:
         beyond = ", or beyond float32" if dtype == "F64" else ""
@@ -114,7 +110,7 @@ def _rounded(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _weight(dtype: str, values: npt.NDArray[Any]) -> PackedWeight:
-    """Finite values or codes as :func:`float_info` says."""
+    """Convert finite values or codes to the format that :func:`float_info` names."""
     if dtype in FLOATS:
         return PackedWeight(FLOATS[dtype], values.shape, values)
     if dtype in ("F64", *WHOLE):
@@ -123,15 +119,14 @@ def _weight(dtype: str, values: npt.NDArray[Any]) -> PackedWeight:
     if values.ndim != 2:
         return PackedWeight("bf16", values.shape, narrow(np.array(target.table, np.float32)[values], "bf16"))
     n_out, n_in = values.shape
-    blocks = np.pad(values, ((0, 0), (0, -n_in % target.inputs))).reshape(n_out, -1, target.inputs)
-    records = target.pack(Parts(blocks, np.full(blocks.shape[:2], _ONE)), n_in)
-    return PackedWeight(target.name, (n_out, n_in), records.view(np.uint8).reshape(n_out, -1))
+    return target.matrix(values, np.full((n_out, -(-n_in // target.inputs)), _ONE))
 
 
 def same_values(one: Found, other: Found) -> bool:
-    """Whether two float tensors are equal in shape and values, read piece by piece up to the first difference.
+    """Return True if two float tensors are equal in shape and values; reads only up to the first difference.
 
-    Raises ModelFormatError if a file has been cut meanwhile.
+    Raises:
+        ModelFormatError: if a file was truncated meanwhile.
     """
     if one[1].shape != other[1].shape or not {one[1].dtype, other[1].dtype} <= {*READ}:
         return False
@@ -162,7 +157,7 @@ def _piece(found: Found, first: int, last: int) -> npt.NDArray[np.generic]:
 
 
 def wrong_shape(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> ModelFormatError:
-    """The error for a tensor that has not the shape that the config implies."""
+    """Return the error for a tensor with a shape other than the config implies."""
     problem = f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}"
     return ModelFormatError(file.path, tensor.hf.name, stored.entry, problem)
 
@@ -176,9 +171,11 @@ def check_kind(
     dtypes: Collection[str] = tuple(FLOATS),
     number: bool = False,
 ) -> None:
-    """Refuse a tensor that is no float vector or matrix, nor a ``number`` where that is one of the model's.
+    """Refuse a tensor that is not a float vector or matrix (or, with ``number``, a scalar).
 
-    Raises UnsupportedModelError or ModelFormatError.
+    Raises:
+        UnsupportedModelError: if the dtype or the number of dimensions is not supported.
+        ModelFormatError: if the tensor is empty.
     """
     if tensor.dtype not in dtypes:
         raise UnsupportedModelError(
@@ -190,22 +187,29 @@ def check_kind(
             f"{file.path}: tensor {name} has shape {list(tensor.shape)}; vectors and matrices are supported"
         )
     if 0 in tensor.shape:
-        raise ModelFormatError(file.path, name, tensor.entry, f"has shape {list(tensor.shape)}: it holds no value")
+        raise ModelFormatError(file.path, name, tensor.entry, f"has shape {list(tensor.shape)}: it is empty")
 
 
 def refuse_scales(file: SafetensorsFile, name: str, tensor: StoredTensor, scaled: Collection[str]) -> None:
-    """Refuse a tensor of eight bits whose scales nobody reads: without them its values would be others.
+    """Refuse an 8-bit tensor with scales that the quantization settings do not describe: its values would be wrong.
 
-    ``scaled`` is what :func:`scaled_names` gives. Raises UnsupportedModelError.
+    Args:
+        file: the file of the tensor.
+        name: name of the tensor.
+        tensor: its entry.
+        scaled: result of :func:`scaled_names`.
+
+    Raises:
+        UnsupportedModelError: if there are such scales.
     """
     if DTYPE_BITS[tensor.dtype] == 8 and (name in scaled or name.removesuffix(".weight") in scaled):
         raise UnsupportedModelError(
-            f"{file.path}: tensor {name} is {tensor.dtype} and has scales beside it, of which quantization_config says"
-            " nothing that is read for such a tensor",
+            f"{file.path}: tensor {name} is {tensor.dtype} with a tensor of scales, but quantization_config describes"
+            " no supported scheme for it",
             hint=FLOAT_ORIGINAL,
         )
 
 
 def scaled_names(names: Collection[str]) -> set[str]:
-    """Names of tensors and modules that have a tensor of scales: NAME.weight_scale_inv, NAME.scale, NAME_scale, ..."""
+    """Return the names of tensors and modules with scales: of NAME.weight_scale_inv, NAME.scale, NAME_scale, ..."""
     return {name[: name.rindex("scale")].rstrip("._") for name in names if "scale" in name}

@@ -1,12 +1,12 @@
-"""Folders of ``quant_method`` fp8: e4m3 floats with scales, as DeepSeek, Qwen and MiniMax publish them.
+"""Folders with ``quant_method`` fp8: e4m3 floats with scales, as DeepSeek, Qwen and MiniMax publish them.
 
-A layer ``NAME`` is, with blocks of ``weight_block_size`` (128 x 128) outputs and inputs:
+Tensors of a layer ``NAME``, with blocks of ``weight_block_size`` (for example 128 x 128) outputs and inputs:
   NAME.weight            F8_E4M3 [n_out, n_in]
-  NAME.weight_scale_inv  [ceil(n_out / 128), ceil(n_in / 128)]; without blocks one number for all, which AutoFP8 calls
+  NAME.weight_scale_inv  [ceil(n_out / 128), ceil(n_in / 128)]; without blocks a single number, in AutoFP8 called
                          ``weight_scale``; floats, or the exponents of powers of two ("ue8m0")
-  NAME.activation_scale, NAME.input_scale   not of the weights: activations stay floats here
+  NAME.activation_scale, NAME.input_scale   ignored: activations stay floats here
 
-w[o, i] = weight[o, i] * scale[o // 128, i // 128], whatever the "inv" in its name says.
+w[o, i] = weight[o, i] * scale[o // 128, i // 128]; despite its name the scale is not inverted.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SCALES = ("weight_scale_inv", "weight_scale")
 
 @dataclass(frozen=True, slots=True)
 class Fp8(Scheme):
-    """The scheme; see ``quantized_layers.Scheme``."""
+    """The fp8 scheme."""
 
     blocks: FloatBlocks
     name: ClassVar[str] = "fp8"
@@ -54,23 +54,21 @@ class Fp8(Scheme):
     marks: ClassVar[tuple[str, ...]] = _SCALES
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
-        """See ``Scheme.info``."""
         scales = self._scales(layer)
         layer.check_plain(tensor, scales, "weight")
         return self.blocks.info(tensor, layer, "weight", scales)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
-        """See ``Scheme.read``."""
         return self.blocks.weight(info, layer, "weight", self._scales(layer), rows_of(tensor))
 
     def _scales(self, layer: Layer) -> str:
         first, second = _SCALES
         if first in layer and second in layer:
-            raise layer.error(second, f"is there beside {first}")
+            raise layer.error(second, f"is present in addition to {first}")
         return first if first in layer else second
 
 
 def fp8(raw: JsonObject, source: Source) -> Fp8:
-    """The scheme that a ``quantization_config`` describes. Raises UnsupportedModelError or ModelFormatError."""
+    """Return the scheme of a ``quantization_config``. Raises UnsupportedModelError or ModelFormatError."""
     settings = _SETTINGS.read(raw, source, "fp8")
     return Fp8(FloatBlocks(*settings.get("weight_block_size", (-1, -1))))

@@ -1,9 +1,8 @@
-"""``generation_config.json``: every key of transformers' GenerationConfig is obeyed, refused, or without effect.
+"""``generation_config.json``: each key of transformers' GenerationConfig is obeyed, refused or known to be neutral.
 
-A setting that is passed over changes what a model says without a word. So each key stands in one of the three tables
-here, which hold for the file and for the arguments of ``generate`` alike; a test walks transformers' own attributes for
-keys that stand in none. Other keys (``chat_format``, ``auto_map``, ...) mean nothing to transformers' ``generate``
-either; they are dropped.
+Silently ignoring a setting would change the output. Therefore each key is listed in one of three tables, which apply to
+the file and to the arguments of ``generate``. A test checks that they cover transformers' attributes. Unknown keys
+(``chat_format``, ``auto_map``, ...) have no effect in transformers either and are dropped.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from ipex_lookahead.checkpoints.config_json import read_json, read_token_ids
 from ipex_lookahead.files.refusal import Refusal, same
 
 MAX_ENTRIES = 1 << 16
-_MOST_IDS = 2**31 - 1
+_MAX_ID = 2**31 - 1
 
-_SAMPLE_INSTEAD = "this engine decodes greedily or by sampling: leave the option out, and sample for variety"
+_SAMPLE_INSTEAD = "only greedy decoding and sampling are supported: leave the option out, and use sampling for variety"
 _LOOKAHEAD_INSTEAD = "leave the option out and use lookahead, which needs no second model and never changes the output"
 
 GUIDE = (
     "pass logits_processor=[UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, model, negative_ids)], from"
     " transformers"
 )
-"""What to do instead of ``guidance_scale`` and its kin."""
+"""Replacement for ``guidance_scale`` and related options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,10 @@ class Option:
     """A key that is obeyed.
 
     Attributes:
-        check: of its value in a file.
-        by_transformers: transformers' own processor does it, behind the commands and the server too.
-        harmless: values beside null that ask for nothing.
-        sampling: it says nothing where the most likely token is taken.
+        check: validates the value in a file.
+        by_transformers: True if transformers' own processor implements it, also for the commands and the server.
+        harmless: values other than null that have no effect.
+        sampling: True if the option has no effect on greedy decoding.
     """
 
     check: Check
@@ -51,18 +50,18 @@ class Option:
 
 def _numbers(source: Source, key: str, value: Any, least: int = 0) -> list[int]:
     good = isinstance(value, list) and len(value) <= MAX_ENTRIES
-    if not good or not all(type(i) is int and least <= i <= _MOST_IDS for i in value):
+    if not good or not all(type(i) is int and least <= i <= _MAX_ID for i in value):
         raise source.error(key, f"is {shown(value)}; it must be a list of token ids")
     return list(value)
 
 
 def _ids(source: Source, key: str, value: Any) -> list[int]:
-    """Ids that are only left out: those beyond the vocabulary do no harm. -1 is an old way to say "none"."""
+    """Return token ids to suppress; ids beyond the vocabulary are harmless, and -1 is an old spelling of "none"."""
     return [i for i in _numbers(source, key, value, -1) if i >= 0]
 
 
 def _id_or_ids(source: Source, key: str, value: Any) -> int | list[int]:
-    return _numbers(source, key, value) if isinstance(value, list) else integer(0, _MOST_IDS)(source, key, value)
+    return _numbers(source, key, value) if isinstance(value, list) else integer(0, _MAX_ID)(source, key, value)
 
 
 def _words(source: Source, key: str, value: Any) -> list[list[int]]:
@@ -72,7 +71,7 @@ def _words(source: Source, key: str, value: Any) -> list[list[int]]:
 
 
 def _biases(source: Source, key: str, value: Any) -> list[list[Any]]:
-    """``[[[ids], bias], ...]``, or ``{"(1, 2)": bias}``, which is what transformers makes of its dicts with tuples."""
+    """Parse ``[[[ids], bias], ...]``, or ``{"(1, 2)": bias}``, transformers' serialization of a dict with tuples."""
     if isinstance(value, dict):
         value = [[_tuple_of(source, key, name), bias] for name, bias in value.items()]
     if not isinstance(value, list) or not all(isinstance(one, list) and len(one) == 2 for one in value):
@@ -89,7 +88,7 @@ def _tuple_of(source: Source, key: str, name: str) -> list[Any]:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         ids = None
     if not isinstance(ids, tuple):
-        raise source.error(key, f"has the key {shown(name)}; it must be token ids, as (1, 2)")
+        raise source.error(key, f"has the key {shown(name)}; it must be a tuple of token ids such as (1, 2)")
     return list(ids)
 
 
@@ -102,7 +101,7 @@ def _decay(source: Source, key: str, value: Any) -> list[Any]:
 def _stop_strings(source: Source, key: str, value: Any) -> list[str]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or len(texts) > 1024 or not all(isinstance(one, str) and one for one in texts):
-        raise source.error(key, f"is {shown(value)}; it must be a text or a list of texts, none of them empty")
+        raise source.error(key, f"is {shown(value)}; it must be a string or a list of strings, none of them empty")
     return texts
 
 
@@ -116,7 +115,7 @@ _WATERMARK: Mapping[str, Check] = {
 
 def _watermark(source: Source, key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or (unknown := value.keys() - {*_WATERMARK, "seeding_scheme"}):
-        named = f"; {min(unknown)} is not known" if isinstance(value, dict) else ""
+        named = f"; {min(unknown)} is unknown" if isinstance(value, dict) else ""
         raise source.error(key, f"is {shown(value)}; it must be an object of {', '.join(_WATERMARK)}{named}")
     if value.get("seeding_scheme", "lefthash") not in ("lefthash", "selfhash"):
         raise source.error(key, f"has seeding_scheme {shown(value['seeding_scheme'])}; it must be lefthash or selfhash")
@@ -124,14 +123,14 @@ def _watermark(source: Source, key: str, value: Any) -> dict[str, Any]:
 
 
 OBEYED: Mapping[str, Option] = {
-    # how long
+    # Length
     "max_new_tokens": Option(integer(1, MAX_CONTEXT)),
     "max_length": Option(integer(1, MAX_CONTEXT)),
     "min_new_tokens": Option(integer(0, MAX_CONTEXT)),
     "min_length": Option(integer(0, MAX_CONTEXT)),
     "max_time": Option(number(0, 1e9)),
     "stop_strings": Option(_stop_strings),
-    # sampling
+    # Sampling
     "do_sample": Option(boolean),
     "temperature": Option(number(0, 1e6)),
     "top_k": Option(integer(0, 2**31 - 1)),
@@ -141,8 +140,8 @@ OBEYED: Mapping[str, Option] = {
     "typical_p": Option(number(0, 1, above=True), True, (1,), sampling=True),
     "epsilon_cutoff": Option(number(0, 0.999999), True, (0,), sampling=True),
     "eta_cutoff": Option(number(0, 0.999999), True, (0,), sampling=True),
-    "renormalize_logits": Option(boolean),  # shifts all logits alike: `scores` show it, and no token changes
-    # what may be said
+    "renormalize_logits": Option(boolean),  # shifts all logits equally: visible in `scores`, no effect on tokens
+    # Constraints
     "repetition_penalty": Option(number(1e-6, 1e6)),
     "no_repeat_ngram_size": Option(integer(0, MAX_CONTEXT)),
     "encoder_repetition_penalty": Option(number(1e-6, 1e6), True, (1,)),
@@ -151,12 +150,12 @@ OBEYED: Mapping[str, Option] = {
     "suppress_tokens": Option(_ids, True, ([],)),
     "begin_suppress_tokens": Option(_ids, True, ([],)),
     "sequence_bias": Option(_biases, True, ([], {})),
-    "forced_bos_token_id": Option(integer(0, _MOST_IDS), True),
+    "forced_bos_token_id": Option(integer(0, _MAX_ID), True),
     "forced_eos_token_id": Option(_id_or_ids, True, ([],)),
     "exponential_decay_length_penalty": Option(_decay, True),
     "remove_invalid_values": Option(boolean, True, (False,)),
     "watermarking_config": Option(_watermark, True),
-    # what is returned; drafting
+    # Outputs and drafting
     "num_return_sequences": Option(integer(1, 1024)),
     "return_dict_in_generate": Option(boolean),
     "output_scores": Option(boolean),
@@ -165,9 +164,9 @@ OBEYED: Mapping[str, Option] = {
     "prompt_lookup_num_tokens": Option(integer(0, 128)),
     "max_matching_ngram_size": Option(integer(1, 64)),
 }
-"""Keys that are obeyed, besides the ids of special tokens (``SPECIAL``). In the commands and the server the caller says
-how long an answer is, how many there are, what is returned and how to draft: there the file's word on these holds where
-the caller says nothing and may say something."""
+"""Keys that are obeyed, in addition to the ids of special tokens (``SPECIAL``). The commands and the server set length,
+number of answers, outputs and drafting themselves; there the file only supplies defaults for options the caller may
+set."""
 
 SPECIAL = ("bos_token_id", "pad_token_id", "eos_token_id")
 
@@ -178,17 +177,17 @@ REFUSED: Mapping[str, Refusal] = {
     "constraints": Refusal(
         "leave the option out; prefix_allowed_tokens_fn or a logits_processor can constrain the output"
     ),
-    "force_words_ids": Refusal("leave the option out; sequence_bias or a logits_processor can favour words"),
+    "force_words_ids": Refusal("leave the option out; sequence_bias or a logits_processor can favor words"),
     "penalty_alpha": Refusal("contrastive search is not supported: " + _SAMPLE_INSTEAD, unless=(0,)),
     "dola_layers": Refusal("DoLa is not supported: " + _SAMPLE_INSTEAD),
-    "guidance_scale": Refusal(f"it needs the model beside itself: {GUIDE}", unless=(1,)),
+    "guidance_scale": Refusal(f"it needs a second pass of the model: {GUIDE}", unless=(1,)),
     "token_healing": Refusal("token healing is not supported: leave the option out", unless=(False,)),
-    "output_attentions": Refusal("the engine keeps no attention weights: leave the option out", unless=(False,)),
+    "output_attentions": Refusal("the engine stores no attention weights: leave the option out", unless=(False,)),
     "output_hidden_states": Refusal(
         "generate returns none; call model(input_ids, output_hidden_states=True)", unless=(False,)
     ),
     "cache_implementation": Refusal(
-        "the engine has its own cache, with keys and values as they are: leave the option out",
+        "the engine has its own cache with unquantized keys and values: leave the option out",
         unless=(
             "dynamic",
             "static",
@@ -206,41 +205,44 @@ REFUSED: Mapping[str, Refusal] = {
     "assistant_ensemble_weight": Refusal("it lets a draft change the output: " + _LOOKAHEAD_INSTEAD),
     "use_mtp": Refusal(_LOOKAHEAD_INSTEAD, unless=(False,)),
     "speculation_type": Refusal(_LOOKAHEAD_INSTEAD),
-    "continuous_batching_config": Refusal("each call is a batch of its own: leave the option out"),
+    "continuous_batching_config": Refusal("each call is a separate batch: leave the option out"),
 }
-"""Null asks for nothing either; ``reason`` says what to do instead."""
+"""Refused keys and their harmless values (in addition to null); ``reason`` states the alternative."""
 
 _BEAMS = "for beam search, which is refused"
-_DRAFTS = "how transformers' assistants draft; here drafts never change the output, and `lookahead` says how"
+_DRAFTS = "how transformers' assistants draft; here drafts never change the output, see `lookahead`"
 _STORAGE = "how keys and values are stored, which changes no logit"
 
 NEUTRAL: Mapping[str, str] = {
     "early_stopping": _BEAMS,
     "length_penalty": _BEAMS,
-    "low_memory": "which order the same search takes",
+    "low_memory": "the order of the same search",
     "cache_config": _STORAGE,
     "max_cache_len": _STORAGE,
-    "return_legacy_cache": "the type of the cache that is returned; ours is one of its own",
-    "prefill_chunk_size": "in what pieces a prompt is read, to the same end",
+    "return_legacy_cache": "the type of the returned cache, which is our own",
+    "prefill_chunk_size": "the chunk size of prefill, with the same result",
     "compile_config": "how torch compiles, not what",
     "disable_compile": "how torch compiles, not what",
-    "decoder_start_token_id": "for encoders with decoders",
-    "is_assistant": "how transformers marks a model that drafts; ours gives as many tokens as are wanted",
+    "decoder_start_token_id": "for encoder-decoder models",
+    "is_assistant": "a mark of transformers for draft models",
     "num_assistant_tokens": _DRAFTS,
     "num_assistant_tokens_schedule": _DRAFTS,
     "assistant_confidence_threshold": _DRAFTS,
     "assistant_lookbehind": _DRAFTS,
     "target_lookbehind": _DRAFTS,
     "generation_kwargs": "a place for keys that transformers itself does not read",
-    "transformers_version": "who wrote the file",
+    "transformers_version": "the writer of the file",
 }
-"""Keys without effect on what is generated, and why."""
+"""Keys without effect on the output -> reason."""
 
 
 def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, Any]:
-    """What ``generation_config.json`` sets, checked, or {} where there is none; keys without effect are left out.
+    """Return the checked settings of ``generation_config.json``, without neutral keys; {} if there is no file.
 
-    What is refused stays in: ``generate`` refuses it, unless its caller says something else. Raises ModelFormatError.
+    Refused settings are included: ``generate`` raises for them unless the caller overrides them.
+
+    Raises:
+        ModelFormatError: if a value is invalid.
     """
     if not os.path.exists(path):
         return {}
@@ -261,12 +263,12 @@ def read_generation_config(path: str | PathLike[str], vocab: int) -> dict[str, A
 
 
 def refused(key: str, value: Any) -> bool:
-    """Whether a value of ``key`` asks for what is not there here."""
+    """Return True if ``value`` requests a feature that is not supported."""
     return key in REFUSED and value is not None and REFUSED[key].refuses(value)
 
 
 def by_transformers(settings: Mapping[str, Any], *, sampled: bool) -> list[str]:
-    """The keys of a generation config that only transformers' processors do, at values that ask for something."""
+    """Return the keys with an effect that only transformers' processors implement."""
     return [
         key
         for key, option in OBEYED.items()
@@ -278,7 +280,7 @@ def by_transformers(settings: Mapping[str, Any], *, sampled: bool) -> list[str]:
 
 
 def _check_ids(found: Mapping[str, Any], source: Source, vocab: int) -> None:
-    """Ids that something is added to must be there."""
+    """Raise if a token id that is forced or biased is outside the vocabulary."""
     forced = found.get("forced_eos_token_id", [])
     used = {
         "bad_words_ids": [i for word in found.get("bad_words_ids", ()) for i in word],
@@ -289,4 +291,4 @@ def _check_ids(found: Mapping[str, Any], source: Source, vocab: int) -> None:
     for name, ids in used.items():
         if ids and not 0 <= min(ids) <= max(ids) < vocab:
             wrong = next(i for i in ids if not 0 <= i < vocab)
-            raise source.error(name, f"holds token id {wrong}; ids go from 0 to {vocab - 1} for this model")
+            raise source.error(name, f"has token id {wrong}; ids of this model are 0 to {vocab - 1}")

@@ -1,4 +1,4 @@
-"""GGUF files (llama.cpp's format), their blocks taken apart into our streams without changing a bit."""
+"""GGUF files (llama.cpp's format): blocks are split into the streams of a format without changing a bit."""
 
 from __future__ import annotations
 
@@ -18,25 +18,24 @@ from ipex_lookahead.architectures.keys import GgufKeys
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.gguf_config import ROPE_TENSORS, gguf_config, gguf_sampling
-from ipex_lookahead.checkpoints.gguf_decoded import kept_in, read_decoded
+from ipex_lookahead.checkpoints.gguf_decoded import read_decoded, stored_format
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.gguf_reader import GgufTensor
-from ipex_lookahead.checkpoints.gguf_repacked import read_repacked
-from ipex_lookahead.checkpoints.gguf_types import REPACKED_TYPES, names_of_read_types
+from ipex_lookahead.checkpoints.gguf_types import names_of_read_types
 from ipex_lookahead.checkpoints.placed import (
     Run,
     as_logarithm,
     head_tensors,
-    in_old_place,
     joined,
-    lying,
     row_order,
     run_of,
+    stored_rows,
     tensors_by_name,
-    turned,
-    turned_format,
+    transpose,
+    transposed_format,
     with_mtp,
     with_offset,
+    with_old_names,
 )
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
 from ipex_lookahead.formats import FLOATS, FORMATS
@@ -46,28 +45,28 @@ from ipex_lookahead.formats.float_base import first_not_finite
 _log = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 4 << 20
-_REPACKED = {kind.name for kind in REPACKED_TYPES.values()}
 
 
 class GgufCheckpoint:
-    """A model in a GGUF file, or in the parts of a split one. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
+    """A model in a GGUF file or in the parts of a split one.
 
     Attributes:
-        metadata: the file's own metadata (the first part's), unmapped: key to int, float, bool, str, list of str, or
-            numpy array.
-        read_past: how many tensors are of blocks for drafting, and not of the decoder.
-        unknown_keys: metadata keys of the architecture that this package does not know; a warning names them.
+        metadata: metadata of the (first) file as stored: key to int, float, bool, str, list of str, or numpy array.
+        read_past: number of ignored tensors that belong to MTP blocks.
+        unknown_keys: metadata keys of the architecture that are unknown here; a warning lists them.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open and validate, all parts where ``path`` is one of several; reads no tensor yet.
+        """Open and validate the file, and all parts if it is one of several, without reading tensors.
 
-        Raises ModelFormatError or UnsupportedModelError.
+        Raises:
+            ModelFormatError: if the file is invalid.
+            UnsupportedModelError: if the model is not supported.
         """
         self._file = GgufParts(path)
         self.path = self._file.path
         self.metadata = self._file.metadata
-        self._kept: dict[str, str] = {}
+        self._stored_formats: dict[str, str] = {}
         try:
             self.config: dict[str, Any] = {}
             self.spec, declared = self._described()
@@ -76,7 +75,7 @@ class GgufCheckpoint:
             self.generation_config |= gguf_sampling(self._file)
             there = self._file.tensors
             self._tensors = {
-                name: in_old_place(tensor, self._file.tensors)
+                name: with_old_names(tensor, self._file.tensors)
                 for name, tensor in {**tensors_by_name(self.spec), **head_tensors(self.spec)}.items()
             }
             self._numbers = {t.name: self._number(t) for t in self._tensors.values() if t.gguf.layout == "key"}
@@ -89,25 +88,23 @@ class GgufCheckpoint:
             self._file.close()
             raise
         for kind, count in Counter(t.type for t in self._file.tensors.values() if t.type.decoded).items():
-            _log.warning(
-                "%s: %d matrices of type %s are decoded and kept in %s", self.path, count, kind.name, kind.format
-            )
+            _log.warning("%s: %d matrices of type %s are decoded to %s", self.path, count, kind.name, kind.format)
         if self.unknown_keys:
             names = ", ".join(key[:60] for key in self.unknown_keys[:8]) + (", ..." if self.unknown_keys[8:] else "")
             _log.warning(
-                "%s: unknown metadata, which is passed over: %s; if it changes what the model computes, the text will "
-                "be wrong", self.path, names,
+                "%s: ignoring unknown metadata: %s; if it changes what the model computes, the output is wrong",
+                self.path, names,
             )  # fmt: skip
 
     def _described(self) -> tuple[ModelSpec, GgufKeys]:
-        """Read the tensor table and fill in the config: the model that these describe, and the keys that it knows."""
+        """Read the tensor table and the config; return the described model and the keys that its family knows."""
         model_type = self._model_type()
         self._file.read_tensor_table()
         refuse_unread_types(self._file)
         self.config = gguf_config(self._file, model_type)
         there = self._file.tensors
         keys = family(model_type).GGUF
-        assert keys is not None  # it claimed the file
+        assert keys is not None  # gguf_family selects only families with GGUF keys
         spec = with_mtp(spec_for(self.config, file=self.path), lambda tensor: tensor.gguf.name in there)
         return spec, keys.of(self._file)
 
@@ -118,21 +115,23 @@ class GgufCheckpoint:
         architecture = self._file.scalar(key)
         if architecture not in gguf_architectures():
             raise UnsupportedModelError(
-                f"{self.path}: {key} is {shown(architecture)}; the supported architectures are: "
+                f"{self.path}: {key} is {shown(architecture)}; supported architectures are "
                 f"{', '.join(gguf_architectures())}",
-                hint="other families run on the torch engine, from their Hugging Face folder with safetensors",
+                hint="other families run on the torch engine from a Hugging Face folder with safetensors",
             )
         found = gguf_family(self._file, architecture)
         if found is None:
             raise UnsupportedModelError(
-                f"{self.path}: is of no family with the architecture {architecture} that is known"
+                f"{self.path}: no supported family matches the metadata of architecture {architecture}"
             )
         return found
 
     def _check_tensors(self) -> None:
-        """Every tensor is there and has the shape that the config implies.
+        """Check that every tensor is present with the shape that the config implies.
 
-        Raises ModelFormatError for a missing tensor or a wrong shape, UnsupportedModelError for a vector in blocks.
+        Raises:
+            ModelFormatError: if a tensor is missing or has a wrong shape.
+            UnsupportedModelError: if a vector is quantized.
         """
         file = self._file
         for tensor in self._tensors.values():
@@ -143,79 +142,77 @@ class GgufCheckpoint:
                 alone = self.spec.mtp is not None and not any(name.startswith("blk.0.") for name in file.tensors)
                 raise file.error(
                     place.name, None, "is missing from the file",
-                    hint=f"it holds a block for drafting alone: give the model, and {arg('drafter', str(file.path))}"
+                    hint=f"the file has only an MTP block: give the model, and {arg('drafter', str(file.path))}"
                     if alone else "",
                 )  # fmt: skip
             found = file.tensors[place.name]
-            # llama.cpp's tools leave out dimensions of 1 before the others.
+            # llama.cpp's tools omit leading dimensions of 1.
             if (*(1,) * (len(place.shape) - len(found.shape)), *found.shape) != place.shape:
-                raise found.error(
-                    found.entry, f"has shape {list(found.shape)}; the metadata asks for {list(place.shape)}"
-                )
+                raise found.error(found.entry, f"has shape {list(found.shape)}; the metadata imply {list(place.shape)}")
             if not tensor.is_matrix and found.type.block > 1:
                 raise UnsupportedModelError(
                     f"{file.path}: {place.name} is a vector of type {found.type.name}; vectors must be F32, F16 or BF16"
                 )
 
     def _check_names(self, unused: tuple[str, ...]) -> None:
-        """No tensor is left over. Raises UnsupportedModelError for one that is unknown."""
+        """Raise UnsupportedModelError for a tensor that is not part of the model."""
         file = self._file
         known = {tensor.gguf.name for tensor in self._tensors.values()} | set(ROPE_TENSORS)
         for name in file.tensors:
             passed = name.startswith((*self.spec.read_past, *self.spec.unread))
             if name not in known and not name.endswith(unused) and not passed:
                 raise UnsupportedModelError(
-                    f"{file.path}: tensor {name} is not part of a {self.spec.model_type} model as this package knows it"
+                    f"{file.path}: tensor {name} is not part of the supported {self.spec.model_type} model"
                 )
 
     def _number(self, tensor: Tensor) -> PackedWeight:
-        """A weight that is an entry of a list in the metadata. Raises ModelFormatError."""
+        """Return a weight that is an entry of a list in the metadata; raise ModelFormatError if it is invalid."""
         key, at = tensor.gguf.name, self._file.offsets.get(tensor.gguf.name)
         values = self.metadata.get(key)
         if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.shape != tensor.gguf.shape:
-            raise self._file.error(key, at, f"is no list of {tensor.gguf.shape[0]} numbers, one a layer")
+            raise self._file.error(key, at, f"is not a list of {tensor.gguf.shape[0]} numbers, one per layer")
         (first, _) = tensor.gguf.rows or (0, 1)
         if not np.isfinite(values[first]):
             raise self._file.error(key, at, f"value {first} is NaN or infinite")
         return PackedWeight("fp32", tensor.shape, np.full(tensor.shape, values[first], np.float32))
 
     def names(self) -> Sequence[str]:
-        """Tensor names in Hugging Face's spelling, in the order the model uses them."""
         return [tensor.name for tensor in self.spec.own_tensors()]
 
     def info(self, name: str) -> TensorInfo:
-        """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         if name in self._numbers:
             return TensorInfo(self._numbers[name].shape, "fp32")
         tensor, source = self._find(name)
-        low_bit = self._kept_in(source)
+        low_bit = self._stored_format(source)
         decoded = source.type.name if source.type.decoded else ""
-        if tensor.gguf.layout == "turned" and low_bit != turned_format(low_bit):
-            low_bit, decoded = turned_format(low_bit), source.type.name
+        if tensor.gguf.layout == "by_input" and low_bit != transposed_format(low_bit):
+            low_bit, decoded = transposed_format(low_bit), source.type.name
         return TensorInfo(tensor.shape, low_bit, FORMATS[low_bit].group_sizes[0], decoded)
 
-    def _kept_in(self, source: GgufTensor) -> str:
+    def _stored_format(self, source: GgufTensor) -> str:
         if not source.type.decoded:
             return source.type.format
-        if source.name not in self._kept:
-            form = self._kept[source.name] = kept_in(source)
+        if source.name not in self._stored_formats:
+            form = self._stored_formats[source.name] = stored_format(source)
             if form != source.type.format:
-                _log.warning("%s: %s (%s) is kept in %s, since %s has no room for scales as small as its", self.path,
+                _log.warning("%s: decoding %s (%s) to %s, because its scales are too small for %s", self.path,
                              source.name, source.type.name, form, source.type.format)  # fmt: skip
-        return self._kept[source.name]
+        return self._stored_formats[source.name]
 
     def read(self, name: str) -> PackedWeight:
-        """The tensor, codes and scales as in the file, rows in Hugging Face's order; some types are decoded (``info``).
+        """Read a tensor, with rows in Hugging Face's order. Codes and scales keep their bits, see ``info`` for others.
 
-        Memory: the tensor and 4 MiB, or twice the tensor for float tensors whose rows move. Raises ModelFormatError for
-        NaN and infinity (in a float or a scale), and if the file has been cut meanwhile.
+        Takes 4 MiB in addition to the tensor, or twice the tensor for float tensors with reordered rows.
+
+        Raises:
+            ModelFormatError: if a float or scale is NaN or infinite, or the file was truncated meanwhile.
         """
         if name in self._numbers:
             return self._numbers[name]
         tensor, source = self._find(name)
-        if tensor.gguf.layout == "turned":
-            rows = lying(tensor, tensor.gguf)
-            return turned(self._read(rows, source, run_of(rows, rows.gguf)))
+        if tensor.gguf.layout == "by_input":
+            rows = stored_rows(tensor, tensor.gguf)
+            return transpose(self._read(rows, source, run_of(rows, rows.gguf)))
         run = run_of(tensor, tensor.gguf)
         parts = [
             self._read(replace(tensor, shape=(count, *tensor.shape[1:])), source, Run(first, count, 1))
@@ -229,16 +226,14 @@ class GgufCheckpoint:
         values = as_logarithm(weight)
         if not (good := np.isfinite(values.codes)).all():
             bad = int(np.argmin(good))
-            raise source.error(source.offset + 4 * bad, f"value {bad} is not below 0")
+            raise source.error(source.offset + 4 * bad, f"value {bad} must be negative")
         return values
 
     def _read(self, tensor: Tensor, source: GgufTensor, run: Run) -> PackedWeight:
-        """Rows of a tensor that lie in a row."""
+        """Read consecutive rows of a tensor."""
         order = row_order(tensor, tensor.gguf)
-        if source.type.name in _REPACKED:
-            return read_repacked(source, tensor.shape, run, order)
         if source.type.decoded:
-            return read_decoded(source, tensor.shape, run, order, self._kept_in(source))
+            return read_decoded(source, tensor.shape, run, order, self._stored_format(source))
         if source.type.format in FLOATS:
             return with_offset(self._read_floats(tensor, source, run, order), tensor.gguf.offset)
         target = FORMATS[source.type.format]
@@ -255,7 +250,7 @@ class GgufCheckpoint:
             stop = min(rows, start + step)
             first = run.first + start
             place: Any = slice(start, stop) if order is None else order[start:stop]
-            whole = len(target.streams) == 1 and order is None  # blocks stay as they are: read where they belong
+            whole = len(target.streams) == 1 and order is None  # blocks are unchanged and can be read in place
             buffer: Any = arrays["codes"][place].view(record) if whole else np.empty((stop - start, blocks), record)
             source.file.read_into(source.offset + first * row_bytes, buffer, source.name)
             for stream in target.streams:
@@ -284,12 +279,11 @@ class GgufCheckpoint:
 
     def _find(self, name: str) -> tuple[Tensor, GgufTensor]:
         if name not in self._tensors:
-            raise self._file.error(name, None, "there is no tensor of this name")
+            raise self._file.error(name, None, "no tensor has this name")
         tensor = self._tensors[name]
         return tensor, self._file.tensors[tensor.gguf.name]
 
     def text_tokenizer(self) -> Any | None:
-        """The tokenizer built from the file's metadata, or None where it carries no tokens."""
         if "tokenizer.ggml.tokens" not in self.metadata:
             return None
         from ipex_lookahead.tokenization.gguf import text_from_gguf
@@ -303,18 +297,17 @@ class GgufCheckpoint:
             raise
 
     def close(self) -> None:
-        """Release the file. Tensors already read stay valid."""
         self._file.close()
 
 
 def _field(records: npt.NDArray[np.void], name: str) -> npt.NDArray[Any]:
-    """A field of records [rows, blocks], contiguous.
+    """Return a field of records [rows, blocks] as a contiguous array.
 
-    numpy copies elements of 16 bytes several times as fast as 16 elements of one.
+    numpy copies elements of 16 bytes several times faster than 16 single bytes.
     """
     fields: Any = records.dtype.fields
     kind, start = fields[name][:2]
-    if kind.itemsize % 16 or kind.itemsize == records.itemsize:  # all of it is contiguous as it is
+    if kind.itemsize % 16 or kind.itemsize == records.itemsize:  # the whole record is contiguous already
         return np.ascontiguousarray(records[name])
     found: npt.NDArray[Any] = np.empty((*records.shape, kind.itemsize // 16), "V16")
     for piece in range(found.shape[-1]):
@@ -324,15 +317,15 @@ def _field(records: npt.NDArray[np.void], name: str) -> npt.NDArray[Any]:
 
 
 def refuse_unread_types(file: GgufParts) -> None:
-    """Raise UnsupportedModelError, with the command that converts the file, for tensors of types that are not read."""
+    """Raise UnsupportedModelError, with a command for conversion, if tensors have types that cannot be read."""
     unread = Counter(tensor.type.name for tensor in file.tensors.values() if not tensor.type.format)
     if not unread:
         return
     first = next(tensor for tensor in file.tensors.values() if not tensor.type.format)
     counts = ", ".join(f"{count} of {name}" for name, count in unread.most_common())
     raise UnsupportedModelError(
-        f"{file.path}: tensor {first.name} has type {first.type.name}; the supported types are {names_of_read_types()}"
-        f" (in this file {counts} are not)",
-        hint=f"take a Q8_0 or Q4_0 file of this model, or convert: llama-quantize --allow-requantize {file.path.name} "
+        f"{file.path}: tensor {first.name} has type {first.type.name}; supported types are {names_of_read_types()}"
+        f" (unsupported in this file: {counts})",
+        hint=f"use a Q8_0 or Q4_0 file of this model, or convert: llama-quantize --allow-requantize {file.path.name} "
         f"{file.path.stem}-Q8_0.gguf Q8_0",
     )

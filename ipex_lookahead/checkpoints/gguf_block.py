@@ -1,7 +1,7 @@
-"""The block for drafting (MTP) of a GGUF file, read for a model that lies elsewhere.
+"""The multi-token prediction (MTP) block of a GGUF file, read as a drafter for a model in another file.
 
-llama.cpp's converter writes such files under names that begin with ``mtp-``: embedding, final norm, lm_head and that
-block. Whole models that hold one will do too.
+llama.cpp's converter writes such files with names that begin with ``mtp-``: embedding, final norm, lm_head and the
+block. Complete models that contain one work as well.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 from ipex_lookahead.architectures import ModelSpec, family
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint, refuse_unread_types
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
-from ipex_lookahead.checkpoints.placed import head_tensors, in_old_place
+from ipex_lookahead.checkpoints.placed import head_tensors, with_old_names
 
 
 class GgufBlock(GgufCheckpoint):
-    """A checkpoint whose tensors are those of ``model.mtp``, and the embedding where the file has one.
+    """A checkpoint with the tensors of ``model.mtp`` and, if the file has one, the embedding.
 
-    The file's metadata say too little of the block without the model's other tensors, so its parts and shapes are those
-    that the model's own config implies.
+    The file's metadata do not describe the block without the rest of the model, so its tensors and shapes follow from
+    the model's own config.
 
     Attributes:
-        blocks: blocks for drafting that the file says it holds.
-        of: the sizes of the model that it is for, by the words of ``drafters.sizes_of``; without those that it does not
-            say.
+        blocks: number of MTP blocks according to the file.
+        of: sizes of the model that the block was made for, as far as the file states them; keys as in
+            ``drafters.sizes_of``.
     """
 
     def __init__(self, path: str | PathLike[str], model: ModelSpec) -> None:
-        """Open the file; reads no tensor yet. Raises ModelFormatError or UnsupportedModelError."""
+        """Open the file without reading tensors. Raises ModelFormatError or UnsupportedModelError."""
         self._file = GgufParts(path)
         self.path, self.metadata = self._file.path, self._file.metadata
-        self._kept, self._numbers = {}, {}
+        self._stored_formats, self._numbers = {}, {}
         self.config, self.generation_config = {}, {}
         try:
             self._file.read_tensor_table()
@@ -44,17 +44,16 @@ class GgufBlock(GgufCheckpoint):
             if model.embedding.gguf.name in there:
                 wanted[model.embedding.name] = model.embedding
             self.spec = model
-            self._tensors = {name: in_old_place(tensor, there) for name, tensor in wanted.items()}
+            self._tensors = {name: with_old_names(tensor, there) for name, tensor in wanted.items()}
         except BaseException:
             self._file.close()
             raise
 
     def names(self) -> Sequence[str]:
-        """The tensors of the block, and the embedding where it is there."""
         return list(self._tensors)
 
     def check(self) -> None:
-        """Raise ModelFormatError where a tensor of the block is missing or has another shape."""
+        """Raise ModelFormatError if a tensor of the block is missing or has the wrong shape."""
         self._check_tensors()
 
     def _sizes(self, model: ModelSpec) -> dict[str, Any]:

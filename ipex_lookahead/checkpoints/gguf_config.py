@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata and tensor table say, in Hugging Face's words, as the file's family declares it."""
+"""Conversion of a GGUF file's metadata to a config with Hugging Face's keys, as the file's family declares them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.errors import UnsupportedModelError
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that are part of the config."""
+"""Tensors that belong to the config."""
 _KEYS = {
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
@@ -49,7 +49,7 @@ _KEYS = {
     "rope_scaling.beta_fast": "rope.scaling.yarn_beta_fast",
     "rope_scaling.beta_slow": "rope.scaling.yarn_beta_slow",
 }
-"""Key of the config -> key of the file, less the architecture."""
+"""Key of the config -> key of the file, without the architecture prefix."""
 _IDS = {
     "bos_token_id": "tokenizer.ggml.bos_token_id",
     "eos_token_id": "tokenizer.ggml.eos_token_id",
@@ -59,7 +59,7 @@ _IDS = {
     "eom_token_id": "tokenizer.ggml.eom_token_id",
 }
 _ENDS = {"gemma4": frozenset({"<eos>", "<turn|>", "<|tool_response>"})}
-"""Architecture -> tokens that end an answer by its makers' generation_config.json; its files name one of them."""
+"""Architecture -> tokens that end an answer according to the original generation_config.json; files list only one."""
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _SAMPLED = {
     "temperature": number(-1e6, 1e6),
@@ -67,7 +67,7 @@ _SAMPLED = {
     "top_p": number(0, 1),
     "min_p": number(0, 1),
 }
-"""Setting of a generation config -> its key after ``general.sampling.``, and what it may be there."""
+"""Key of the generation config -> check; ``_SAMPLING`` holds the part of the file's key after ``general.sampling.``."""
 _PER_LAYER = (
     "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok", "moe_intermediate_size",
 )  # fmt: skip
@@ -77,21 +77,23 @@ _SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
 def gguf_config(file: GgufParts, model_type: str) -> dict[str, Any]:
-    """The config of a model in a GGUF file whose tensor table has been read, with Hugging Face's keys.
+    """Return the config of a GGUF file, with its tensor table already read, using Hugging Face's keys.
 
-    Raises ModelFormatError for what is missing or out of range, UnsupportedModelError for what cannot be run.
+    Raises:
+        ModelFormatError: if a key is missing or out of range.
+        UnsupportedModelError: if the model is not supported.
     """
     declared = family(model_type)
-    assert declared.GGUF is not None  # it claimed the file
+    assert declared.GGUF is not None  # gguf_family selects only families with GGUF keys
     keys = declared.KEYS
-    if keys.inside:  # a file of a model that sees holds the text part
+    if keys.inside:  # files of multimodal models hold the text part
         keys = next(iter(keys.parts.values()))
         model_type = keys.family
     return config_by(file, model_type, keys, declared.GGUF.of(file))
 
 
 def config_by(file: GgufParts, model_type: str, keys: ConfigKeys, gguf: GgufKeys) -> dict[str, Any]:
-    """The same of a model whose keys are given."""
+    """Return the config of a model with the given keys, see :func:`gguf_config`."""
     return _Reader(file, model_type, keys, gguf).config()
 
 
@@ -154,7 +156,7 @@ class _Reader:
             raise self.source.error(key, f"has {len(values)} values for {layers} layers")
         if (values != values[0]).any():
             raise UnsupportedModelError(
-                f"{self.file.path}: {self.names[key]} differs from layer to layer, which this package cannot run"
+                f"{self.file.path}: {self.names[key]} differs between layers, which is not supported"
             )
         return values[0].item()
 
@@ -164,9 +166,9 @@ class _Reader:
         return self.file.tensors["token_embd.weight"].shape[0]
 
     def _check_head_sizes(self, config: dict[str, Any]) -> None:
-        """Keys and values are of one size, and whole heads are rotated, or the part that the family has a word for.
+        """Check that keys and values have one size, and that whole heads or a known part of them are rotated.
 
-        Sizes around a latent are the family's to read.
+        Families with latent attention check their own sizes.
         """
         if "kv_lora_rank" in self.keys.used:
             return
@@ -181,12 +183,11 @@ class _Reader:
                 config["partial_rotary_factor"] = value / config["head_dim"]
             elif value != config["head_dim"]:
                 raise UnsupportedModelError(
-                    f"{self.file.path}: {key} is {value}, not the head size {config['head_dim']}; this package cannot "
-                    "run that"
+                    f"{self.file.path}: {key} is {value}, which must equal the head size {config['head_dim']}"
                 )
 
     def _check_vocabulary(self, config: dict[str, Any]) -> None:
-        """The tokenizer's arrays fit each other and the embedding; their meaning is the tokenizer's to check."""
+        """Check that the tokenizer's arrays match each other and the embedding; the tokenizer checks their content."""
         file, vocab = self.file, config["vocab_size"]
         key = "tokenizer.ggml.tokens"
         if key not in file.metadata:
@@ -208,7 +209,7 @@ class _Reader:
     def _token_ids(self, config: dict[str, Any]) -> dict[str, Any]:
         check, metadata = token_id(config["vocab_size"]), self.file.metadata
         ids = {name: check(self.source, name, metadata[key]) for name, key in _IDS.items() if key in metadata}
-        # A chat model's end of turn ends a generation too; Hugging Face says so with a list of end-of-sequence ids.
+        # The end-of-turn token of a chat model ends generation as well; configs list it among the eos ids.
         ends = [ids[n] for n in ("eos_token_id", "eot_token_id", "eom_token_id") if n in ids]
         if named := _ENDS.get(self.gguf.architecture):
             ends += [i for i, token in enumerate(metadata.get("tokenizer.ggml.tokens", ())) if token in named]
@@ -228,26 +229,25 @@ class _Reader:
             factor = file.scalar(f"{prefix}.rope.scale_linear")  # the spelling before there was a type
         if kind not in _SCALINGS:
             raise UnsupportedModelError(
-                f"{file.path}: {prefix}.rope.scaling.type is {shown(kind)}; {', '.join(_SCALINGS[:-1])} and "
-                f"{_SCALINGS[-1]} are supported"
+                f"{file.path}: {prefix}.rope.scaling.type is {shown(kind)}; choose one of {', '.join(_SCALINGS)}"
             )
         if "rope_factors_long.weight" in file.tensors or "rope_factors_short.weight" in file.tensors:
             return self._long_rope(config)
         if kind == "longrope":
             raise UnsupportedModelError(
-                f"{file.path}: {prefix}.rope.scaling.type is 'longrope', but there is no rope_factors_long.weight"
+                f"{file.path}: {prefix}.rope.scaling.type is 'longrope', but rope_factors_long.weight is missing"
             )
         scaled = kind != "none" and factor not in (None, 0, 1)
         attention_factor = file.scalar(f"{prefix}.rope.scaling.attn_factor", 1.0)
         if attention_factor != 1 and not (scaled and kind == "yarn"):
-            # llama.cpp multiplies cos and sin by it whatever the type; Hugging Face has a word for it with yarn alone.
+            # llama.cpp applies it to cos and sin for all types, Hugging Face has an equivalent for yarn only.
             raise UnsupportedModelError(
                 f"{file.path}: {prefix}.rope.scaling.attn_factor is {shown(attention_factor)} without yarn scaling, "
-                "which this package cannot run; it must be 1, or not there"
+                "which is not supported; it must be 1 or absent"
             )
         if "rope_freqs.weight" in file.tensors:
             if scaled:
-                raise UnsupportedModelError(f"{file.path}: both rope_freqs.weight and rope scaling of type {kind!r}")
+                raise UnsupportedModelError(f"{file.path}: has rope_freqs.weight and rope scaling of type {kind!r}")
             if self.gguf.still_pairs:
                 return self._still_pairs(config)
             return {"rope_type": "freq_factors", "factors": self._divisors("rope_freqs.weight", config)}
@@ -262,29 +262,29 @@ class _Reader:
             if attention_factor != 1:
                 attention_factor = ROPE["attention_factor"](source, "rope_scaling.attention_factor", attention_factor)
                 factor = ROPE["factor"](source, "rope_scaling.factor", factor)
-                # llama.cpp multiplies YaRN's own factor by it, Hugging Face's attention_factor replaces that.
+                # llama.cpp multiplies YaRN's own factor by it; Hugging Face's attention_factor replaces YaRN's factor.
                 scaling["attention_factor"] = attention_factor * (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
         scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
         self._check_original(scaling)
         return check_rope(scaling, config["rope_theta"], source)
 
     def _still_pairs(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Pairs divided by 1 turn, and those behind them by 1e30 (Gemma 4)."""
+        """Return the share of rotated pairs (Gemma 4): their divisors are 1, those of the others 1e30."""
         name, size = "rope_freqs.weight", config["head_dim"]
         values = self._divisors(name, config, (1.0, 2e30))
         turning = values.count(1.0)
         if any(one != 1 for one in values[:turning]) or any(one < 1e29 for one in values[turning:]):
             raise UnsupportedModelError(
-                f"{self.file.path}: {name} divides by other numbers than 1 and, behind those, 1e30, which this package"
-                " cannot run"
+                f"{self.file.path}: {name} must divide by 1 and, for the remaining pairs, by 1e30; other divisors are"
+                " not supported"
             )
         share = turning / (size // 2)
-        if int(share * size // 2) < turning:  # a rounding below
+        if int(share * size // 2) < turning:  # the division was rounded down
             share = math.nextafter(share, 2.0)
         return {"rope_type": "proportional", "partial_rotary_factor": share}
 
     def _long_rope(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        """Divisors for short and for long contexts (Phi), and the factor on cos and sin."""
+        """Return divisors for short and long contexts (Phi), and the factor on cos and sin."""
         original = self.file.scalar(self.names["rope_scaling.original_max_position_embeddings"])
         scaling: dict[str, Any] = {
             "rope_type": "longrope",
@@ -302,7 +302,7 @@ class _Reader:
         integer(1, MAX_CONTEXT)(self.source, f"rope_scaling.{name}", scaling[name])
 
     def _divisors(self, name: str, config: dict[str, Any], bounds: tuple[float, float] = DIVISORS) -> list[float]:
-        """A tensor of numbers that rope's frequencies are divided by, one a pair of rotated dimensions."""
+        """Read a tensor of divisors of rope's frequencies, one per pair of rotated dimensions."""
         file, pairs = self.file, int(config["head_dim"] * config.get("partial_rotary_factor", 1.0)) // 2
         if name not in file.tensors:
             raise file.error(name, None, "is missing from the file")
@@ -321,11 +321,13 @@ class _Reader:
 
 
 def gguf_sampling(file: GgufParts) -> dict[str, Any]:
-    """``general.sampling.*`` in transformers' words: what llama.cpp's converter took from ``generation_config.json``.
+    """Return ``general.sampling.*`` with transformers' keys, which converters take from ``generation_config.json``.
 
-    A ``temp`` of 0 or less is greedy decoding in llama.cpp, and a ``top_k`` of 0 or less keeps all. Other samplers of
-    llama.cpp's, and its penalty of the last 64 tokens, have no counterpart here and are passed over.
-    Raises ModelFormatError for a value outside its range.
+    In llama.cpp a ``temp`` of 0 or less is greedy decoding, and a ``top_k`` of 0 or less disables the filter. Its other
+    samplers, and its penalty over the last 64 tokens, have no equivalent here and are ignored.
+
+    Raises:
+        ModelFormatError: if a value is out of range.
     """
     keys = {name: f"general.sampling.{key}" for name, key in _SAMPLING.items()}
     source = Source.at(file.path, {name: (key, file.offsets.get(key)) for name, key in keys.items()})
@@ -339,5 +341,5 @@ def gguf_sampling(file: GgufParts) -> dict[str, Any]:
 
 
 def _shortest(value: Any) -> Any:
-    """A float32 as the shortest decimal that means it (1e-05, not 9.999999747378752e-06), as configs are written."""
+    """Return a float32 as the shortest equal decimal (1e-05, not 9.999999747378752e-06), as configs have it."""
     return float(str(np.float32(value))) if isinstance(value, float) and abs(value) < 3e38 else value

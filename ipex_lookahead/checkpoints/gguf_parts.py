@@ -1,8 +1,8 @@
-"""A GGUF model as one, whether it lies in one file or in the parts that ``llama-gguf-split`` and converters write.
+"""A GGUF model in one file or in the parts that ``llama-gguf-split`` and converters write.
 
-Parts are named ``NAME-00001-of-00003.gguf``. Each is a GGUF file with a tensor table of its own; ``split.no`` is its
-number from 0, ``split.count`` how many parts there are, ``split.tensors.count`` the tensors of all together. The first
-has the model's metadata.
+Parts are named ``NAME-00001-of-00003.gguf``. Each is a GGUF file with its own tensor table. ``split.no`` is its number,
+starting at 0, ``split.count`` the number of parts, ``split.tensors.count`` the number of tensors of all parts. The
+first part has the model's metadata.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from ipex_lookahead.checkpoints.gguf_reader import GgufFile, GgufTensor
 from ipex_lookahead.errors import ModelFormatError
 
 PART_NAME = re.compile(r"(?P<model>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
-"""What a part's file is called; ``part`` counts from 1."""
+"""File name of a part; ``part`` counts from 1."""
 _NUMBER, _COUNT, _TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
 def first_part(path: str | PathLike[str]) -> Path:
-    """The first part beside a part, by its name; any other path as it is."""
+    """Return the path of the first part for any part, by its name; other paths are returned as they are."""
     path = Path(path)
     named = PART_NAME.fullmatch(path.name)
     return path if named is None else path.with_name(f"{named['model']}-00001-of-{named['parts']}.gguf")
 
 
 class GgufParts:
-    """The metadata and the joined tensor table of a GGUF model: what :class:`GgufFile` has, of all parts.
+    """Metadata and combined tensor table of a GGUF model, with the interface of :class:`GgufFile`.
 
     Attributes:
-        path: of the file, or of the first part, whichever part was given.
-        metadata, offsets: the first part's.
-        tensors: name to entry, part after part. Empty until :meth:`read_tensor_table`.
+        path: the file, or the first part even if another part was given.
+        metadata, offsets: those of the first part.
+        tensors: name to entry, part by part. Empty until :meth:`read_tensor_table`.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Read the metadata of all parts and hold them against each other. Raises ModelFormatError.
+        """Read the metadata of all parts and check that they match. Raises ModelFormatError.
 
-        A file that says nothing of parts is the whole model, whatever its name.
+        A file without split metadata is a complete model, whatever its name.
         """
         path = Path(path)
         named = PART_NAME.fullmatch(path.name)
@@ -60,30 +60,29 @@ class GgufParts:
         self.offsets = self._first.offsets
 
     def error(self, field: str, offset: int | None, problem: str, *, hint: str = "") -> ModelFormatError:
-        """The error to raise for a field of the metadata, or for a tensor that is in no part."""
+        """Return an error for a metadata field, or for a tensor that is in no part."""
         return self._first.error(field, offset, problem, hint=hint)
 
     def scalar(self, key: str, default: Any = None) -> Any:
-        """A single value of the metadata, or ``default``. Raises ModelFormatError if it is an array."""
+        """Return a single value of the metadata, or ``default``; raise ModelFormatError if it is an array."""
         return self._first.scalar(key, default)
 
     def read_tensor_table(self) -> None:
-        """Read and check the tensor tables, also of types whose values are not read. Raises ModelFormatError."""
+        """Read and check all tensor tables, including unsupported types. Raises ModelFormatError."""
         for part in self._parts:
             part.read_tensor_table()
             for tensor in part.tensors.values():
                 if (other := self.tensors.get(tensor.name)) is not None:
-                    raise tensor.error(tensor.entry, f"is in {other.file.path.name} too")
+                    raise tensor.error(tensor.entry, f"is in {other.file.path.name} as well")
                 self.tensors[tensor.name] = tensor
         if len(self._parts) > 1 and len(self.tensors) != (said := self._whole(self._first, _TENSORS)):
             raise self._first.error(
                 _TENSORS, self.offsets[_TENSORS],
-                f"is {said}, but the {len(self._parts)} parts have {len(self.tensors)} tensors together",
-                hint="the parts are not of one model: fetch them again, all from one place",
+                f"is {said}, but the {len(self._parts)} parts have {len(self.tensors)} tensors in total",
+                hint="the parts belong to different models: download all of them from one source",
             )  # fmt: skip
 
     def close(self) -> None:
-        """Release the files."""
         for part in self._parts:
             part.close()
 
@@ -92,9 +91,9 @@ class GgufParts:
         if named is None or int(named["parts"]) != count:
             raise self._first.error(
                 _COUNT, self._first.offsets.get(_COUNT),
-                f"is {count}, but the file is called {given.name}; the others are found by their names, which must be "
+                f"is {count}, but the file is named {given.name}; the other parts are found by name, which must be "
                 f"NAME-00001-of-{count:05}.gguf and so on",
-                hint="give the parts the names that they were published with",
+                hint="restore the published names of the parts",
             )  # fmt: skip
         if first_part(given) != given:
             self._first.close()
@@ -108,18 +107,18 @@ class GgufParts:
                 if (found := self._whole(part, key)) != expected:
                     raise part.error(
                         key, part.offsets[key], f"is {found}; in part {index + 1} of {count} it must be {expected}",
-                        hint="the parts are not of one model: fetch them again, all from one place",
+                        hint="the parts belong to different models: download all of them from one source",
                     )  # fmt: skip
             self._check_same_model(part)
 
     def _check_same_model(self, part: GgufFile) -> None:
-        """What a later part says again, as some writers have it, must be what the first says."""
+        """Raise if metadata that some writers repeat in later parts differ from the first part's."""
         for key, value in part.metadata.items():
-            if key == _NUMBER or key == "general.alignment":  # of the part alone
+            if key == _NUMBER or key == "general.alignment":  # specific to the part
                 continue
             if key not in self._first.metadata or not np.array_equal(value, self._first.metadata[key]):
                 raise part.error(
-                    key, part.offsets[key], f"is not what {self._first.path.name} says: this is a part of another model"
+                    key, part.offsets[key], f"differs from {self._first.path.name}: this part belongs to another model"
                 )
 
     @staticmethod
@@ -134,7 +133,7 @@ class GgufParts:
 def _opened(path: Path, number: int, count: int) -> GgufFile:
     if not path.exists():
         raise ModelFormatError(
-            path, "file", None, f"is missing: it is part {number} of the {count} that the model is split into",
-            hint="fetch all parts into one folder",
+            path, "file", None, f"is missing: it is part {number} of the model's {count} parts",
+            hint="download all parts into one folder",
         )  # fmt: skip
     return GgufFile(path)

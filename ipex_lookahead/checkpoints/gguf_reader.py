@@ -1,8 +1,7 @@
-"""The GGUF container: header, metadata and tensor table, checked before anything is allocated.
+"""The GGUF container: header, metadata and tensor table, validated before memory is allocated.
 
-Written from the description of the format (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). The work is
-linear in the size of the metadata; no count or length from the file is believed before it has been compared with the
-bytes that are left.
+The format is described at https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Reading is linear in the size of
+the metadata; every count and length is compared with the remaining bytes of the file before it is used.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from ipex_lookahead.errors import ModelFormatError
 
 MAGIC = b"GGUF"
 MAX_RECORDS = 65_536
-"""Most metadata entries, and most tensors; real files have some tens, and less than ten thousand."""
+"""Maximum number of metadata entries and of tensors; real files have less than a hundred and ten thousand."""
 MAX_ALIGNMENT = 1 << 16
 MAX_KEY = 65_535
 MAX_NAME = 1024
 MAX_STRING = 16 << 20
-MAX_KEPT = 128 << 20
-"""Most bytes of values, all arrays and strings of the metadata together: what is made of them takes several times it.
-A sparse file of a few bytes on the disk may claim any number."""
+MAX_VALUE_BYTES = 128 << 20
+"""Maximum size of all metadata values, because decoded values take several times as much memory. A sparse file of a few
+bytes on disk can claim any size."""
 SMALL_ARRAY = 4096
 READ_ARRAYS = ("tokenizer.", "llama.")
-"""Larger arrays of numbers are kept under these keys alone: nobody reads another."""
+"""Prefixes of keys with large numeric arrays that are used; other large arrays are skipped."""
 MAX_ARRAY_STRINGS = 2 << 20
-"""Most strings in all arrays together: a Python string takes several times the bytes a short one has in the file."""
+"""Maximum number of strings in all arrays, because a short Python string takes several times its bytes in the file."""
 MAX_DIM = 1 << 40
 _VALUES_AT_ONCE = 1 << 20
 
@@ -73,16 +72,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One entry of the tensor table.
+    """An entry of the tensor table.
 
     Attributes:
-        name: as in the file.
-        shape: slowest dimension first, as numpy has it (the file has the fastest first).
+        name: name in the file.
+        shape: slowest dimension first as in numpy (the file has the fastest first).
         type: how the values are stored.
-        offset: of the data, from the start of the file.
-        nbytes: of the data.
-        entry: offset of the entry itself, for error messages.
-        file: where the offsets are.
+        offset: position of the data in the file.
+        nbytes: size of the data.
+        entry: position of the entry, for error messages.
+        file: the file of the offsets.
     """
 
     name: str
@@ -94,11 +93,11 @@ class GgufTensor:
     file: BinaryFile
 
     def error(self, offset: int | None, problem: str, *, hint: str = "") -> ModelFormatError:
-        """The error to raise about this tensor."""
+        """Return an error about this tensor."""
         return ModelFormatError(self.file.path, self.name, offset, problem, hint=hint)
 
     def pieces(self, first: int, rows: int) -> Iterator[tuple[int, int, npt.NDArray[np.uint8]]]:
-        """Rows ``first`` and on, some at a time: (row, offset in the file, blocks [rows, bytes])."""
+        """Yield rows from ``first`` in chunks: (row, position in the file, blocks [rows, bytes])."""
         row_bytes = self.shape[-1] // self.type.block * self.type.nbytes
         step = max(1, _VALUES_AT_ONCE // self.shape[-1])
         for start in range(0, rows, step):
@@ -109,17 +108,16 @@ class GgufTensor:
 
 
 Entry = tuple[str, tuple[int, ...], TensorType, int, int, int]
-"""Of the tensor table: name, shape, type, offset from the first tensor's, and where entry and offset stand."""
+"""Table entry: name, shape, type, offset relative to the first tensor, and positions of the entry and of its offset."""
 
 
 class GgufFile:
-    """A GGUF file whose structure has been validated.
+    """A GGUF file with a validated structure.
 
     Attributes:
-        metadata: key to value: int, float, bool, str, a list of str, or a one-dimensional numpy array for arrays of
-            numbers (uint8 0/1 become bool). Of an array of more than ``SMALL_ARRAY`` numbers under a key that nobody
-            reads there is the type alone: no elements.
-        offsets: key to the byte offset of its value.
+        metadata: key to int, float, bool, str, list of str, or a one-dimensional numpy array (bool for uint8 0/1).
+            Arrays of more than ``SMALL_ARRAY`` numbers under unused keys are empty, with the right dtype.
+        offsets: key to the position of its value.
         tensors: name to entry, in the file's order. Empty until :meth:`read_tensor_table`.
     """
 
@@ -142,11 +140,11 @@ class GgufFile:
             raise
 
     def error(self, field: str, offset: int | None, problem: str, *, hint: str = "") -> ModelFormatError:
-        """The error to raise for a field of this file."""
+        """Return an error about a field of this file."""
         return ModelFormatError(self.path, field, offset, problem, hint=hint)
 
     def scalar(self, key: str, default: Any = None) -> Any:
-        """A single value of the metadata, or ``default``. Raises ModelFormatError if it is an array."""
+        """Return a single value of the metadata, or ``default``; raise ModelFormatError if it is an array."""
         value = self.metadata.get(key, default)
         if isinstance(value, list | np.ndarray):
             raise self.error(key, self.offsets[key], "is an array; it must be a single value")
@@ -160,13 +158,13 @@ class GgufFile:
                 "magic",
                 0,
                 f"is {magic!r}; a GGUF file starts with {MAGIC!r}",
-                hint="this is no model, or not all of one; give a .gguf file, or a folder with config.json",
+                hint="this is not a complete model; give a .gguf file or a folder with config.json",
             )
         version = cursor.number(_U32, "version")
         if version and version & 0xFFFF == 0:
             raise self.error("version", 4, "is byte-swapped: this is a big-endian file; convert it to little-endian")
         if version not in (2, 3):
-            raise self.error("version", 4, f"is {version}; versions 2 and 3 are read")
+            raise self.error("version", 4, f"is {version}; supported versions are 2 and 3")
         self._tensor_count = self._read_count("tensor_count", _SMALLEST_TENSOR)
         self._entry_count = self._read_count("metadata_kv_count", _SMALLEST_ENTRY)
 
@@ -174,9 +172,9 @@ class GgufFile:
         at = self._cursor.at
         count = int(self._cursor.number(_U64, field))
         if count > MAX_RECORDS:
-            raise self.error(field, at, f"is {count}; at most {MAX_RECORDS} are read")
+            raise self.error(field, at, f"is {count}; the maximum is {MAX_RECORDS}")
         if count * smallest > self._cursor.left:
-            raise self.error(field, at, f"is {count}, which {self._cursor.left} bytes cannot hold")
+            raise self.error(field, at, f"is {count}, more than the remaining {self._cursor.left} bytes hold")
         return count
 
     def _read_entry(self, field: str) -> None:
@@ -198,7 +196,7 @@ class GgufFile:
                 raise self.error(key, self.offsets[key], f"is {value}; a bool is 0 or 1")
             self.metadata[key] = bool(value) if kind == BOOL else value
         else:
-            raise self.error(f"type of {key}", at, f"is {kind}; the types are 0 to 12")
+            raise self.error(f"type of {key}", at, f"is {kind}; types are 0 to 12")
         self._kinds[key] = kind
 
     def _read_array(self, key: str) -> Any:
@@ -208,12 +206,12 @@ class GgufFile:
         if kind == ARRAY:
             raise self.error(f"element type of {key}", at, "is array; arrays of arrays are not allowed")
         if kind != STRING and kind not in _SCALARS:
-            raise self.error(f"element type of {key}", at, f"is {kind}; the types are 0 to 12")
+            raise self.error(f"element type of {key}", at, f"is {kind}; types are 0 to 12")
         at = cursor.at
         count = int(cursor.number(_U64, f"length of {key}"))
         size = 8 if kind == STRING else _SCALARS[kind][0].size
         if count * size > cursor.left:
-            raise self.error(f"length of {key}", at, f"is {count}, which {cursor.left} bytes cannot hold")
+            raise self.error(f"length of {key}", at, f"is {count}, more than the remaining {cursor.left} bytes hold")
         if kind == STRING:
             return cursor.strings(count, key)
         at = cursor.at
@@ -239,7 +237,7 @@ class GgufFile:
         return int(value)
 
     def read_tensor_table(self) -> None:
-        """Read and check the tensor table, also of types whose values are not read. Raises ModelFormatError."""
+        """Read and check the tensor table, including unsupported types. Raises ModelFormatError."""
         cursor = self._cursor
         entries = [self._read_tensor(f"tensor {index}") for index in range(self._tensor_count)]
         start = _padded(cursor.at, self._alignment)
@@ -249,13 +247,13 @@ class GgufFile:
             if wide and kind is REPACKED_TYPES[42]:
                 kind = Q2_0_OF_128
                 if shape[-1] % kind.block:
-                    raise self.error(name, entry, f"has rows of {shape[-1]}, which are no whole blocks of {kind.block}")
+                    raise self.error(name, entry, f"has rows of {shape[-1]}; expected a multiple of {kind.block}")
             nbytes = math.prod(shape) // kind.block * kind.nbytes
             if offset != expected:
                 raise self.error(
                     f"offset of {name}",
                     offset_at,
-                    f"is {offset}; tensors lie one after another, so it must be {expected}",
+                    f"is {offset}; it must be {expected}, directly after the previous tensor",
                 )
             if start + offset + nbytes > self.file.size:
                 raise self.error(
@@ -270,7 +268,7 @@ class GgufFile:
             _log.warning("%s: %d bytes follow the last tensor", self.path, self.file.size - start - expected)
 
     def _has_wide_q2_0(self, entries: list[Entry], start: int) -> bool:
-        """Whether a tensor of type Q2_0 has no room for blocks of 64 inputs: then they are of 128, and fewer bytes."""
+        """Return True if a Q2_0 tensor is too small for blocks of 64 inputs, so that its blocks have 128 inputs."""
         ends = [*(offset for _, _, _, offset, *_ in entries[1:]), self.file.size - start]
         return any(
             kind is REPACKED_TYPES[42] and math.prod(shape) // kind.block * kind.nbytes > end - offset
@@ -302,7 +300,7 @@ class GgufFile:
             )
         at = cursor.at
         offset = int(cursor.number(_U64, f"offset of {name}"))
-        # Reserved now, so that the next entry of this name is found out; filled in when all offsets are known.
+        # Registered now to detect duplicate names; completed when all offsets are known.
         self.tensors[name] = GgufTensor(name, shape[::-1], kind, 0, 0, entry, self.file)
         return name, shape[::-1], kind, offset, entry, at
 
@@ -313,17 +311,16 @@ class GgufFile:
         supported = names_of_read_types()
         if number in REMOVED_TYPES:
             raise self.error(
-                f"type of {name}", at, f"is {REMOVED_TYPES[number]}, which GGUF has removed; supported are {supported}"
+                f"type of {name}", at, f"is {REMOVED_TYPES[number]}, which GGUF removed; supported are {supported}"
             )
-        raise self.error(f"type of {name}", at, f"is {number}, which is unknown; the supported types are {supported}")
+        raise self.error(f"type of {name}", at, f"is {number}, which is unknown; supported types are {supported}")
 
     def close(self) -> None:
-        """Release the file."""
         self.file.close()
 
 
 class _Cursor:
-    """Reads values one after another through a window on the file, and checks every length against what is left."""
+    """Sequential reader with a window on the file; checks every length against the remaining bytes."""
 
     _WINDOW = 1 << 20
 
@@ -333,23 +330,23 @@ class _Cursor:
         self._window = b""
         self._position = 0
         self._strings_left = MAX_ARRAY_STRINGS
-        self._kept_left = MAX_KEPT
+        self._values_left = MAX_VALUE_BYTES
 
     @property
     def at(self) -> int:
-        """Offset of the next byte."""
+        """Position of the next byte."""
         return self._base + self._position
 
     @property
     def left(self) -> int:
-        """Bytes from here to the end of the file."""
+        """Number of bytes to the end of the file."""
         return self._file.size - self.at
 
     def _need(self, count: int, field: str) -> None:
         if len(self._window) - self._position < count:
             if count > self.left:
                 raise ModelFormatError(
-                    self._file.path, field, self.at, f"needs {count} bytes, but {self.left} are left in the file"
+                    self._file.path, field, self.at, f"needs {count} bytes, but only {self.left} remain in the file"
                 )
             at = self.at
             self._window = self._file.read(at, min(self.left, max(count, self._WINDOW)), field)
@@ -362,21 +359,21 @@ class _Cursor:
         return self._window[start : self._position]
 
     def skip(self, count: int) -> None:
-        """Pass over bytes that are known to be there."""
+        """Skip bytes that are known to exist."""
         self._base, self._position, self._window = self.at + count, 0, b""
 
-    def keep(self, count: int, field: str) -> None:
-        """Count bytes of a value that is kept, before memory is taken for it."""
-        self._kept_left -= count
-        if self._kept_left < 0:
+    def reserve(self, count: int, field: str) -> None:
+        """Count the bytes of a value, before memory is allocated for it."""
+        self._values_left -= count
+        if self._values_left < 0:
             raise ModelFormatError(
-                self._file.path, f"length of {field}", self.at, f"more than {MAX_KEPT} bytes of metadata up to here"
+                self._file.path, f"length of {field}", self.at, f"exceeds {MAX_VALUE_BYTES} bytes of metadata in total"
             )
 
     def numbers(self, count: int, kind: Any, field: str) -> npt.NDArray[Any]:
-        """An array of numbers, read into place."""
+        """Read an array of numbers."""
         size = count * np.dtype(kind).itemsize
-        self.keep(size, field)
+        self.reserve(size, field)
         if size <= self._WINDOW:
             return np.frombuffer(self.take(size, field), kind)
         values: npt.NDArray[Any] = np.empty(count, kind)
@@ -395,15 +392,15 @@ class _Cursor:
         length = int(self.number(_U64, f"length of {field}"))
         if length > limit:
             raise ModelFormatError(
-                self._file.path, f"length of {field}", at, f"is {length}; at most {limit} bytes are read"
+                self._file.path, f"length of {field}", at, f"is {length}; the maximum is {limit} bytes"
             )
         at = self.at
-        self.keep(length, field)
+        self.reserve(length, field)
         raw = self.take(length, field)
         return self._decode(raw, at, field)
 
     def name(self, field: str, limit: int) -> str:
-        """A key or a tensor's name: not empty, no NUL."""
+        """Read a key or a tensor name: not empty, without NUL."""
         at = self.at
         value = self.string(field, limit)
         if not value:
@@ -413,10 +410,10 @@ class _Cursor:
         return value
 
     def strings(self, count: int, field: str) -> list[str]:
-        """An array of strings. This loop sees a hundred thousand tokens and merges, hence the local names."""
+        """Read an array of strings; local names keep the loop over 100,000 tokens and merges fast."""
         if count > self._strings_left:
             raise ModelFormatError(
-                self._file.path, f"length of {field}", self.at - 8, f"more than {MAX_ARRAY_STRINGS} strings in arrays"
+                self._file.path, f"length of {field}", self.at - 8, f"exceeds {MAX_ARRAY_STRINGS} strings in arrays"
             )
         self._strings_left -= count
         found: list[str] = []
@@ -432,8 +429,8 @@ class _Cursor:
                     found.append(window[start:stop].decode())
                     position = stop
             except (UnicodeDecodeError, struct.error):
-                pass  # the slow path below finds it again and says where, or goes on with the next window
-            self.keep(position - self._position, field)
+                pass  # the slow path below reports the position, or continues with the next window
+            self.reserve(position - self._position, field)
             self._position = position
             if len(found) < count:
                 found.append(self.string(f"{field}[{len(found)}]", MAX_STRING))

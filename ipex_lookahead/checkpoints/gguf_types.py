@@ -1,4 +1,4 @@
-"""GGUF's tensor types by their number in a file: how large blocks are, and what their values are kept in."""
+"""GGUF's tensor types by number: block sizes, and the format that values are read as."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ipex_lookahead.formats import FORMATS
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """How a tensor's values are stored: ``block`` of them take ``nbytes`` bytes.
+    """A storage type with ``block`` values per ``nbytes`` bytes.
 
-    ``format`` is a key of ``FORMATS``, and empty for a type that is not read. ``decoded``: the type is none of ours,
-    and ``format`` is what its values are kept in.
+    ``format`` is a key of ``FORMATS``, or empty for a type that cannot be read. ``decoded`` is True if the type is not
+    one of ``FORMATS`` and its values are converted to ``format``.
     """
 
     name: str
@@ -27,7 +27,7 @@ TENSOR_TYPES = {
     for name, low_bit in FORMATS.items()
     if low_bit.gguf is not None
 }
-"""The tensor types that are read, by their number in the file."""
+"""Types that are read as they are, by their number in the file."""
 
 DECODED_TYPES = {
     number: TensorType(*known, decoded=True)
@@ -38,17 +38,17 @@ DECODED_TYPES = {
         40: ("NVFP4", 64, 36, "fp16"),
     }.items()
 }  # fmt: skip
-"""Types that are decoded when they are read; ``gguf_decoded.py`` says why these formats."""
+"""Types that are decoded on reading; ``gguf_decoded.py`` explains the choice of formats."""
 
 REPACKED_TYPES = {
     41: TensorType("Q1_0", 128, 18, "sym_int2", decoded=True), 42: TensorType("Q2_0", 64, 18, "sym_int2", decoded=True),
 }  # fmt: skip
-"""Types whose codes are put into another format's blocks, exactly (``gguf_repacked.py``)."""
+"""Types with codes that are moved into another format's blocks exactly (``gguf_decoded.py``)."""
 Q2_0_OF_128 = TensorType("Q2_0", 128, 34, "sym_int2", decoded=True)
-"""The same number in the files that were published before llama.cpp had it: blocks twice as large."""
+"""Type 42 in files published before llama.cpp supported it: blocks are twice as large."""
 
 READ_TYPES = TENSOR_TYPES | DECODED_TYPES | REPACKED_TYPES
-"""All types whose values are read."""
+"""All readable types."""
 
 OTHER_TYPES = {
     number: TensorType(*known, "")
@@ -57,7 +57,7 @@ OTHER_TYPES = {
         27: ("I64", 1, 8), 28: ("F64", 1, 8),
     }.items()
 }  # fmt: skip
-"""Types whose sizes are known, so that a file of them can be described, and whose values are not read."""
+"""Types with known sizes that can be listed but not read."""
 REMOVED_TYPES = {
     4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
@@ -65,5 +65,5 @@ REMOVED_TYPES = {
 
 
 def names_of_read_types() -> str:
-    """The types whose values are read, for error messages."""
+    """Return the readable types, for error messages."""
     return ", ".join(sorted(kind.name for kind in READ_TYPES.values()))

@@ -1,15 +1,15 @@
-"""GPTQ's checkpoints (arXiv 2210.17323), as AutoGPTQ and GPTQModel write them.
+"""GPTQ checkpoints (arXiv 2210.17323) of AutoGPTQ and GPTQModel.
 
-A layer ``NAME`` is, with b bits, lowest bits first, codes of 3 bits going on across words, 32 of them in three:
+Tensors of a layer ``NAME`` with b bits, lowest bits first; 3-bit codes cross word boundaries, 32 codes per three words:
   NAME.qweight  int32 [n_in * b / 32, n_out], words along the inputs
   NAME.qzeros   int32 [groups, n_out * b / 32], words along the outputs
   NAME.scales   [groups, n_out]
-  NAME.g_idx    int32 [n_in], the group of each input; missing: neighbours
+  NAME.g_idx    int32 [n_in], the group of each input; if missing, groups are consecutive inputs
 
-w[o, i] = scales[g, o] * (code - zero[g, o]). The first version ("gptq", or none given) stores zero points less 1,
-"gptq_v2" as they are. 1 is added to whole words here, with carries from code to code, as GPTQModel does: that undoes a
-subtraction with borrows exactly. With 3 bits, whose codes lie across words, each zero point has its 1 taken on its own
-there, 0 becoming 7, and is given it back so.
+w[o, i] = scales[g, o] * (code - zero[g, o]). Version 1 ("gptq", the default) stores zero points minus 1, "gptq_v2"
+stores them unchanged. Here 1 is added to whole words, with carries between codes, as in GPTQModel: this undoes a
+subtraction with borrows exactly. With 3 bits each zero point is incremented on its own, modulo 8, because packers
+subtract 1 from each zero point separately.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ _SETTINGS = Settings(
 )  # fmt: skip
 _REQUIRED = ("bits", "group_size")
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
-"""A word whose codes are all 1."""
+"""Bits -> a word in which all codes are 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq(Scheme):
-    """The scheme; see ``quantized_layers.Scheme``. ``first_version``: zero points are stored less 1."""
+    """The GPTQ scheme. ``first_version`` is True if zero points are stored minus 1."""
 
     grouped: Grouped
     first_version: bool
@@ -87,13 +87,11 @@ class Gptq(Scheme):
     marks: ClassVar[tuple[str, ...]] = ("qweight",)
 
     def info(self, tensor: Tensor, layer: Layer) -> TensorInfo:
-        """See ``Scheme.info``. Reads g_idx, and scales that are not binary16."""
         self._check(tensor, layer)
         order = self.grouped.order(tensor, layer, "g_idx")
         return self.grouped.info_of(tensor, layer, "scales", order)
 
     def read(self, tensor: Tensor, layer: Layer, info: TensorInfo) -> PackedWeight:
-        """See ``Scheme.read``."""
         rows, bits = rows_of(tensor), self.grouped.bits
         codes = codes_of(layer.read("qweight")[:, rows].T, bits)
         scales = layer.floats("scales")[:, rows].T
@@ -106,8 +104,8 @@ class Gptq(Scheme):
         groups, whole = self.grouped.groups(n_in), in_whole_words(bits)
         for size, what in ((n_in, "inputs"), (n_out, "outputs")):
             if size % whole:
-                words = f"words of {whole} codes" if bits != 3 else "triples of words, of 32 codes"
-                raise layer.error("qweight", f"belongs to {size} {what}, which are no whole {words}")
+                words = whole if bits != 3 else f"{whole} (three words)"
+                raise layer.error("qweight", f"has {size} {what}; expected a multiple of {words}")
         layer.check("qweight", (n_in * bits // 32, n_out), "I32")
         layer.check("qzeros", (groups, n_out * bits // 32), "I32")
         layer.check("scales", (groups, n_out), *FLOATS)
@@ -127,14 +125,14 @@ class Gptq(Scheme):
             at = int(bad.argmax())
             raise layer.error(
                 "qzeros",
-                f"zero point {at} is {zeros.reshape(-1)[at]}, but sym is true: all are {middle}",
-                at * bits // 32,  # the word in which it begins
+                f"zero point {at} is {zeros.reshape(-1)[at]}; it must be {middle}, because sym is true",
+                at * bits // 32,  # index of the word with its first bit
             )
         return None
 
 
 def gptq(raw: JsonObject, source: Source) -> Gptq:
-    """The scheme that a ``quantization_config`` describes. Raises UnsupportedModelError or ModelFormatError."""
+    """Return the scheme of a ``quantization_config``. Raises UnsupportedModelError or ModelFormatError."""
     settings = _SETTINGS.read(raw, source, "gptq")
     for key in _REQUIRED:
         if key not in settings:

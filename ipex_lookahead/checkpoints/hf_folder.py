@@ -1,4 +1,4 @@
-"""Writing any checkpoint as a plain Hugging Face folder: floats in safetensors, for programs that read nothing else."""
+"""Export of a checkpoint as a plain Hugging Face folder with float weights in safetensors."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.formats import dequantize
 
 SHARD = 1 << 30
-"""Bytes of tensors that are held before a file of them is written."""
+"""Bytes of tensors per file."""
 
 
 def write_hf_folder(
     checkpoint: Checkpoint, folder: str | PathLike[str], *, dtype: str = "float32", tokenizer: bool = True
 ) -> Path:
-    """Write config, tokenizer and dequantised weights, and return the folder.
+    """Write config, tokenizer and dequantized weights; return the folder.
 
     Args:
         checkpoint: an opened checkpoint.
-        folder: where to; must be empty or not exist.
-        dtype: "float32", which holds every format exactly, or "float16".
-        tokenizer: write the checkpoint's tokenizer too.
+        folder: target folder; must be empty or not exist.
+        dtype: "float32", which represents every format exactly, or "float16".
+        tokenizer: True to write the checkpoint's tokenizer as well.
 
     Raises:
-        InputError: the folder is not empty, or another dtype.
+        InputError: if the folder is not empty or the dtype is another one.
     """
     target = given_path(folder)
     if dtype not in ("float32", "float16"):
         raise InputError(f"dtype is {dtype!r}; it must be float32 or float16")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"{target}: is there and not an empty folder; give one that does not exist")
+        raise InputError(f"{target}: exists and is not an empty folder; give a path that does not exist")
     target.mkdir(parents=True, exist_ok=True)
     names = list(checkpoint.names())
     offsets = {tensor.name: tensor.hf.offset for tensor in checkpoint.spec.tensors()}

@@ -1,8 +1,8 @@
-"""llama.cpp's importance matrices, of both kinds: how much each input of each weight matrix matters.
+"""llama.cpp's importance matrices in both file formats: the importance of each input of each weight matrix.
 
-An entry is the sum, over the tokens of some text, of the squares of a matrix's inputs. The GGUF kind holds sums and
-counts of tokens in two tensors an entry; the older kind (``.dat``) is a sequence of records: name, number of calls,
-values, the values being means times that number. Both are little-endian, and checked before anything is allocated.
+An entry is the sum of the squares of a matrix's inputs over the tokens of a text. The GGUF format has two tensors per
+entry, sums and token counts. The older format (``.dat``) is a sequence of records with name, number of calls, and
+values (means times the number of calls). Both are little-endian and validated before memory is allocated.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Imatrix:
 
     Attributes:
         path: the file.
-        means: name of a GGUF tensor -> mean squares of its inputs, float32 [n], or [experts * n] for stacked experts.
-            An expert that no token reached has only ones.
-        datasets: the texts it was made from, as the file names them.
-        tables: names of a model's tensors that are read by row: they have no inputs, so no entry is theirs.
+        means: name of a GGUF tensor -> mean squares of its inputs, float32 [n], or [experts * n] for stacked experts;
+            all ones for an expert that no token reached.
+        datasets: names of the calibration texts in the file.
+        tables: names of a model's tensors that are accessed by row: they have no inputs and therefore no entry.
     """
 
     path: Path
@@ -50,9 +50,10 @@ class Imatrix:
     tables: frozenset[str] = frozenset()
 
     def of(self, tensor: Tensor) -> Floats | None:
-        """The importance of a matrix's inputs, float32 [n_in], or None where there is no entry.
+        """Return the importance of a matrix's inputs, float32 [n_in], or None without an entry.
 
-        Raises ModelFormatError for an entry of another size.
+        Raises:
+            ModelFormatError: if the entry has another size.
         """
         for name in () if tensor.name in self.tables else names_of(tensor):
             if name in self.means:
@@ -66,22 +67,23 @@ class Imatrix:
         if values.size != wanted:
             experts = f" for each of {place.shape[0]} experts" if stacked else ""
             raise ModelFormatError(
-                self.path, name, None, f"has {values.size} values; the model asks for {n_in}{experts}",
+                self.path, name, None, f"has {values.size} values; the model needs {n_in}{experts}",
                 hint="the importance matrix was made with another model",
             )  # fmt: skip
         first = (place.expert or 0) * n_in if stacked else 0
         return values[first : first + n_in]
 
     def missing(self, tensors: Iterable[Tensor], spec: ModelSpec) -> list[str]:
-        """The names of those matrices that have no entry.
+        """Return the names of the matrices without an entry.
 
-        Raises ModelFormatError for entries of another size, and where none of the model's matrices has an entry.
+        Raises:
+            ModelFormatError: if an entry has another size, or no matrix of the model has an entry.
         """
         found = {tensor.name: self.of(tensor) is not None for tensor in tensors}
         if found and not any(found.values()):
             raise ModelFormatError(
                 self.path, "entries", None,
-                f"{len(self.means)} entries, such as {next(iter(self.means))!r}, and none is of a matrix of this "
+                f"none of the {len(self.means)} entries, such as {next(iter(self.means))!r}, matches a matrix of this "
                 f"{spec.model_type} model",
                 hint="give the importance matrix of this model",
             )  # fmt: skip
@@ -89,9 +91,9 @@ class Imatrix:
 
 
 def names_of(tensor: Tensor) -> tuple[str, ...]:
-    """What an entry for a matrix may be called: as its GGUF tensor, or as it was in files of another time.
+    """Return the possible names of a matrix's entry: its GGUF tensor, and names in older files.
 
-    A tied embedding has the inputs of the output layer that it is; llama.cpp calls those after that layer.
+    A tied embedding has the inputs of the output layer, and llama.cpp names its entry after that layer.
     """
     name = tensor.gguf.name
     if tensor.gguf.expert is not None:
@@ -100,21 +102,18 @@ def names_of(tensor: Tensor) -> tuple[str, ...]:
 
 
 def read_imatrix(path: str | PathLike[str]) -> Imatrix:
-    """An importance matrix of either kind.
-
-    Raises ModelFormatError for what is none: with file, field and offset.
-    """
+    """Read an importance matrix in either format; raise ModelFormatError if it is invalid."""
     file = BinaryFile(path)
     try:
         if file.size < _I32.size:
-            raise ModelFormatError(path, "file", 0, f"has {file.size} bytes, which is no importance matrix")
+            raise ModelFormatError(path, "file", 0, f"has {file.size} bytes, too few for an importance matrix")
         gguf = file.read(0, len(MAGIC), "magic") == MAGIC
         return _from_gguf(path) if gguf else _from_records(file)
     finally:
         file.close()
 
 
-# ---- the GGUF kind ---------------------------------------------------------------------------------------------------
+# ---- GGUF format -----------------------------------------------------------------------------------------------------
 
 
 def _from_gguf(path: str | PathLike[str]) -> Imatrix:
@@ -123,17 +122,17 @@ def _from_gguf(path: str | PathLike[str]) -> Imatrix:
         kind = file.scalar(TYPE)
         if kind != KIND:
             said = "is missing" if kind is None else f"is {str(kind)[:60]!r}"
-            raise file.error(TYPE, file.offsets.get(TYPE), f"{said}; an importance matrix has {KIND!r}",
-                             hint="give the file that llama-imatrix or ipex-lookahead imatrix wrote")  # fmt: skip
+            raise file.error(TYPE, file.offsets.get(TYPE), f"{said}; in an importance matrix it is {KIND!r}",
+                             hint="give a file written by llama-imatrix or ipex-lookahead imatrix")  # fmt: skip
         file.read_tensor_table()
         if not file.tensors:
-            raise file.error("tensor_count", None, "there is no tensor, so that nothing is said of any matrix")
+            raise file.error("tensor_count", None, "is 0: the file has no entries")
         means = {}
         stems = [_stem(tensor) for tensor in file.tensors.values()]
         for tensor, (stem, suffix) in zip(file.tensors.values(), stems, strict=True):
             other = stem + (COUNTS if suffix == SUMS else SUMS)
             if other not in file.tensors:
-                raise tensor.error(tensor.entry, f"stands alone: there is no {other}")
+                raise tensor.error(tensor.entry, f"has no matching {other}")
             if suffix == SUMS:
                 means[stem] = _means(tensor, file.tensors[other])
         datasets = file.metadata.get(DATASETS, [])
@@ -144,13 +143,13 @@ def _from_gguf(path: str | PathLike[str]) -> Imatrix:
 
 
 def _stem(tensor: GgufTensor) -> tuple[str, str]:
-    """A tensor's name without what it ends in, and that."""
+    """Split a tensor's name into the name of the matrix and the suffix."""
     for suffix in (SUMS, COUNTS):
         if tensor.name.endswith(suffix) and tensor.name != suffix:
             if tensor.type.format != "fp32":
                 raise tensor.error(tensor.entry, f"has type {tensor.type.name}; it must be F32")
             return tensor.name.removesuffix(suffix), suffix
-    raise tensor.error(tensor.entry, f"is neither sums ({SUMS}) nor counts ({COUNTS})")
+    raise tensor.error(tensor.entry, f"ends neither in {SUMS} (sums) nor in {COUNTS} (counts)")
 
 
 def _means(sums: GgufTensor, counts: GgufTensor) -> Floats:
@@ -171,7 +170,7 @@ def _values(tensor: GgufTensor) -> Floats:
 
 
 def _check(values: Floats, path: Path, field: str, offset: int) -> None:
-    """Raise ModelFormatError for a NaN, an infinity or a number below 0."""
+    """Raise ModelFormatError if a value is NaN, infinite or negative."""
     bad = ~(np.isfinite(values) & (values >= 0))
     if bad.any():
         at = int(bad.argmax())
@@ -180,7 +179,7 @@ def _check(values: Floats, path: Path, field: str, offset: int) -> None:
         )
 
 
-# ---- the older kind --------------------------------------------------------------------------------------------------
+# ---- older format ----------------------------------------------------------------------------------------------------
 
 
 def _from_records(file: BinaryFile) -> Imatrix:
@@ -188,8 +187,8 @@ def _from_records(file: BinaryFile) -> Imatrix:
     count = records.number("number of entries")
     if not 1 <= count <= (file.size - _I32.size) // _SMALLEST_RECORD:
         raise ModelFormatError(
-            file.path, "number of entries", 0, f"is {count}, which {file.size} bytes cannot hold",
-            hint="this is no importance matrix, or not all of one",
+            file.path, "number of entries", 0, f"is {count}, more than {file.size} bytes can hold",
+            hint="this is not a complete importance matrix",
         )  # fmt: skip
     means: dict[str, Floats] = {}
     for index in range(count):
@@ -204,7 +203,7 @@ def _from_records(file: BinaryFile) -> Imatrix:
         values = records.values(name)
         means[name] = values / np.float32(max(calls, 1))
     datasets: tuple[str, ...] = ()
-    if records.at < file.size:  # files of before 2024 end here
+    if records.at < file.size:  # files before 2024 end here
         records.number("number of chunks")
         if records.at < file.size:
             datasets = tuple(filter(None, (records.text("text's name", MAX_DATASET),)))
@@ -214,7 +213,7 @@ def _from_records(file: BinaryFile) -> Imatrix:
 
 
 class _Records:
-    """Reads values one after another; nothing is taken that the file has not."""
+    """Sequential reader that checks every length against the file."""
 
     def __init__(self, file: BinaryFile) -> None:
         self.file, self.at = file, 0
@@ -246,7 +245,7 @@ class _Records:
         if not 1 <= count <= left:
             raise ModelFormatError(
                 self.file.path, f"number of values of {name}", at, f"is {count}; it must be 1 to {left}",
-                hint="the file is incomplete, or none of this kind",
+                hint="the file is incomplete or has another format",
             )  # fmt: skip
         values = np.empty(count, np.float32)
         self.file.read_into(self.at, values, name)
@@ -272,15 +271,15 @@ def write_imatrix(
     chunks: int,
     chunk: int,
 ) -> None:
-    """An importance matrix of the GGUF kind, which llama-quantize reads too.
+    """Write an importance matrix in the GGUF format, which llama-quantize reads as well.
 
     Args:
-        path: the file; what is there is replaced.
-        sums: name of a GGUF tensor -> sums of squares of its inputs, [n_in]; of stacked experts [experts, n_in].
-        counts: the same names -> how many tokens are in the sums, a number; of stacked experts [experts].
-        dataset: the text's name.
-        chunks: how many pieces of it there were.
-        chunk: tokens of a piece.
+        path: the file; an existing file is replaced.
+        sums: name of a GGUF tensor -> sums of squares of its inputs, [n_in], or [experts, n_in] for stacked experts.
+        counts: the same names -> number of tokens in the sums, a scalar, or [experts] for stacked experts.
+        dataset: name of the text.
+        chunks: number of chunks of the text.
+        chunk: tokens per chunk.
     """
     from gguf import GGUFWriter
 

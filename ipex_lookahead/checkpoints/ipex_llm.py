@@ -1,9 +1,9 @@
-"""Folders that ipex-llm's ``save_low_bit`` wrote, converted to safetensors (``ipex_llm_convert.py``).
+"""Folders written by ipex-llm's ``save_low_bit`` and converted to safetensors (``ipex_llm_convert.py``).
 
-A packed matrix is one flat tensor of blocks (``ipex_llm_blocks.py``), and nothing beside it says its format or shape:
-the shape follows from the model's config; the format from the one name in ``config.json`` or ``bigdl_config.json``, the
-rules by which ipex-llm makes exceptions to it, and the tensor's size. q, k and v are merged into one matrix where its
-optimisations were on; gate and up are apart where the original had them in one.
+A packed matrix is a flat tensor of blocks (``ipex_llm_blocks.py``) without its format or shape. The shape follows from
+the model's config. The format follows from the name in ``config.json`` or ``bigdl_config.json``, ipex-llm's rules for
+exceptions, and the tensor's size. q, k and v are merged into one matrix if ipex-llm's optimizations were enabled; gate
+and up are separate even if the original had them in one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from ipex_lookahead.checkpoints.safetensors import INDEX, SINGLE, SafetensorsChe
 from ipex_lookahead.checkpoints.safetensors_reader import FLOATS, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
-from ipex_lookahead.formats import FORMATS, in_floats
+from ipex_lookahead.formats import FORMATS, as_floats
 from ipex_lookahead.formats.base import PackedWeight
 
 MARKER = "bigdl_transformers_low_bit"
 SETTINGS = "bigdl_config.json"
-"""What ``ipex_llm.optimize_model``'s models write the marker into instead of config.json."""
+"""File with the marker for models of ``ipex_llm.optimize_model``, instead of config.json."""
 
 _K_AND_LESS = ("q4_k", "q6_k", "q5_k", "asym_int4", "sym_int8", "asym_int5")
 KINDS: dict[str, tuple[str, ...]] = {
@@ -54,13 +54,13 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mixed_fp4": ("sym_int4", "fp4"),
     "mixed_fp8": ("sym_int8",),
 }
-"""The name that a folder has -> the blocks that its matrices may be in, the first that fits the size holds.
+"""Format name of a folder -> possible blocks of its matrices; the first one that matches the size is used.
 
-A K format's stand-in is for inputs that are no whole blocks of 256. In ``mixed_fp8`` every matrix is in sym_int8: what
-ipex-llm compares it with has values 256 times too large, on the CPU, where it quantises.
+A K format has a substitute for matrices with inputs that are not a multiple of 256. In ``mixed_fp8`` every matrix is in
+sym_int8: on the CPU, where ipex-llm quantizes, the alternative has values 256 times too large and is never chosen.
 """
 _OF_HEAD = {"sym_int4": ("q6_k", "sym_int8"), "asym_int4": ("q6_k", "sym_int8"), "q2_k": ("sym_int8",)}
-"""What its output layer may be in besides: ``mixed_precision=True``, and the usual choice beside q2_k."""
+"""Further possible blocks of the output layer, due to ``mixed_precision=True`` and the default with q2_k."""
 _OF_EMBEDDING = ("q4_k", "q2_k")
 
 NOT_READ = {
@@ -68,25 +68,25 @@ NOT_READ = {
     **dict.fromkeys(("gguf_iq2_xxs", "gguf_iq2_xs", "gguf_iq1_s", "gguf_iq1_m"), "a format of two bits or less"),
     **dict.fromkeys(("sym_int4_rtn", "asym_int4_rtn", "sym_int8_rtn"), "a format for its NPU"),
 }
-"""Formats of ipex-llm's that are not read, and what they are."""
+"""Formats of ipex-llm that are not supported -> description."""
 
 _QKV = re.compile(r"(.*\.self_attn\.)([qkv])_proj\.(weight|bias)", re.ASCII)
 _PADDED = (".gate_proj.weight", ".up_proj.weight", ".down_proj.weight")
 _UNUSED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
-_AT_ONCE = 4 << 20
+_CHUNK_BYTES = 4 << 20
 _SURE = 32
-"""Blocks of sym_int4 whose scales all happen to be positive: one matrix in 2^32."""
+"""Number of sym_int4 blocks after which positive scales are conclusive: the chance of an error is 1 in 2^32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a weight lies: rows of a tensor of a file, in floats or in blocks.
+    """Location of a weight: rows of a tensor of a file, in floats or in blocks.
 
     Attributes:
-        file, stored: the file and its entry.
-        tensor: the weight, its place being this folder's.
-        block: its format; None for floats.
-        n_in: inputs of a row in the file, which may be padded.
+        file, stored: the file and the tensor's entry.
+        tensor: the weight, with its place in this folder.
+        block: the format of the blocks; None for floats.
+        n_in: inputs of a row in the file, including padding.
     """
 
     file: SafetensorsFile
@@ -97,7 +97,7 @@ class Found:
 
 
 class IpexLlmCheckpoint(Folder):
-    """A folder saved by ipex-llm. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
+    """A folder saved by ipex-llm.
 
     Attributes:
         saved_as: ipex-llm's name of the folder's format.
@@ -106,10 +106,12 @@ class IpexLlmCheckpoint(Folder):
     spec: ModelSpec
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open and validate; reads no tensor yet, but in ``mixed_fp4`` scales.
+        """Open and validate the folder; tensors are not read, except scales in ``mixed_fp4``.
 
-        Raises ModelFormatError or UnsupportedModelError: among others for weights in a pickle, with the command that
-        converts them.
+        Raises:
+            ModelFormatError: if the folder is invalid.
+            UnsupportedModelError: if the model is not supported, or its weights are in a pickle; the hint then gives
+                the command that converts it.
         """
         self.path = Path(path)
         config_path = self.path / "config.json"
@@ -118,7 +120,7 @@ class IpexLlmCheckpoint(Folder):
         _refuse_pickles(self.path)
         self._files = SafetensorsCheckpoint(self.path, other_family=True)
         try:
-            if "lm_head.weight" in self._files.names():  # a tied output layer was packed, the embedding was not
+            if "lm_head.weight" in self._files.names():  # tied output layers are packed, their embedding is not
                 raw["tie_word_embeddings"] = False
             self.config: dict[str, Any] = checked_config(raw, config_path)
             self.spec = replace(spec_for(self.config, file=self.path), mtp=None)
@@ -134,11 +136,9 @@ class IpexLlmCheckpoint(Folder):
             raise
 
     def names(self) -> Sequence[str]:
-        """Names of the model's tensors, in the order of a step."""
         return list(self._weights)
 
     def info(self, name: str) -> TensorInfo:
-        """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         found = self._at(name)
         if found.block is None:
             return TensorInfo(found.tensor.shape, FLOATS[found.stored.dtype])
@@ -147,24 +147,25 @@ class IpexLlmCheckpoint(Folder):
         return TensorInfo(found.tensor.shape, found.block.format, found.block.group_size)
 
     def read(self, name: str) -> PackedWeight:
-        """The weight in a format of ours, with the values that ipex-llm has; of a router in float32.
+        """Read a weight with the values that ipex-llm uses; routers are decoded to float32.
 
-        Memory: the weight and some 20 MB. Raises ModelFormatError for NaN and infinity, for blocks that the format of
-        ours cannot hold, and if the file has been cut meanwhile.
+        Takes about 20 MB in addition to the weight.
+
+        Raises:
+            ModelFormatError: if a value is NaN or infinite, a block cannot be represented, or the file was truncated.
         """
         found = self._at(name)
         if found.block is not None:
             weight = _read_blocks(found)
-            return in_floats(weight) if name in self._routers else weight
+            return as_floats(weight) if name in self._routers else weight
         return read_placed(found.file, found.tensor, found.stored)
 
     def close(self) -> None:
-        """Release the files. Tensors already read stay valid."""
         self._files.close()
 
     def _at(self, name: str) -> Found:
         if name not in self._found:
-            raise ModelFormatError(self.path, name, None, "there is no tensor of this name")
+            raise ModelFormatError(self.path, name, None, "no tensor has this name")
         return self._found[name]
 
     def _find(self, tensor: Tensor) -> Found:
@@ -178,9 +179,9 @@ class IpexLlmCheckpoint(Folder):
         return self._packed(found)
 
     def _place(self, tensor: Tensor) -> Place:
-        """The name and rows under which this folder has a weight. Raises ModelFormatError where it has none."""
+        """Return the place of a weight in this folder; raise ModelFormatError if it is missing."""
         packed = tensor.name.removesuffix(".weight") + ".qweight"
-        if packed in self._names:  # an embedding; beside it lies an empty tensor under its name
+        if packed in self._names:  # an embedding, in addition to an empty tensor under the usual name
             return Place(packed, tensor.shape)
         if tensor.hf.name in self._names:
             return tensor.hf
@@ -188,13 +189,13 @@ class IpexLlmCheckpoint(Folder):
             return Place(tensor.name, tensor.shape, offset=tensor.hf.offset)
         matched = _QKV.fullmatch(tensor.name)
         if matched is None or (merged := f"{matched[1]}qkv_proj.{matched[3]}") not in self._names:
-            raise ModelFormatError(self.path, tensor.hf.name, None, "there is no tensor of this name")
+            raise ModelFormatError(self.path, tensor.hf.name, None, "no tensor has this name")
         rows = {x: self._weights[f"{matched[1]}{x}_proj.{matched[3]}"].shape[0] for x in "qkv"}
         before = {"q": 0, "k": rows["q"], "v": rows["q"] + rows["k"]}
         return Place(merged, (sum(rows.values()), *tensor.shape[1:]), rows=(before[matched[2]], 1))
 
     def _packed(self, found: Found) -> Found:
-        """The format of a matrix in blocks, by its size. Raises ModelFormatError where none fits."""
+        """Determine the format of a packed matrix by its size; raise ModelFormatError if none matches."""
         stored, place = found.stored, found.tensor.hf
         rows, n_in = place.shape[0], found.tensor.shape[-1]
         names = self._candidates(found.tensor.name)
@@ -214,8 +215,8 @@ class IpexLlmCheckpoint(Folder):
         if not fitting:
             raise ModelFormatError(
                 found.file.path, stored.name, stored.entry,
-                f"has {stored.nbytes} bytes, which in {self.saved_as} ({', '.join(names) or 'floats only'}) is no"
-                f" matrix of {rows} x {n_in}",
+                f"has {stored.nbytes} bytes, which matches no format of {self.saved_as} ({', '.join(names) or 'none'})"
+                f" for a matrix of {rows} x {n_in}",
             )  # fmt: skip
         name, columns = fitting[0]
         if self.saved_as == "mixed_fp4":
@@ -229,21 +230,20 @@ class IpexLlmCheckpoint(Folder):
         return KINDS[self.saved_as] + (_OF_HEAD.get(self.saved_as, ()) if head else ())
 
     def _paddings(self, name: str, rows: int, n_in: int) -> Iterator[tuple[int, int]]:
-        """Rows and columns that the matrix may have in the file: its own; qwen2's MLP up to a multiple of 256."""
+        """Yield possible rows and columns in the file: the matrix's own, and qwen2's MLP padded to multiples of 256."""
         yield rows, n_in
         if self.spec.model_type == "qwen2" and name.endswith(_PADDED):
             down = name.endswith(_PADDED[-1])
             yield (rows, -(-n_in // 256) * 256) if down else (-(-rows // 256) * 256, n_in)
 
     def _check_rest(self) -> None:
-        """Refuse a reordering of inputs; warn of tensors that the model does not have."""
+        """Refuse reordered inputs; warn about tensors that the model does not have."""
         used = {found.stored.name for found in self._found.values()}
         rest = [name for name in self._files.names() if name not in used and not name.endswith(_UNUSED)]
         for name in rest:
             if name.endswith(".g_idx_map"):
                 raise UnsupportedModelError(
-                    f"{self.path}: {name} says that inputs are in another order (a GPTQ model with desc_act), which is "
-                    "not read",
+                    f"{self.path}: {name} reorders inputs (a GPTQ model with desc_act), which is not supported",
                     hint="load the original GPTQ model",
                 )
         rest = [name for name in rest if 0 not in self._files.stored(name)[1].shape]
@@ -251,7 +251,7 @@ class IpexLlmCheckpoint(Folder):
 
 
 def is_ipex_llm(folder: Path, config: dict[str, Any]) -> bool:
-    """Whether ipex-llm saved the folder."""
+    """Return True if ipex-llm saved the folder."""
     return MARKER in config or os.path.exists(folder / SETTINGS)
 
 
@@ -264,7 +264,7 @@ def _saved_as(folder: Path, name: object) -> str:
         raise ModelFormatError(file, MARKER, None, f"is {shown(name)}; it must be a string")
     if name in NOT_READ:
         raise UnsupportedModelError(
-            f"{folder}: was saved by ipex-llm in {name}, {NOT_READ[name]}, which is not read; what is read:"
+            f"{folder}: was saved by ipex-llm in {name}, {NOT_READ[name]}, which is not supported; supported are"
             f" {', '.join(KINDS)}",
             hint=f"load the original checkpoint with {arg('load_in_low_bit')} and save it again with"
             f" {arg('save_low_bit')}",
@@ -281,17 +281,17 @@ def _refuse_pickles(folder: Path) -> None:
     if pickles:
         raise UnsupportedModelError(
             f"{folder}: was saved by ipex-llm, and its weights are in {pickles[0]}, a pickle, which can run code when"
-            f" it is loaded and is never loaded here; {SINGLE} or {INDEX} is needed",
-            hint=f"convert it, which runs nothing: ipex-lookahead convert-ipex-llm {folder} NEW-FOLDER",
+            f" loaded and is therefore refused; {SINGLE} or {INDEX} is needed",
+            hint=f"convert it without running any code: ipex-lookahead convert-ipex-llm {folder} NEW-FOLDER",
         )
 
 
 def _pieces(found: Found) -> Iterator[tuple[int, int, npt.NDArray[Any]]]:
-    """Rows of a matrix in blocks, some at a time: the first one's number, its place in the file, and the blocks."""
+    """Yield rows of a packed matrix in chunks: number of the first row, position in the file, and the blocks."""
     assert found.block is not None
     run = run_of(found.tensor, found.tensor.hf)
     row_bytes = found.block.row_bytes(found.n_in)
-    step = max(1, _AT_ONCE // row_bytes)
+    step = max(1, _CHUNK_BYTES // row_bytes)
     for start in range(0, run.count, step):
         at = found.stored.offset + (run.first + start) * row_bytes
         blocks = np.empty((min(step, run.count - start), found.n_in // found.block.inputs), found.block.record)
@@ -319,10 +319,12 @@ def _read_blocks(found: Found) -> PackedWeight:
 
 
 def _four_bits(found: Found) -> str:
-    """Which of sym_int4 and fp4 a matrix of ``mixed_fp4`` is in: their blocks are alike, and nothing says it.
+    """Decide whether a matrix of ``mixed_fp4`` is in sym_int4 or fp4, because their blocks have the same layout.
 
-    A block of sym_int4 has the scale extreme / -8, of either sign; fp4's largest magnitude over 6 is never negative.
-    Raises UnsupportedModelError where too few blocks have a scale to decide.
+    A scale in sym_int4 is extreme / -8, of either sign; in fp4 it is the largest magnitude / 6, never negative.
+
+    Raises:
+        UnsupportedModelError: if too few blocks have a scale to decide.
     """
     positive = 0
     for _, _, blocks in _pieces(found):
@@ -332,8 +334,8 @@ def _four_bits(found: Found) -> str:
     if positive >= _SURE:
         return "fp4"
     raise UnsupportedModelError(
-        f"{found.file.path}: {found.stored.name} is in sym_int4 or in fp4, and mixed_fp4 does not say which; its "
-        f"{positive} scales do not tell",
+        f"{found.file.path}: {found.stored.name} is in sym_int4 or in fp4, which mixed_fp4 does not record; its "
+        f"{positive} scales are too few to decide",
         hint=f"load the original checkpoint with {arg('load_in_low_bit', 'mixed_fp4')} and save it again with"
         f" {arg('save_low_bit')}",
     )

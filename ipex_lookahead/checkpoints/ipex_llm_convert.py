@@ -1,4 +1,4 @@
-"""A folder that ipex-llm saved, its pickles made safetensors: the same tensors, byte for byte, and nothing is run."""
+"""Conversion of a folder saved by ipex-llm from pickles to safetensors, byte for byte, without running any code."""
 
 from __future__ import annotations
 
@@ -22,36 +22,35 @@ from ipex_lookahead.files.temporary import put_in_place, temporary_folder
 
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 Progress = Callable[[int, int], None]
-"""Called with the bytes written so far and the bytes in all."""
+"""Callback that receives the bytes written so far and the total number of bytes."""
 
 _SHARD = re.compile(r"pytorch_model-[0-9]{1,5}-of-[0-9]{1,5}\.bin", re.ASCII)
 _LEFT_OUT = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".py", ".safetensors", ".index.json")
-_MOST_COPIED = 256 << 20
-"""Bytes of the largest file that goes along: a tokenizer's are smaller."""
+_MAX_COPIED_BYTES = 256 << 20
+"""Larger files are not copied; files of a tokenizer are smaller."""
 
 
 def convert_ipex_llm(
     folder: str | PathLike[str], new: str | PathLike[str], *, progress: Progress | None = None
 ) -> Path:
-    """Write a folder of ipex-llm's again with its weights in safetensors, and return the new folder.
+    """Copy a folder of ipex-llm with its weights in safetensors; return the new folder.
 
-    Tokenizer, configs and licence go along as they are; Python files do not. Takes the disk's space once more, and some
-    20 MB of memory.
+    Tokenizer, configs and license are copied, Python files are not. Takes about 20 MB of memory.
 
     Args:
-        folder: written by ipex-llm's ``save_low_bit``.
-        new: where to; must not exist, or be empty.
+        folder: a folder written by ipex-llm's ``save_low_bit``.
+        new: target folder; must not exist or be empty.
         progress: see :data:`Progress`.
 
     Raises:
-        InputError: it is no folder of ipex-llm's with pickles, or ``new`` is something already.
-        ModelFormatError: a pickle that is damaged, or is more than a dict of tensors.
-        SaveError: the disk is full, or writing fails otherwise.
+        InputError: if ``folder`` is not a folder of ipex-llm with pickles, or ``new`` exists.
+        ModelFormatError: if a pickle is damaged or holds anything other than a dict of tensors.
+        SaveError: if writing fails, for example because the disk is full.
     """
     source, target = given_path(folder), Path(os.path.realpath(given_path(new)))
     pickles = _pickles(source)
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
-        raise InputError(f"{target}: is there already", hint="choose a new folder")
+        raise InputError(f"{target}: already exists", hint="choose a new folder")
     files: list[TorchFile] = []
     try:
         for name in pickles:
@@ -70,16 +69,16 @@ def convert_ipex_llm(
 
 
 def _pickles(folder: Path) -> list[str]:
-    """The files with the weights. Raises InputError where there is nothing to convert."""
+    """Return the names of the files with the weights; raise InputError if there is nothing to convert."""
     config = folder / "config.json"
     if not folder.is_dir() or not os.path.exists(config) or not is_ipex_llm(folder, read_json(config)):
-        raise InputError(f"{folder}: is no folder that ipex-llm's save_low_bit wrote", hint="check the path")
+        raise InputError(f"{folder}: was not written by ipex-llm's save_low_bit", hint="check the path")
     if os.path.exists(folder / PICKLE):
         return [PICKLE]
     if not os.path.exists(folder / PICKLE_INDEX):
         raise InputError(
-            f"{folder}: holds neither {PICKLE} nor {PICKLE_INDEX}; there is nothing to convert",
-            hint=f"load the folder as it is: {folder}" if os.path.exists(folder / SINGLE) else "",
+            f"{folder}: has neither {PICKLE} nor {PICKLE_INDEX}; there is nothing to convert",
+            hint=f"load the folder directly: {folder}" if os.path.exists(folder / SINGLE) else "",
         )
     index = read_json(folder / PICKLE_INDEX, limit=MAX_INDEX_BYTES, max_depth=4)
     places = index.get("weight_map")
@@ -89,12 +88,12 @@ def _pickles(folder: Path) -> list[str]:
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
             raise ModelFormatError(
                 folder / PICKLE_INDEX, name[:200], places.at[name],
-                f"is in {shard!r:.100}; a shard is called pytorch_model-1-of-2.bin",
+                f"is in {shard!r:.100}; the name of a shard must be like pytorch_model-1-of-2.bin",
             )  # fmt: skip
     shards = sorted(set(places.values()))
     if len(shards) > MAX_SHARDS:
         raise ModelFormatError(
-            folder / PICKLE_INDEX, "weight_map", None, f"names {len(shards)} shards; {MAX_SHARDS} are read"
+            folder / PICKLE_INDEX, "weight_map", None, f"names {len(shards)} shards; the maximum is {MAX_SHARDS}"
         )
     return shards
 
@@ -104,9 +103,9 @@ def _check_names(files: Iterable[TorchFile]) -> None:
     for file in files:
         for name in file.tensors:
             if name in seen:
-                raise ModelFormatError(file.path, name, None, f"is in {seen[name].name} too")
+                raise ModelFormatError(file.path, name, None, f"is in {seen[name].name} as well")
             if name == "__metadata__":
-                raise ModelFormatError(file.path, name, None, "is no name that safetensors can hold")
+                raise ModelFormatError(file.path, name, None, "is not allowed as a name in safetensors")
             seen[name] = file.path
 
 
@@ -139,5 +138,5 @@ def _write(files: list[TorchFile], target: Path, progress: Progress | None) -> N
 
 def _copy_rest(source: Path, target: Path) -> None:
     for path in sorted(source.iterdir()):
-        if path.is_file() and not path.name.endswith(_LEFT_OUT) and path.stat().st_size <= _MOST_COPIED:
+        if path.is_file() and not path.name.endswith(_LEFT_OUT) and path.stat().st_size <= _MAX_COPIED_BYTES:
             shutil.copyfile(path, target / path.name)

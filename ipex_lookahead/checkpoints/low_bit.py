@@ -1,13 +1,13 @@
-"""Our own folders, written by ``save_low_bit``: Hugging Face's layout with packed weights in one safetensors file.
+"""Folders written by ``save_low_bit``: Hugging Face's layout with packed weights in one safetensors file.
 
-``config.json`` has the key ``ipex_lookahead``: version, low-bit format, files written. A float tensor is stored under
-its name; a low-bit one as ``NAME.codes`` and its format's further streams (``NAME.scales``, ``NAME.minimums``), and the
-file's ``__metadata__`` says for NAME its format, group size and logical shape, as in ``"sym_int4 32 576x1536"``; with
-``" ordered"`` behind it there is ``NAME.order``, int32 (``PackedWeight.order``). From version 2 on it ends with a
-checksum, and float tensors have one too: ``"sha256:..."``, see :func:`checksum`.
+``config.json`` has the key ``ipex_lookahead``: version, low-bit format, list of files. A float tensor is stored under
+its name, a low-bit one as ``NAME.codes`` and its format's further streams (``NAME.scales``, ``NAME.minimums``). The
+file's ``__metadata__`` maps NAME to format, group size and logical shape, as in ``"sym_int4 32 576x1536"``. The suffix
+``" ordered"`` announces ``NAME.order``, int32 (``PackedWeight.order``). From version 2 on each entry, including float
+tensors, ends with a checksum: ``"sha256:..."``, see :func:`checksum`.
 
-Nothing is mapped: the kernels read weights in an order of their own, so a mapping would be one more copy of the file
-that another program may cut or change under a running model.
+The file is not memory-mapped: kernels hold weights in an order of their own, so a mapping would be an additional copy
+that another program could truncate or modify while a model is running.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from ipex_lookahead.checkpoints.placed import (
     Run,
     fused_experts,
     head_tensors,
-    lying,
     run_of,
+    stored_rows,
     tensors_by_name,
-    turned,
-    turned_format,
+    transpose,
+    transposed_format,
     with_mtp,
     with_offset,
 )
 from ipex_lookahead.checkpoints.safetensors import SINGLE
-from ipex_lookahead.checkpoints.safetensors_reader import MAX_DIM, SafetensorsFile, StoredTensor
+from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, MAX_DIM, SafetensorsFile, StoredTensor
 from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.files.safe_json import JsonObject
@@ -55,18 +55,18 @@ from ipex_lookahead.formats.base import ORDER, PackedWeight, Stream
 MARKER = "ipex_lookahead"
 VERSION = 2
 OLD_VERSION = 1
-"""Without checksums; still read."""
+"""Version without checksums; it can still be read."""
 FLOATS = {name: FORMATS[name].streams[0].stored for name in FLOAT_FORMATS}
-"""Float formats and their safetensors dtypes."""
+"""Float formats -> safetensors dtype."""
 
 _STORED_AS = re.compile(r"([a-z0-9_]{1,32}) ([0-9]{1,4}) ([0-9]{1,13})x([0-9]{1,13})( ordered)?", re.ASCII)
 _CHECKSUM = re.compile(r"(?:(.*) )?sha256:([0-9a-f]{64})", re.ASCII | re.DOTALL)
-_CHECKED_AT_ONCE = 4 << 20
+_CHUNK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class StoredStream:
-    """One stored array of a weight: ``suffix`` to the weight's name, the stream, and the array's shape."""
+    """One stored array of a weight: ``suffix`` of its name, its stream and its shape."""
 
     suffix: str
     stream: Stream
@@ -74,12 +74,12 @@ class StoredStream:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the array."""
+        """Size of the array in bytes."""
         return prod(self.shape) * self.stream.itemsize
 
 
 def streams(info: TensorInfo) -> list[StoredStream] | None:
-    """The arrays a weight is stored as, in the order of its format's streams; None if there is no such weight."""
+    """Return the arrays that a weight is stored as, in the order of its format's streams; None for invalid weights."""
     if info.format in FLOATS:
         return [StoredStream("", FORMATS[info.format].streams[0], info.shape)]
     target = FORMATS.get(info.format)
@@ -89,22 +89,30 @@ def streams(info: TensorInfo) -> list[StoredStream] | None:
     return [*found, StoredStream(".order", ORDER, info.shape[1:])] if info.ordered else found
 
 
+def packed_bytes(info: TensorInfo) -> int:
+    """Return the bytes of a packed tensor, as ``PackedWeight.nbytes``, for any format or safetensors dtype."""
+    dtype = FLOATS.get(info.format, info.format.upper())
+    if dtype in DTYPE_BITS:
+        return -(-prod(info.shape) * DTYPE_BITS[dtype] // 8)
+    return sum(part.nbytes for part in streams(info) or ())
+
+
 def stored_as(info: TensorInfo) -> str:
-    """What a weight's arrays are: for a low-bit one the line of ``__metadata__``, before the checksum."""
+    """Return the description of a low-bit weight in ``__metadata__``, without the checksum."""
     return f"{info.format} {info.group_size} {'x'.join(map(str, info.shape))}{' ordered' * info.ordered}"
 
 
 def checksum(name: str, info: TensorInfo, data: Iterable[npt.NDArray[np.generic]]) -> str:
-    """SHA-256, in hexadecimal digits, of a weight's stored name, what its arrays are, and their bytes."""
+    """Return the SHA-256, in hexadecimal, of a weight's stored name, its description, and the bytes of its arrays."""
     total = hashlib.sha256(f"{name}\0{stored_as(info)}\0".encode())
     for part in data:
-        total.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)  # it lets go of the GIL
+        total.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)  # hashlib releases the GIL
     return total.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A weight as it is stored: under which name, as what, in which arrays, and their checksum ("": there is none)."""
+    """A stored weight: name, description, arrays, and checksum ("" if there is none)."""
 
     name: str
     info: TensorInfo
@@ -113,21 +121,21 @@ class _Weight:
 
 
 class LowBitCheckpoint(Folder):
-    """A folder written by ``save_low_bit``. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
+    """A folder written by ``save_low_bit``.
 
     Attributes:
-        low_bit: ``low_bit`` (format's name), ``group_size``, ``mixed_precision``, and ``requantized_from`` where the
+        low_bit: ``low_bit`` (format's name), ``group_size``, ``mixed_precision``, and ``requantized_from`` if the
             weights were in another low-bit format before.
-        experts_in_one: whether a mixture's experts share tensors, as transformers has them and the torch engine saves.
+        experts_in_one: True if a mixture's experts share tensors, as transformers has them and the torch engine saves.
     """
 
     spec: ModelSpec
 
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
-        """Open and validate. Raises ModelFormatError or UnsupportedModelError; reads no tensor yet.
+        """Open and validate the folder without reading tensors. Raises ModelFormatError or UnsupportedModelError.
 
-        ``other_family`` opens a folder of a family that only transformers knows: ``config`` and ``generation_config``
-        stay empty, since nothing here could check them, and float tensors may have up to four dimensions.
+        With ``other_family``, for families that only transformers supports, ``config`` and ``generation_config`` stay
+        empty, because they cannot be checked here, and float tensors may have up to four dimensions.
         """
         self.path = Path(path)
         config_path = self.path / "config.json"
@@ -169,7 +177,7 @@ class LowBitCheckpoint(Folder):
             if name == "format" or (ours := self._renamed(name)) is None:
                 continue
             described = self._described(name, line, checksums)
-            if described is None:  # a float tensor, of which there is no more to say
+            if described is None:  # a float tensor
                 if name not in stored:
                     raise self._error(name, self._file.metadata.at[name], "is missing from the file")
                 continue
@@ -185,7 +193,7 @@ class LowBitCheckpoint(Folder):
                     f"a format of {', '.join(name for name in FORMATS if name not in FLOATS)}, a group size that it has"
                 )  # fmt: skip
             if ours in found:
-                raise self._error(name, self._file.metadata.at[name], f"is there under another name of {ours} too")
+                raise self._error(name, self._file.metadata.at[name], f"is also stored under another name of {ours}")
             arrays = [self._take(stored, name, part) for part in parts]
             found[ours] = _Weight(name, info, arrays, checksums.get(name, ""))
         for name, tensor in stored.items():
@@ -200,11 +208,11 @@ class LowBitCheckpoint(Folder):
             info = TensorInfo(tensor.shape, _FLOAT_FORMATS[tensor.dtype])
             found[ours] = _Weight(name, info, [tensor], checksums.get(name, ""))
         if not found:
-            raise self._error("tensors", None, "the checkpoint holds no tensor")
+            raise self._error("tensors", None, "the checkpoint has no tensors")
         return found
 
     def _described(self, name: str, line: str, checksums: dict[str, str]) -> str | None:
-        """What a line of ``__metadata__`` says of a low-bit weight, None of a float one; its checksum is noted."""
+        """Parse an entry of ``__metadata__``: record the checksum, return the description (None for float tensors)."""
         if not self._has_checksums:
             return line
         match = _CHECKSUM.fullmatch(line)
@@ -217,7 +225,7 @@ class LowBitCheckpoint(Folder):
         return match[1]
 
     def _renamed(self, name: str) -> str | None:
-        """A stored tensor's name as the spec has it; None for one of another part of a larger model."""
+        """Return the spec's name of a stored tensor; None for other parts of a larger model."""
         return renamed(name) if self._weights else name
 
     def _take(self, stored: dict[str, StoredTensor], weight: str, part: StoredStream) -> StoredTensor:
@@ -234,14 +242,13 @@ class LowBitCheckpoint(Folder):
         return tensor
 
     def names(self) -> Sequence[str]:
-        """Names of the tensors that are there, in the order of a step, then those that the model does not have."""
+        """Return the tensors that are present, in the order of a step, then those that the model does not have."""
         of_head = head_tensors(self.spec) if self._weights else {}
         used = {self._place_of(name) for name in self._weights}
         known = [name for name in self._weights if name not in of_head and self._place_of(name) is not None]
         return [*known, *(name for name in self._tensors if name not in used)]
 
     def info(self, name: str) -> TensorInfo:
-        """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         stored = self._find(name).info
         if name in self._tensors:
             return stored
@@ -251,25 +258,26 @@ class LowBitCheckpoint(Folder):
                 tensor.hf.name, None,
                 f"has shape {list(stored.shape)}, but the config implies {list(tensor.hf.shape)}",
             )  # fmt: skip
-        if tensor.hf.layout == "turned":
-            return TensorInfo(tensor.shape, turned_format(stored.format))
+        if tensor.hf.layout == "by_input":
+            return TensorInfo(tensor.shape, transposed_format(stored.format))
         return TensorInfo(tensor.shape, stored.format, stored.group_size, ordered=stored.ordered)
 
     def read(self, name: str) -> PackedWeight:
-        """The weight exactly as it was saved; takes the weight's own memory and no more.
+        """Read the weight exactly as it was saved; takes no memory in addition to the result.
 
-        Raises ModelFormatError for NaN and infinity, and if the file has been cut meanwhile.
+        Raises:
+            ModelFormatError: if a value is NaN or infinite, or the file was truncated or changed meanwhile.
         """
         tensor = self._weights.get(name)
-        if tensor is not None and name not in self._tensors and tensor.hf.layout == "turned":
+        if tensor is not None and name not in self._tensors and tensor.hf.layout == "by_input":
             self.info(name)
-            return turned(self._read(name, lying(tensor, tensor.hf)))
+            return transpose(self._read(name, stored_rows(tensor, tensor.hf)))
         return self._read(name, tensor)
 
     def _read(self, name: str, tensor: Tensor | None) -> PackedWeight:
         stored = self._find(name)
         info, whole = stored.info, name in self._tensors
-        if not whole and stored.name not in self._intact:  # of a part alone there is no checksum
+        if not whole and stored.name not in self._intact:  # checksums cover whole tensors only
             self._check(stored, (piece for part in stored.parts for piece in self._pieces(part)))
         if info.format in FLOATS:
             if tensor is not None and not whole:
@@ -293,30 +301,30 @@ class LowBitCheckpoint(Folder):
         return PackedWeight(info.format, shape, group_size=info.group_size, order=order, **arrays)
 
     def _order(self, stored: StoredTensor) -> npt.NDArray[np.int32]:
-        """An order of inputs. Raises ModelFormatError for what is no permutation."""
+        """Read an order of inputs; raise ModelFormatError if it is not a permutation."""
         order: npt.NDArray[np.int32] = self._array(stored, ORDER, None)
         if not np.array_equal(np.sort(order), np.arange(order.size)):
-            raise self._error(stored.name, stored.offset, "is no permutation of the inputs")
+            raise self._error(stored.name, stored.offset, "is not a permutation of the inputs")
         return order
 
     def _check(self, stored: _Weight, data: Iterable[npt.NDArray[np.generic]]) -> None:
-        """Raise ModelFormatError unless ``data``, all of a weight's arrays or the pieces of them, is what was saved."""
+        """Raise ModelFormatError unless ``data``, all arrays of a weight or their pieces, matches the checksum."""
         if stored.checksum and checksum(stored.name, stored.info, data) != stored.checksum:
             raise ModelFormatError(
                 self._file.path, stored.name, stored.parts[0].offset,
-                "is not what was saved: its checksum is another one",
+                "its checksum differs from the one that was saved",
                 hint="the file is damaged: copy the folder again, or save the model again",
             )  # fmt: skip
         self._intact.add(stored.name)
 
     def _pieces(self, part: StoredTensor) -> Iterator[npt.NDArray[np.uint8]]:
-        for at in range(0, part.nbytes, _CHECKED_AT_ONCE):
-            piece = np.empty(min(_CHECKED_AT_ONCE, part.nbytes - at), np.uint8)
+        for at in range(0, part.nbytes, _CHUNK_BYTES):
+            piece = np.empty(min(_CHUNK_BYTES, part.nbytes - at), np.uint8)
             self._file.file.read_into(part.offset + at, piece, part.name)
             yield piece
 
     def _array(self, stored: StoredTensor, stream: Stream, run: Run | None) -> npt.NDArray[Any]:
-        """A stream, or the rows of one that are a weight of their own."""
+        """Read a stream, or the rows of it that are a weight."""
         if run is None:
             array: npt.NDArray[Any] = np.empty(stored.shape, stream.dtype)
             self._file.file.read_into(stored.offset, array, stored.name)
@@ -327,9 +335,9 @@ class LowBitCheckpoint(Folder):
         return np.ascontiguousarray(array[run.rows])
 
     def _place_of(self, name: str) -> str | None:
-        """The name that a weight is stored under: its own, or that of the tensor it is a part of.
+        """Return the stored name that holds a weight: its own, or the tensor it is a part of.
 
-        The torch engine saves a family's tensors as transformers has them, which may be several weights in one.
+        The torch engine saves tensors as transformers has them, which may combine several weights.
         """
         if name in self._tensors:
             return name
@@ -339,14 +347,13 @@ class LowBitCheckpoint(Folder):
     def _find(self, name: str) -> _Weight:
         place = self._place_of(name)
         if place is None:
-            raise self._error(name, None, "there is no tensor of this name")
+            raise self._error(name, None, "no tensor has this name")
         return self._tensors[place]
 
     def _error(self, field: str, offset: int | None, problem: str) -> ModelFormatError:
         return ModelFormatError(self._file.path, field, offset, problem)
 
     def close(self) -> None:
-        """Release the file. Tensors already read stay valid."""
         self._file.close()
 
 
@@ -354,16 +361,16 @@ _FLOAT_FORMATS = {dtype: name for name, dtype in FLOATS.items()}
 
 
 def _read_marker(raw: JsonObject, path: Path) -> tuple[dict[str, Any], int]:
-    """What the folder says of its format, and its version."""
+    """Return the folder's low-bit settings and version."""
     source = Source.of(raw, path)
     marker = raw.get(MARKER)
     if not isinstance(marker, JsonObject):
-        raise source.error(MARKER, f"is {shown(marker)}; a folder written by save_low_bit has an object here")
+        raise source.error(MARKER, f"is {shown(marker)}; it must be an object, as written by save_low_bit")
     source = Source.of(marker, path, MARKER)
     version = integer(1, 2**31 - 1)(source, "version", marker.get("version"))
     if version > VERSION:
         raise UnsupportedModelError(
-            f"{path}: was written in version {version} of the format; this release reads versions up to {VERSION}",
+            f"{path}: was written in version {version} of the format; this release supports versions up to {VERSION}",
             hint="upgrade ipex-lookahead, or save the model again with this release",
         )
     rounded_from = marker.get("requantized_from")

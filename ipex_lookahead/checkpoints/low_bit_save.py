@@ -1,8 +1,8 @@
-"""Writing our own folders so that nothing is ever lost: all of the new one first, then a rename.
+"""Atomic writing of low-bit folders.
 
-The folder is built beside its place under a temporary name, flushed to the disk, and only then renamed. Whatever goes
-wrong before that (a full disk, an interrupt, a bad weight) removes the temporary folder and touches nothing else; what
-a killed process left is removed by the next one that saves there.
+A folder is written next to its target under a temporary name, flushed to disk, and then renamed. A failure before the
+rename (full disk, interrupt, invalid weight) removes the temporary folder and changes nothing else. Temporary folders
+of killed processes are removed by the next save in the same place.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
@@ -21,18 +22,19 @@ import numpy as np
 
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
-from ipex_lookahead.checkpoints.kept_drafter import keep_drafter
-from ipex_lookahead.checkpoints.licence import copy_licence
+from ipex_lookahead.checkpoints.gguf_parts import first_part
+from ipex_lookahead.checkpoints.license import copy_license
 from ipex_lookahead.checkpoints.low_bit import FLOATS, MARKER, VERSION, StoredStream, checksum, stored_as, streams
 from ipex_lookahead.checkpoints.safetensors import SINGLE
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError, arg
-from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.paths import DRAFTER_FOLDER, given_path
 from ipex_lookahead.files.safe_json import spelled
 from ipex_lookahead.files.temporary import put_in_place, temporary_folder
 from ipex_lookahead.formats.base import PackedWeight
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes written so far and the bytes in all."""
+"""Callback that receives the bytes written so far and the total number of bytes."""
+_DRAFTER_FILES = ("config.json", "*.safetensors", "*.safetensors.index.json")
 
 
 def save(
@@ -49,24 +51,24 @@ def save(
     progress: Progress | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a model as a folder that :class:`LowBitCheckpoint` reads back bit for bit, and return the folder.
+    """Write a model as a folder that :class:`LowBitCheckpoint` reads back bit for bit; return the folder.
 
     Args:
-        folder: where to; must not exist, be empty, or (with ``overwrite``) hold an earlier save and nothing else.
+        folder: target; must not exist, be empty, or (with ``overwrite``) hold only an earlier save.
         config: the model's Hugging Face config.
-        generation_config: as the checkpoint had it; may be empty.
-        infos: shape and format of every weight that ``weights`` will yield.
-        weights: every name of ``infos`` once, in any order; one weight is held at a time.
-        low_bit: ``low_bit`` (name), ``group_size``, ``mixed_precision``; ``requantized_from`` where that is so.
-        tokenizer: has ``save_pretrained(folder)``.
-        source: the checkpoint that the model came from; its licence is copied. None = unknown.
-        drafter: files of a head that drafts for the model, which go along as they are. None = there are none.
+        generation_config: the checkpoint's; may be empty.
+        infos: shape and format of every weight in ``weights``.
+        weights: each name of ``infos`` once, in any order; one weight is held at a time.
+        low_bit: ``low_bit`` (name), ``group_size``, ``mixed_precision``, optionally ``requantized_from``.
+        tokenizer: object with ``save_pretrained(folder)``.
+        source: original checkpoint, from which the license is copied; None: unknown.
+        drafter: files of the model's drafting head, which are copied; None: no head.
         progress: see :data:`Progress`.
-        overwrite: replace an earlier save. The old one is removed once the new one is in its place.
+        overwrite: replace an earlier save. It is removed once the new one is in place.
 
     Raises:
-        InputError: the folder is something else, or the weights are not what ``infos`` says.
-        SaveError: the disk is full, or writing fails otherwise; what was there before is as it was.
+        InputError: if the folder has other content, or the weights do not match ``infos``.
+        SaveError: if writing fails, for example because the disk is full; existing files are unchanged.
     """
     check_target(folder, overwrite)
     target = Path(os.path.realpath(given_path(folder)))
@@ -81,15 +83,15 @@ def save(
                 if tokenizer is not None:
                     tokenizer.save_pretrained(str(temporary))
                 if source is not None:
-                    copy_licence(source, temporary)
+                    copy_license(source, temporary)
                 if drafter is not None:
-                    keep_drafter(drafter, temporary)
+                    _copy_drafter(drafter, temporary)
                 files = sorted(_files(temporary))
                 marker = {"version": VERSION, **low_bit, "files": [*files, "config.json"]}
                 _write_json(temporary / "config.json", {**config, MARKER: marker})
                 _flush(temporary)
                 put_in_place(temporary, target)
-                with contextlib.suppress(OSError):  # the folder is complete; only its name's durability is at stake
+                with contextlib.suppress(OSError):  # the folder is complete; this flushes only its name
                     _sync(target.parent)
         except OSError as error:
             raise _save_error(target, error) from error
@@ -102,7 +104,7 @@ def save(
 
 
 class _Layout:
-    """Where in the file each array of each weight goes, and the header that says so."""
+    """Positions of all arrays in the file, and its header."""
 
     def __init__(self, infos: Mapping[str, TensorInfo]) -> None:
         if not infos:
@@ -118,7 +120,7 @@ class _Layout:
             self.places[name] = []
             for part in parts:
                 if name + part.suffix in self._entries or name in ("format", "__metadata__"):
-                    raise InputError(f"weight {name} would be stored under a name that is taken")
+                    raise InputError(f"weight {name} would be stored under a name that is already used")
                 begin, end = end, end + part.nbytes
                 self._entries[name + part.suffix] = {
                     "dtype": part.stream.stored,
@@ -129,7 +131,7 @@ class _Layout:
         self.data_bytes = end
 
     def header(self, checksums: Mapping[str, str]) -> bytes:
-        """The file up to its data, as long with the checksums of all weights as with none yet."""
+        """Return the file's bytes before the data; checksums that are still unknown are filled with zeros."""
         metadata = {"format": "pt"}
         for name, info in self.infos.items():
             described = "" if info.format in FLOATS else f"{stored_as(info)} "
@@ -148,16 +150,16 @@ def _write_tensors(
     done = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        # A disk that is too small is found out now, not after an hour of quantising.
+        # Reserve the disk space first: a full disk must not be noticed after an hour of quantization.
         _reserve(descriptor, start + layout.data_bytes)
         for name, weight in weights:
             if name not in missing:
-                raise InputError(f"weight {name} was {'given twice' if name in layout.places else 'not announced'}")
+                raise InputError(f"weight {name} {'was given twice' if name in layout.places else 'is not in infos'}")
             info = layout.infos[name]
             if TensorInfo.of(weight) != info:
                 raise InputError(
                     f"weight {name} is {weight.format} {list(weight.shape)} with group size {weight.group_size}, "
-                    f"announced as {info.format} {list(info.shape)} with {info.group_size}"
+                    f"but infos has {info.format} {list(info.shape)} with {info.group_size}"
                 )
             written = []
             for part, begin in missing.pop(name):
@@ -171,7 +173,7 @@ def _write_tensors(
             if progress is not None:
                 progress(done, layout.data_bytes)
         if missing:
-            raise InputError(f"weight {next(iter(missing))} was announced and not given ({len(missing)} in all)")
+            raise InputError(f"weight {next(iter(missing))} is in infos but was not given ({len(missing)} in total)")
         _write(descriptor, 0, memoryview(layout.header(checksums)))
     finally:
         os.close(descriptor)
@@ -201,7 +203,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def _flush(folder: Path) -> None:
-    """Everything to the disk, the folder's own entries last."""
+    """Flush all files to disk, and the folder's own entries last."""
     for path in [*(p for p in folder.rglob("*") if p.is_file()), *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         _sync(path)
 
@@ -214,20 +216,34 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _copy_drafter(source: Path, model: Path) -> None:
+    """Copy the files of a head, from its folder or GGUF file, into a subfolder of the model. Raises OSError."""
+    target = model / DRAFTER_FOLDER
+    target.mkdir()
+    if source.is_dir():
+        files = [*source.glob("*.gguf")] if not (source / "config.json").exists() else []
+        files = files or [file for pattern in _DRAFTER_FILES for file in sorted(source.glob(pattern))]
+    else:
+        files = [file for file in source.parent.glob("*.gguf") if first_part(file) == first_part(source)]
+    for file in files:
+        shutil.copyfile(file, target / file.name)
+    copy_license(source, target)
+
+
 def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
-    """Raise InputError for a folder that :func:`save` would refuse: it can be said before anything is loaded."""
+    """Raise InputError for a target that :func:`save` would refuse, before anything is loaded."""
     target = Path(os.path.realpath(given_path(folder)))
     if not os.path.lexists(target):
         return
     if not target.is_dir():
-        raise InputError(f"{target}: is a file; a folder is needed", hint="choose another name")
+        raise InputError(f"{target}: is a file, not a folder", hint="choose another name")
     present = _files(target)
     if not present:
         return
     ours = _files_of_save(target)
     if ours is None:
         raise InputError(
-            f"{target}: is not empty and was not written by {arg('save_low_bit')}; it is left alone",
+            f"{target}: is not empty and was not written by {arg('save_low_bit')}; nothing was changed",
             hint="choose a new folder",
         )
     if not overwrite:
@@ -235,7 +251,7 @@ def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
             f"{target}: already holds a saved model",
             hint=f"choose a new folder, or pass {arg('overwrite', True)} to replace it",
         )
-    # Earlier versions named a folder where they now name what is in it.
+    # Earlier versions listed subfolders instead of the files in them.
     if strangers := sorted(name for name in present if name not in ours and name.partition("/")[0] not in ours):
         raise InputError(
             f"{target}: holds {strangers[0]}, which {arg('save_low_bit')} did not write and will not delete",
@@ -244,7 +260,7 @@ def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
 
 
 def _files(folder: Path) -> set[str]:
-    """Names of what lies in a folder, that of folders in it too, without them unless they are empty."""
+    """Return the relative names of a folder's files, recursively, and of empty subfolders."""
     return {
         path.relative_to(folder).as_posix()
         for path in folder.rglob("*")
@@ -253,7 +269,7 @@ def _files(folder: Path) -> set[str]:
 
 
 def _files_of_save(folder: Path) -> set[str] | None:
-    """The files an earlier save wrote into ``folder``, or None if it is no save of ours."""
+    """Return the files that an earlier save wrote into ``folder``, or None if it was not written by this package."""
     try:
         marker = read_json(folder / "config.json").get(MARKER)
     except ModelFormatError:
@@ -265,6 +281,6 @@ def _files_of_save(folder: Path) -> set[str] | None:
 def _save_error(target: Path, error: OSError) -> SaveError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return SaveError(
-        f"{target}: could not be saved: {error.strerror or error}; nothing that was there has been changed",
+        f"{target}: could not be saved: {error.strerror or error}; existing files are unchanged",
         hint="free some space, or choose a folder on another disk" if full else "check the folder and its permissions",
     )

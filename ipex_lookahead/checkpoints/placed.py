@@ -1,7 +1,7 @@
-"""Weights that are parts of a file's tensors: which rows they are, and how they come out.
+"""Weights that are parts of a file's tensors: selection of their rows, and conversion to the layout here.
 
-A place (``architectures.spec.Place``) names a tensor, perhaps an expert's entry of it, and rows. Rows of any format can
-be taken out of a tensor without touching a bit; only floats can be transposed.
+A place (``architectures.spec.Place``) names a tensor, optionally an expert's entry of it, and rows. Selecting rows
+works for any format and changes no bit; transposing works for floats only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ipex_lookahead.formats.float_base import widen
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``block`` rows at ``first``, ``first + step``, ... of a tensor seen as [rows, columns]; a vector: one column.
+    """``block`` rows at ``first``, ``first + step``, ... of a tensor seen as [rows, columns]; a vector has one column.
 
-    ``more``: as a place's, behind these.
+    ``more`` lists further (offset from ``first``, block) pairs, see ``Place.more``.
     """
 
     first: int
@@ -34,7 +34,7 @@ class Run:
 
     @property
     def _kinds(self) -> tuple[tuple[int, int], ...]:
-        """(rows behind ``first``, block) of each."""
+        """(offset from ``first``, block) of each group of rows."""
         return ((0, self.block), *self.more)
 
     @property
@@ -43,26 +43,26 @@ class Run:
 
     @property
     def span(self) -> int:
-        """Rows from the first to the last."""
+        """Number of rows from the first to the last, including gaps."""
         return (self._places - 1) * self.step + max(at + block for at, block in self._kinds)
 
     @property
     def rows(self) -> slice | npt.NDArray[np.intp]:
-        """Where they are, from ``first`` on."""
+        """Indices of the rows relative to ``first``."""
         if self.block == 1 and not self.more:
             return slice(0, self.span, self.step)
         places = np.arange(self._places) * self.step
         return np.concatenate([np.add.outer(places + at, np.arange(block)).reshape(-1) for at, block in self._kinds])
 
     def stretches(self) -> list[tuple[int, int]]:
-        """(place of the first, how many) of rows that lie in a row."""
+        """Return (first row, count) of each run of consecutive rows."""
         if self.step == self.block and not self.more:
             return [(self.first, self.count)]
         return [(self.first + at + i * self.step, block) for at, block in self._kinds for i in range(self._places)]
 
 
 def run_of(tensor: Tensor, place: Place) -> Run:
-    """The rows of ``place``'s tensor that are this weight, the layout not being transposed."""
+    """Return the rows of ``place``'s tensor that make up the weight; not for the transposed layout."""
     first, step = place.rows or (0, 1)
     entry = place.shape if place.expert is None else place.shape[1:]
     rows = entry[0]
@@ -70,7 +70,7 @@ def run_of(tensor: Tensor, place: Place) -> Run:
 
 
 def in_blocks(tensor: Tensor, names: Collection[str]) -> Tensor:
-    """The weight as MXFP4 where a folder has its tensor in blocks, and not as floats with inputs before outputs."""
+    """Return the weight as MXFP4 if a folder stores its tensor in blocks instead of transposed floats."""
     place = tensor.hf
     parts = (f"{place.name}_blocks", f"{place.name}_scales")
     if place.layout != "transposed" or place.name in names or not any(part in names for part in parts):
@@ -81,10 +81,10 @@ def in_blocks(tensor: Tensor, names: Collection[str]) -> Tensor:
 
 
 def fused_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
-    """The weight where folders have it that hold a mixture as transformers 5 does in memory: all experts in one tensor.
+    """Return the weight's place in folders that store all experts of a mixture in one tensor, as transformers 5 does.
 
-    That is ``gate_up_proj`` [experts, 2 * n, hidden], gate first, and ``down_proj`` [experts, hidden, n], both under
-    ``mlp``, where the router is too. The torch engine saves such folders.
+    The tensors are ``gate_up_proj`` [experts, 2 * n, hidden], gate first, and ``down_proj`` [experts, hidden, n], both
+    under ``mlp`` like the router. The torch engine saves such folders.
     """
     place, other = tensor.hf, tensor.gguf
     layer = ".".join(place.name.split(".", 3)[:3])
@@ -103,7 +103,7 @@ def fused_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
 
 
 def split_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
-    """The weight where GGUF files of early 2024 have it: each expert's in a tensor of its own (``ffn_up.3.weight``)."""
+    """Return the weight's place in GGUF files of early 2024: one tensor per expert (``ffn_up.3.weight``)."""
     place = tensor.gguf
     if place.expert is None or place.name in names or place.name.replace("_exps.", ".0.") not in names:
         return tensor
@@ -112,19 +112,19 @@ def split_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
 
 
 def transposed_part(tensor: Tensor, place: Place, entry: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A weight out of an entry [n_in, columns]: its columns as rows."""
+    """Return columns of an entry [n_in, columns] as the rows of a weight."""
     first, step = place.rows or (0, 1)
     return np.ascontiguousarray(entry[:, first : first + (tensor.shape[0] - 1) * step + 1 : step].T)
 
 
-def lying(tensor: Tensor, place: Place) -> Tensor:
-    """The rows of ``place``'s tensor that are the weight's inputs (layout "turned"), as a weight of their own."""
+def stored_rows(tensor: Tensor, place: Place) -> Tensor:
+    """Return the rows of ``place``'s tensor that are the weight's inputs (layout "by_input"), as a weight."""
     plain = replace(place, layout="plain")
     return replace(tensor, shape=tensor.shape[::-1], hf=plain, gguf=plain)
 
 
-def turned(weight: PackedWeight) -> PackedWeight:
-    """A matrix's rows as inputs: floats as they are, others as float32, since codes' scales go along rows."""
+def transpose(weight: PackedWeight) -> PackedWeight:
+    """Transpose a matrix: floats keep their format, others become float32, because scales apply along rows."""
     if weight.format in FLOATS:
         return replace(weight, shape=weight.shape[::-1], codes=np.ascontiguousarray(weight.codes.T))
     values = dequantize(weight)
@@ -133,13 +133,13 @@ def turned(weight: PackedWeight) -> PackedWeight:
     return PackedWeight("fp32", weight.shape[::-1], np.ascontiguousarray(values.T))
 
 
-def turned_format(low_bit: str) -> str:
-    """What the format of a matrix is once it is turned."""
+def transposed_format(low_bit: str) -> str:
+    """Return the format of a transposed matrix."""
     return low_bit if low_bit in FLOATS else "fp32"
 
 
 def joined_heads(tensor: Tensor, names: Collection[str]) -> Tensor:
-    """The weight where GGUF files of before April 2025 have it: ``attn_k_b`` and ``attn_v_b`` of all heads in one."""
+    """Return the weight's place in GGUF files before April 2025: ``attn_k_b`` and ``attn_v_b`` in one tensor."""
     place = tensor.gguf
     stem, _, part = place.name.rpartition(".attn_")
     name = f"{stem}.attn_kv_b.weight"
@@ -149,7 +149,7 @@ def joined_heads(tensor: Tensor, names: Collection[str]) -> Tensor:
 
 
 def fused_inputs(tensor: Tensor, names: Collection[str]) -> Tensor:
-    """The weight where the first GGUF files of Qwen3-Next have it: ``ssm_in``, fused as in folders."""
+    """Return the weight's place in the first GGUF files of Qwen3-Next: ``ssm_in``, fused as in folders."""
     stem, _, part = tensor.gguf.name.rpartition(".")[0].rpartition(".")
     name = f"{stem}.ssm_in.weight"
     if tensor.gguf.name in names or name not in names or part not in ("attn_qkv", "attn_gate"):
@@ -157,19 +157,19 @@ def fused_inputs(tensor: Tensor, names: Collection[str]) -> Tensor:
     return replace(tensor, gguf=replace(tensor.hf, name=name))
 
 
-def in_old_place(tensor: Tensor, names: Collection[str]) -> Tensor:
-    """The weight where a GGUF file has it, which may be of a time when converters had other tensors for some."""
+def with_old_names(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """Return the weight's place in a GGUF file, considering the tensors of older converters."""
     for move in (split_experts, joined_heads, fused_inputs):
         tensor = move(tensor, names)
     return tensor
 
 
 def row_order(tensor: Tensor, place: Place) -> npt.NDArray[np.intp] | None:
-    """Where each row of the file belongs, int [n_out], or None where rows stay.
+    """Return the position of each row of the file, int [n_out], or None if rows keep their order.
 
-    llama.cpp rotates neighbouring pairs of a head's values, Hugging Face rotates value i with value i + d / 2. So
-    llama.cpp's converter reorders the rows of some families' q and k inside each head; whole rows are put back here,
-    which changes no bit of any row.
+    llama.cpp rotates adjacent pairs of a head's values, Hugging Face rotates value i with value i + d / 2. llama.cpp's
+    converter therefore reorders the rows of q and k within each head for some families. Restoring the order moves whole
+    rows and changes no bit.
     """
     if not place.pairs:
         return None
@@ -180,7 +180,7 @@ def row_order(tensor: Tensor, place: Place) -> npt.NDArray[np.intp] | None:
 
 
 def with_offset(weight: PackedWeight, offset: float) -> PackedWeight:
-    """The weight as float32 with ``offset`` added to every value; itself for 0."""
+    """Return the weight as float32 with ``offset`` added to every value; the weight itself if ``offset`` is 0."""
     if not offset:
         return weight
     values = widen(weight.codes, weight.format) + np.float32(offset)
@@ -188,14 +188,14 @@ def with_offset(weight: PackedWeight, offset: float) -> PackedWeight:
 
 
 def as_logarithm(weight: PackedWeight) -> PackedWeight:
-    """The values whose -e^x a file holds; NaN for one that is none."""
+    """Return x for values -e^x of a file; NaN for values that are not negative."""
     with np.errstate(invalid="ignore", divide="ignore"):
         values = np.log(-widen(weight.codes, weight.format).astype(np.float64)).astype(np.float32)
     return PackedWeight("fp32", weight.shape, values)
 
 
 def joined(parts: Sequence[PackedWeight]) -> PackedWeight:
-    """Rows of one format as one weight."""
+    """Concatenate the rows of weights of one format."""
     streams: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name, _ in parts[0].arrays()
     }
@@ -204,17 +204,17 @@ def joined(parts: Sequence[PackedWeight]) -> PackedWeight:
 
 
 def tensors_by_name(spec: ModelSpec) -> dict[str, Tensor]:
-    """The weights that a model has of its own by name, in the order of a step."""
+    """Return a model's own weights by name, in the order of a step."""
     return {tensor.name: tensor for tensor in spec.own_tensors()}
 
 
 def head_tensors(spec: ModelSpec) -> dict[str, Tensor]:
-    """The weights that its head for drafting has of its own, if it has one."""
+    """Return the own weights of a model's MTP head by name; empty without one."""
     own = tensors_by_name(spec)
     return {} if spec.mtp is None else {t.name: t for t in spec.mtp.tensors() if t.name not in own}
 
 
 def with_mtp(spec: ModelSpec, there: Callable[[Tensor], bool]) -> ModelSpec:
-    """The model without its head for drafting where not all of the head's own weights are ``there``."""
+    """Return the model without its MTP head unless all of the head's own weights are ``there``."""
     complete = spec.mtp is not None and all(map(there, head_tensors(spec).values()))
     return spec if complete else replace(spec, mtp=None)

@@ -1,4 +1,4 @@
-"""Which scheme a folder's matrices are quantised in, by the ``quantization_config`` of its config."""
+"""Selection of a quantized folder's scheme by the ``quantization_config`` of its config."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ SCHEMES: dict[str, Reader] = {
     "bitsandbytes": bitsandbytes,
     "fp8": fp8,
 }
-"""``quant_method`` -> what reads such a folder. A scheme is one file here and one line."""
+"""``quant_method`` -> the function that creates the scheme. A scheme is one file and one row here."""
 _HINTS = {
     "hqq": "support for HQQ folders was removed in 0.3; quantize the original float checkpoint: " + FLOAT_ORIGINAL,
-    "torchao": "torchao lays weights out for its kernels, in ways that its releases change and only its code defines: "
+    "torchao": "torchao's weight layouts depend on its kernels and releases and are defined by its code only: "
     + FLOAT_ORIGINAL,
 }
-"""``quant_method`` -> why it is not read, and what to take."""
+"""``quant_method`` -> why it is not supported, and the alternative."""
 
 
 def scheme_of(raw: JsonObject, path: str | PathLike[str]) -> Scheme | None:
-    """The scheme that a config names; None where it names none.
+    """Return the scheme that a config names, or None.
 
-    Raises UnsupportedModelError for a method, a key or a value that is not read, ModelFormatError for what cannot be.
+    Raises:
+        UnsupportedModelError: if the method, a key or a value is not supported.
+        ModelFormatError: if the settings are malformed.
     """
     settings = raw.get(KEY)
     if settings is None:
@@ -45,13 +47,13 @@ def scheme_of(raw: JsonObject, path: str | PathLike[str]) -> Scheme | None:
     method = settings.get("quant_method")
     if not isinstance(method, str) or method not in SCHEMES:
         raise UnsupportedModelError(
-            f"{path}: the checkpoint is quantised already: {KEY} has quant_method {shown(method)}; what is read is "
-            f"{', '.join(SCHEMES)}",
+            f"{path}: the checkpoint is already quantized with {KEY}.quant_method {shown(method)}; supported are"
+            f" {', '.join(SCHEMES)}",
             hint=_HINTS.get(str(method), FLOAT_ORIGINAL),
         )
     return SCHEMES[method](settings, Source.of(settings, path, KEY))
 
 
 def without_scheme(raw: JsonObject) -> JsonObject:
-    """The config without its ``quantization_config``."""
+    """Return the config without its ``quantization_config``."""
     return JsonObject({key: value for key, value in raw.items() if key != KEY}, raw._text, raw._number)

@@ -1,12 +1,12 @@
-"""Whole-number codes of quantised folders: how they lie in words, and scale * (code - zero) in a format that holds it.
+"""Integer weights of quantized folders: unpacking of codes, and exact conversion of scale * (code - zero).
 
-Values are kept exactly. A zero point that is the middle code everywhere needs no place. Of codes of 2 and 3 bits any
-other is taken from the code, which then fits a symmetric format of one bit more; of 4 and 8 bits it is kept.
+A zero point that equals the middle code everywhere is not stored. With 2 and 3 bits any other zero point is subtracted
+from the code, which then fits a symmetric format with one more bit. With 4 and 8 bits zero points are stored.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,33 +19,32 @@ from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import GROUP, PackedWeight
 from ipex_lookahead.formats.blocks import BlockFormat
 from ipex_lookahead.formats.float_base import from_binary16, to_binary16
-from ipex_lookahead.formats.search import Parts
 from ipex_lookahead.formats.zero_points import ZeroPointFormat, pack_codes
 
 _HOLDS = {
     (2, True): "sym_int2", (3, True): "sym_int3", (4, True): "sym_int4", (8, True): "sym_int8",
     (2, False): "sym_int3", (3, False): "sym_int4", (4, False): "zero_int4", (8, False): "zero_int8",
 }  # fmt: skip
-"""(bits, whether all zero points are the middle code) -> the format that holds scale * (code - zero)."""
+"""(bits, True if all zero points are the middle code) -> the format that holds scale * (code - zero)."""
 _MIDDLES = {"sym_int2": 2, "sym_int3": 4, "sym_int4": 8, "sym_int8": 128}
-"""The unsigned code that stands for 0 in a format that keeps no zero points."""
+"""Symmetric format -> the unsigned code that represents 0."""
 
 
 def is_half(values: npt.NDArray[np.float32]) -> bool:
-    """Whether binary16 holds all of the values."""
+    """Return True if binary16 represents all values."""
     return bool((from_binary16(to_binary16(values)) == values).all())
 
 
 def nibbles(packed: Array) -> npt.NDArray[np.uint8]:
-    """Rows of bytes [..., n] to codes of four bits [..., 2 n], the low one first."""
+    """Unpack bytes [..., n] to four-bit codes [..., 2 n], the low nibble first."""
     data = np.ascontiguousarray(packed).view(np.uint8)
     return np.stack((data & 15, data >> 4), axis=-1).reshape(*data.shape[:-1], -1)
 
 
 def codes_of(words: Array, bits: int) -> npt.NDArray[np.uint8]:
-    """Rows of int32 words [..., n] to the codes in them [..., n * 32 / bits], the lowest bits first.
+    """Unpack int32 words [..., n] to codes [..., n * 32 / bits], the lowest bits first.
 
-    ``bits`` is 2, 3, 4 or 8. Codes of 3 bits go on across words, 32 of them in three.
+    ``bits`` is 2, 3, 4 or 8. Codes of 3 bits cross word boundaries: three words hold 32 of them.
     """
     data = np.ascontiguousarray(words).astype("<i4", copy=False).view(np.uint8)
     if bits == 8:
@@ -61,18 +60,18 @@ def codes_of(words: Array, bits: int) -> npt.NDArray[np.uint8]:
 
 
 def in_whole_words(bits: int) -> int:
-    """Of how many codes a multiple fills whole words."""
+    """Return the number of codes that fill whole words."""
     return 32 if bits == 3 else 32 // bits
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """How values follow from codes: scale * (code - zero), scale and zero shared by groups of a row's inputs.
+    """Quantization scale * (code - zero) with scale and zero shared by groups of a row's inputs.
 
     Attributes:
         bits: 2, 3, 4 or 8.
-        group: inputs of a group; -1: all.
-        symmetric: zero is the middle code, ``2 ** (bits - 1)``, everywhere.
+        group: inputs per group; -1: the whole row.
+        symmetric: True if zero is the middle code, ``2 ** (bits - 1)``, everywhere.
     """
 
     bits: int
@@ -80,17 +79,21 @@ class Grouped:
     symmetric: bool
 
     def size(self, n_in: int) -> int:
-        """Inputs in a group of a row of ``n_in``."""
+        """Return the group size for a row of ``n_in`` inputs."""
         return n_in if self.group == -1 else self.group
 
     def groups(self, n_in: int) -> int:
-        """Groups in a row."""
+        """Return the number of groups in a row."""
         return -(-n_in // self.size(n_in))
 
     def info(self, tensor: Tensor, group_of: Array | None = None, *, decoded: str = "") -> TensorInfo:
-        """What holds such a matrix exactly; float32 where ``decoded`` says why, or 32 divides no group.
+        """Return the format that holds the matrix exactly.
 
-        ``group_of`` is what :meth:`order` gives: inputs sorted by it must be in whole groups.
+        Args:
+            tensor: the matrix.
+            group_of: result of :meth:`order`.
+            decoded: reason for decoding to float32. It is also used if the group size is not a multiple of 32, or
+                inputs sorted by ``group_of`` do not form whole groups.
         """
         n_in = tensor.shape[1]
         if group_of is not None and not np.array_equal(np.sort(group_of), np.arange(n_in) // self.size(n_in)):
@@ -106,14 +109,15 @@ class Grouped:
     def info_of(
         self, tensor: Tensor, layer: Layer, scales: str = "scales", group_of: Array | None = None
     ) -> TensorInfo:
-        """:meth:`info` of a matrix with these ``scales``, which are read where they are not binary16."""
+        """Return :meth:`info` of a matrix with these ``scales``, which are read unless they are binary16."""
         whole = layer.kind(scales) == "F16" or is_half(layer.floats(scales))
         return self.info(tensor, group_of, decoded="" if whole else "scales that are no binary16 numbers")
 
     def order(self, tensor: Tensor, layer: Layer, part: str) -> Array | None:
-        """The group of each input as the tensor ``part`` says; None where neighbours are together as they lie.
+        """Return the group of each input from the tensor ``part``; None if groups are consecutive inputs.
 
-        Raises ModelFormatError for a group that there is not.
+        Raises:
+            ModelFormatError: if a group index is out of range.
         """
         if part not in layer:
             return None
@@ -133,14 +137,14 @@ class Grouped:
         zeros: Array | None,
         group_of: Array | None = None,
     ) -> PackedWeight:
-        """The matrix as ``info`` says.
+        """Return the matrix in the format of ``info``.
 
         Args:
-            info: from :meth:`info`.
+            info: result of :meth:`info`.
             codes: uint8 [n_out, n_in].
             scales: float32 [n_out, groups].
-            zeros: whole numbers [n_out, groups]; None where ``symmetric``.
-            group_of: the group of each input [n_in]; None: ``group`` neighbours are one.
+            zeros: whole numbers [n_out, groups]; None if ``symmetric``.
+            group_of: group of each input [n_in]; None: ``group`` consecutive inputs form one.
         """
         n_in = codes.shape[1]
         of_inputs = np.arange(n_in) // self.size(n_in)
@@ -169,7 +173,7 @@ class Grouped:
 
 
 def fitting(form: str, size: int, n_in: int) -> int | None:
-    """The largest group size of a format that divides groups of ``size`` inputs; None where none does."""
+    """Return the largest group size of a format that divides groups of ``size`` inputs; None if there is none."""
     divide = [n for n in FORMATS[form].group_sizes if size % (n or GROUP) == 0 or size >= n_in]
     return max(divide, default=None)
 
@@ -177,13 +181,10 @@ def fitting(form: str, size: int, n_in: int) -> int | None:
 def symmetric_weight(
     info: TensorInfo, codes: npt.NDArray[np.uint8], halves: npt.NDArray[np.uint16], order: Any = None
 ) -> PackedWeight:
-    """A matrix whose codes [n_out, n_in] count from the format's middle; ``halves``: binary16 bits [n_out, groups]."""
+    """Return a matrix from codes [n_out, n_in] with the format's zero and binary16 scale bits [n_out, groups]."""
     target, middle = FORMATS[info.format], np.uint8(_MIDDLES[info.format])
     if isinstance(target, BlockFormat):
-        n_out, n_in = codes.shape
-        padded = np.pad(codes, ((0, 0), (0, -n_in % GROUP)), constant_values=middle).reshape(n_out, -1, GROUP)
-        records = target.pack(Parts(padded, halves), n_in).view(np.uint8).reshape(n_out, -1)
-        return PackedWeight(info.format, info.shape, records, order=order)
+        return replace(target.matrix(codes, halves), order=order)
     whole = pack_codes(codes, target.streams[0], middle)
     if info.format == "sym_int8":
         whole = (whole ^ middle).view(np.int8)

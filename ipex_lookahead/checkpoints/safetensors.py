@@ -1,6 +1,6 @@
-"""Hugging Face folders: ``config.json`` and safetensors, one file or shards with an index.
+"""Hugging Face folders: ``config.json`` and safetensors in one file or in shards with an index.
 
-Tensors are floats, or quantised by one of the schemes in ``quantized.py``.
+Tensors are floats, or quantized by one of the schemes in ``quantized.py``.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from ipex_lookahead.checkpoints.placed import (
     fused_experts,
     head_tensors,
     in_blocks,
-    lying,
+    stored_rows,
     tensors_by_name,
-    turned,
-    turned_format,
+    transpose,
+    transposed_format,
     with_mtp,
 )
 from ipex_lookahead.checkpoints.quantized import KEY, scheme_of, without_scheme
@@ -59,7 +59,7 @@ MAX_SHARDS = 512
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _UNUSED = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
-"""Ends of the names of tensors that old releases of transformers saved and that follow from the config."""
+"""Suffixes of tensors that old releases of transformers saved and that follow from the config."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors", re.ASCII)
 
@@ -67,12 +67,13 @@ _log = logging.getLogger(__name__)
 
 
 class SafetensorsCheckpoint(Folder):
-    """A folder with float weights, or quantised ones. See :class:`ipex_lookahead.checkpoints.base.Checkpoint`.
+    """A folder with float or quantized weights.
 
     Attributes:
-        scheme: how its matrices are quantised; None: they are floats, or the family has a way of its own.
-        read_past: how many tensors are of blocks for drafting, and not of the decoder.
-        own_head: the config has the embedding for the lm_head, and the files hold another one, which is used.
+        scheme: quantization scheme; None for float weights and families with a format of their own.
+        read_past: number of ignored tensors that belong to MTP blocks.
+        own_head: True if the config ties the lm_head to the embedding but the files have a different lm_head, which is
+            used.
     """
 
     spec: ModelSpec
@@ -80,13 +81,13 @@ class SafetensorsCheckpoint(Folder):
     own_head: bool = False
     read_past: int = 0
     as_safetensors = "transformers.AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)"
-    """What makes safetensors of pickles, in Python."""
+    """Python expression that converts pickles to safetensors, for a hint."""
 
     def __init__(self, path: str | PathLike[str], *, other_family: bool = False) -> None:
-        """Open and validate the config, the index and every header.
+        """Open and validate the config, the index and every header, without reading tensors.
 
-        ``other_family`` is for a family that only transformers knows: ``config`` and ``generation_config`` stay empty,
-        and tensors may be of any kind. Raises ModelFormatError or UnsupportedModelError; reads no tensor yet.
+        With ``other_family``, for families that only transformers supports, ``config`` and ``generation_config`` stay
+        empty, and tensors may be of any kind. Raises ModelFormatError or UnsupportedModelError.
         """
         self.path = Path(path)
         self.config: dict[str, Any] = {}
@@ -124,10 +125,10 @@ class SafetensorsCheckpoint(Folder):
         else:
             raise _no_weights(self.path, self.as_safetensors)
         if not self._tensors:
-            raise ModelFormatError(self.path, "tensors", None, "the checkpoint holds no tensor")
+            raise ModelFormatError(self.path, "tensors", None, "the checkpoint has no tensors")
 
     def _described(self, names: Collection[str]) -> ModelSpec:
-        """The model that the config and the tensors' names describe."""
+        """Return the spec of the model that the config and the tensors' names describe."""
         said = self.config["tie_word_embeddings"]
         if said is not False:
             self.config["tie_word_embeddings"] = not self._has_own_head(names)
@@ -137,7 +138,7 @@ class SafetensorsCheckpoint(Folder):
         )
 
     def _place(self) -> None:
-        """Find the model's weights among the tensors, under the names that its spec knows them by."""
+        """Find the model's weights among the tensors, by the names in its spec."""
         names = {renamed(name) or "" for name in self._tensors}
         self.spec = self._described(names)
         every = {**tensors_by_name(self.spec), **head_tensors(self.spec)}
@@ -155,9 +156,9 @@ class SafetensorsCheckpoint(Folder):
             if (name := renamed(in_file)) is None:
                 continue
             if name in found:
-                raise ModelFormatError(file.path, in_file, tensor.entry, f"is there under another name of {name} too")
+                raise ModelFormatError(file.path, in_file, tensor.entry, f"is also stored under another name of {name}")
             if name not in bytes_of and name not in parts:
-                past = name.startswith(self.spec.read_past)  # all experts in one tensor, perhaps
+                past = name.startswith(self.spec.read_past)  # may hold all experts in one tensor
                 dimensions = 3 if past else wanted.get(name, 2)
                 kinds = WHOLE if name in tokens else READ
                 check_kind(
@@ -183,9 +184,9 @@ class SafetensorsCheckpoint(Folder):
         return name in names or (self.scheme is not None and bool(self.scheme.parts(name, names)))
 
     def _has_own_head(self, names: Collection[str]) -> bool:
-        """Whether the files hold an lm_head that is not the embedding, whatever the config says of it.
+        """Return True if the files hold an lm_head that differs from the embedding, whatever the config states.
 
-        As transformers 5 has it: where both are there and differ, the file's is the head. A quantised one differs.
+        This follows transformers 5, which then uses the file's lm_head. A quantized lm_head counts as different.
         """
         if self.scheme is not None and self.scheme.parts(HEAD, names):
             return True
@@ -195,35 +196,34 @@ class SafetensorsCheckpoint(Folder):
         return not same_values(stored[HEAD], stored[EMBEDDING])
 
     def _parts(self, wanted: Mapping[str, int], names: Collection[str]) -> dict[str, dict[str, str]]:
-        """The tensors of each quantised matrix, by the name that a float one would have."""
+        """Return the tensors of each quantized matrix, by the name of the float matrix."""
         if self.scheme is None:
             return {}
         found = {name: self.scheme.parts(name, names) for name, dimensions in wanted.items() if dimensions > 1}
         return {name: parts for name, parts in found.items() if parts}
 
     def _open_layers(self, scheme: Scheme) -> None:
-        """Check the tensors of quantised matrices against each other, and find the formats that hold their values."""
+        """Check the tensors of quantized matrices against each other, and choose formats for their values."""
         for name, tensor in self._weights.items():
             if (layer := self._layers.get(tensor.hf.name)) is not None:
-                self._infos[name] = self._turned_info(scheme, tensor, layer)
+                self._infos[name] = self._transposed_info(scheme, tensor, layer)
         for (source, low_bit), count in Counter(
             (info.decoded_from, info.format) for info in self._infos.values() if info.decoded_from
         ).items():
-            _log.warning(
-                "%s: %d matrices of %s (%s) are decoded and kept in %s", self.path, count, scheme.name, source, low_bit
-            )
+            _log.warning("%s: %d matrices of %s (%s) are decoded to %s", self.path, count, scheme.name, source, low_bit)
 
     @staticmethod
-    def _turned_info(scheme: Scheme, tensor: Tensor, layer: Layer) -> TensorInfo:
-        if tensor.hf.layout != "turned":
+    def _transposed_info(scheme: Scheme, tensor: Tensor, layer: Layer) -> TensorInfo:
+        if tensor.hf.layout != "by_input":
             return scheme.info(tensor, layer)
-        info = scheme.info(lying(tensor, tensor.hf), layer)
-        return TensorInfo(tensor.shape, turned_format(info.format), decoded_from=info.decoded_from or info.format)
+        info = scheme.info(stored_rows(tensor, tensor.hf), layer)
+        return TensorInfo(tensor.shape, transposed_format(info.format), decoded_from=info.decoded_from or info.format)
 
     def _is_zero_bias(self, name: str) -> bool:
-        """Whether it is a bias of zeros that a quantiser has given a layer which has none in this model.
+        """Return True for a zero bias that a quantizer added to a layer without bias.
 
-        Raises UnsupportedModelError for such a bias that is not zero.
+        Raises:
+            UnsupportedModelError: if such a bias is not zero.
         """
         if not name.endswith(".bias") or f"{name.removesuffix('.bias')}.weight" not in self._layers:
             return False
@@ -240,7 +240,7 @@ class SafetensorsCheckpoint(Folder):
         for name, tensor in file.tensors.items():
             if name in self._tensors:
                 other = self._tensors[name][0].path.name
-                raise ModelFormatError(path, name, tensor.entry, f"is in {other} too")
+                raise ModelFormatError(path, name, tensor.entry, f"is in {other} as well")
             self._tensors[name] = (file, tensor)
         return file
 
@@ -255,14 +255,15 @@ class SafetensorsCheckpoint(Folder):
             if not 0 < len(name) <= MAX_NAME:
                 problem = f"names a tensor {shown(name)}: 1 to {MAX_NAME} characters"
                 raise ModelFormatError(index, "weight_map", weight_map.at[name], problem)
-            # A name only: a path could lead out of the folder, another extension to a format that runs code.
+            # Only plain names: a path could leave the folder, and another extension could select a format that runs
+            # code.
             if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard) or ".." in shard:
                 raise source.error(
-                    name, f"is in {shown(shard)}; a shard is a plain file name that ends in .safetensors"
+                    name, f"is in {shown(shard)}; a shard must be a plain file name that ends in .safetensors"
                 )
             if shard not in shards:
                 if len(shards) == MAX_SHARDS:
-                    raise source.error(name, f"is in shard {MAX_SHARDS + 1}; at most {MAX_SHARDS} are read")
+                    raise source.error(name, f"is in shard {MAX_SHARDS + 1}; the maximum is {MAX_SHARDS}")
                 if not os.path.exists(self.path / shard):
                     raise source.error(
                         name,
@@ -277,9 +278,9 @@ class SafetensorsCheckpoint(Folder):
                 raise ModelFormatError(file.path, name, tensor.entry, f"is not listed in {INDEX}")
 
     def names(self) -> Sequence[str]:
-        """Names of the tensors that are there, in the order of a step, then those that the model does not have.
+        """Return the tensors that are present, in the order of a step, then those that the model does not have.
 
-        Of another family: as in the files.
+        For other families, return the names in the files.
         """
         if not self._weights:
             return list(self._tensors)
@@ -288,7 +289,6 @@ class SafetensorsCheckpoint(Folder):
         return [*(name for name in own if self._weights[name].hf.name in held), *self._unused]
 
     def info(self, name: str) -> TensorInfo:
-        """Shape and format of a tensor. Raises ModelFormatError if there is none of that name."""
         if name in self._infos:
             return self._infos[name]
         file, stored = self.stored(name)
@@ -300,23 +300,25 @@ class SafetensorsCheckpoint(Folder):
             return TensorInfo(tensor.shape, "mxfp4")
         if stored.shape == tensor.hf.shape:
             return float_info(stored.dtype, tensor.shape)
-        if tensor.shape == tensor.hf.shape:  # all of a tensor: the caller compares
+        if tensor.shape == tensor.hf.shape:  # the whole tensor: the caller compares shapes
             return float_info(stored.dtype, stored.shape)
         raise wrong_shape(file, tensor, stored)
 
     def read(self, name: str) -> PackedWeight:
-        """The tensor as it is in the file; takes the tensor's own memory and no more, or an expert's twice.
+        """Read a tensor; takes no memory in addition to the result, or twice an expert's.
 
-        A quantised matrix takes a few times its memory. Raises ModelFormatError for NaN and infinity, and if the file
-        has been cut meanwhile.
+        Reading a quantized matrix temporarily takes several times its memory.
+
+        Raises:
+            ModelFormatError: if a value is NaN or infinite, or the file was truncated meanwhile.
         """
         if name in self._infos and self.scheme is not None:
-            quantised = self._weights[name]
-            layer = self._layers[quantised.hf.name]
-            if quantised.hf.layout != "turned":
-                return self.scheme.read(quantised, layer, self._infos[name])
-            rows = lying(quantised, quantised.hf)
-            return turned(self.scheme.read(rows, layer, self.scheme.info(rows, layer)))
+            quantized = self._weights[name]
+            layer = self._layers[quantized.hf.name]
+            if quantized.hf.layout != "by_input":
+                return self.scheme.read(quantized, layer, self._infos[name])
+            rows = stored_rows(quantized, quantized.hf)
+            return transpose(self.scheme.read(rows, layer, self.scheme.info(rows, layer)))
         file, stored = self.stored(name)
         tensor = self._weights.get(name)
         if tensor is None:
@@ -325,43 +327,42 @@ class SafetensorsCheckpoint(Folder):
             self.info(name)
         if tensor.hf.layout == "mxfp4":
             return read_blocks(tensor, (file, stored), self.stored(scales_name(tensor)))
-        if tensor.hf.layout == "turned":
-            return turned(read_placed(file, lying(tensor, tensor.hf), stored))
+        if tensor.hf.layout == "by_input":
+            return transpose(read_placed(file, stored_rows(tensor, tensor.hf), stored))
         return read_placed(file, tensor, stored)
 
     def stored(self, name: str) -> tuple[SafetensorsFile, StoredTensor]:
-        """A tensor's file and entry. Raises ModelFormatError if there is none of that name."""
+        """Return a tensor's file and entry; raise ModelFormatError if there is none with this name."""
         in_file = self._weights[name].hf.name if name in self._weights else name
         if in_file not in self._tensors:
-            raise ModelFormatError(self.path, in_file, None, "there is no tensor of this name")
+            raise ModelFormatError(self.path, in_file, None, "no tensor has this name")
         return self._tensors[in_file]
 
     def close(self) -> None:
-        """Release the files. Tensors already read stay valid."""
         for file in self._files:
             file.close()
 
 
 def _placed(tensor: Tensor, names: Collection[str]) -> Tensor:
-    """The weight where a folder with tensors of these names has it."""
+    """Return the weight with its place in a folder that has tensors with these names."""
     return fused_experts(in_blocks(tensor, names), names)
 
 
 def refuse_without_safetensors(folder: Path) -> None:
-    """Raise the error of a folder that holds neither ``model.safetensors`` nor its index."""
+    """Raise an error if a folder has neither ``model.safetensors`` nor its index."""
     if not os.path.exists(folder / SINGLE) and not os.path.exists(folder / INDEX):
         raise _no_weights(folder, SafetensorsCheckpoint.as_safetensors)
 
 
 def _no_weights(folder: Path, as_safetensors: str) -> Exception:
-    """The error for a folder without weights that can be read; it names what lies there instead."""
+    """Return the error for a folder without readable weights; it names the files found instead."""
     present = sorted(os.listdir(folder))
     pickles = [name for name in present if name.endswith(_PICKLES) and not name.startswith("training_args")]
     if pickles:
         return UnsupportedModelError(
-            f"{folder}: the weights are in {pickles[0]}, a pickle, which can run code when it is read and is never "
-            f"opened here; {SINGLE} or {INDEX} is needed",
-            hint=f"convert it on a machine you can lose: in Python, {as_safetensors}",
+            f"{folder}: the weights are in {pickles[0]}, a pickle, which can run code when loaded and is therefore"
+            f" refused; {SINGLE} or {INDEX} is needed",
+            hint=f"convert it on an isolated machine: in Python, {as_safetensors}",
         )
     others = [name for name in present if name.endswith((".safetensors", ".gguf"))]
     return ModelFormatError(

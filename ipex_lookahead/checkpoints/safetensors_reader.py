@@ -1,7 +1,7 @@
-"""The safetensors container: one file's header, checked so that every byte belongs to exactly one tensor.
+"""The safetensors container: a file's header, validated so that every byte belongs to exactly one tensor.
 
-The format: https://github.com/huggingface/safetensors#format. Stricter than its reference reader in one place: a key
-that appears twice is refused, because readers disagree on which of the two counts.
+Format: https://github.com/huggingface/safetensors#format. Unlike the reference reader, this one refuses duplicate keys,
+because readers disagree about their meaning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_HEADER = 100_000_000
 MAX_TENSORS = 65_536
 MAX_NAME = 1024
 MAX_VALUES = 9 * MAX_TENSORS
-"""Most values in the header: a matrix takes eight (object, dtype, shape and its two, offsets and their two)."""
+"""Maximum number of JSON values in the header: a matrix takes eight."""
 MAX_DIMS = 8
 MAX_DIM = 1 << 40
 
@@ -31,16 +31,16 @@ DTYPE_BITS = {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-"""Bits of a value, for every dtype of the format."""
+"""Dtype -> bits per value, for every dtype of the format."""
 FLOATS = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
-"""Dtype -> the format that is the same bits."""
+"""Dtype -> format with the same bits."""
 
 _KEYS = ("dtype", "shape", "data_offsets")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a file: ``offset`` counts from the start of the file."""
+    """A tensor of a file; ``offset`` is its position in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,12 +51,12 @@ class StoredTensor:
 
     @property
     def entry(self) -> int:
-        """Where the header has it, for error messages."""
+        """Position of the tensor's entry in the header, for error messages."""
         return self.header.at[self.name]
 
 
 class SafetensorsFile:
-    """A safetensors file whose header has been validated.
+    """A safetensors file with a validated header.
 
     Attributes:
         tensors: name to entry, in the order of their data.
@@ -64,7 +64,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open and validate. Raises ModelFormatError."""
+        """Open and validate the file. Raises ModelFormatError."""
         self.file = BinaryFile(path)
         self.path = self.file.path
         try:
@@ -100,14 +100,14 @@ class SafetensorsFile:
     def _read_tensors(self, header: JsonObject, start: int) -> dict[str, StoredTensor]:
         names = [name for name in header if name != "__metadata__"]
         if len(names) > MAX_TENSORS:
-            raise self._error("header", 8, f"lists {len(names)} tensors; at most {MAX_TENSORS} are read")
+            raise self._error("header", 8, f"lists {len(names)} tensors; the maximum is {MAX_TENSORS}")
         found = {name: self._read_tensor(name, header, start) for name in names}
         ordered = sorted(found, key=lambda name: found[name].offset)
         expected = start
         for name in ordered:
             tensor = found[name]
             if tensor.offset != expected:
-                what = "a hole before it" if tensor.offset > expected else "an overlap with the tensor before it"
+                what = "there is a gap before it" if tensor.offset > expected else "it overlaps the previous tensor"
                 raise self._error(
                     name,
                     tensor.entry,
@@ -119,7 +119,7 @@ class SafetensorsFile:
                 "data",
                 expected,
                 f"the tensors end at byte {expected}, the file at byte {self.file.size}",
-                hint="the file is incomplete or has been appended to: download it again",
+                hint="the file is incomplete or was appended to: download it again",
             )
         return {name: found[name] for name in ordered}
 
@@ -169,7 +169,6 @@ class SafetensorsFile:
         return ModelFormatError(self.path, field, offset, problem, hint=hint)
 
     def close(self) -> None:
-        """Release the file."""
         self.file.close()
 
 

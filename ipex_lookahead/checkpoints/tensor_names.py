@@ -1,4 +1,4 @@
-"""What a folder's tensors are called: a text model's, one's without its head, and a model's that sees."""
+"""Tensor names of folders: text models, models without head (``AutoModel``), and vision or audio models."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _TEXT = (
     "text_model.",
     "backbone.",
 )
-"""What a text part's names begin with, by family and release: the whole was saved, or it without its head."""
+"""Prefixes of the text part by family and release, for models saved with and without their head."""
 _OWN = (
     "embed_tokens.", "embeddings.", "layers.", "norm.", "norm_f.", "embedding_norm.", "embed_tokens_per_layer.",
     "per_layer_model_projection.", "per_layer_projection_norm.",
 )  # fmt: skip
-"""What stands behind that, and behind ``model.``: a model saved without its head (``AutoModel``) has these alone."""
+"""First components of the text model's own names, after these prefixes or ``model.``."""
 _OTHER = (
     "vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "connector.", "image_newline",
     "view_separator", "embed_vision.", "audio_tower.", "embed_audio.",
 )  # fmt: skip
-"""Parts that see or hear, and what brings what they found to the text part."""
+"""Vision and audio parts, and the projectors to the text model."""
 
 
 def renamed(name: str) -> str | None:
-    """The name by which a spec knows a tensor of a folder; None for one of a part that is not the text model's."""
+    """Return the name of a folder's tensor in a spec; None if it does not belong to the text model."""
     if name.removeprefix("model.").startswith(_OTHER):
         return None
     for prefix in (*_TEXT, ""):

@@ -1,8 +1,8 @@
-"""The tensors of a file that ``torch.save`` wrote, read without unpickling: nothing in the file is looked up or called.
+"""Tensors of a ``torch.save`` file, read without unpickling: no name in the file is imported or called.
 
-Such a file is a ZIP archive, not compressed, of one pickle and the storages' bytes. A pickle is a program. Of a state
-dict's only a few words are needed, and they are carried out here on inert values: a global is its name, a call makes
-something only for the three names of ``_CALLS``, and every other word or name ends the reading.
+Such a file is an uncompressed ZIP archive of one pickle and the bytes of the storages. A pickle is a program; a state
+dict needs only a few opcodes. They are interpreted here on inert values: a global is just its name, and only the three
+functions in ``_CALLS`` can be called. Every other opcode or name is an error.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ipex_lookahead.checkpoints.safetensors_reader import DTYPE_BITS, MAX_DIM, M
 from ipex_lookahead.errors import ModelFormatError
 
 MAX_PICKLE = 16 << 20
-"""Bytes of the largest pickle that is read: a tensor takes some hundred."""
-MAX_WORDS = 40 * MAX_TENSORS
-"""Most words in it: a tensor takes some thirty, and a word of one byte may take sixty in memory."""
+"""Maximum size of the pickle in bytes; a tensor takes about a hundred."""
+MAX_OPCODES = 40 * MAX_TENSORS
+"""Maximum number of opcodes: a tensor takes about thirty, and an opcode of one byte may take sixty bytes of memory."""
 MAX_ENTRIES = 2 * MAX_TENSORS
 
 DTYPES = {
@@ -34,26 +34,26 @@ DTYPES = {
     "ByteStorage": "U8", "CharStorage": "I8", "ShortStorage": "I16", "IntStorage": "I32", "LongStorage": "I64",
     "BoolStorage": "BOOL",
 }  # fmt: skip
-"""torch's storages, and safetensors' name of what they hold."""
+"""Storage class of torch -> safetensors dtype."""
 
 _ZIP_FAULTS = (
     zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, EOFError, NotImplementedError, RuntimeError,
     UnicodeError, ValueError, OverflowError, IndexError, KeyError, OSError,
 )  # fmt: skip
-"""What the standard library raises for an archive that is none."""
+"""Exceptions of the standard library for an invalid archive."""
 _LOCAL = struct.Struct("<4s22xHH")
-"""Of an entry's local header: signature, and the lengths of the name and of what follows it."""
+"""Local header of an entry: signature, length of the name, and length of the extra field."""
 
 
 @dataclass(frozen=True, slots=True)
 class PickledTensor:
-    """One tensor, rows after rows in the file.
+    """A tensor in row-major order.
 
     Attributes:
-        dtype: safetensors' name of it.
-        shape: as it says.
-        offset: where its bytes begin in the file.
-        crc: the archive's checksum of them; None where they are a part of an entry.
+        dtype: safetensors' name of the dtype.
+        shape: shape of the tensor.
+        offset: position of its data in the file.
+        crc: the archive's checksum of the data; None if the tensor is a part of an archive entry.
     """
 
     dtype: str
@@ -63,12 +63,12 @@ class PickledTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its values."""
+        """Size of the data in bytes."""
         return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
 
 class _Entry(NamedTuple):
-    """Where an entry's bytes begin, how many they are, and their checksum."""
+    """Position, size and checksum of an archive entry's data."""
 
     offset: int
     size: int
@@ -76,14 +76,14 @@ class _Entry(NamedTuple):
 
 
 class TorchFile:
-    """A file of ``torch.save``: a dict of names and tensors.
+    """A ``torch.save`` file with a dict of names and tensors.
 
     Attributes:
-        tensors: in the file's order.
+        tensors: name to tensor, in the file's order.
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Open and take apart; reads no tensor. Raises ModelFormatError for all that is not such a file."""
+        """Open and parse the file without reading tensors; raise ModelFormatError for any other kind of file."""
         self.path = Path(path)
         self.file = BinaryFile(self.path)
         try:
@@ -94,33 +94,32 @@ class TorchFile:
             raise
 
     def close(self) -> None:
-        """Release the file."""
         self.file.close()
 
     def _archive(self) -> dict[str, _Entry]:
-        """Each entry, by its name without the archive's own."""
+        """Return the archive's entries by name, without the archive's own name."""
         found: dict[str, _Entry] = {}
         try:
             with zipfile.ZipFile(self.path) as archive:
                 entries = archive.infolist()
         except _ZIP_FAULTS as error:
-            raise self._error("archive", None, f"is no ZIP archive as torch writes it: {error}") from None
+            raise self._error("archive", None, f"is not a ZIP archive written by torch: {error}") from None
         if len(entries) > MAX_ENTRIES:
-            raise self._error("archive", None, f"has {len(entries)} entries; at most {MAX_ENTRIES} are read")
+            raise self._error("archive", None, f"has {len(entries)} entries; the maximum is {MAX_ENTRIES}")
         for entry in entries:
             at, what = entry.header_offset, f"the entry {shown(entry.filename)}"
             stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
             if not stored or entry.flag_bits & 1:
-                raise self._error("archive", at, f"{what} is compressed or encrypted; torch does neither")
+                raise self._error("archive", at, f"{what} is compressed or encrypted, which torch never does")
             signature, name, extra = _LOCAL.unpack(self.file.read(at, _LOCAL.size, "archive"))
             if signature != b"PK\x03\x04":
-                raise self._error("archive", at, f"{what} does not begin there")
+                raise self._error("archive", at, f"{what} does not start there")
             start = at + _LOCAL.size + name + extra
             if start + entry.file_size > self.file.size:
-                raise self._error("archive", start, f"{what} has {entry.file_size} bytes; the file ends before")
+                raise self._error("archive", start, f"{what} has {entry.file_size} bytes and exceeds the file")
             inside = entry.filename.partition("/")[2]
             if inside in found:
-                raise self._error("archive", at, f"{what} is there twice")
+                raise self._error("archive", at, f"{what} appears twice")
             found[inside] = _Entry(start, entry.file_size, entry.CRC)
         return found
 
@@ -133,31 +132,31 @@ class TorchFile:
         if "byteorder" in self._entries:
             at, size, _ = self._entries["byteorder"]
             if (order := self.file.read(at, min(size, 16), "byteorder")) != b"little":
-                raise self._error("byteorder", at, f"is {order!r}; only little-endian files are read")
+                raise self._error("byteorder", at, f"is {order!r}; only little-endian files are supported")
         start, size, _ = self._entry("data.pkl")
         if size > MAX_PICKLE:
-            raise self._error("data.pkl", start, f"has {size} bytes; at most {MAX_PICKLE} are read")
-        values = _Words(self, start).run(self.file.read(start, size, "data.pkl"))
+            raise self._error("data.pkl", start, f"has {size} bytes; the maximum is {MAX_PICKLE}")
+        values = _Interpreter(self, start).run(self.file.read(start, size, "data.pkl"))
         if not isinstance(values, dict) or not values:
-            raise self._error("data.pkl", start, "is no dict of tensors")
+            raise self._error("data.pkl", start, "is not a dict of tensors")
         for name, value in values.items():
             if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not isinstance(value, PickledTensor):
                 raise self._error(
-                    "data.pkl", start, f"holds {name!r:.100}: {type(value).__name__}; it must be names and tensors"
+                    "data.pkl", start, f"has {name!r:.100}: {type(value).__name__}; it must be names and tensors"
                 )
         return values
 
     def tensor(self, storage: Any, offset: Any, shape: Any, stride: Any) -> PickledTensor:
-        """A tensor out of a storage, which is (dtype, entry, elements). Raises ValueError with what is wrong."""
+        """Return a tensor of a storage; raise ValueError if an argument is invalid."""
         if not isinstance(storage, _Storage):
             raise ValueError("a tensor without a storage")
         if not _sizes(shape) or not _sizes(stride) or len(shape) != len(stride) or not _sizes((offset,)):
-            raise ValueError("a tensor whose shape, stride or offset are no lists of sizes")
+            raise ValueError("a tensor with a shape, stride or offset that is not a tuple of sizes")
         dense = 1
         for n, step in reversed(list(zip(shape, stride, strict=True))):
             if step != dense and n > 1 and 0 not in shape:
                 raise ValueError(
-                    f"a tensor of shape {list(shape)} with stride {list(stride)}, which is not row after row"
+                    f"a tensor of shape {list(shape)} with stride {list(stride)}, which is not in row-major order"
                 )
             dense *= n
         width = DTYPE_BITS[storage.dtype] // 8
@@ -175,7 +174,7 @@ class TorchFile:
 
 @dataclass(frozen=True, slots=True)
 class _Global:
-    """A name that the pickle would have imported."""
+    """A name that unpickling would import."""
 
     name: str
 
@@ -187,8 +186,8 @@ class _Storage:
     elements: int
 
 
-class _Words:
-    """Carries the words of a pickle out, on inert values."""
+class _Interpreter:
+    """Interprets the opcodes of a pickle on inert values."""
 
     def __init__(self, file: TorchFile, start: int) -> None:
         self.file, self.start = file, start
@@ -197,88 +196,86 @@ class _Words:
         self.memo: dict[int, Any] = {}
 
     def run(self, pickle: bytes) -> Any:
-        """What the pickle leaves. Raises ModelFormatError for a word or name that a state dict does not need."""
+        """Return the pickle's result; raise ModelFormatError for an opcode or name that no state dict needs."""
         at = 0
         try:
-            for count, (word, argument, place) in enumerate(pickletools.genops(pickle)):
+            for count, (opcode, argument, place) in enumerate(pickletools.genops(pickle)):
                 at = place or 0
-                if count > MAX_WORDS:
-                    raise ValueError(f"more than {MAX_WORDS} words")
-                if word.name == "STOP":
+                if count > MAX_OPCODES:
+                    raise ValueError(f"more than {MAX_OPCODES} opcodes")
+                if opcode.name == "STOP":
                     break
-                self.carry_out(word.name, argument)
+                self.step(opcode.name, argument)
             return self.stack.pop()
         except ModelFormatError:
             raise
         except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error) as error:
-            raise ModelFormatError(self.file.path, "data.pkl", self.start + at, f"is no state dict: {error}") from None
+            raise ModelFormatError(self.file.path, "data.pkl", self.start + at, f"not a state dict: {error}") from None
 
-    def carry_out(self, word: str, argument: Any) -> None:
-        """One word. Raises ValueError where it is none that is needed."""
+    def step(self, opcode: str, argument: Any) -> None:
+        """Interpret one opcode; raise ValueError if it is not needed for a state dict."""
         stack = self.stack
-        if word in _CONSTANTS:
-            stack.append(_CONSTANTS[word]())
-        elif word in ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"):
+        if opcode in _CONSTANTS:
+            stack.append(_CONSTANTS[opcode]())
+        elif opcode in ("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"):
             stack.append(argument)
-        elif word == "GLOBAL":
+        elif opcode == "GLOBAL":
             stack.append(_Global(argument.replace(" ", ".")))
-        elif word in ("BINPUT", "LONG_BINPUT"):
+        elif opcode in ("BINPUT", "LONG_BINPUT"):
             self.memo[argument] = stack[-1]
-        elif word in ("BINGET", "LONG_BINGET"):
+        elif opcode in ("BINGET", "LONG_BINGET"):
             stack.append(self.memo[argument])
-        elif word == "MARK":
+        elif opcode == "MARK":
             self.marks.append(len(stack))
-        elif word == "TUPLE":
+        elif opcode == "TUPLE":
             stack.append(tuple(self.to_mark()))
-        elif word in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            count = int(word[-1])
+        elif opcode in ("TUPLE1", "TUPLE2", "TUPLE3"):
+            count = int(opcode[-1])
             stack[-count:] = [tuple(stack[-count:])]
-        elif word == "BINPERSID":
+        elif opcode == "BINPERSID":
             stack.append(_storage(stack.pop()))
-        elif word == "REDUCE":
+        elif opcode == "REDUCE":
             arguments = stack.pop()
             stack.append(self.call(stack.pop(), arguments))
-        elif word == "SETITEM":
+        elif opcode == "SETITEM":
             value = stack.pop()
             self.set([stack.pop(), value])
-        elif word == "SETITEMS":
+        elif opcode == "SETITEMS":
             self.set(self.to_mark())
-        elif word == "BUILD":  # the versions of modules that an OrderedDict carries along
+        elif opcode == "BUILD":  # the module versions that an OrderedDict carries as its state
             stack.pop()
             if not isinstance(stack[-1], dict):
-                raise ValueError(f"the state of {_spoken(stack[-1])}")
-        elif word not in ("PROTO", "FRAME"):
-            raise ValueError(f"the word {word}, which no state dict needs")
+                raise ValueError(f"the state of {_shown(stack[-1])}")
+        elif opcode not in ("PROTO", "FRAME"):
+            raise ValueError(f"opcode {opcode}, which no state dict needs")
 
     def to_mark(self) -> list[Any]:
-        """What lies above the last mark, taken off with it."""
+        """Pop the values above the last mark, and the mark."""
         at = self.marks.pop()
         found = self.stack[at:]
         del self.stack[at:]
         return found
 
     def set(self, items: list[Any]) -> None:
-        """Pairs of names and values into the dict on top."""
+        """Store pairs of keys and values in the dict at the top of the stack."""
         target = self.stack[-1]
         if not isinstance(target, dict) or len(items) % 2 or not all(isinstance(key, str) for key in items[::2]):
-            raise ValueError("items that are no names and values of a dict")
+            raise ValueError("items that are not names and values of a dict")
         if twice := [key for key in items[::2] if key in target]:
             raise ValueError(f"{twice[0]!r:.100} twice")
         target.update(zip(items[::2], items[1::2], strict=True))
 
     def call(self, function: Any, arguments: Any) -> Any:
-        """What one of the three calls gives. Raises ValueError for another, by its name."""
+        """Call one of the allowed functions; raise ValueError with the name of any other."""
         name = function.name if isinstance(function, _Global) else ""
         if name not in _CALLS or not isinstance(arguments, tuple):
-            raise ValueError(
-                f"a call of {_spoken(function)}; only tensors and their dict are made ({', '.join(_CALLS)})"
-            )
+            raise ValueError(f"a call of {_shown(function)}; only these are allowed: {', '.join(_CALLS)}")
         return _CALLS[name](self.file, arguments)
 
 
 def _rebuilt(file: TorchFile, arguments: tuple[Any, ...]) -> Any:
     if not 4 <= len(arguments) <= 7:
-        raise ValueError("a tensor of too few or too many arguments")
+        raise ValueError("a tensor with too few or too many arguments")
     return file.tensor(*arguments[:4])
 
 
@@ -290,7 +287,7 @@ def _parameter(file: TorchFile, arguments: tuple[Any, ...]) -> Any:
 
 def _dict(file: TorchFile, arguments: tuple[Any, ...]) -> Any:
     if arguments:
-        raise ValueError("an OrderedDict made of something")
+        raise ValueError("an OrderedDict with arguments")
     return {}
 
 
@@ -310,13 +307,13 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
 
 def _storage(argument: Any) -> _Storage:
     if not isinstance(argument, tuple) or len(argument) != 5 or argument[0] != "storage":
-        raise ValueError("a reference to something that is no storage")
+        raise ValueError("a persistent id that is not a storage")
     _, kind, key, _, elements = argument
     name = kind.name.removeprefix("torch.") if isinstance(kind, _Global) else ""
     if name not in DTYPES:
-        raise ValueError(f"a storage of {_spoken(kind)}; known are {', '.join(DTYPES)}")
+        raise ValueError(f"a storage of {_shown(kind)}; supported are {', '.join(DTYPES)}")
     if not isinstance(key, str) or not _sizes((elements,)):
-        raise ValueError("a storage whose key is no name or whose length is no size")
+        raise ValueError("a storage with an invalid key or length")
     return _Storage(DTYPES[name], key, elements)
 
 
@@ -328,14 +325,15 @@ def _sizes(values: Any) -> bool:
     )
 
 
-def _spoken(value: Any) -> str:
+def _shown(value: Any) -> str:
     return value.name[:200] if isinstance(value, _Global) else f"a {type(value).__name__}"
 
 
 def chunks(file: TorchFile, tensor: PickledTensor, name: str, size: int = 16 << 20) -> Iterator[bytes]:
-    """A tensor's bytes, ``size`` at a time.
+    """Yield a tensor's bytes, ``size`` at a time.
 
-    Raises ModelFormatError if the file has been cut meanwhile, and after the last for bytes of another checksum.
+    Raises:
+        ModelFormatError: if the file was truncated meanwhile, or, after the last chunk, if the checksum is wrong.
     """
     crc = 0
     for start in range(0, tensor.nbytes, size):
@@ -344,5 +342,5 @@ def chunks(file: TorchFile, tensor: PickledTensor, name: str, size: int = 16 << 
         yield data
     if tensor.crc is not None and crc != tensor.crc:
         raise ModelFormatError(
-            file.path, name, tensor.offset, "has not the checksum that the archive says", hint="the file is damaged"
+            file.path, name, tensor.offset, "does not match the checksum in the archive", hint="the file is damaged"
         )

@@ -15,7 +15,7 @@ from ipex_lookahead.cli.types import DraftVocab, LowBit, Model, Words
 from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.extras import need_torch
-from ipex_lookahead.system.terminal import tell_people
+from ipex_lookahead.system.terminal import print_status
 
 if TYPE_CHECKING:
     from ipex_lookahead.runtime.text_model import TextModel
@@ -117,7 +117,7 @@ def load_text(
     """
     from ipex_lookahead.runtime.loading import load_text_model
 
-    note = tell_people if progress else None
+    note = print_status if progress else None
     head: dict[str, Any] = {"drafter": drafter, "draft_vocab": draft_vocab}
     model = load_text_model(name, progress=progress, note=note, **head, **settings)
     model.tokenizer.special_tokens_in_content = special_tokens_in_content

@@ -15,7 +15,7 @@ import click
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.hub import home_folder
-from ipex_lookahead.system.terminal import wants_plain
+from ipex_lookahead.system.terminal import plain_output
 
 HISTORY_LINES = 1000
 QUOTE = '"""'
@@ -101,7 +101,7 @@ def line_editor(names: list[str]) -> Any:
     readline.parse_and_bind("tab: complete")
     readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')  # Alt-Enter inserts a line break
     # Bracketed paste makes pasted lines one message, but writes escape sequences.
-    readline.parse_and_bind(f"set enable-bracketed-paste {'off' if wants_plain() else 'on'}")
+    readline.parse_and_bind(f"set enable-bracketed-paste {'off' if plain_output() else 'on'}")
     return readline
 
 

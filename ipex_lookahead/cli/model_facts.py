@@ -22,9 +22,8 @@ from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.draft_vocab import ids_of
 from ipex_lookahead.checkpoints.drafters import IN_A_MODEL, drafter_of
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
-from ipex_lookahead.checkpoints.low_bit import FLOATS
+from ipex_lookahead.checkpoints.low_bit import FLOATS, packed_bytes
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
-from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.hub.choosing import PICKLES

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from ipex_lookahead.system.terminal import Draw, bar, may_draw, tell_people, wants_plain
+from ipex_lookahead.system.terminal import Draw, bar, may_draw, plain_output, print_status
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,14 +20,14 @@ def console(*, stderr: bool = False) -> Console:
     """Return a console without truncation; with ``NO_COLOR`` it writes no escape sequences at all."""
     from rich.console import Console
 
-    return Console(stderr=stderr, soft_wrap=True, highlight=False, force_terminal=False if wants_plain() else None)
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, force_terminal=False if plain_output() else None)
 
 
 @contextmanager
 def progress_bar(total: int, title: str = "measuring") -> Iterator[Callable[[], None]]:
     """Show a bar on standard error if it is a terminal, and return a function to advance it by one."""
     if not may_draw():
-        tell_people(f"{title} ({total}) ...")
+        print_status(f"{title} ({total}) ...")
     done = 0
     with bar(title, total) as draw:
 
@@ -43,7 +43,7 @@ def progress_bar(total: int, title: str = "measuring") -> Iterator[Callable[[], 
 def byte_bar(title: str) -> Iterator[Draw]:
     """Show a bar on standard error if it is a terminal, and return a function that takes done and total bytes."""
     if not may_draw():
-        tell_people(f"{title} ...")
+        print_status(f"{title} ...")
     with bar(title, of="bytes") as draw:
         yield draw
 
@@ -52,7 +52,7 @@ def byte_bar(title: str) -> Iterator[Draw]:
 def status() -> Iterator[Callable[[str], None]]:
     """Return a function that shows a status line on standard error if it is a terminal."""
     if not may_draw():
-        yield lambda text: tell_people(f"{text} ...")
+        yield lambda text: print_status(f"{text} ...")
         return
     with console(stderr=True).status("starting") as line:
         yield line.update
@@ -76,7 +76,7 @@ class PromptBar:
                 return
             if not may_draw():
                 self._shown = False  # print once
-                tell_people(f"reading the prompt ({total - done} tokens) ...")
+                print_status(f"reading the prompt ({total - done} tokens) ...")
                 return
             self._draw = self._open.enter_context(bar("reading the prompt", total, of="tokens"))
         self._draw(done)

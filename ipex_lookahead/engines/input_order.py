@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.formats import FLOATS, in_floats
+from ipex_lookahead.formats import FLOATS, as_floats
 from ipex_lookahead.formats.base import PackedWeight
 
 log = logging.getLogger("ipex_lookahead")
@@ -28,7 +28,7 @@ def reordered(weight: PackedWeight, order: Order | None) -> PackedWeight:
     own = weight.order
     if own is order or (own is not None and order is not None and np.array_equal(own, order)):
         return replace(weight, order=None)
-    weight = in_floats(weight)
+    weight = as_floats(weight)
     return weight if order is None else replace(weight, codes=np.ascontiguousarray(weight.codes[:, order]))
 
 

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 
 from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
-from ipex_lookahead.checkpoints.sizes import packed_bytes
+from ipex_lookahead.checkpoints.low_bit import packed_bytes
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.formats import FLOATS, FORMATS
 

@@ -17,7 +17,7 @@ from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
 from ipex_lookahead.checkpoints.imatrix import Imatrix
 from ipex_lookahead.errors import InputError, LowBitFormatError, ModelFormatError
 from ipex_lookahead.files.paths import given_path
-from ipex_lookahead.formats import FLOATS, dequantize, get_format, in_floats, quantize
+from ipex_lookahead.formats import FLOATS, as_floats, dequantize, get_format, quantize
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.rules import (
     EMBEDDING,
@@ -266,7 +266,7 @@ def read_matrix(
     targets = () if keep else plan.target(tensor.name, tensor.shape)
     if not targets or weight.format in targets and weight.group_size in (0, plan.group_size):
         return weight
-    weight = in_floats(weight)
+    weight = as_floats(weight)
     try:
         importance = None if plan.imatrix is None else plan.imatrix.of(tensor)
         return quantize_best(weight, targets, plan.group_size, threads, importance)
@@ -306,7 +306,7 @@ class PlannedWeights:
     def read(self, tensor: Tensor) -> PackedWeight:
         """The matrix. Raises as :func:`read_matrix`."""
         weight = read_matrix(self._checkpoint, tensor, self._plan, keep=self._stays(tensor), threads=self._threads)
-        return in_floats(weight) if tensor.name in self._routers else weight
+        return as_floats(weight) if tensor.name in self._routers else weight
 
     def _stays(self, tensor: Tensor) -> bool:
         return tensor.name in self._kept or self._plan.stays(self._checkpoint.info(tensor.name))

@@ -1,1 +1,1 @@
-"""Files that people and strangers give, read with limits; and files of ours, written in one step."""
+"""Limited reads of untrusted files, and atomic writes."""

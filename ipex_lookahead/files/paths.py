@@ -1,4 +1,4 @@
-"""Paths as people give them."""
+"""Expansion and checks of paths that users provide."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from pathlib import Path
 
 from ipex_lookahead.errors import InputError
 
-_MAY_BE_MADE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""What a path may be short of without being wrong: whoever opens it says so better."""
+DRAFTER_FOLDER = "drafter"
+"""Subfolder of a saved model that holds its drafting head."""
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Errors that are left to the code that opens the path, which reports them better."""
 
 
 def is_drafter(name: str) -> bool:
-    """Whether a file is by its name a model's block for drafting alone: ``mtp-NAME.gguf``, as llama.cpp writes them."""
+    """Return True if a file's name is that of a separate MTP block: ``mtp-NAME.gguf``, llama.cpp's convention."""
     name = os.path.basename(name).lower()
     return name.startswith("mtp-") and name.endswith(".gguf")
 
 
 def given_path(path: str | os.PathLike[str]) -> Path:
-    """The path with ``~`` spelled out, whether or not anything lies there.
+    """Return the path with ``~`` expanded; it need not exist.
 
-    Raises InputError for what no file can be called (a null byte, letters that file names cannot have, too long), for
-    the home of a user who is not there, and where a folder on the way may not be looked into. Without this check each
-    of these would be an error of Python's, at whatever line comes to ask for the file.
+    Without this check, each of the following would raise a Python error at an arbitrary place later.
+
+    Raises:
+        InputError: if the path is invalid (null byte, unsupported characters, too long), the user of ``~user`` is
+            unknown, or a parent folder is not accessible.
     """
     try:
         found = Path(path).expanduser()
         found.lstat()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{path!r:.200} is no path: {error}", hint="check the name") from None
+        raise InputError(f"{path!r:.200} is not a valid path: {error}", hint="check the name") from None
     except OSError as error:
-        if error.errno not in _MAY_BE_MADE:
-            raise InputError(f"{path!r:.200} cannot be looked at: {error.strerror}", hint="check the name") from None
+        if error.errno not in _ABSENT:
+            raise InputError(f"{path!r:.200} is not accessible: {error.strerror}", hint="check the name") from None
     return found

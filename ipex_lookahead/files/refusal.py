@@ -1,4 +1,4 @@
-"""Keys of files, calls and requests that are refused, unless their value asks for nothing."""
+"""Keys of files, calls and requests that are refused unless they have a harmless value."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a key is refused.
+    """Reason for refusing a key.
 
     Attributes:
-        reason: what its values ask for, or what to do instead.
-        unless: the values that ask for nothing.
+        reason: the unsupported effect of the key, or the alternative.
+        unless: values without effect.
         hint: the ``hint`` of the error.
     """
 
@@ -21,10 +21,10 @@ class Refusal:
     hint: str = ""
 
     def refuses(self, value: Any) -> bool:
-        """Whether the value asks for something."""
+        """Return True if the value has an effect."""
         return not any(same(value, one) for one in self.unless)
 
 
 def same(value: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; Python holds true and 1 equal, JSON does not."""
+    """Return True if two JSON values are equal; unlike in Python, true differs from 1."""
     return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)

@@ -1,9 +1,8 @@
-"""JSON from files that nobody vouches for: bounded, unambiguous, and with the byte offset of what is wrong.
+"""Strict JSON for untrusted files: bounded, unambiguous, with byte offsets in errors.
 
-The standard library parses, in C; but it keeps the last of two equal keys, takes NaN, Infinity and half a surrogate
-pair, and forgets where things were. Two programs that read one file differently is how a checked file comes to load
-something else, so here every such text is an error. Where in the file it is, and where any value was, the library's
-decoder in Python finds, slowly, and only after a failure.
+The standard library's C parser does the work, but it accepts duplicate keys, NaN, Infinity and lone surrogates, and
+records no positions. Programs that interpret a file differently can be exploited to load something other than what was
+checked, so all of these are errors here. Positions are found by the library's slow Python decoder, on demand only.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from ipex_lookahead.errors import ModelFormatError
 
 MAX_DEPTH = 64
 MAX_NUMBER = 64
-"""Most characters of a number: converting a longer one takes time that grows with its square, and means nothing."""
+"""Maximum number of characters of a number: the conversion time of longer ones grows quadratically."""
 MAX_CONTAINERS = 2 << 20
-"""Most objects and arrays: an empty one takes two bytes in the file, and forty times as many in memory."""
+"""Maximum number of objects and arrays: an empty one takes two bytes in the file and eighty in memory."""
 MAX_VALUES = 16 << 20
 EXPLAINED = 1 << 20
-"""Most values of a text in which places are looked for: that takes a few microseconds for each."""
+"""Maximum number of values in a text for which positions are determined, at a few microseconds each."""
 
 File = str | PathLike[str]
 
@@ -39,13 +38,13 @@ LONE_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOAT, _NOT_FINITE = "__float__", ("NaN", "Infinity", "-Infinity")
 _HALF_PAIR = "has half a surrogate pair"
-_decoder: Any = decoder  # their parts in Python have no types
+_decoder: Any = decoder  # the Python implementations are untyped
 _scanner: Any = scanner
 _Scan = Callable[[str, int], tuple[Any, int]]
 
 
 class JsonObject(dict[str, Any]):
-    """A JSON object; ``at`` gives the byte offset in the file of each key's value."""
+    """A JSON object; ``at`` maps each key to the byte offset of its value in the file."""
 
     __slots__ = ("_number", "_text")
 
@@ -55,7 +54,7 @@ class JsonObject(dict[str, Any]):
 
     @property
     def at(self) -> Mapping[str, int]:
-        """Looked for at the first call, in the whole text; in a very long one each stands for where the text begins."""
+        """Byte offsets, determined at the first access; in very long texts all are the start of the text."""
         if self._text is None:
             return {}
         if self._text.values > EXPLAINED:
@@ -64,9 +63,9 @@ class JsonObject(dict[str, Any]):
 
 
 def read_file(path: File, limit: int) -> bytes:
-    """The bytes of a regular file of at most ``limit`` bytes. Raises ModelFormatError for anything else."""
+    """Return the content of a regular file of at most ``limit`` bytes; raise ModelFormatError for anything else."""
     try:
-        # Opening a named pipe must not wait for its writer; regular files do not care about O_NONBLOCK.
+        # O_NONBLOCK keeps the opening of a named pipe from waiting for a writer; regular files ignore it.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
@@ -76,21 +75,24 @@ def read_file(path: File, limit: int) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise ModelFormatError(path, "file", None, "is not a regular file")
         with os.fdopen(descriptor, "rb", closefd=False) as stream:
-            data = stream.read(limit + 1) if status.st_size <= limit else None
+            data = stream.read(status.st_size + 1) if status.st_size <= limit else None
+            if data is not None and len(data) > status.st_size:  # the file grew
+                data += stream.read(limit + 1 - len(data))
     except OSError as error:
         raise ModelFormatError(path, "file", None, f"cannot be read: {error}") from None
     finally:
         os.close(descriptor)
     if data is None or len(data) > limit:
-        raise ModelFormatError(path, "file", None, f"has {status.st_size} bytes; at most {limit} are allowed")
+        raise ModelFormatError(path, "file", None, f"has {status.st_size} bytes; the maximum is {limit}")
     return data
 
 
-def load_object(path: File, limit: int) -> JsonObject:
-    """The JSON object in a file of at most ``limit`` bytes. Raises ModelFormatError."""
-    value = parse(read_file(path, limit), path)
+def load_object(path: File, limit: int, *, max_depth: int = MAX_DEPTH, any_float: bool = False) -> JsonObject:
+    """Return the JSON object in a file of at most ``limit`` bytes, see :func:`parse`; raise ModelFormatError."""
+    name = os.path.basename(os.fspath(path))
+    value = parse(read_file(path, limit), path, name, max_depth=max_depth, any_float=any_float)
     if not isinstance(value, JsonObject):
-        raise ModelFormatError(path, "JSON", 0, f"holds {kind(value)}; it must be an object")
+        raise ModelFormatError(path, name, 0, f"is {kind(value)}; it must be a JSON object")
     return value
 
 
@@ -104,21 +106,28 @@ def parse(
     max_values: int = MAX_VALUES,
     any_float: bool = False,
 ) -> Any:
-    """The value that the whole of ``data`` spells, whose first byte lies at offset ``start`` of ``file``.
+    """Parse JSON strictly; objects are returned as :class:`JsonObject`. Time and memory are linear in ``len(data)``.
 
-    Objects come back as :class:`JsonObject`. Raises ModelFormatError, naming ``field`` and the offset, for anything
-    that RFC 8259 does not allow, and for duplicate keys, numbers of more than 64 characters or too large for a float,
-    lone surrogates, nesting deeper than ``max_depth``, and more than ``max_values`` values or 2 Mi objects and arrays.
-    ``any_float``: NaN and infinities are read, as transformers 4 (``Infinity``) and 5 (``{"__float__": "Infinity"}``)
-    write them. A byte order mark at the head of a file is no part of the text, as RFC 8259 allows.
-    Time and memory are linear in ``len(data)``.
+    Args:
+        data: the text in UTF-8. A byte order mark at the start of a file is skipped, as RFC 8259 allows.
+        file: the file, for errors.
+        field: name of the text, for errors.
+        start: offset of ``data`` in the file.
+        max_depth: maximum nesting.
+        max_values: maximum number of values.
+        any_float: accept NaN and infinities, as written by transformers 4 (``Infinity``) and 5
+            (``{"__float__": "Infinity"}``).
+
+    Raises:
+        ModelFormatError: for anything that RFC 8259 does not allow, and for duplicate keys, numbers of more than 64
+            characters or beyond float64, lone surrogates, and more than 2 Mi objects and arrays.
     """
     mark = len(codecs.BOM_UTF8) if start == 0 and data.startswith(codecs.BOM_UTF8) else 0
     return _Text(data[mark:] if mark else data, file, field, start + mark, max_depth, max_values, any_float).value()
 
 
 def spelled(value: Any) -> Any:
-    """A value for ``json.dumps`` with NaN and infinities as transformers 5 writes them, which ``any_float`` reads."""
+    """Replace NaN and infinities by objects, as transformers 5 writes them; ``any_float`` reads them back."""
     if isinstance(value, float) and not math.isfinite(value):
         return {_FLOAT: "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"}
     if isinstance(value, dict):
@@ -127,7 +136,7 @@ def spelled(value: Any) -> Any:
 
 
 def kind(value: Any) -> str:
-    """What a JSON value is, in words."""
+    """Return the kind of a JSON value in words."""
     names = {
         dict: "an object",
         list: "an array",
@@ -143,7 +152,7 @@ _CONTAINERS = frozenset({JsonObject, dict, list})
 
 
 class _Text:
-    """One text, parsed in C."""
+    """A text and its C parser."""
 
     def __init__(
         self, data: bytes, file: File, field: str, start: int, max_depth: int, max_values: int, any_float: bool
@@ -151,19 +160,19 @@ class _Text:
         self.data, self.file, self.field, self.start, self.max_depth = data, file, field, start, max_depth
         self.any_float = any_float
         openings = data.count(b"{") + data.count(b"[")
-        self.values = openings + data.count(b",") + 1  # at most so many; strings may hold some of these too
+        self.values = openings + data.count(b",") + 1  # an upper bound, because strings may contain these characters
         self._flat = openings <= max_depth
         self._objects = 0
         self._places: list[dict[str, int]] | None = None
         if openings > MAX_CONTAINERS or self.values > max_values:
             most = f"{MAX_CONTAINERS} objects and arrays" if openings > MAX_CONTAINERS else f"{max_values} values"
-            raise self.error(f"holds more than {most}", 0)
+            raise self.error(f"has more than {most}", 0)
 
     def error(self, problem: str, at: int | None) -> ModelFormatError:
         return ModelFormatError(self.file, self.field, None if at is None else self.start + at, problem)
 
     def value(self) -> Any:
-        parse_int = integer if has_long_number(self.data) else None  # else Python's own, without a call for each
+        parse_int = integer if has_long_number(self.data) else None  # the default needs no Python call per number
         try:
             text = self.data.decode("utf-8")
             value = json.loads(
@@ -179,7 +188,7 @@ class _Text:
             raise self.error(f"is not valid JSON: {error.msg}", len(text[: error.pos].encode("utf-8"))) from None
         except RecursionError:
             raise self._placed(_deeper(self.max_depth), text) from None
-        except ValueError as error:  # ours
+        except ValueError as error:  # raised by the hooks below
             raise self._placed(str(error), text) from None
         if not self._flat and depth_exceeds(value, self.max_depth):
             raise self._placed(_deeper(self.max_depth), text)
@@ -197,7 +206,7 @@ class _Text:
         return found
 
     def _placed(self, problem: str, text: str) -> ModelFormatError:
-        """The error with where the value begins that breaks a rule, or without where that would take too long."""
+        """Return the error with the position of the invalid value, or without it if the search would take too long."""
         if self.values > EXPLAINED:
             return self.error(problem, None)
         finder = _Finder(self.max_depth, self.any_float)
@@ -208,10 +217,10 @@ class _Text:
         return self.error(problem, len(text[: finder.at].encode("utf-8")))
 
     def places(self) -> list[dict[str, int]]:
-        """For each object, in the order in which they end, the offset of each key's value."""
+        """Return the offsets of all values by key, for each object, in the order in which the objects end."""
         if self._places is None:
             finder = _Finder(self.max_depth, self.any_float)
-            # A character a byte, so that an index is an offset; the keys' letters are the fast parser's.
+            # One character per byte makes indices offsets; the keys themselves come from the C parser.
             finder.decode(self.data.decode("latin-1"))
             keys: list[list[str]] = []
             json.loads(self.data, object_pairs_hook=lambda pairs: keys.append([key for key, _ in pairs]))
@@ -223,14 +232,14 @@ class _Text:
 
 
 class _Finder(json.JSONDecoder):
-    """Finds where every value is, and which one breaks a rule: the standard library's decoder in Python, so slow."""
+    """Finds the positions of values, and the first invalid one: the standard library's decoder in Python."""
 
     def __init__(self, max_depth: int, any_float: bool) -> None:
         super().__init__(parse_float=finite, parse_int=integer, parse_constant=float if any_float else refuse_constant)
         self.at, self.places = 0, list[list[int]]()
         self._depth, self._max_depth = 0, max_depth
         self.parse_object, self.parse_array, self.parse_string = self._object, self._array, self._string
-        self.scan_once = _scanner.py_make_scanner(self)  # it takes from here what each kind of value is parsed by
+        self.scan_once = _scanner.py_make_scanner(self)  # reads the parse_* attributes above
 
     def _object(self, start: tuple[str, int], strict: bool, scan: _Scan, *_: Any) -> tuple[Any, int]:
         places: list[int] = []
@@ -276,22 +285,22 @@ def _deeper(limit: int) -> str:
 
 
 def has_long_number(data: bytes) -> bool:
-    """Return whether a JSON text has a row of ``MAX_NUMBER`` digits, in a number or elsewhere."""
+    """Return True if a JSON text contains ``MAX_NUMBER`` consecutive digits, in a number or elsewhere."""
     return _LONG_NUMBER in data.translate(_DIGITS_AS_ZEROS)
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """Raise ValueError: the hook of ``json.loads`` for NaN and infinities."""
-    raise ValueError(f"has {name}, which is no JSON number")
+    """Raise ValueError: hook of ``json.loads`` for NaN and infinities."""
+    raise ValueError(f"has {name}, which is not a JSON number")
 
 
 def integer(digits: str) -> int:
-    """Return the number. Raises ValueError for more than ``MAX_NUMBER`` characters."""
+    """Return the number; raise ValueError for more than ``MAX_NUMBER`` characters."""
     return int(_short(digits))
 
 
 def finite(digits: str) -> float:
-    """Return the number. Raises ValueError for more than ``MAX_NUMBER`` characters, or one too large for a float."""
+    """Return the number; raise ValueError for more than ``MAX_NUMBER`` characters, or if it exceeds float64."""
     value = float(_short(digits))
     if not math.isfinite(value):
         raise ValueError(f"has the number {digits}, which is too large")
@@ -300,23 +309,23 @@ def finite(digits: str) -> float:
 
 def _short(digits: str) -> str:
     if len(digits) > MAX_NUMBER:
-        raise ValueError(f"has a number of {len(digits)} characters; at most {MAX_NUMBER} are read")
+        raise ValueError(f"has a number of {len(digits)} characters; the maximum is {MAX_NUMBER}")
     return digits
 
 
 def depth_exceeds(value: Any, limit: int) -> bool:
-    """Return whether a JSON value has more than ``limit`` levels of objects and arrays."""
+    """Return True if a JSON value has more than ``limit`` levels of objects and arrays."""
     level = [value] if type(value) in _CONTAINERS else []
     for _ in range(limit):
         inside = [outer.values() if isinstance(outer, dict) else outer for outer in level]
-        if _CONTAINERS.isdisjoint(map(type, chain.from_iterable(inside))):  # of most of the values, without a loop
+        if _CONTAINERS.isdisjoint(map(type, chain.from_iterable(inside))):  # fast path for most values
             return False
         level = [item for items in inside for item in items if type(item) in _CONTAINERS]
     return True
 
 
 def has_surrogate(value: Any) -> bool:
-    """Whether a text in a JSON value holds half a surrogate pair; without recursion, for values may be deep."""
+    """Return True if a string in a JSON value has a lone surrogate; iterative, because values may be deeply nested."""
     pending = [value]
     while pending:
         item = pending.pop()

@@ -1,4 +1,4 @@
-"""YAML of a few lines, from anybody: plain values, or an error; never much more memory or time than the file's size."""
+"""Strict YAML for small untrusted files: plain values only, with memory and time limited by the file's size."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from typing import Any
 from ipex_lookahead.errors import LookaheadError, ModelFormatError
 from ipex_lookahead.files.safe_json import read_file
 
-MOST_BYTES = 64 << 10
-"""Of a file: the largest preset has 2 KiB, and PyYAML takes a second for a hundred."""
+MAX_BYTES = 64 << 10
+"""Maximum file size: the largest preset has 2 KiB, and PyYAML takes a second for 100 KiB."""
 
 
 def load_yaml(path: str | PathLike[str], source: str = "", *, error: type[LookaheadError]) -> Any:
-    """The value that a file holds. Raises ``error``, which names ``source`` or else the path, for anything else.
+    """Return the value in a file.
 
-    Beside what YAML does not allow, that is: aliases, whose copies of copies (``<<: [*a, *a]``) may be any number, keys
-    that are there twice, and files of more than ``MOST_BYTES``.
+    Aliases (nested copies such as ``<<: [*a, *a]`` grow exponentially), duplicate keys and files of more than
+    ``MAX_BYTES`` are errors.
+
+    Args:
+        path: the file.
+        source: name of the file in errors; by default the path.
+        error: class of all errors.
     """
     import yaml
 
     source = source or str(path)
     try:
-        text = read_file(path, MOST_BYTES).decode("utf-8-sig")
+        text = read_file(path, MAX_BYTES).decode("utf-8-sig")
     except ModelFormatError as wrong:
         raise error(f"{source}: {wrong.problem}") from None
     except UnicodeDecodeError as wrong:
-        raise error(f"{source}: is no YAML: byte {wrong.start} is not UTF-8") from None
+        raise error(f"{source}: is not YAML: byte {wrong.start} is not UTF-8") from None
     try:
         return yaml.load(text, _loader())
-    except Exception as wrong:  # tags may ask for what a text is not (!!int ""), and PyYAML does not look
-        raise error(f"{source}: is no YAML: {' '.join(str(wrong).split())[:200]}") from None
+    except Exception as wrong:  # PyYAML raises many types, for example for the tag in !!int ""
+        raise error(f"{source}: is not YAML: {' '.join(str(wrong).split())[:200]}") from None
 
 
 def _loader() -> Any:
@@ -41,14 +46,14 @@ def _loader() -> Any:
             if self.check_event(yaml.AliasEvent):
                 event = self.get_event()
                 raise yaml.composer.ComposerError(
-                    None, None, f"*{event.anchor}: aliases are not read", event.start_mark
+                    None, None, f"*{event.anchor}: aliases are not supported", event.start_mark
                 )
             return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             found = super().construct_mapping(node, deep)
             if len(found) < len(node.value):
-                raise yaml.constructor.ConstructorError(None, None, "a key is there twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key appears twice", node.start_mark)
             return found
 
     return Plain

@@ -1,8 +1,8 @@
-"""Files and folders that are made whole beside their place and then take it in one step.
+"""Files and folders that are written under a temporary name and then renamed to their target.
 
-Each is called ``.NAME.saving-HEX`` and locked by its maker for as long as that lives. A maker that was killed leaves
-its own behind unlocked, and the next one for the same place removes it. Where locks are not to be had (some network
-filesystems), nothing is ever removed but one's own.
+A temporary is named ``.NAME.saving-HEX`` and locked by the process that creates it. If the process is killed, the lock
+is released, and the next process with the same target removes the temporary. On file systems without locks (some
+network file systems) a process removes only its own temporaries.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _RENAME_EXCHANGE = 2
 
 @contextmanager
 def temporary_folder(target: Path) -> Iterator[Path]:
-    """An empty folder beside ``target``, gone afterwards where it has not taken its place. May raise OSError."""
+    """Create an empty folder next to ``target``; it is removed unless it was renamed. May raise OSError."""
     sweep(target)
-    folder, lock = _claim(target, lambda path: path.mkdir(parents=True))
+    folder, lock = _create_locked(target, lambda path: path.mkdir(parents=True))
     try:
         yield folder
     finally:
@@ -37,9 +37,9 @@ def temporary_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def temporary_file(target: Path) -> Iterator[Path]:
-    """An empty file beside ``target``, gone afterwards where it has not taken its place. May raise OSError."""
+    """Create an empty file next to ``target``; it is removed unless it was renamed. May raise OSError."""
     sweep(target)
-    file, lock = _claim(target, lambda path: path.open("xb").close())
+    file, lock = _create_locked(target, lambda path: path.open("xb").close())
     try:
         yield file
     finally:
@@ -50,10 +50,10 @@ def temporary_file(target: Path) -> Iterator[Path]:
 
 
 def put_in_place(temporary: Path, target: Path) -> None:
-    """A folder takes the place of another, or of none, in one step: at no moment is neither there.
+    """Rename a folder to ``target``, atomically replacing a folder that exists there. May raise OSError.
 
-    What was at ``target`` is at ``temporary`` afterwards. Where the system cannot exchange two names at once (an old
-    kernel, some filesystems), it is two steps, undone where the second fails. May raise OSError.
+    The replaced folder is at ``temporary`` afterwards. If the system cannot exchange two names (old kernels, some file
+    systems), two renames are used; the first one is reverted if the second fails.
     """
     if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         temporary.rename(target)
@@ -71,19 +71,19 @@ def put_in_place(temporary: Path, target: Path) -> None:
 
 
 def sweep(target: Path) -> None:
-    """Remove what killed makers left for this place, and give back what one of them had moved aside."""
+    """Remove the temporaries of killed processes for this target, and restore a folder that one of them moved aside."""
     with contextlib.suppress(OSError):
         for left in target.parent.glob(f".{glob.escape(target.name)}.saving-????????"):
             _remove_if_dead(left)
         aside = sorted(target.parent.glob(f".{glob.escape(target.name)}.old-????????"))
         if aside and not os.path.lexists(target):
-            aside.pop().rename(target)  # its maker was killed between the two steps
+            aside.pop().rename(target)  # the process was killed between the two renames
         for left in aside:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _claim(target: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
-    """Make it, open it and lock it; again where a sweeper was quicker than the lock."""
+def _create_locked(target: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
+    """Create, open and lock a temporary; retry if another process removes it before it is locked."""
     while True:
         path = target.with_name(f".{target.name}.saving-{secrets.token_hex(4)}")
         make(path)
@@ -96,19 +96,19 @@ def _claim(target: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
             if os.path.samestat(os.fstat(lock), os.lstat(path)):
                 return path, lock
         except BlockingIOError:
-            pass  # a sweeper has it, and will remove it
+            pass  # another process holds the lock and will remove it
         except FileNotFoundError:
             pass
         except OSError as error:
             if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.EINVAL, errno.ENOSYS):
-                return path, lock  # no locks here: nobody can sweep it either
+                return path, lock  # without locks, no other process can remove it either
             os.close(lock)
             raise
         os.close(lock)
 
 
 def _remove_if_dead(left: Path) -> None:
-    """Remove a temporary whose maker is gone: nobody holds its lock."""
+    """Remove a temporary unless a process holds its lock."""
     try:
         lock = os.open(left, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -120,13 +120,13 @@ def _remove_if_dead(left: Path) -> None:
         else:
             left.unlink()
     except OSError:
-        return  # its maker lives, or there are no locks here
+        return  # a process holds the lock, or the file system has no locks
     finally:
         os.close(lock)
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two names change places at once. False where the system cannot."""
+    """Exchange two names atomically; return False if the system does not support it."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

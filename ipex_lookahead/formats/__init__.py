@@ -1,14 +1,16 @@
-"""Low-bit formats: what the bits of a weight mean. A new format is a new file here and a line in ``low_bits.py``."""
+"""Low-bit formats: the meaning of the bits of a weight, independent of devices and models.
+
+Every format is a row of ``table.py`` and is listed, in the order of ``low_bits.py``, in ``FORMATS``.
+"""
 
 from __future__ import annotations
-
-from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.errors import LowBitFormatError, arg
 from ipex_lookahead.formats.base import GROUP, LowBitFormat, PackedWeight
+from ipex_lookahead.formats.table import BLOCK_FORMATS, FLOAT_FORMATS, GROUP_FORMATS
 from ipex_lookahead.low_bits import LOW_BITS
 
 __all__ = [
@@ -19,18 +21,20 @@ __all__ = [
     "PackedWeight",
     "dequantize",
     "get_format",
-    "in_floats",
+    "as_floats",
     "quantize",
 ]
 
-FORMATS: dict[str, LowBitFormat] = {name: import_module(f"{__name__}.{name}").FORMAT for name in LOW_BITS}
+_ROWS: dict[str, LowBitFormat] = {row.name: row for row in (*FLOAT_FORMATS, *GROUP_FORMATS)}
+_ROWS.update(BLOCK_FORMATS)
+FORMATS: dict[str, LowBitFormat] = {name: _ROWS[name] for name in LOW_BITS}
 
 FLOATS = tuple(name for name, low_bit in FORMATS.items() if low_bit.streams[0].inputs == 1)
-"""The formats whose codes are the values themselves."""
+"""The unquantized formats: their codes are the values."""
 
 
 def get_format(name: str) -> LowBitFormat:
-    """The format of that name. Raises LowBitFormatError, listing the known names."""
+    """Return the format with this name; raise LowBitFormatError that lists the known names if there is none."""
     try:
         return FORMATS[name]
     except (KeyError, TypeError):
@@ -47,18 +51,18 @@ def quantize(
     threads: int | None = None,
     importance: npt.NDArray[np.float32] | None = None,
 ) -> PackedWeight:
-    """A weight in format ``name``; the same object where it is in that format and of that group size already.
+    """Convert a weight to format ``name``; a weight that already has this format and group size is returned as is.
 
     Args:
         weight: a float weight; a matrix [n_out, n_in] for the integer formats.
         name: a key of ``FORMATS``.
-        group_size: inputs that share a scale, 32 or 64; not used by formats that leave no choice.
-        threads: to compute with, None for one on each CPU that this process may use.
-        importance: float32 [n_in], what the squared error of each input's weights counts (``LowBitFormat.quantize``).
+        group_size: inputs that share a scale, 32 or 64; ignored by formats with a fixed block size.
+        threads: number of threads; None: one per CPU available to this process.
+        importance: float32 [n_in], weight of each input's squared error (see ``LowBitFormat.quantize``).
 
     Raises:
-        LowBitFormatError: an unknown format, a weight that is quantised otherwise already, one that is no matrix, or
-            one with values that the format cannot hold.
+        LowBitFormatError: if the format is unknown, or the weight is quantized in another format, is not a matrix, or
+            has values that the format cannot represent.
     """
     target = get_format(name)
     if weight.format == name and weight.format not in FLOATS and weight.group_size in (0, group_size):
@@ -66,13 +70,13 @@ def quantize(
     return target.quantize(weight, group_size, threads, importance)
 
 
-def in_floats(weight: PackedWeight) -> PackedWeight:
-    """The weight with its values as codes: itself where it is in a float format, else decoded to float32, exactly."""
+def as_floats(weight: PackedWeight) -> PackedWeight:
+    """Return a weight in a float format as is; decode any other weight exactly to float32."""
     return weight if weight.format in FLOATS else PackedWeight("fp32", weight.shape, dequantize(weight))
 
 
 def dequantize(weight: PackedWeight) -> npt.NDArray[np.float32]:
-    """The values that a weight's codes stand for, float32 [*shape], whatever its format and the order of its inputs."""
+    """Return a weight's values, float32 [*shape], with inputs in the layer's order."""
     values = get_format(weight.format).dequantize(weight)
     if weight.order is None:
         return values

@@ -1,4 +1,4 @@
-"""What a low-bit format is: the meaning of the bits of a weight, with no device and no model."""
+"""Interface of low-bit formats, and the packed weights that checkpoints produce and engines consume."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One array of a weight [n_out, n_in]: for each row, ``elements`` of ``dtype`` for every ``inputs`` inputs.
+    """Layout of one array of a weight [n_out, n_in]: per row, ``elements`` of ``dtype`` for every ``inputs`` inputs.
 
     Attributes:
-        name: the attribute of ``PackedWeight`` that holds it.
-        dtype: of the elements in memory; binary16 and bfloat16 are their bit patterns.
-        elements: how many there are for each block of inputs.
-        inputs: inputs in a block (a ragged last block counts as one); 0 = the weight's group size.
-        stored: dtype of the elements in a safetensors file.
-        meaning: what they stand for.
+        name: the attribute of ``PackedWeight`` that holds the array.
+        dtype: element type in memory; binary16 and bfloat16 are held as their bit patterns.
+        elements: number of elements per block of inputs.
+        inputs: inputs per block; a ragged last block counts as one. 0: the weight's group size.
+        stored: element type in a safetensors file.
+        meaning: description of an element.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Stream:
     meaning: str
 
     def shape(self, shape: tuple[int, ...], group_size: int) -> tuple[int, ...]:
-        """The array's shape for a weight of that shape."""
+        """Return the shape of the array for a weight of shape ``shape``."""
         if self.inputs == 1:
             return tuple(shape)
         n_out, n_in = shape
@@ -44,25 +44,25 @@ class Stream:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return np.dtype(self.dtype).itemsize
 
 
-SCALES = Stream("scales", np.uint16, 1, 0, "F16", "binary16 bits: what a group's codes are multiplied by")
-MINIMUMS = Stream("minimums", np.uint16, 1, 0, "F16", "binary16 bits: what is added to a group's products")
-ZEROS = Stream("minimums", np.uint16, 1, 0, "F16", "binary16 bits of a whole number: the code that stands for 0")
+SCALES = Stream("scales", np.uint16, 1, 0, "F16", "binary16 bits of a group's scale")
+MINIMUMS = Stream("minimums", np.uint16, 1, 0, "F16", "binary16 bits of the offset that is added to a group's products")
+ZEROS = Stream("minimums", np.uint16, 1, 0, "F16", "binary16 bits of a whole number: the code that represents 0")
 NIBBLES = Stream("codes", np.uint8, 16, 32, "U8", "byte i: code i in its low, code i + 16 in its high nibble")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufType:
-    """How GGUF stores the format: blocks one after the other, in each the elements of every stream.
+    """How GGUF stores the format: a sequence of blocks, each with the elements of every stream.
 
     Attributes:
         number: the type's number in the file.
-        name: its name.
-        inputs: weights in a block.
-        record: a block; its fields are named after the streams. A single field is the block as a whole.
+        name: the type's name in llama.cpp.
+        inputs: weights per block.
+        record: dtype of a block. Fields are named after the streams; a single field is the block as a whole.
     """
 
     number: int
@@ -73,16 +73,16 @@ class GgufType:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
-    """A tensor in *plain* (serialisable) order, float or low bit; what checkpoints hand out and engines take.
+    """A tensor in plain (serializable) element order, in a float or low-bit format.
 
     Attributes:
         format: a key of ``FORMATS``.
         shape: logical shape: ``(n,)`` or ``(n_out, n_in)``; only float formats may be one-dimensional.
-        codes, scales, minimums: the streams that the format declares (``LowBitFormat.streams`` says dtype, shape and
-            meaning); None for those that it has not. What a ragged last block holds beyond ``n_in`` stands for 0.
-        group_size: inputs that share a scale, one of the format's ``group_sizes``; 0 where it leaves no choice.
-        order: int32 [n_in], of a low-bit weight whose groups are not neighbours: its input i is the layer's input
-            ``order[i]``. None: they are the same.
+        codes, scales, minimums: the streams that ``LowBitFormat.streams`` declares; None for the others. Entries of a
+            ragged last block beyond ``n_in`` represent 0.
+        group_size: inputs that share a scale, one of the format's ``group_sizes``; 0 for formats with fixed blocks.
+        order: int32 [n_in], for quantized weights with permuted inputs: column i of the weight is the layer's input
+            ``order[i]``. None: the identity.
     """
 
     format: str
@@ -94,7 +94,7 @@ class PackedWeight:
     order: npt.NDArray[np.int32] | None = None
 
     def arrays(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """(name, array) of each stream that there is."""
+        """Yield (name, array) for each stream that is present."""
         for name in STREAMS:
             array = getattr(self, name)
             if array is not None:
@@ -102,20 +102,20 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held by all streams together, and by the order of the inputs."""
+        """Size of all streams and of the input order in bytes."""
         return sum(array.nbytes for _, array in self.arrays()) + (0 if self.order is None else self.order.nbytes)
 
 
-ORDER = Stream("order", np.int32, 1, 1, "I32", "the layer's input that each input of the weight is")
-"""Not of a format: any low-bit weight may have one."""
+ORDER = Stream("order", np.int32, 1, 1, "I32", "index of the layer's input for each column of the weight")
+"""Optional stream of any low-bit weight; not part of a format."""
 
 STREAMS = ("codes", "scales", "minimums")
-"""The attributes of ``PackedWeight`` that may be streams, in the order in which they are saved and handed on."""
+"""The stream attributes of ``PackedWeight``, in the order in which they are saved and passed on."""
 
 
 @dataclass(frozen=True, slots=True)
 class BadScale:
-    """A scale that is no number: ``index`` of its (first) element in the array, what it is, and what is wrong."""
+    """An invalid scale: ``index`` of its first element in the array, what it is, and what is wrong with it."""
 
     index: int
     what: str
@@ -123,31 +123,31 @@ class BadScale:
 
 
 class LowBitFormat(Protocol):
-    """One format. Implementations live one to a file and are listed in ``FORMATS``."""
+    """A low-bit format. Implementations are rows of ``table.py``."""
 
     @property
     def name(self) -> str:
-        """The key in ``FORMATS``."""
+        """Key in ``FORMATS``."""
         ...
 
     @property
     def bits(self) -> float:
-        """Bits of a weight's code."""
+        """Bits per code."""
         ...
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Inputs that may share a scale; ``(0,)`` where the format leaves no choice."""
+        """Allowed numbers of inputs per scale; ``(0,)`` for formats with a fixed block size."""
         ...
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """Its arrays, in the order of ``STREAMS``."""
+        """Arrays of a weight, in the order of ``STREAMS``."""
         ...
 
     @property
     def gguf(self) -> GgufType | None:
-        """How GGUF stores it; None where it does not."""
+        """The corresponding GGUF type; None if there is none."""
         ...
 
     def quantize(
@@ -157,30 +157,31 @@ class LowBitFormat(Protocol):
         threads: int | None = None,
         importance: npt.NDArray[np.float32] | None = None,
     ) -> PackedWeight:
-        """A float weight [n_out, n_in] in this format.
+        """Quantize a float matrix [n_out, n_in].
 
         Args:
-            weight: in a float format.
-            group_size: inputs that share a scale, where the format leaves a choice.
-            threads: to compute with, None for one on each CPU that this process may use.
-            importance: float32 [n_in], what the squared error of each input's weights counts, in any unit; None: all
-                alike. Float formats have no use for it.
+            weight: a weight in a float format.
+            group_size: inputs that share a scale; ignored by formats with a fixed block size.
+            threads: number of threads; None: one per CPU available to this process.
+            importance: float32 [n_in], relative weight of each input's squared error; None: equal weights. Ignored by
+                float formats.
 
         Raises:
-            LowBitFormatError: what is no float matrix, NaN or infinite values, or a scale beyond the format.
+            LowBitFormatError: if the weight is not a float matrix, has NaN or infinite values, or needs a scale that
+                the format cannot represent.
         """
         ...
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
-        """The values the codes stand for, float32 [*shape]."""
+        """Return the values of a weight, float32 [*shape]."""
         ...
 
     def random(self, shape: tuple[int, int], group_size: int, rng: np.random.Generator) -> PackedWeight:
-        """A matrix of random codes whose values have a standard deviation of about 1 / sqrt(n_in)."""
+        """Return a matrix of random codes with values of a standard deviation of about 1 / sqrt(n_in)."""
         ...
 
     def bad_scale(self, name: str, array: npt.NDArray[Any]) -> BadScale | None:
-        """The first scale in (whole blocks of) the stream ``name`` that no weight may have; None where all are good."""
+        """Return the first invalid scale of whole blocks of the stream ``name``; None if all are valid."""
         ...
 
 

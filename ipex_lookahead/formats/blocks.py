@@ -1,11 +1,9 @@
-"""What GGUF's block formats share: a row is a sequence of blocks, each with its scales in it, as the file has them.
+"""Formats that store a row as a sequence of records, each with codes and scales, exactly as GGUF files do.
 
-A block's codes lie in *planes*, some bits of every code in each; a code counts whole numbers from ``-zero`` on, or the
-entries of a table. A value is ``scale * step * whole - minimum * minimum_step``, where the steps are small whole
-numbers of a part of the block and absent from the smaller formats. ``scale * step`` is exact in float32, so a value is
-rounded once or twice, as the ``gguf`` package does it.
-
-The codes stay the file's own on their way through; ``csrc/weights/records.h`` says the same for the compiled core.
+A record holds its codes in *planes*, each with some bits of every code. A code counts whole numbers from ``-zero`` on,
+or indexes a table. A value is ``scale * step * number - minimum * minimum_step``, where the steps are small whole
+numbers per part of a block; the smaller formats have none. ``scale * step`` is exact in float32, so a value is rounded
+once or twice, as in the ``gguf`` package. ``csrc/weights/records.h`` defines the same layout for the native core.
 """
 
 from __future__ import annotations
@@ -19,20 +17,19 @@ import numpy.typing as npt
 
 from ipex_lookahead.formats.base import BadScale, GgufType, PackedWeight, Stream, check_streams
 from ipex_lookahead.formats.columns import Floats
-from ipex_lookahead.formats.float_base import from_binary16
-from ipex_lookahead.formats.groups import LARGEST, Rows, check_matrix, quantize_rows, row_chunks
+from ipex_lookahead.formats.float_base import from_binary16, half_powers
+from ipex_lookahead.formats.groups import MAX_MAGNITUDE, Rows, check_matrix, quantize_rows, row_chunks
 from ipex_lookahead.formats.search import Parts, Quantizer
 
 Bytes = npt.NDArray[np.uint8]
 SUB_BLOCK = 32
-"""Inputs in what the compiled core takes at a time. Of a ragged last block, whole sub-blocks that no input reaches are
-zero bits; nobody computes with them."""
+"""Inputs that the native core handles at once. Whole sub-blocks beyond the end of a row are stored as zero bits."""
 
 
 class Plane(NamedTuple):
-    """``bits`` of every code, which are the code's from bit ``up`` on, in the bytes of ``field``.
+    """Location of ``bits`` of every code, from the code's bit ``up`` on, in the record's ``field``.
 
-    Each run of ``run`` bytes holds the codes of 8 / ``bits`` runs of inputs: the first in the lowest bits.
+    Each run of ``run`` bytes holds the codes of 8 / ``bits`` runs of inputs, the first run in the lowest bits.
     """
 
     field: str
@@ -42,7 +39,7 @@ class Plane(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """How a record holds its steps: bytes [..., n] <-> (steps, minimum steps or None), and the step stored as 0."""
+    """Packing of a record's steps, to and from (steps, minimum steps or None), and the smallest step."""
 
     unpack: Callable[[npt.NDArray[Any]], tuple[npt.NDArray[np.int16], npt.NDArray[np.int16] | None]]
     pack: Callable[[npt.NDArray[np.int16], npt.NDArray[np.int16] | None], npt.NDArray[Any]]
@@ -51,18 +48,18 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockFormat:
-    """One of GGUF's block formats; see ``LowBitFormat``.
+    """A format of records, in most cases a GGUF block type.
 
     Attributes:
-        inputs: weights in a block.
-        record: a block's bytes: ``scale`` (and ``minimum``), ``steps``, and the planes' fields.
-        planes: where the codes are.
-        quantizer: to ``Parts`` of unsigned codes.
-        zero: what is taken from a code.
-        table: what codes stand for instead.
-        steps: how ``record["steps"]`` is read.
-        number: the type's number in a GGUF file; None for a block that is no type of GGUF's.
-        gguf_name: its name there.
+        inputs: weights per block.
+        record: dtype of a block: ``scale``, optionally ``minimum`` and ``steps``, and the fields of the planes.
+        planes: location of the codes.
+        quantizer: finds the ``Parts`` of blocks.
+        zero: number subtracted from a code.
+        table: value of each code; None for whole numbers.
+        steps: packing of ``record["steps"]``; None for formats without steps.
+        number: the type's number in a GGUF file; None if GGUF has no such type.
+        gguf_name: the type's name in llama.cpp.
     """
 
     name: str
@@ -78,25 +75,19 @@ class BlockFormat:
 
     @property
     def bits(self) -> float:
-        """Of a code: those of all planes together."""
         return sum(plane.bits for plane in self.planes)
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """The format leaves no choice."""
         return (0,)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """The blocks, one after the other."""
-        meaning = (
-            f"a block of GGUF's {self.gguf_name}, as it is there" if self.gguf_name else "a block of this package's"
-        )
+        meaning = f"a block of GGUF's {self.gguf_name}" if self.gguf_name else "a block of this package's"
         return (Stream("codes", np.uint8, self.record.itemsize, self.inputs, "U8", meaning),)
 
     @property
     def gguf(self) -> GgufType | None:
-        """The block as a whole: it is kept as it is."""
         if self.number is None:
             return None
         return GgufType(self.number, self.gguf_name, self.inputs, np.dtype([("codes", "u1", self.record.itemsize)]))
@@ -108,7 +99,6 @@ class BlockFormat:
         threads: int | None = None,
         importance: Floats | None = None,
     ) -> PackedWeight:
-        """A float matrix [n_out, n_in] in whole blocks; see ``LowBitFormat.quantize``."""
         check_matrix(weight, self.name)
         codes = np.zeros(self.streams[0].shape(weight.shape, 0), np.uint8)
 
@@ -119,7 +109,7 @@ class BlockFormat:
             )
             codes[rows] = self.pack(of_rows, weight.shape[1]).view(np.uint8).reshape(n_rows, -1)
 
-        largest = np.inf if self.record["scale"].itemsize == 1 else LARGEST  # a byte of exponent reaches all
+        largest = np.inf if self.record["scale"].itemsize == 1 else MAX_MAGNITUDE  # a byte of exponent reaches all
         quantize_rows(
             weight, {"codes": codes}, Rows(self.name, self.inputs, self.quantizer, put, self.quantizer.core, largest),
             importance, threads,
@@ -127,7 +117,7 @@ class BlockFormat:
         return PackedWeight(self.name, weight.shape, codes)
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
-        """``scale * step * whole - minimum * minimum_step``, float32 [n_out, n_in]."""
+        """Return ``scale * step * number - minimum * minimum_step``, float32 [n_out, n_in]."""
         check_streams(weight, self)
         n_out, n_in = weight.shape
         values = np.empty((n_out, n_in), np.float32)
@@ -137,11 +127,11 @@ class BlockFormat:
         return values
 
     def records(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.void]:
-        """Rows of bytes as blocks [rows, blocks]."""
+        """View rows of bytes as records [rows, blocks]."""
         return np.ascontiguousarray(codes).view(self.record)
 
     def unpack(self, records: npt.NDArray[np.void]) -> Parts:
-        """Blocks [...] taken apart."""
+        """Unpack records of any shape."""
         codes = np.zeros((*records.shape, self.inputs), np.uint8)
         for plane in self.planes:
             codes |= split(records[plane.field], plane.bits, plane.run) << np.uint8(plane.up)
@@ -150,7 +140,7 @@ class BlockFormat:
         return Parts(codes, records["scale"], records["minimum"] if "minimum" in names else None, steps, minimum_steps)
 
     def pack(self, parts: Parts, n_in: int) -> npt.NDArray[np.void]:
-        """Parts [rows, blocks, ...] as blocks [rows, blocks] of rows of ``n_in`` inputs."""
+        """Pack parts [rows, blocks, ...] into records [rows, blocks] of rows of ``n_in`` inputs."""
         records = np.zeros(parts.codes.shape[:-1], self.record)
         reached = -(-n_in // SUB_BLOCK) * SUB_BLOCK - (parts.codes.shape[-2] - 1) * self.inputs
         codes = parts.codes
@@ -173,8 +163,20 @@ class BlockFormat:
             records["steps"] = self.steps.pack(steps[0], steps[1])
         return records
 
+    def matrix(self, codes: Bytes, scales: npt.NDArray[Any]) -> PackedWeight:
+        """Return a matrix with given codes and scales, without a search for scales.
+
+        Args:
+            codes: uint8 [n_out, n_in].
+            scales: [n_out, blocks of a row], in the record's representation.
+        """
+        n_out, n_in = codes.shape
+        padded = np.pad(codes, ((0, 0), (0, -n_in % self.inputs)), constant_values=self.zero)
+        records = self.pack(Parts(padded.reshape(n_out, -1, self.inputs), scales), n_in)
+        return PackedWeight(self.name, (n_out, n_in), records.view(np.uint8).reshape(n_out, -1))
+
     def values(self, parts: Parts) -> Floats:
-        """What blocks stand for, float32 [..., inputs]."""
+        """Return the values of unpacked blocks, float32 [..., inputs]."""
         whole = self.whole(parts.codes)
         values: Floats = whole * self._of_inputs(_SCALES[parts.scale.dtype.itemsize](parts.scale), parts.steps)
         if parts.minimum is not None:
@@ -183,7 +185,7 @@ class BlockFormat:
         return values
 
     def whole(self, codes: Bytes) -> Floats:
-        """The numbers, as a rule whole ones, that codes stand for."""
+        """Return the number that each code represents, before it is scaled."""
         numbers = (
             np.arange(256, dtype=np.float32) - self.zero if self.table is None else np.array(self.table, np.float32)
         )
@@ -197,7 +199,6 @@ class BlockFormat:
         return np.repeat(products, self.inputs // steps.shape[-1], axis=-1)
 
     def random(self, shape: tuple[int, int], group_size: int, rng: np.random.Generator) -> PackedWeight:
-        """See ``LowBitFormat.random``. Codes and steps are uniform, all blocks have one scale."""
         n_out, n_in = shape
         n_blocks = -(-n_in // self.inputs)
         records = rng.integers(0, 256, (n_out, n_blocks * self.record.itemsize), np.uint8).view(self.record)
@@ -224,7 +225,6 @@ class BlockFormat:
         return np.float16(scale).view(np.uint16) if self.record["scale"] == np.uint16 else np.float32(scale)
 
     def bad_scale(self, name: str, array: npt.NDArray[Any]) -> BadScale | None:
-        """See ``LowBitFormat.bad_scale``."""
         records: Any = np.ascontiguousarray(array).reshape(-1).view(self.record)
         fields: Any = self.record.fields
         for what in ("scale", "minimum"):
@@ -241,44 +241,35 @@ class BlockFormat:
 def _good(scales: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     good: npt.NDArray[np.bool_]
     if scales.dtype == np.uint8:
-        good = scales <= MOST_EXPONENT
+        good = scales <= MAX_EXPONENT
     elif scales.dtype == np.float32:
-        good = np.abs(scales) <= MOST_SCALE
+        good = np.abs(scales) <= MAX_FLOAT_SCALE
     else:
         good = (scales & 0x7C00) != 0x7C00
     return good
 
 
-MOST_EXPONENT = 252
-"""Of mxfp4: 6 * 2^(252 - 127) is the largest value that float32 holds; 255 is NaN."""
+MAX_EXPONENT = 252
+"""Of MXFP4 scales: 6 * 2^(252 - 127) is the largest value in float32; 255 represents NaN."""
 
-MOST_SCALE = np.float32(2.0**120)
-"""Of those in float32: times 128 it is a number still."""
-
-
-def half_powers(exponents: npt.NDArray[np.uint8]) -> Floats:
-    """2^(e - 128), exact also where it is subnormal: what the doubled values of a block with exponent e are times."""
-    wide = exponents.astype(np.uint32)
-    bits = np.where(wide < 2, np.uint32(0x00200000) << np.minimum(wide, 1), (np.maximum(wide, 1) - 1) << np.uint32(23))
-    powers: Floats = bits.astype(np.uint32).view(np.float32)
-    return powers
-
+MAX_FLOAT_SCALE = np.float32(2.0**120)
+"""Of float32 scales: 128 times this value is finite."""
 
 _SCALES: dict[int, Callable[[npt.NDArray[Any]], Floats]] = {1: half_powers, 2: from_binary16, 4: lambda scale: scale}
-"""Bytes of a record's scale -> what reads it."""
+"""Size of a record's scale in bytes -> the function that converts scales to float32."""
 
 
 def split(packed: npt.NDArray[Any], bits: int, run: int) -> Bytes:
-    """Bytes [..., n] to codes of ``bits`` bits [..., n * 8 / bits], ``run`` bytes at a time, lowest bits first."""
+    """Unpack bytes [..., n] to codes of ``bits`` bits [..., n * 8 / bits], ``run`` bytes at a time, low bits first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     runs = packed.reshape(*packed.shape[:-1], -1, 1, run) >> shifts & np.uint8((1 << bits) - 1)
     return runs.reshape(*packed.shape[:-1], -1)  # type: ignore[no-any-return]
 
 
 def join(codes: Bytes, bits: int, run: int) -> Bytes:
-    """The inverse of ``split``."""
+    """Invert ``split``."""
     runs = codes.reshape(*codes.shape[:-1], -1, 8 // bits, run)
     joined: Bytes = runs[..., 0, :].copy()
-    for i in range(1, 8 // bits):  # many times as fast as a reduction over so short an axis
+    for i in range(1, 8 // bits):  # much faster than a reduction over such a short axis
         joined |= runs[..., i, :] << np.uint8(i * bits)
     return joined.reshape(*codes.shape[:-1], -1)

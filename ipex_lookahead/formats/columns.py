@@ -1,6 +1,6 @@
-"""The arithmetic of a search for scales (``search.py``) on values [size, parts], of which a column shares a scale.
+"""Float32 arithmetic of the scale searches (``search.py``) on values [size, parts]; a column shares a scale.
 
-All of it is float32 in the order written: the compiled twin has columns as the lanes of its vectors.
+The order of all operations is fixed, because the native core does the same with columns as vector lanes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Halves = npt.NDArray[np.uint16]
 
 
 def weights_of(x: Floats, importance: Floats) -> Floats:
-    """Weights of squared errors [size, parts]: the inputs' importance times magnitude plus its root mean square.
+    """Return the weights of squared errors [size, parts]: importance * (root mean square + magnitude).
 
-    That large values matter more than their number says is experience (llama.cpp's, and our own perplexities).
+    The preference for large values is empirical (llama.cpp's experience, and this project's perplexities).
 
     Args:
         x: columns of values.
-        importance: [some rows' blocks, inputs], of the inputs of a row, 0 where there are none; it is repeated.
+        importance: [blocks of one or more rows, inputs], tiled to the number of rows; 0 for padding.
     """
     size, parts = x.shape
     of_inputs = np.tile(importance.reshape(-1, size), (parts * size // importance.size, 1)).T
@@ -33,27 +33,27 @@ def weights_of(x: Floats, importance: Floats) -> Floats:
 
 
 def columns(values: Floats, size: int) -> Floats:
-    """[blocks, inputs] as [size, parts], parts in their order."""
+    """Convert [blocks, inputs] to [size, parts], keeping the order of parts."""
     return np.ascontiguousarray(values.reshape(-1, size).T)
 
 
 def in_blocks(codes: npt.NDArray[np.uint8], like: Floats) -> npt.NDArray[np.uint8]:
-    """The inverse of ``columns``."""
+    """Invert ``columns``."""
     return np.ascontiguousarray(codes.T).reshape(like.shape)
 
 
 def total(values: Floats) -> Floats:
-    """The sums of columns, down each in order."""
+    """Sum each column, top to bottom."""
     return reduce(np.add, values)
 
 
 def half(values: Floats) -> tuple[Halves, Floats]:
-    """Binary16 bits, and the numbers they are."""
+    """Round to binary16; return the bits and the rounded values."""
     bits = to_binary16(values.astype(np.float32))
     return bits, from_binary16(bits)
 
 
 def inverse_of(scale: Floats) -> Floats:
-    """1 / scale; 0 for 0, and where that is beyond float32."""
+    """Return 1 / scale; 0 where the scale is 0 or the inverse overflows float32."""
     inverse: Floats = np.where(scale != 0, np.float32(1) / scale, np.float32(0))
     return np.where(np.isfinite(inverse), inverse, np.float32(0))

@@ -1,4 +1,4 @@
-"""What the float formats share: widening to float32, rounding to 16 bits, and the checks on values."""
+"""The unquantized float formats: conversion to and from float32, and checks for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats.base import GgufType, PackedWeight, Stream
 
 FLOAT_DTYPES: dict[str, type[np.generic]] = {"fp32": np.float32, "fp16": np.uint16, "bf16": np.uint16}
-"""Dtype of the codes of each float format."""
+"""Float format -> dtype of its codes."""
 
 _AT_ONCE = 1 << 16
 CHUNK = 1 << 22
-"""Values handled at a time, so that temporaries stay small beside the weight itself."""
+"""Values converted at a time, so that temporaries are small compared with the weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """A format whose codes are the values themselves: no groups, no scales.
+    """A format with codes that are the values themselves, without groups or scales.
 
     Attributes:
         name: ``fp32``, ``fp16`` or ``bf16``.
-        bits: bits of a value.
-        stored: its dtype in a safetensors file.
-        number: its type in a GGUF file.
-        meaning: of a code, in words.
+        bits: bits per value.
+        stored: dtype in a safetensors file; also the type's name in GGUF.
+        number: the type's number in a GGUF file.
+        meaning: description of a code.
     """
 
     name: str
@@ -39,17 +39,14 @@ class FloatFormat:
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """There are no groups; the ``group_size`` of ``quantize`` is not used."""
         return (0,)
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """The values."""
         return (Stream("codes", FLOAT_DTYPES[self.name], 1, 1, self.stored, self.meaning),)
 
     @property
     def gguf(self) -> GgufType:
-        """One value after the other."""
         return GgufType(self.number, self.stored, 1, np.dtype([("codes", FLOAT_DTYPES[self.name])]))
 
     def quantize(
@@ -59,10 +56,10 @@ class FloatFormat:
         threads: int | None = None,
         importance: npt.NDArray[np.float32] | None = None,
     ) -> PackedWeight:
-        """A float weight of any shape, rounded to nearest even; the same object where it is in this format already.
+        """Round a float weight of any shape to nearest even; return the same object if it has this format already.
 
         Raises:
-            LowBitFormatError: not a float weight, or a value that is NaN, infinite or beyond this format's range.
+            LowBitFormatError: if the weight is not a float weight, or a value is NaN, infinite or out of range.
         """
         check_float(weight)
         check_finite(weight)
@@ -78,21 +75,20 @@ class FloatFormat:
         return result
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
-        """The values, float32 [*shape], exactly. A copy, also for fp32."""
+        """Return a float32 copy of the values [*shape], exact."""
         check_float(weight, self.name)
         return widen(weight.codes, weight.format)
 
     def random(self, shape: tuple[int, int], group_size: int, rng: np.random.Generator) -> PackedWeight:
-        """See ``LowBitFormat.random``; normally distributed."""
         values = rng.standard_normal(shape, dtype=np.float32) * np.float32(shape[1] ** -0.5)
         return self.quantize(PackedWeight("fp32", shape, values))
 
     def bad_scale(self, name: str, array: npt.NDArray[Any]) -> None:
-        """There are no scales."""
+        """Return None: the format has no scales."""
 
 
 def widen(codes: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float32]:
-    """Codes of a float format as float32 of the same shape (exact; always a copy)."""
+    """Return codes of a float format as a float32 copy of the same shape, exact."""
     if kind == "fp16":
         return codes.view(np.float16).astype(np.float32)
     if kind == "bf16":
@@ -101,7 +97,7 @@ def widen(codes: npt.NDArray[Any], kind: str) -> npt.NDArray[np.float32]:
 
 
 def narrow(values: npt.NDArray[np.float32], kind: str) -> npt.NDArray[Any]:
-    """Finite float32 as codes of a float format, rounded to nearest even; what is too large becomes infinity."""
+    """Round finite float32 values to codes of a float format, to nearest even; overflow becomes infinity."""
     if kind == "fp16":
         return to_binary16(values)
     if kind == "bf16":
@@ -111,33 +107,41 @@ def narrow(values: npt.NDArray[np.float32], kind: str) -> npt.NDArray[Any]:
 
 
 def to_binary16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Bit patterns of the nearest binary16 (ties to even, subnormals kept, infinity beyond 65519.99)."""
+    """Return the bits of the nearest binary16 (ties to even, subnormals preserved, infinity above 65519.99)."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return values.astype(np.float16).view(np.uint16)
 
 
 def from_binary16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    """Binary16 bit patterns as float32 (exact)."""
+    """Return binary16 bit patterns as float32, exact."""
     return bits.view(np.float16).astype(np.float32)
 
 
+def half_powers(exponents: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Return 2^(e - 128), exact including subnormals: the scale of MXFP4's doubled values."""
+    wide = exponents.astype(np.uint32)
+    bits = np.where(wide < 2, np.uint32(0x00200000) << np.minimum(wide, 1), (np.maximum(wide, 1) - 1) << np.uint32(23))
+    powers: npt.NDArray[np.float32] = bits.astype(np.uint32).view(np.float32)
+    return powers
+
+
 def check_float(weight: PackedWeight, name: str | None = None) -> None:
-    """Raise LowBitFormatError unless the weight is a float one (of format ``name``) whose codes have its shape."""
+    """Raise LowBitFormatError unless the weight is in a float format (in ``name``) and its codes have its shape."""
     if weight.format not in FLOAT_DTYPES or (name is not None and weight.format != name):
         allowed = name or ", ".join(sorted(FLOAT_DTYPES))
-        raise LowBitFormatError(f"the weight is in {weight.format!r}; what is needed here is a weight in {allowed}")
+        raise LowBitFormatError(f"the weight is in {weight.format!r}; expected a weight in {allowed}")
     dtype = np.dtype(FLOAT_DTYPES[weight.format])
     if weight.codes.shape != tuple(weight.shape) or weight.codes.dtype != dtype:
         raise LowBitFormatError(
             f"{weight.format} codes are {weight.codes.dtype} {list(weight.codes.shape)}; "
-            f"the weight's shape asks for {dtype} {list(weight.shape)}"
+            f"expected {dtype} {list(weight.shape)}"
         )
 
 
 def check_finite(weight: PackedWeight, overflow_from: PackedWeight | None = None) -> None:
-    """Raise LowBitFormatError naming the first NaN or infinite value of a float weight.
+    """Raise LowBitFormatError that names the first NaN or infinite value of a float weight.
 
-    With ``overflow_from`` the infinity arose in conversion, and the message gives the value that it came from.
+    With ``overflow_from``, the weight before conversion, the message gives the value that overflowed.
     """
     if (at := first_not_finite(weight.codes, weight.format)) is None:
         return
@@ -155,20 +159,20 @@ _EXPONENTS: dict[str, tuple[type[np.unsignedinteger], int]] = {
     "fp16": (np.uint16, 0x7C00),
     "bf16": (np.uint16, 0x7F80),
 }
-"""The exponent's bits. All of them set means NaN or infinity."""
+"""Exponent bits of each float format; all of them set means NaN or infinity."""
 
 
 def finite(codes: npt.NDArray[Any], kind: str) -> npt.NDArray[np.bool_]:
-    """Which codes of a float format are finite numbers."""
+    """Return which codes of a float format are finite numbers."""
     dtype, exponent = _EXPONENTS[kind]
     ordinary: npt.NDArray[np.bool_] = (codes.view(dtype) & dtype(exponent)) != exponent
     return ordinary
 
 
 def first_not_finite(values: npt.NDArray[np.generic], kind: str) -> int | None:
-    """Index of the first NaN or infinity of a C-contiguous array in memory order, or None.
+    """Return the index of the first NaN or infinity of a C-contiguous array in memory order, or None.
 
-    Works through the array in pieces that stay in the cache, so that a checkpoint is not read much slower for it.
+    The array is processed in chunks that fit the cache, so that the check costs little compared with reading.
     """
     dtype, exponent = _EXPONENTS[kind]
     bits = values.reshape(-1).view(dtype)
@@ -182,18 +186,18 @@ def first_not_finite(values: npt.NDArray[np.generic], kind: str) -> int | None:
 
 
 def value_at(weight: PackedWeight, index: tuple[int, ...]) -> float:
-    """One value of a float weight."""
+    """Return one value of a float weight."""
     return float(widen(weight.codes[index].reshape(1), weight.format)[0])
 
 
 def not_finite(index: tuple[int, ...], value: float) -> LowBitFormatError:
-    """The error for a NaN or infinite value."""
+    """Return the error for a NaN or infinite value."""
     return LowBitFormatError(
         f"{place(index)} is {value}; weights must be finite numbers",
-        hint="the checkpoint is damaged, or its training diverged; fetch it again",
+        hint="the checkpoint is damaged or its training diverged; download it again",
     )
 
 
 def place(index: tuple[int, ...]) -> str:
-    """Where a value is, in words."""
+    """Return the position of a value in words."""
     return f"the value in row {index[0]}, column {index[1]}" if len(index) == 2 else f"the value at {list(index)}"

@@ -1,6 +1,6 @@
-"""What the integer formats share: values in groups, nibbles in blocks, checks; and how any matrix is quantised.
+"""Formats with scales per group of inputs, and the quantization of any float matrix by the native core or numpy.
 
-A format says how a block's scale is searched for (``search.py``) and how what was found is packed.
+A format supplies the search for a block's scale (``search.py``) and the packing of its result.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ from ipex_lookahead.system.cgroups import cpu_quota
 
 GROUP_SIZES = (32, 64)
 
-MOST_THREADS = 1024
-"""What the core takes."""
+MAX_THREADS = 1024
+"""Limit of the native core."""
 
-SEARCHED_AT_ONCE = 1 << 17
-"""Values in hand while scales are searched for: what is made of them on the way stays in a core's cache."""
-LARGEST = 1e10
-"""No scale in binary16 reaches values as large; below it nothing overflows on the way to one."""
+SEARCH_CHUNK = 1 << 17
+"""Values per chunk of a scale search, so that temporaries fit a core's cache."""
+MAX_MAGNITUDE = 1e10
+"""Larger values are refused: no binary16 scale reaches them. Below it nothing overflows during the search."""
 EVERY_CODE = np.arange(256, dtype=np.uint8)[None]
-LEAST_IMPORTANT = np.float32(1e-6)
-"""Of an input beside the most important one: what a text never reached is still to be near."""
+MIN_IMPORTANCE = np.float32(1e-6)
+"""Smallest importance relative to the largest one, so that inputs without calibration data stay close as well."""
 
 
 def blocks_of(n_in: int) -> int:
-    """Blocks of 32 inputs in a row."""
+    """Return the number of blocks of 32 inputs in a row."""
     return -(-n_in // GROUP)
 
 
 def groups_of(n_in: int, group_size: int) -> int:
-    """Groups (scales) in a row."""
+    """Return the number of groups (scales) in a row."""
     return -(-n_in // group_size)
 
 
 def check_quantizable(weight: PackedWeight, name: str, group_size: int, sizes: tuple[int, ...] = GROUP_SIZES) -> None:
-    """Raise LowBitFormatError unless a float matrix can be given in integer format ``name`` with this group size."""
+    """Raise LowBitFormatError unless a float matrix can be quantized to format ``name`` with this group size."""
     if group_size not in sizes:
         known = ", ".join(map(str, sizes))
         raise LowBitFormatError(argument="group_size", got=group_size, allowed=f"{known} in {name}")
@@ -77,15 +77,19 @@ def check_quantizable(weight: PackedWeight, name: str, group_size: int, sizes: t
 
 
 def check_threads(threads: int | None) -> int:
-    """A number of threads, None for one on each CPU that this process may use; LowBitFormatError beyond the core's."""
-    count = threads if threads is not None else min(_usable_cpus(), MOST_THREADS)
-    if not isinstance(count, int) or not 1 <= count <= MOST_THREADS:
-        raise LowBitFormatError(f"threads is {count!r}; it must be from 1 to {MOST_THREADS}")
+    """Return the number of threads, by default one per CPU available to this process.
+
+    Raises:
+        LowBitFormatError: if the number is not from 1 to ``MAX_THREADS``.
+    """
+    count = threads if threads is not None else min(_usable_cpus(), MAX_THREADS)
+    if not isinstance(count, int) or not 1 <= count <= MAX_THREADS:
+        raise LowBitFormatError(f"threads is {count!r}; it must be from 1 to {MAX_THREADS}")
     return count
 
 
 def check_matrix(weight: PackedWeight, name: str) -> None:
-    """Raise LowBitFormatError for what is no float matrix."""
+    """Raise LowBitFormatError unless the weight is a float matrix."""
     check_float(weight)
     if len(weight.shape) != 2 or 0 in weight.shape:
         raise LowBitFormatError(
@@ -95,11 +99,11 @@ def check_matrix(weight: PackedWeight, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GroupFormat:
-    """A format of whole-number codes with a scale, and perhaps a minimum, for each group; see ``LowBitFormat``.
+    """A format of whole-number codes with a scale, and optionally a minimum, per group of inputs.
 
     Attributes:
-        zero: what is taken from a code before it is multiplied.
-        search: how scales are found, for groups of 32.
+        zero: number subtracted from a code before it is multiplied.
+        search: the scale search for groups of 32 inputs.
     """
 
     name: str
@@ -117,10 +121,6 @@ class GroupFormat:
         threads: int | None = None,
         importance: Floats | None = None,
     ) -> PackedWeight:
-        """A float matrix [n_out, n_in] with one scale (and minimum) for every ``group_size`` inputs of a row.
-
-        See ``LowBitFormat.quantize``.
-        """
         check_quantizable(weight, self.name, group_size, self.group_sizes)
         n_in, kinds = weight.shape[1], {stream.name: stream for stream in self.streams}
         stored = {name: np.zeros(kind.shape(weight.shape, group_size), kind.dtype) for name, kind in kinds.items()}
@@ -140,15 +140,15 @@ class GroupFormat:
         return PackedWeight(self.name, weight.shape, group_size=group_size, **stored)
 
     def padding(self, parts: Parts, groups: int) -> Any:
-        """The code, or codes [rows, 1], of what the last of a row's ``groups`` holds beyond the row's end: of zero."""
+        """Return the code, or codes [rows, 1], that represents 0 in the last group of a row."""
         return np.uint8(self.zero if self.streams[0] == NIBBLES else 127)
 
     def packed(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        """Codes [rows, blocks * 32] as a search counts them, as the stream has them."""
+        """Convert codes [rows, blocks * 32] from the numbering of the search to that of the stream."""
         return pack_nibbles(codes) if self.streams[0] == NIBBLES else (codes - np.uint8(127)).view(np.int8)
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
-        """``scale * (code - zero) + minimum``, float32 [n_out, n_in], each operation rounded by itself."""
+        """Return ``scale * (code - zero) + minimum``, float32 [n_out, n_in], each operation rounded on its own."""
         check_streams(weight, self)
         assert weight.scales is not None
         n_out, n_in = weight.shape
@@ -162,14 +162,13 @@ class GroupFormat:
         return values
 
     def whole(self, codes: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
-        """The whole numbers [rows, blocks * 32] that packed codes stand for."""
+        """Return the whole numbers [rows, blocks * 32] that packed codes represent."""
         if self.streams[0] != NIBBLES:
             return codes
         unpacked: npt.NDArray[np.int8] = unpack_nibbles(codes).view(np.int8)
         return unpacked - np.int8(self.zero) if self.zero else unpacked
 
     def random(self, shape: tuple[int, int], group_size: int, rng: np.random.Generator) -> PackedWeight:
-        """See ``LowBitFormat.random``. Codes are uniform, all groups have one scale."""
         n_out, n_in = shape
         codes = rng.integers(0, 256, (n_out, self.streams[0].shape(shape, group_size)[1]), np.uint8)
         codes = codes.view(self.streams[0].dtype)
@@ -183,27 +182,26 @@ class GroupFormat:
         return PackedWeight(self.name, shape, codes, group_size, half[0], minimums)
 
     def bad_scale(self, name: str, array: npt.NDArray[Any]) -> BadScale | None:
-        """See ``LowBitFormat.bad_scale``."""
         return None if name == "codes" else first_bad_half(array, name.removesuffix("s"))
 
 
 def first_bad_half(array: npt.NDArray[Any], what: str) -> BadScale | None:
-    """The first NaN or infinity among binary16 bits."""
+    """Return the first NaN or infinity among binary16 bit patterns."""
     bad = (array & 0x7C00) == 0x7C00
     return BadScale(int(bad.argmax()), what) if bad.any() else None
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How rows become a format's.
+    """How rows of a matrix are quantized.
 
     Attributes:
-        name: the format's.
-        inputs: of a block.
-        quantizer: finds what a block becomes.
-        put: is given rows and their blocks taken apart [rows * blocks of a row, ...], from any thread.
-        core: the quantiser in the compiled core's words, with the codes that the streams hold.
-        largest: values beyond it are refused.
+        name: name of the format.
+        inputs: inputs per block.
+        quantizer: finds the scales and codes of blocks.
+        put: stores the result for a slice of rows; called from any thread with parts [rows * blocks per row, ...].
+        core: the parameters of the quantizer for the native core, with the codes that the streams hold.
+        largest: larger magnitudes are refused.
     """
 
     name: str
@@ -211,25 +209,25 @@ class Rows:
     quantizer: Quantizer
     put: Callable[[slice, Parts], None]
     core: CoreSearch
-    largest: float = LARGEST
+    largest: float = MAX_MAGNITUDE
 
 
 def quantize_rows(
     weight: PackedWeight, stored: dict[str, Any], how: Rows, importance: Floats | None, threads: int | None
 ) -> None:
-    """Fill a format's streams: by the compiled core, or where there is none by the definition.
+    """Fill a format's streams by the native core or, where it is not built, by numpy.
 
-    What a last block holds beyond ``n_in`` repeats the row's last value and has no importance.
+    A ragged last block is padded with the row's last value, at importance 0.
 
     Args:
         weight: a float matrix [n_out, n_in].
-        stored: the streams by name, zeros.
+        stored: the zero-initialized streams by name.
         how: see :class:`Rows`.
         importance: float32 [n_in], see ``LowBitFormat.quantize``.
         threads: see ``LowBitFormat.quantize``.
 
     Raises:
-        LowBitFormatError: a NaN or infinite value, or a scale beyond binary16; the first row that has one is named.
+        LowBitFormatError: if a value is NaN or infinite, or a scale exceeds binary16; names the first such row.
     """
     n_out, n_in = weight.shape
     threads, core = check_threads(threads), native_core()
@@ -241,9 +239,9 @@ def quantize_rows(
             _define(weight, slice(refused, refused + 1), how, of_inputs)
             raise AssertionError(f"{how.name}: the core refuses row {refused}, and the definition does not")
         return
-    step = max(1, SEARCHED_AT_ONCE // of_inputs.size)
+    step = max(1, SEARCH_CHUNK // of_inputs.size)
     pieces = [slice(start, min(start + step, n_out)) for start in range(0, n_out, step)]
-    with ThreadPoolExecutor(threads) as pool:  # numpy lets go of the GIL
+    with ThreadPoolExecutor(threads) as pool:  # numpy releases the GIL
         for _ in pool.map(lambda rows: _define(weight, rows, how, of_inputs), pieces):
             pass
 
@@ -251,7 +249,7 @@ def quantize_rows(
 def quantize_by_core(
     core: Any, weight: PackedWeight, stored: dict[str, Any], how: Rows, of_inputs: Floats, threads: int, lanes: int = 0
 ) -> int:
-    """One call of the compiled core: -1, or the first row that is refused. ``lanes``: 0 for what is the fastest."""
+    """Quantize in the native core; return -1, or the first row that is refused. ``lanes`` 0 selects the fastest."""
     search = how.core
     refused: int = core.quantize(
         how.name,
@@ -276,12 +274,12 @@ def quantize_by_core(
 
 
 def _define(weight: PackedWeight, rows: slice, how: Rows, of_inputs: Floats) -> None:
-    """The definition, for some rows."""
+    """Quantize some rows with numpy, the reference that the native core matches bit for bit."""
     blocks, inputs = of_inputs.shape
     n_in = weight.shape[1]
     values = widen(weight.codes[rows], weight.format)
     parts = None
-    if np.abs(values).max() <= min(how.largest, np.finfo(np.float32).max):  # False for NaN too
+    if np.abs(values).max() <= min(how.largest, np.finfo(np.float32).max):  # False for NaN as well
         padded = np.pad(values, ((0, 0), (0, blocks * inputs - n_in)), mode="edge")
         with np.errstate(over="ignore", under="ignore", invalid="ignore", divide="ignore"):
             parts = how.quantizer(padded.reshape(-1, inputs), of_inputs)
@@ -289,7 +287,7 @@ def _define(weight: PackedWeight, rows: slice, how: Rows, of_inputs: Floats) -> 
             how.put(rows, parts)
             return
     if len(values) > 1:
-        for row in range(rows.start, rows.stop):  # the first of several is named
+        for row in range(rows.start, rows.stop):  # find the first bad row
             _define(weight, slice(row, row + 1), how, of_inputs)
     check_rows(weight, rows)
     if parts is None:
@@ -306,17 +304,18 @@ def _bad_scales(parts: Parts) -> list[tuple[str, BadScale | None]]:
 
 
 def checked_importance(importance: Floats, n_in: int) -> Floats:
-    """Importance [n_in] relative to the largest, none below ``LEAST_IMPORTANT``; all alike where all are 0.
+    """Return importance [n_in] relative to its maximum, at least ``MIN_IMPORTANCE``; all 1 if it is all 0.
 
-    Raises LowBitFormatError for another shape or what is no importance.
+    Raises:
+        LowBitFormatError: if the shape is wrong or a value is negative, NaN or infinite.
     """
     if importance.shape != (n_in,):
-        raise LowBitFormatError(f"importance has shape {list(importance.shape)}; the weight's rows ask for [{n_in}]")
+        raise LowBitFormatError(f"importance has shape {list(importance.shape)}; expected [{n_in}]")
     if not (np.isfinite(importance).all() and (importance >= 0).all()):
         raise LowBitFormatError("importance must be finite and not negative")
     largest = importance.max()
     relative = importance.astype(np.float64) / largest if largest > 0 else np.ones(n_in)
-    weights: Floats = np.maximum(relative.astype(np.float32), LEAST_IMPORTANT)
+    weights: Floats = np.maximum(relative.astype(np.float32), MIN_IMPORTANCE)
     return weights
 
 
@@ -329,27 +328,27 @@ def _no_scale(name: str, row: int, group: int, what: str, value: float) -> LowBi
 
 
 def row_chunks(n_out: int, n_in: int) -> Iterator[slice]:
-    """Slices of rows of about ``CHUNK`` values."""
+    """Yield slices of rows with about ``CHUNK`` values each."""
     step = max(1, CHUNK // n_in)
     return (slice(start, min(start + step, n_out)) for start in range(0, n_out, step))
 
 
 def pack_nibbles(codes: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Codes 0..15 [rows, blocks * 32] to bytes [rows, blocks * 16]: code i low, code i + 16 high, in each block."""
+    """Pack codes 0..15 [rows, blocks * 32] into bytes [rows, blocks * 16], see ``base.NIBBLES``."""
     halves = codes.astype(np.uint8).reshape(codes.shape[0], -1, 2, GROUP // 2)
     packed: npt.NDArray[np.uint8] = halves[:, :, 0] | (halves[:, :, 1] << np.uint8(4))
     return packed.reshape(codes.shape[0], -1)
 
 
 def unpack_nibbles(packed: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The inverse of ``pack_nibbles``."""
+    """Invert ``pack_nibbles``."""
     blocks = packed.reshape(packed.shape[0], -1, 1, GROUP // 2)
     codes: npt.NDArray[np.uint8] = np.concatenate((blocks & 15, blocks >> 4), axis=2)
     return codes.reshape(packed.shape[0], -1)
 
 
 def _spread(stored: npt.NDArray[np.uint16], weight: PackedWeight) -> Floats:
-    """One binary16 a group -> one float32 an input."""
+    """Expand one binary16 per group to one float32 per input."""
     return np.repeat(from_binary16(stored), weight.group_size, axis=1)[:, : weight.shape[1]]
 
 
@@ -363,7 +362,7 @@ def check_rows(weight: PackedWeight, rows: slice) -> None:
 
 
 def native_core() -> Any | None:
-    """The compiled core, or None where it was not built."""
+    """Return the native core, or None if it is not built."""
     try:
         from ipex_lookahead import _native
     except ImportError:
@@ -372,7 +371,7 @@ def native_core() -> Any | None:
 
 
 def _usable_cpus() -> int:
-    """CPUs this process may run on and its quota pays for, where the system says so; else all of them."""
+    """Return the CPUs in this process's affinity mask, limited by its cgroup quota; all CPUs where unknown."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota()
     return cpus if quota is None else max(1, min(cpus, int(quota)))

@@ -1,15 +1,15 @@
-"""Which matrix gets which format: rules in YAML, of which the first that matches wins.
+"""Rules in YAML that assign a format to each matrix; the first matching rule wins.
 
-    default: q4_k                                   # all other matrices; without it they stay as they are in the file
+    default: q4_k                                   # all other matrices; without a default they keep their format
     rules:
       - {match: head, format: q6_k}                 # the output layer
-      - {match: embedding, format: q4_k}            # an embedding that is no output layer; it stays else
+      - {match: embedding, format: q4_k}            # an embedding not shared with the output layer; default: unchanged
       - {match: "*.v_proj|*.o_proj", format: q6_k, layers: {first: 1/8, last: 2, every: 3}}
       - {match: "*.experts.*", format: [sym_int4, nf4], when: {experts: 8}}
-    fallbacks: {q4_k: sym_int5}                     # where a format's blocks do not divide a matrix's inputs
+    fallbacks: {q4_k: sym_int5}                     # for matrices with a number of inputs the blocks do not divide
 
-Patterns are a shell's, over the names of modules (``model.layers.0.self_attn.v_proj``), several with ``|`` between.
-Of a list of formats a matrix gets the one that leaves the least squared error.
+Patterns are shell patterns over module names (``model.layers.0.self_attn.v_proj``), separated by ``|``. From a list of
+formats, each matrix gets the one with the least squared error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ipex_lookahead.low_bits import ALIASES, LOW_BITS, NAMES, NOT_MADE, PRESETS,
 
 FOLDER = Path(__file__).parent / "presets"
 HEAD, EMBEDDING = "head", "embedding"
-"""What a rule may match beside patterns: the two matrices whose names differ from family to family."""
+"""Special values of ``match``: the two matrices with family-dependent names."""
 
 Shape = tuple[int, ...]
 Formats = tuple[str, ...]
@@ -39,12 +39,12 @@ Formats = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What rules look at of a model.
+    """Properties of a model that rules can depend on.
 
     Attributes:
-        layers: how many blocks it has.
-        experts: how many a block's mixture has; 0: there are none.
-        queries: heads that share one head of keys and values; 0: not known.
+        layers: number of blocks.
+        experts: number of experts per mixture; 0: no mixture.
+        queries: number of query heads per key/value head; 0: unknown.
     """
 
     layers: int = 0
@@ -53,7 +53,7 @@ class ModelFacts:
 
     @classmethod
     def of(cls, shapes: Mapping[str, Shape]) -> ModelFacts:
-        """Read off the names and shapes of its matrices."""
+        """Derive the facts from the names and shapes of the model's matrices."""
         numbers = [int(found[1]) for name in shapes if (found := _LAYER.search(name))]
         experts = [int(found[1]) for name in shapes if (found := _EXPERT.search(name))]
         rows = {
@@ -69,12 +69,12 @@ _EXPERT = re.compile(r"\.experts\.(\d{1,6})\.", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """Some of n layers: whole numbers are counts, fractions shares of n, rounded as llama.cpp rounds them.
+    """A subset of n layers. Integers are counts, fractions are shares of n, rounded as in llama.cpp.
 
     Attributes:
-        first: so many from the front.
-        last: so many from the back.
-        every: of those from ``first`` on the last of each so many; 0: none.
+        first: layers at the front.
+        last: layers at the back.
+        every: after ``first``, the last layer of each run of this length; 0: none.
     """
 
     first: int | Fraction = 0
@@ -82,7 +82,7 @@ class Layers:
     every: int = 0
 
     def has(self, layer: int, n: int) -> bool:
-        """Whether layer number ``layer`` of ``n`` is one of them."""
+        """Return True if layer number ``layer`` of ``n`` belongs to the subset."""
         begin = int(self.first * n) if isinstance(self.first, Fraction) else self.first
         end = int((1 - self.last) * n) if isinstance(self.last, Fraction) else n - self.last
         return layer < begin or layer >= end or (self.every > 0 and (layer - begin) % self.every == self.every - 1)
@@ -90,13 +90,13 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of a file.
+    """One rule of a file.
 
     Attributes:
-        match: patterns of modules' names with ``|`` between, or ``head`` or ``embedding``.
-        format: the format; of several the one with the least squared error.
-        layers: only in these; None: in all.
-        when: only in models of which this is so, by the names of ``ModelFacts``.
+        match: patterns of module names separated by ``|``, or ``head`` or ``embedding``.
+        format: the format, or several of which the one with the least squared error is used.
+        layers: the layers the rule applies to; None: all.
+        when: required values of ``ModelFacts``, by attribute name.
     """
 
     match: str
@@ -105,25 +105,25 @@ class Rule:
     when: Mapping[str, int] = field(default_factory=dict)
 
     def fits(self, name: str, head: str, embedding: str) -> bool:
-        """Whether a matrix's name is meant."""
+        """Return True if the rule's pattern matches the name of a matrix."""
         if self.match in (HEAD, EMBEDDING):
             return name == (head if self.match == HEAD else embedding)
         return name != embedding and any(fnmatchcase(_module(name), part) for part in self.match.split("|"))
 
     def holds(self, model: ModelFacts) -> bool:
-        """Whether the rule is for such a model."""
+        """Return True if the rule applies to this model."""
         return all(getattr(model, fact) == number for fact, number in self.when.items())
 
 
 @dataclass(frozen=True, slots=True)
 class FormatRules:
-    """Which matrix gets which format.
+    """The rules of a file.
 
     Attributes:
-        default: formats for what no rule matches; empty: it stays as it is in the file.
-        rules: in order.
-        fallbacks: format -> the one instead for a matrix whose inputs its blocks do not divide.
-        source: the file or the name, for messages.
+        default: formats for matrices that no rule matches; empty: they keep their format.
+        rules: the rules in order.
+        fallbacks: format -> replacement for matrices with a number of inputs that its blocks do not divide.
+        source: file or preset name, for messages.
     """
 
     default: Formats = ()
@@ -132,7 +132,7 @@ class FormatRules:
     source: str = ""
 
     def of(self, name: str, model: ModelFacts, head: str, embedding: str) -> Formats:
-        """The formats for the matrix of that name, fallbacks aside; empty: as in the file."""
+        """Return the formats for the matrix with this name, before fallbacks; empty: it keeps its format."""
         found = _LAYER.search(name)
         layer = int(found[1]) if found else None
         for rule in self.rules:
@@ -142,12 +142,12 @@ class FormatRules:
         return () if name == embedding else self.default
 
     def named(self) -> list[str]:
-        """Every format that a matrix may get."""
+        """Return every format that a matrix may get."""
         found = [*self.default, *(name for rule in self.rules for name in rule.format), *self.fallbacks.values()]
         return list(dict.fromkeys(found))
 
     def check(self, names: Collection[str], model: ModelFacts, head: str, embedding: str) -> None:
-        """Raise LowBitFormatError for a pattern that is for such a model and matches none of its matrices."""
+        """Raise LowBitFormatError for an applicable rule with a pattern that matches no matrix of the model."""
         for number, rule in enumerate(self.rules):
             if rule.match in (HEAD, EMBEDDING) or not rule.holds(model):
                 continue
@@ -162,9 +162,10 @@ class FormatRules:
 
 
 def rules_of(name: object) -> FormatRules:
-    """The rules behind a name of ``load_in_low_bit``: a format, an alias, a preset, or the path of a YAML file.
+    """Return the rules behind a value of ``load_in_low_bit``: a format, an alias, a preset, or the path of a YAML file.
 
-    Raises LowBitFormatError: it is none of these; or the file cannot be read, or says what is not known.
+    Raises:
+        LowBitFormatError: if the name is unknown, or the file is unreadable or invalid.
     """
     if not isinstance(name, str):
         raise _unknown(name)
@@ -177,7 +178,7 @@ def rules_of(name: object) -> FormatRules:
 
 
 def format_of(name: object) -> str:
-    """A format's own name. Raises LowBitFormatError where it is none."""
+    """Return a format's canonical name; raise LowBitFormatError if it is unknown."""
     own = ALIASES.get(name, name) if isinstance(name, str) else None
     if own not in LOW_BITS:
         raise _unknown(name)
@@ -185,18 +186,18 @@ def format_of(name: object) -> str:
 
 
 def label_of(name: str) -> str:
-    """What weights made by a name of ``load_in_low_bit`` are called: the format or preset, or the file's name."""
+    """Return the display name for a value of ``load_in_low_bit``: the format, the preset, or the file name."""
     return Path(name).name if is_rules_file(name) else ALIASES.get(name, name)
 
 
 def read_rules(path: Path, source: str = "") -> FormatRules:
-    """Rules from a file. Raises LowBitFormatError that names the file, and the nearest known word."""
+    """Read rules from a file; raise LowBitFormatError that names the file, the place and the nearest valid word."""
     source = source or str(path)
     return _Reader(source).rules(load_yaml(path, source, error=LowBitFormatError))
 
 
 class _Reader:
-    """Plain values as rules; every complaint names the file and the place in it."""
+    """Converts parsed YAML to rules; every error names the file and the place in it."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -207,12 +208,12 @@ class _Reader:
         if not isinstance(rules, list):
             raise self._error(f"rules is {_shown(rules)}; it must be a list of mappings with match and format")
         if "default" not in given and not rules:
-            raise self._error("has neither default nor rules; one of them must say a format")
+            raise self._error("has neither default nor rules; give at least one of them")
         fallbacks = self._mapping(given.get("fallbacks", {}), "fallbacks", None)
         return FormatRules(
             self._formats(given["default"], "default") if "default" in given else (),
             tuple(self._rule(rule, f"rules[{number}]") for number, rule in enumerate(rules)),
-            self._no_circle(
+            self._without_cycles(
                 {
                     self._format(key, "fallbacks"): self._format(value, f"fallbacks.{key}")
                     for key, value in fallbacks.items()
@@ -261,13 +262,13 @@ class _Reader:
         except LowBitFormatError as error:
             raise LowBitFormatError(f"{self.source}: {where}: {error}", hint=error.hint) from None
 
-    def _no_circle(self, fallbacks: dict[str, str]) -> dict[str, str]:
+    def _without_cycles(self, fallbacks: dict[str, str]) -> dict[str, str]:
         for begin in fallbacks:
             seen = [begin]
             while (name := fallbacks.get(seen[-1])) is not None:
                 seen.append(name)
                 if name in seen[:-1]:
-                    raise self._error(f"fallbacks go in a circle: {' -> '.join(seen)}")
+                    raise self._error(f"fallbacks form a cycle: {' -> '.join(seen)}")
         return fallbacks
 
     def _mapping(self, value: Any, where: str, known: Iterable[str] | None) -> dict[str, Any]:
@@ -277,7 +278,7 @@ class _Reader:
             if known is not None and key not in (known := list(known)):
                 near = _nearest(str(key), known)
                 raise LowBitFormatError(
-                    f"{self.source}: {where}: unknown key {_shown(key)}; the known keys are {', '.join(known)}",
+                    f"{self.source}: {where}: unknown key {_shown(key)}; choose one of {', '.join(known)}",
                     hint=f"did you mean {near}?" if near else "",
                 )
         return value
@@ -291,8 +292,8 @@ def _unknown(name: object) -> LowBitFormatError:
         return LowBitFormatError(why_not_made(name), hint=arg("load_in_low_bit", NOT_MADE[name]))
     near = _nearest(name, NAMES) if isinstance(name, str) else None
     return LowBitFormatError(
-        f"unknown low-bit format {_shown(name)}; the known formats are {', '.join(LOW_BITS)}, the presets"
-        f" {', '.join(PRESETS)}, or the path of a .yaml file of rules",
+        f"unknown low-bit format {_shown(name)}: choose one of {', '.join(LOW_BITS)}, a preset"
+        f" ({', '.join(PRESETS)}), or the path of a .yaml file of rules",
         hint=f"for example {arg('load_in_low_bit', near or 'sym_int4')}",
     )
 

@@ -1,19 +1,18 @@
-"""Scales that make a weighted squared error small: what the quantisers of the low-bit formats have in common.
+"""Scale searches of the low-bit quantizers: they minimize a weighted squared error.
 
-A scale is tried at which the largest value becomes each of several numbers; for each, codes are the nearest ones, and
-the scale that fits these codes best follows in closed form (least squares). The best of all wins, the first of equals.
-Where a block keeps its parts' scales as small steps, the neighbours of each step are tried too, and the block's scale
-is fitted once more. (The first half is the idea of llama.cpp's reference quantisers, written anew.)
+A search maps the largest value of a group to each of several numbers. For each, it rounds to the nearest codes and
+computes the best scale for these codes in closed form (least squares). The best scale wins, the first one on a tie.
+For formats with small integer steps per part of a block, the neighbors of each step are tried as well, and the block's
+scale is fitted again. The first half follows the idea of llama.cpp's reference quantizers; the code is new.
 
-This is the definition; ``csrc/weights/search.cc`` is the same arithmetic, bit for bit, and is used where the compiled
-core can be imported (``groups.py``). All of it is float32 in the order written, and values are [size, parts]: a column
-shares a scale, and sums run down a column one after the other, because the compiled twin has columns as the lanes of
-its vectors.
+``csrc/weights/search.cc`` is the same arithmetic, bit for bit, and is used where the native core is available
+(``groups.py``). All operations are float32 in the order written. Values are [size, parts]: a column shares a scale and
+sums run down a column in order, because the native core uses columns as vector lanes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -27,20 +26,19 @@ Steps = npt.NDArray[np.int16]
 
 _TINY = np.float32(1e-38)
 _SINGULAR = np.float32(4e-6)
-"""Codes that vary less about their mean than this have no scale of their own: what is left of their variance is
-rounding."""
+"""Groups of codes with less relative variance than this are considered constant: the rest is rounding error."""
 _CLEARLY = np.float32(1 + 2.0**-22)
-"""What a gain must be more by: equals differ in their last bits, and of them the first is wanted."""
+"""Factor by which a gain must exceed the best one: ties differ in their last bits, and the first one must win."""
 _NEAR = (0, -1, 1)
-"""Steps that are tried beside the rounded one; of equals the first."""
+"""Offsets from the rounded step that are tried; the first one wins a tie."""
 
 
 class Parts(NamedTuple):
-    """Blocks taken apart; the leading dimensions are those of the blocks.
+    """Unpacked blocks; the leading dimensions are those of the blocks.
 
     Attributes:
-        codes: uint8 [..., inputs], unsigned as stored; a search counts its numbers from the least.
-        scale: binary16 bits [...]; or the bytes of exponents; or float32.
+        codes: uint8 [..., inputs], unsigned as stored; a search numbers them from the smallest value.
+        scale: binary16 bits, exponent bytes or float32 values [...].
         minimum: binary16 bits [...], or None.
         steps, minimum_steps: int16 [..., parts of a block], or None.
     """
@@ -53,16 +51,16 @@ class Parts(NamedTuple):
 
 
 class CoreSearch(NamedTuple):
-    """A search in the words of the compiled core.
+    """Parameters of a search for the native core.
 
     Attributes:
-        kind: what is found for a block: ``scale``, ``float_scale``, ``minimum``, ``zero`` or ``exponent``.
-        size: inputs that share it.
-        numbers: what codes can stand for, of an exponent what lies between them.
-        whole: they are whole numbers, all from the first to the last.
-        tries: see the classes below.
+        kind: ``scale``, ``float_scale``, ``minimum``, ``zero`` or ``exponent``.
+        size: inputs that share a scale.
+        numbers: the ascending values of codes; for ``exponent`` the midpoints between them.
+        whole: True if the values are consecutive whole numbers, given by the first and the last.
+        tries: see the search classes.
         step_limit: ``least_step`` or ``most_step``.
-        codes: uint8 [256], the code that is stored for each number, counted from the least.
+        codes: uint8 [256], the stored code of each value, numbered from the smallest.
     """
 
     kind: str
@@ -75,20 +73,20 @@ class CoreSearch(NamedTuple):
 
 
 class Quantizer(Protocol):
-    """What finds a block's scale and codes."""
+    """Finds the scales and codes of blocks."""
 
     def __call__(self, values: Floats, importance: Floats) -> Parts:
-        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
+        """Quantize blocks [blocks, inputs]; ``importance`` as in :func:`weights_of`."""
         ...
 
     @property
     def core(self) -> CoreSearch:
-        """The same for the compiled core."""
+        """Equivalent parameters for the native core."""
         ...
 
 
 class Numbers:
-    """What codes can stand for: whole numbers from the least to the most, or an ascending table."""
+    """The values of codes: consecutive whole numbers, or an ascending table."""
 
     def __init__(self, numbers: Iterable[float]) -> None:
         self.table = np.array(list(numbers), np.float32)
@@ -96,13 +94,13 @@ class Numbers:
         self.middles = (self.table[1:] + self.table[:-1]) / 2
 
     def nearest(self, values: Floats) -> Floats:
-        """The number nearest to each value, in units of the scale; of two as near the even one, or a table's first."""
+        """Return the nearest number for each value, in units of the scale; ties to even, in a table to the first."""
         if self.whole:
             return np.clip(np.rint(values), self.table[0], self.table[-1])
         return self.table[count_below(values, self.middles)]
 
     def codes(self, values: Floats) -> npt.NDArray[np.uint8]:
-        """Which number is the nearest, counted from the least."""
+        """Return the index of the nearest number, counted from the smallest."""
         if self.whole:
             whole: npt.NDArray[np.uint8] = (self.nearest(values) - self.table[0]).astype(np.uint8)
             return whole
@@ -111,7 +109,7 @@ class Numbers:
 
 
 def count_below(values: npt.NDArray[Any], middles: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """How many of ascending numbers are less than each value; few of them one by one, which is much faster."""
+    """Return how many of the ascending ``middles`` are less than each value; a loop is much faster for few of them."""
     if len(middles) > 16:
         return np.searchsorted(middles, values)
     count = np.zeros(values.shape, np.intp)
@@ -122,13 +120,13 @@ def count_below(values: npt.NDArray[Any], middles: npt.NDArray[Any]) -> npt.NDAr
 
 @dataclass(frozen=True, slots=True)
 class ScaleSearch:
-    """value = scale * number, or scale * step * number.
+    """Search for value = scale * number, or scale * step * number.
 
     Attributes:
-        numbers: what codes can stand for.
+        numbers: the values of codes.
         size: inputs that share a scale.
-        tries: what the value of largest magnitude is tried at (negative: it may be -8 where +8 does not exist).
-        least_step: a block's parts have steps from this to ``-least_step - 1``; 0: a block is one part, without steps.
+        tries: numbers that the largest magnitude is mapped to; negative ones for formats with -8 but not +8.
+        least_step: smallest step; steps range from it to ``-least_step - 1``. 0: the format has no steps.
     """
 
     numbers: Numbers
@@ -137,7 +135,6 @@ class ScaleSearch:
     least_step: int = 0
 
     def __call__(self, values: Floats, importance: Floats) -> Parts:
-        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
         x = columns(values, self.size)
         w = weights_of(x, importance)
         scale = self.fitted(x, w)
@@ -154,11 +151,10 @@ class ScaleSearch:
 
     @property
     def core(self) -> CoreSearch:
-        """See ``Quantizer``."""
         return CoreSearch("scale", self.size, self.numbers.table, self.numbers.whole, self.tries, self.least_step)
 
     def fitted(self, x: Floats, w: Floats) -> Floats:
-        """The best scale [parts] of all that are tried, before it is rounded to be stored."""
+        """Return the best scale [parts] of all tries, not yet rounded for storage."""
         first = np.abs(x).argmax(axis=0)[None]
         inverse = inverse_of(np.take_along_axis(x, first, axis=0)[0])
         best = np.zeros(x.shape[1], np.float32)
@@ -177,32 +173,32 @@ class ScaleSearch:
         return np.clip(steps, self.least_step, -self.least_step - 1)
 
     def _stepped(self, x: Floats, w: Floats, scale: Halves, rounded: Floats) -> _Stepped:
-        """Blocks of those scales with the best steps [blocks, parts] near those."""
+        """Return blocks with the given scales and the best steps [blocks, parts] near ``rounded``."""
         best = _Stepped(scale, rounded, np.full(rounded.shape, np.inf, np.float32))
         for near in _NEAR:
             steps = self._limited(rounded + np.float32(near))
             stored = best._replace(steps=steps).stored()
             rest = x - stored * self.numbers.nearest(x * inverse_of(stored))
-            best = best.with_less(steps, total(w * rest * rest))
+            best = best.with_smaller_error(steps, total(w * rest * rest))
         return best.of_blocks()
 
     def _refitted(self, x: Floats, w: Floats, found: _Stepped) -> Halves:
-        """The scales of blocks that fit their numbers and steps best."""
+        """Return the block scales that fit the numbers and steps best."""
         multiplied = found.steps.reshape(-1) * self.numbers.nearest(x * inverse_of(found.stored()))
         weighted = w * multiplied
-        product, square = (in_all(total(weighted * one), found.steps) for one in (x, multiplied))
+        product, square = (sum_parts(total(weighted * one), found.steps) for one in (x, multiplied))
         return np.where(square > 0, half(product / np.maximum(square, _TINY))[0], found.scale)
 
 
 @dataclass(frozen=True, slots=True)
 class MinimumSearch:
-    """value = scale * number + minimum, or scale * step * number - minimum * minimum_step; numbers 0 ... ``most``.
+    """Search for value = scale * number + minimum, or scale * step * number - minimum * minimum_step.
 
     Attributes:
-        most: the largest number.
+        most: the largest number; numbers start at 0.
         size: inputs that share a scale and a minimum.
-        tries: how many steps the range of values is tried as.
-        most_step: a block's parts have both steps from 0 to this, and no minimum is positive; 0: a block is one part.
+        tries: numbers of steps that the range of values is divided into.
+        most_step: largest step of scale and minimum, in which case minimums are not positive. 0: no steps.
     """
 
     most: int
@@ -211,7 +207,6 @@ class MinimumSearch:
     most_step: int = 0
 
     def __call__(self, values: Floats, importance: Floats) -> Parts:
-        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
         x = columns(values, self.size)
         w = weights_of(x, importance)
         scale, minimum = self._fitted(x, w)
@@ -231,15 +226,14 @@ class MinimumSearch:
 
     @property
     def core(self) -> CoreSearch:
-        """See ``Quantizer``."""
         return CoreSearch("minimum", self.size, np.array((0, self.most), np.float32), True, self.tries, self.most_step)
 
     def _nearest(self, values: Floats) -> Floats:
         return np.clip(np.rint(values), np.float32(0), np.float32(self.most))
 
     def _fitted(self, x: Floats, w: Floats) -> tuple[Floats, Floats]:
-        """The best scale and minimum [parts] of all that are tried."""
-        low = x.min(axis=0) + np.float32(0)  # adding 0 makes a negative zero positive: which of two was found must not
+        """Return the best scale and minimum [parts] of all tries."""
+        low = x.min(axis=0) + np.float32(0)  # adding 0 turns -0 into +0, so that the order of equal values does not
         high = x.max(axis=0) + np.float32(0)  # matter
         if self.most_step:
             low = np.minimum(low, np.float32(0))
@@ -271,19 +265,19 @@ class MinimumSearch:
         return scale, np.where(weight > 0, low + offset, np.float32(0))
 
     def _first_steps(self, of_parts: Floats) -> tuple[Halves, Floats]:
-        """Scales or minimums [blocks, parts] as binary16 bits [blocks] times whole steps [blocks, parts]."""
+        """Split scales or minimums [blocks, parts] into binary16 bits [blocks] and whole steps [blocks, parts]."""
         most_step = np.float32(self.most_step)
         bits, of_blocks = half(of_parts.max(axis=1) / most_step)
         return bits, np.clip(np.rint(of_parts * inverse_of(of_blocks)[:, None]), np.float32(0), most_step)
 
     def _numbers(self, x: Floats, found: _Stepped) -> Floats:
-        """The nearest numbers [size, parts]."""
+        """Return the nearest numbers [size, parts]."""
         return self._nearest((x + found.taken()) * inverse_of(found.stored()))
 
     def _stepped(
         self, x: Floats, w: Floats, scale: Halves, minimum: Halves, rounded: Floats, rounded_minimum: Floats
     ) -> _Stepped:
-        """Blocks of those scales and minimums with the best steps [blocks, parts] near those."""
+        """Return blocks with the given scales and minimums and the best steps [blocks, parts] near the rounded ones."""
         most_step = np.float32(self.most_step)
         best = _Stepped(scale, rounded, np.full(rounded.shape, np.inf, np.float32), minimum, rounded_minimum)
         for near in _NEAR:
@@ -292,16 +286,16 @@ class MinimumSearch:
                 minimum_steps = np.clip(rounded_minimum + np.float32(near_minimum), np.float32(0), most_step)
                 tried = best._replace(steps=steps, minimum_steps=minimum_steps)
                 rest = x - (tried.stored() * self._numbers(x, tried) - tried.taken())
-                best = best.with_less(steps, total(w * rest * rest), minimum_steps)
+                best = best.with_smaller_error(steps, total(w * rest * rest), minimum_steps)
         return best.of_blocks()
 
     def _refitted(self, x: Floats, w: Floats, found: _Stepped) -> tuple[Halves, Halves]:
-        """The scales and minimums of blocks that fit their numbers and steps best."""
+        """Return the block scales and minimums that fit the numbers and steps best."""
         a, b = found.steps.reshape(-1) * self._numbers(x, found), found.minimum_steps.reshape(-1)
         wa = w * a
         weight = total(w)
         sums = (total(wa * a), total(wa) * b, weight * b * b, total(wa * x), total(w * x) * b)
-        aa, ab, bb, ax, bx = (in_all(one, found.steps) for one in sums)
+        aa, ab, bb, ax, bx = (sum_parts(one, found.steps) for one in sums)
         products = aa * bb
         determinant = products - ab * ab
         both = determinant > _SINGULAR * products
@@ -314,12 +308,12 @@ class MinimumSearch:
 
 @dataclass(frozen=True, slots=True)
 class ZeroSearch:
-    """value = scale * (number - zero), numbers and zero 0 ... ``most``.
+    """Search for value = scale * (number - zero), with numbers and zero in 0 ... ``most``.
 
     Attributes:
         most: the largest number.
-        size: inputs that share a scale and a zero point, which ``Parts.minimum`` holds as binary16.
-        tries: which parts of the range of values, 0 always in it, the numbers are to reach over.
+        size: inputs that share a scale and a zero point; ``Parts.minimum`` holds the zero point in binary16.
+        tries: fractions of the range of values, extended to include 0, that the numbers cover.
     """
 
     most: int
@@ -327,7 +321,6 @@ class ZeroSearch:
     tries: tuple[float, ...]
 
     def __call__(self, values: Floats, importance: Floats) -> Parts:
-        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
         x = columns(values, self.size)
         w = weights_of(x, importance)
         low, high = np.minimum(x.min(axis=0), np.float32(0)), np.maximum(x.max(axis=0), np.float32(0))
@@ -342,7 +335,7 @@ class ZeroSearch:
             codes = self._limited(np.rint(x * inverse_of(scale)) + zero)
             rest = x - scale * (codes - zero)
             error = total(w * rest * rest)
-            better = (error < least) | (part == self.tries[0])  # which stays where a scale is beyond binary16
+            better = (error < least) | (part == self.tries[0])  # the first try remains if a scale exceeds binary16
             least = np.where(better, error, least)
             best = (
                 np.where(better, bits, best[0]),
@@ -353,76 +346,19 @@ class ZeroSearch:
 
     @property
     def core(self) -> CoreSearch:
-        """See ``Quantizer``."""
         return CoreSearch("zero", self.size, np.array((0, self.most), np.float32), True, self.tries)
 
     def _limited(self, numbers: Floats) -> Floats:
         return np.clip(numbers, np.float32(0), np.float32(self.most))
 
 
-@dataclass(frozen=True, slots=True)
-class TableSearch:
-    """A scale for a table in any order, in which numbers may come twice or be left out.
-
-    Attributes:
-        search: for the ``numbers`` of the table that are used.
-        codes: uint8 [256]; the code of each of them.
-        float_scale: the scale is kept as float32; one below ``LEAST_SCALE`` is 0 then.
-    """
-
-    search: ScaleSearch
-    codes: npt.NDArray[np.uint8]
-    float_scale: bool = False
-
-    @classmethod
-    def of(
-        cls, table: Sequence[float], size: int, extreme: float, width: float, tries: int, *, float_scale: bool = False
-    ) -> TableSearch:
-        """The search for ``size`` inputs that share a scale.
-
-        Args:
-            table: what codes stand for; of equal numbers the first is used, and NaN is never used.
-            size: inputs that share a scale.
-            extreme: the number that the value of largest magnitude is tried at.
-            width: it is tried at so far from each other,
-            tries: so many on either side of ``extreme``.
-            float_scale: see the class.
-        """
-        numbers, codes = np.unique(np.array(table, np.float32), return_index=True)
-        used = np.isfinite(numbers) & (np.abs(numbers) <= abs(extreme))
-        stored = np.zeros(256, np.uint8)
-        stored[: used.sum()] = codes[used]
-        search = ScaleSearch(Numbers(numbers[used].tolist()), size, around(extreme, width, tries))
-        return cls(search, stored, float_scale)
-
-    def __call__(self, values: Floats, importance: Floats) -> Parts:
-        """Blocks [blocks, inputs] taken apart; ``importance`` as in :func:`weights_of`."""
-        if not self.float_scale:
-            found = self.search(values, importance)
-            return found._replace(codes=self.codes[found.codes])
-        x = columns(values, self.search.size)
-        scale = self.search.fitted(x, weights_of(x, importance))
-        scale = np.where(np.abs(scale) < LEAST_SCALE, np.float32(0), scale)
-        return Parts(self.codes[in_blocks(self.search.numbers.codes(x * inverse_of(scale)), values)], scale)
-
-    @property
-    def core(self) -> CoreSearch:
-        """See ``Quantizer``."""
-        kind = "float_scale" if self.float_scale else "scale"
-        return self.search.core._replace(kind=kind, codes=self.codes)
-
-
-LEAST_SCALE = np.float32(1e-30)
-"""A float32 scale below this is 0: its inverse may be no float32."""
-
-
 class _Stepped(NamedTuple):
-    """Blocks whose parts have steps.
+    """Candidate blocks with steps per part.
 
     Attributes:
         scale, minimum: binary16 bits [blocks].
         steps, minimum_steps: whole numbers [blocks, parts].
-        error: weighted squared error, [blocks, parts] and in the end [blocks].
+        error: weighted squared error, [blocks, parts] during the search and [blocks] at its end.
     """
 
     scale: Halves
@@ -432,15 +368,15 @@ class _Stepped(NamedTuple):
     minimum_steps: Floats = np.zeros(0, np.float32)
 
     def stored(self) -> Floats:
-        """What numbers are multiplied by, [parts]."""
+        """Return the factors of the numbers, [parts]."""
         return (from_binary16(self.scale)[:, None] * self.steps).reshape(-1)
 
     def taken(self) -> Floats:
-        """What is taken away from the products, [parts]."""
+        """Return the offsets subtracted from the products, [parts]."""
         return (from_binary16(self.minimum)[:, None] * self.minimum_steps).reshape(-1)
 
-    def with_less(self, steps: Floats, error: Floats, minimum_steps: Floats | None = None) -> _Stepped:
-        """These steps where their error [parts] is less."""
+    def with_smaller_error(self, steps: Floats, error: Floats, minimum_steps: Floats | None = None) -> _Stepped:
+        """Replace the steps of parts for which ``error`` [parts] is smaller."""
         error = error.reshape(steps.shape)
         better = error < self.error
         found = self._replace(steps=np.where(better, steps, self.steps), error=np.where(better, error, self.error))
@@ -449,12 +385,12 @@ class _Stepped(NamedTuple):
         return found._replace(minimum_steps=np.where(better, minimum_steps, self.minimum_steps))
 
     def of_blocks(self) -> _Stepped:
-        """With the errors of blocks."""
+        """Sum the errors over the parts of each block."""
         return self._replace(error=total(self.error.T))
 
 
 def _better(one: _Stepped, other: _Stepped) -> _Stepped:
-    """Of each block the one with less error, the first of equals."""
+    """Return the block with the smaller error, the first on a tie, for each block."""
     less = other.error < one.error
     return _Stepped(
         np.where(less, other.scale, one.scale),
@@ -467,11 +403,11 @@ def _better(one: _Stepped, other: _Stepped) -> _Stepped:
     )
 
 
-def in_all(sums: Floats, like: Floats) -> Floats:
-    """Sums of parts as sums of blocks; ``like`` has the shape [blocks, parts]."""
+def sum_parts(sums: Floats, like: Floats) -> Floats:
+    """Sum over the parts of each block; ``like`` has the shape [blocks, parts]."""
     return total(sums.reshape(like.shape).T)
 
 
-def around(middle: float, width: float, steps: int) -> tuple[float, ...]:
-    """``2 * steps + 1`` tries, ``width`` apart, from the middle outwards."""
+def steps_around(middle: float, width: float, steps: int) -> tuple[float, ...]:
+    """Return ``2 * steps + 1`` tries, ``width`` apart, from the middle outward."""
     return tuple(sorted((middle + width * i for i in range(-steps, steps + 1)), key=lambda one: abs(one - middle)))

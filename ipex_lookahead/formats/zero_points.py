@@ -1,9 +1,9 @@
-"""What the formats with zero points share: w = scale * (code - zero), zero a whole number for each group.
+"""Formats with zero points: w = scale * (code - zero), with a whole-number zero per group of inputs.
 
-That is how GPTQ (arXiv 2210.17323), AWQ (arXiv 2306.00978) and most of their kin define a weight. A product of a
-binary16 scale with so small a whole number is exact in float32; in ``scale * code + minimum`` the minimum would have to
-be rounded to binary16. Zero points are kept in binary16 as well: kernels take them as they take minimums, and with
-groups of 128 a weight has 4.25 bits where files have 4.16.
+GPTQ (arXiv 2210.17323), AWQ (arXiv 2306.00978) and most related methods define weights this way. The product of a
+binary16 scale and a small whole number is exact in float32, whereas ``scale * code + minimum`` would round the minimum
+to binary16. Zero points are held in binary16, like minimums, so kernels handle both alike. With groups of 128 inputs a
+weight takes 4.25 bits, compared with 4.16 in the files.
 """
 
 from __future__ import annotations
@@ -14,32 +14,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.formats.base import GROUP, NIBBLES, SCALES, ZEROS, BadScale, PackedWeight, Stream, check_streams
+from ipex_lookahead.formats.base import GROUP, NIBBLES, BadScale, PackedWeight, Stream, check_streams
 from ipex_lookahead.formats.float_base import from_binary16
 from ipex_lookahead.formats.groups import GroupFormat, first_bad_half, groups_of, pack_nibbles, row_chunks
-from ipex_lookahead.formats.search import Parts, ZeroSearch
+from ipex_lookahead.formats.search import Parts
 
-_TRIES = (1.0, 0.96, 0.92, 0.88, 0.84, 0.8)
-SIZES = (32, 64, 128, 1024)
-"""Inputs that may share a scale. A file's other groups are repeated in the largest of these that divides them."""
+ZERO_GROUP_SIZES = (32, 64, 128, 1024)
+"""Allowed numbers of inputs per scale. Other group sizes of a file use the largest of these that divides them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroPointFormat(GroupFormat):
-    """A format of unsigned codes with a scale and a zero point for each group; see ``LowBitFormat``."""
+    """A format of unsigned codes with a scale and a zero point per group of inputs."""
 
     def padding(self, parts: Parts, groups: int) -> Any:
-        """See ``GroupFormat.padding``: the last group's zero point."""
         assert parts.minimum is not None
         zeros = from_binary16(parts.minimum).reshape(-1, groups)
         return zeros[:, -1:].astype(np.uint8)
 
     def packed(self, codes: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
-        """See ``GroupFormat.packed``."""
         return pack_nibbles(codes) if self.streams[0] == NIBBLES else codes
 
     def dequantize(self, weight: PackedWeight) -> npt.NDArray[np.float32]:
-        """``scale * (code - zero)``, float32 [n_out, n_in], exact."""
+        """Return ``scale * (code - zero)``, float32 [n_out, n_in], exact."""
         check_streams(weight, self)
         assert weight.scales is not None
         assert weight.minimums is not None
@@ -55,7 +52,6 @@ class ZeroPointFormat(GroupFormat):
         return values
 
     def random(self, shape: tuple[int, int], group_size: int, rng: np.random.Generator) -> PackedWeight:
-        """See ``LowBitFormat.random``. Codes are uniform, zero points within a few codes of the middle."""
         n_out, n_in = shape
         codes = rng.integers(0, 256, (n_out, self.streams[0].shape(shape, group_size)[1]), np.uint8)
         levels = 1 << int(self.bits)
@@ -65,29 +61,18 @@ class ZeroPointFormat(GroupFormat):
         return PackedWeight(self.name, shape, codes, group_size, scales, zeros)
 
     def bad_scale(self, name: str, array: npt.NDArray[Any]) -> BadScale | None:
-        """See ``LowBitFormat.bad_scale``. A zero point may be one more than the largest code (GPTQ's first files)."""
+        # GPTQ's first files have zero points up to one more than the largest code.
         if name != "minimums":
             return None if name == "codes" else first_bad_half(array, "scale")
         zeros, most = from_binary16(array), 1 << int(self.bits)
         bad = ~((zeros >= 0) & (zeros <= most) & (np.rint(zeros) == zeros))
-        return BadScale(int(bad.argmax()), "zero point", f"is no whole number from 0 to {most}") if bad.any() else None
-
-
-def format_with_zeros(name: str, bits: int, codes: Stream) -> ZeroPointFormat:
-    """The format whose codes of so many bits lie in the stream ``codes``."""
-    return ZeroPointFormat(
-        name,
-        bits,
-        zero=0,
-        streams=(codes, SCALES, ZEROS),
-        gguf=None,
-        search=ZeroSearch((1 << bits) - 1, GROUP, _TRIES),
-        group_sizes=SIZES,
-    )
+        if not bad.any():
+            return None
+        return BadScale(int(bad.argmax()), "zero point", f"is not a whole number from 0 to {most}")
 
 
 def pack_codes(codes: npt.NDArray[np.uint8], stream: Stream, rest: npt.ArrayLike) -> npt.NDArray[np.uint8]:
-    """Codes uint8 [n_out, n_in] as a stream of blocks of 32 has them; ``rest``, broadcast, fills up the last block."""
+    """Pack codes uint8 [n_out, n_in] into blocks of 32 of a stream; ``rest``, broadcast, pads the last block."""
     n_out, n_in = codes.shape
     whole = np.empty((n_out, -(-n_in // GROUP) * GROUP), np.uint8)
     whole[:, :n_in] = codes

@@ -45,7 +45,7 @@ from ipex_lookahead.runtime.lookahead import asked_lookup, proposer_lookahead, s
 from ipex_lookahead.runtime.run import RunOptions, streamed, to_the_end
 from ipex_lookahead.runtime.second_model import check_vocabulary, engine_of
 from ipex_lookahead.system.compat import CACHE, CausalOutput, text_config
-from ipex_lookahead.system.terminal import tell_people
+from ipex_lookahead.system.terminal import print_status
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 
@@ -121,7 +121,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     def _run_on(self, engine: Engine) -> None:
         """From the next generation on it runs there, with costs of its own, and a copy of its own to draft with."""
         self.engine = engine
-        self.costs = EngineCosts(engine, cost_folder(), tell_people)
+        self.costs = EngineCosts(engine, cost_folder(), print_status)
         self._turn = threading.Lock()
         self._self_draft: Engine | None = None
 

@@ -1,4 +1,4 @@
-"""From a model's name to a path here: a local path, the embedded model ``default``, or a model of the hub."""
+"""Resolution of model names to local paths: a path, the embedded model ``default``, or a model of the hub."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ __all__ = [
 
 
 def resolve_model(name: str, *, progress: bool = True, options: HubOptions | None = None) -> Path:
-    """The file or folder that a model name stands for; fetched if it is not here yet.
+    """Return the local file or folder of a model; it is downloaded if necessary.
 
     Args:
         name: a local file or folder; ``default``, the embedded model; ``owner/repo``, ``owner/repo@revision``,
-            ``owner/repo:file.gguf`` or ``owner/repo:Q8_0`` on the hub; or the address of a model's page.
+            ``owner/repo:file.gguf`` or ``owner/repo:Q8_0`` on the hub; or the URL of a model's page.
         progress: show progress on standard error.
-        options: which revision and subfolder, and how it is fetched.
+        options: revision, subfolder and download options.
 
     Raises:
-        InputError: a path that does not exist, no kind of name, or options that do not go with it.
-        DownloadError: the model could not be fetched or saved, or its checksum is wrong.
-        UnsupportedModelError: a repository without anything that this package reads.
+        InputError: if a path does not exist, the name is invalid, or options do not apply to it.
+        DownloadError: if the model could not be downloaded or saved, or its checksum is wrong.
+        UnsupportedModelError: if the repository has no supported files.
     """
     options = options or HubOptions()
     found = parse_name(name)
@@ -51,10 +51,10 @@ def resolve_model(name: str, *, progress: bool = True, options: HubOptions | Non
         _refuse(options, "the embedded model has one version and no folders", subfolder=options.subfolder)
         return fetch_embedded(DEFAULT, progress=progress)
     if isinstance(found, Path):
-        _refuse(options, f"{name} is on this machine, where a model has no revisions")
+        _refuse(options, f"{name} is a local path, which has no revisions")
         if options.subfolder and not (found / options.subfolder).exists():
             raise InputError(
-                f"{found} has no folder {options.subfolder!r}", hint="subfolder is the model's folder inside it"
+                f"{found} has no folder {options.subfolder!r}", hint="subfolder must be a folder inside the model's"
             )
         return found / options.subfolder if options.subfolder else found
     wanted = replace(found, revision=found.revision or options.revision, subfolder=found.subfolder or options.subfolder)
@@ -65,4 +65,4 @@ def _refuse(options: HubOptions, why: str, **more: str) -> None:
     revision = None if options.revision == "main" else options.revision
     for option, value in {"revision": revision, **more}.items():
         if value:
-            raise InputError(f"{option}={value!r} does not go with this model: {why}", hint=f"leave {option} out")
+            raise InputError(f"{option}={value!r} does not apply to this model: {why}", hint=f"leave {option} out")

@@ -1,4 +1,4 @@
-"""Which models are kept on this machine, and removing them: in our cache folder and in the hub's, nowhere else."""
+"""Listing and removal of models in the local caches: this package's cache folder and the hub's."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PREFIX = "models--"
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model that is kept.
+    """A cached model.
 
     Attributes:
-        name: as ``--model`` takes it.
-        path: the file or folder; None for a fetch that was interrupted.
-        size: bytes on the disk.
-        last_used: seconds since 1970, as far as the file system notes when files are read.
+        name: value for ``--model``.
+        path: the file or folder; None for an interrupted download.
+        size: size on disk in bytes.
+        last_used: seconds since 1970, as precise as the file system's access times.
     """
 
     name: str
@@ -37,7 +37,7 @@ class CachedModel:
 
 
 def cached_models(options: HubOptions | None = None) -> list[CachedModel]:
-    """The models in the caches, the last used first."""
+    """Return the models in the caches, most recently used first."""
     options = options or HubOptions()
     found = []
     file, *_ = embedded_files(DEFAULT)
@@ -72,10 +72,10 @@ def _models_in(folder: Path, repo: str) -> Iterator[CachedModel]:
                 yield _model(HubName(repo, suffix, inside), path, [part for part in parts if part in files])
                 complete = True
             elif path.name == "config.json":
-                beside = [other for other in files if other.parent == path.parent]
-                if any(other.suffix in (".safetensors", *PICKLES) for other in beside):
+                siblings = [other for other in files if other.parent == path.parent]
+                if any(other.suffix in (".safetensors", *PICKLES) for other in siblings):
                     place = "" if path.parent == snapshot else path.parent.relative_to(snapshot).as_posix()
-                    yield _model(HubName(repo, suffix, subfolder=place), path.parent, beside)
+                    yield _model(HubName(repo, suffix, subfolder=place), path.parent, siblings)
                     complete = True
     partial = sorted((folder / "blobs").glob(f"*{PARTIAL}"))
     if partial and not complete:
@@ -88,14 +88,14 @@ def _model(name: HubName, path: Path, files: list[Path]) -> CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What removing a model deletes: ``paths``, files and folders of a cache below ``folder``, of ``size`` bytes."""
+    """The effect of removing a model: deletion of ``paths``, which are inside ``folder`` and have ``size`` bytes."""
 
     folder: Path
     paths: tuple[Path, ...]
     size: int
 
     def execute(self) -> None:
-        """Delete. Raises SaveError for what cannot be deleted."""
+        """Delete the paths; raise SaveError if that fails."""
         for path in self.paths:
             if not path.absolute().is_relative_to(self.folder.absolute()) or path.absolute() == self.folder.absolute():
                 raise AssertionError(f"{path} is not in the cache {self.folder}")
@@ -111,32 +111,32 @@ class Removal:
 
 
 def removal_of(name: str, options: HubOptions | None = None) -> Removal:
-    """What removing a model would delete; nothing is deleted yet.
+    """Return what removing a model would delete, without deleting anything.
 
-    ``owner/repo`` stands for all of it, with every revision; ``owner/repo:file.gguf`` for one file, and for all when no
-    other weights are left.
+    ``owner/repo`` means all revisions; ``owner/repo:file.gguf`` means one file, or everything if no other weights
+    remain.
 
     Raises:
-        InputError: a path, which is nobody's but the user's; or a model that is not kept.
+        InputError: if the name is a path, or the model is not cached.
     """
     options = options or HubOptions()
     try:
         wanted = parse_name(name)
     except InputError:
-        raise _not_kept(name) from None
+        raise _not_cached(name) from None
     if wanted is None:
         files = [file for file in embedded_files(DEFAULT) if file.exists()]
         if not files:
-            raise _not_kept(name)
+            raise _not_cached(name)
         return Removal(files[0].parent, tuple(files), _size(files))
     if isinstance(wanted, Path):
         raise InputError(
-            f"{name} is a path; only models that were fetched are removed, by the names that are listed",
-            hint="ipex-lookahead list shows them; remove files of your own yourself",
+            f"{name} is a path; only downloaded models can be removed, by their names",
+            hint="list them with ipex-lookahead list; delete your own files yourself",
         )
     cache, folder = hub_cache_folder(options.cache_dir), repository_folder(wanted.repo, options)
     if not folder.is_dir() or folder.is_symlink():
-        raise _not_kept(name)
+        raise _not_cached(name)
     if wanted.file is None and wanted.revision is None and not wanted.subfolder:
         return _whole(cache, folder)
     return _part(cache, folder, wanted)
@@ -149,7 +149,7 @@ def _whole(cache: Path, folder: Path) -> Removal:
 
 
 def _part(cache: Path, folder: Path, wanted: HubName) -> Removal:
-    """One file or one revision: its places in the snapshots, and the blobs that no other place needs."""
+    """Return the entries of one file or revision in the snapshots, and the blobs that nothing else needs."""
     snapshots = _listed(folder / "snapshots")
     if wanted.revision is not None:
         reference = folder / "refs" / wanted.revision
@@ -168,19 +168,19 @@ def _part(cache: Path, folder: Path, wanted: HubName) -> Removal:
                 entry = choose(wanted, dict.fromkeys(files, 0)).entry
         gone += [files[part] for part in parts_of(entry) if part in files]
     if not gone:
-        raise _not_kept(str(wanted))
-    kept = [path for path in (folder / "snapshots").rglob("*") if path.is_file() and path not in gone]
-    if not any(path.suffix in (*WEIGHTS, *PICKLES) for path in kept):
+        raise _not_cached(str(wanted))
+    remaining = [path for path in (folder / "snapshots").rglob("*") if path.is_file() and path not in gone]
+    if not any(path.suffix in (*WEIGHTS, *PICKLES) for path in remaining):
         return _whole(cache, folder)
-    needed = {path.resolve() for path in kept}
+    needed = {path.resolve() for path in remaining}
     blobs = {path.resolve() for path in gone if path.is_symlink()} - needed
     blobs = {blob for blob in blobs if blob.parent == (folder / "blobs").resolve()}
     freed = _size(blobs) + _size(path for path in gone if not path.is_symlink())
     return Removal(cache, (*gone, *(folder / "blobs" / blob.name for blob in blobs)), freed)
 
 
-def _not_kept(name: str) -> InputError:
-    return InputError(f"{name} is not kept on this machine", hint="ipex-lookahead list shows what is")
+def _not_cached(name: str) -> InputError:
+    return InputError(f"{name} is not in the cache", hint="list the cached models with ipex-lookahead list")
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -191,7 +191,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _size(paths: Iterable[Path]) -> int:
-    """Bytes of the files among ``paths``, not those that links lead to."""
+    """Return the total size of the files among ``paths`` in bytes, without symbolic links."""
     total = 0
     for path in paths:
         if path.is_file() and not path.is_symlink():

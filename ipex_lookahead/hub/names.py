@@ -1,6 +1,6 @@
-"""What people write for a model: ``default``, a path, a short name, ``owner/repo``, a file of it, a page's address.
+"""Parsing of model names: ``default``, a path, a short name, ``owner/repo``, a file of a repository, or a page's URL.
 
-And how a model of the hub is fetched, in transformers' words.
+Download options follow transformers' names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ipex_lookahead.hub.recommended import recommended_models
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 FORMS = (
     "a folder with config.json, a .gguf file, a short name (ipex-lookahead pull lists them), owner/repo, "
-    "owner/repo:file.gguf, a model page's address, or 'default'"
+    "owner/repo:file.gguf, the URL of a model's page, or 'default'"
 )
 
 _PART = r"[A-Za-z0-9][\w.-]*"
@@ -33,9 +33,9 @@ class HubName:
     Attributes:
         repo: ``owner/name``.
         revision: a branch, tag or commit; None for the main branch.
-        file: a file's path in the repository, or a GGUF type such as ``Q8_0`` that its name holds; None for whatever
-            the repository has.
-        subfolder: the folder in the repository that holds the model; empty for the top.
+        file: a file's path in the repository, or a GGUF type such as ``Q8_0`` in its name; None: chosen
+            automatically.
+        subfolder: folder of the model in the repository; empty for the top.
     """
 
     repo: str
@@ -51,16 +51,16 @@ class HubName:
 
 @dataclass(frozen=True, slots=True)
 class HubOptions:
-    """Which files of a hub repository, and how they are fetched; the names are transformers'.
+    """Selection of a hub repository's files, and how they are downloaded; names are transformers'.
 
     Attributes:
-        revision: a branch, tag or commit; None = the main branch.
-        cache_dir: where the hub's files are kept; None = the hub library's own place.
-        token: a token, True for the one that was saved, False for none, None = as the hub library is set.
-        local_files_only: never ask the hub, only look whether the files are here.
-        force_download: fetch again what is here.
-        subfolder: the folder of the model inside the repository, or inside a local folder.
-        endpoint: the hub's address; None = the hub library's own.
+        revision: a branch, tag or commit; None: the main branch.
+        cache_dir: the hub cache; None: the hub library's default.
+        token: a token, True for the saved one, False for none, None: the hub library's default.
+        local_files_only: use cached files only, without contacting the hub.
+        force_download: download again even if cached.
+        subfolder: folder of the model inside the repository, or inside a local folder.
+        endpoint: the hub's URL; None: the hub library's default.
     """
 
     revision: str | None = None
@@ -78,10 +78,10 @@ class HubOptions:
 
 
 def parse_name(name: str) -> Path | HubName | None:
-    """What a model name stands for; None for ``default``. What lies on this machine comes before other names.
+    """Parse a model name; return None for ``default``. Local paths take precedence over other names.
 
     Raises:
-        InputError: a path that does not exist, or no kind of name.
+        InputError: if a path does not exist or the name is invalid.
     """
     if name == "default":
         return None
@@ -111,22 +111,22 @@ def _is_file_name(name: str) -> bool:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # longer than any file's name, or with a null byte in it
+    except (OSError, ValueError):  # too long, or contains a null byte
         return False
 
 
 def _from_address(name: str) -> HubName:
-    """``https://huggingface.co/owner/repo``, with or without ``/tree/main``, ``/blob/main/file``, ``/resolve/...``."""
+    """Parse ``https://huggingface.co/owner/repo``, with or without ``/tree/main``, ``/blob/main/file``, ..."""
     try:
         address = urlsplit(name if "://" in name else f"https://{name}")
     except ValueError:
-        raise InputError(f"{name!r} is no address", hint=f"give {FORMS}") from None
+        raise InputError(f"{name!r} is not a valid URL", hint=f"give {FORMS}") from None
     own = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
     if address.scheme not in ("http", "https", "hf") or (address.netloc.lower() not in (*HOSTS, own.lower())):
         if address.scheme != "hf":
             raise InputError(
-                f"{name!r} is an address of {address.netloc or 'no host'}; those of model pages on {HOSTS[0]} are read",
-                hint="download the .gguf file, or the folder, and give its path",
+                f"{name!r} is a URL of {address.netloc or 'no host'}; only model pages on {HOSTS[0]} are supported",
+                hint="download the .gguf file or the folder, and give its path",
             )
         address = address._replace(path=f"/{address.netloc}{address.path}")
     parts = [unquote(part) for part in address.path.split("/") if part]
@@ -135,7 +135,7 @@ def _from_address(name: str) -> HubName:
     found = _HUB_NAME.fullmatch("/".join(parts[:2]))
     if found is None or (len(parts) > 2 and (parts[2] not in _PAGES or len(parts) < 4)):
         raise InputError(
-            f"{name!r} is no model's page: it would be {HOSTS[0]}/OWNER/REPO, or its /tree/, /blob/ or /resolve/ pages",
+            f"{name!r} is not a model's page; expected {HOSTS[0]}/OWNER/REPO, or its /tree/, /blob/ or /resolve/ pages",
             hint=f"give {FORMS}",
         )
     made = HubName(found["repo"], found["revision"], found["file"])
@@ -146,16 +146,16 @@ def _from_address(name: str) -> HubName:
             made = replace(made, subfolder=inside)
         elif inside:
             made = replace(made, file=inside)
-    if shown := parse_qs(address.query).get("show_file_info"):  # what the page's GGUF viewer puts in the address
+    if shown := parse_qs(address.query).get("show_file_info"):  # set by the page's GGUF viewer
         made = replace(made, file=shown[0])
     return _checked(made, name)
 
 
 def _checked(made: HubName, name: str) -> HubName:
-    """A name whose file and folder stay inside the repository; a file of a Hugging Face folder means the folder."""
+    """Check that file and folder are inside the repository; replace a file of a Hugging Face folder by the folder."""
     for part in (made.file or "", made.subfolder):
         if part.startswith("/") or ".." in part.split("/"):
-            raise InputError(f"{name!r} leads out of the repository", hint=f"give {FORMS}")
+            raise InputError(f"{name!r} is outside the repository", hint=f"give {FORMS}")
     if made.file and made.file.endswith((".safetensors", ".json", ".jinja", ".model", ".md")):
         return replace(made, file=None, subfolder=made.file.rpartition("/")[0])
     if made.file and made.file.endswith("/"):

@@ -1,4 +1,4 @@
-"""Models that are recommended: short names such as ``qwen3-4b``, and what each takes. ``recommended.yaml`` has them."""
+"""Recommended models with short names such as ``qwen3-4b``, and their sizes, from ``recommended.yaml``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ipex_lookahead.files.safe_yaml import load_yaml
 
 FILE = Path(__file__).with_name("recommended.yaml")
 PROGRAM_BYTES = 300_000_000
-"""Memory beside weights, keys and values (docs/which_model.md)."""
+"""Memory in addition to weights, keys and values (docs/which_model.md)."""
 POSITIONS = 4096
-"""Of the context, for which the memory is given."""
+"""Context length for which the required memory is given."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """A model that is recommended; ``recommended.yaml`` says what each field means, sizes in bytes."""
+    """A recommended model; ``recommended.yaml`` documents the fields. Sizes are in bytes."""
 
     name: str
     model: str
@@ -33,16 +33,16 @@ class Recommended:
 
     @property
     def bits(self) -> float:
-        """Bits a weight takes in the file."""
+        """Bits per weight in the file."""
         return 8 * self.download / self.parameters
 
     @property
     def memory(self) -> int:
-        """Bytes that it needs with ``POSITIONS`` positions of context."""
+        """Required memory in bytes with a context of ``POSITIONS``."""
         return self.download + POSITIONS * self.position + PROGRAM_BYTES
 
 
 def recommended_models() -> dict[str, Recommended]:
-    """Short name -> model, from small to large."""
+    """Return the recommended models by short name, from small to large."""
     found = load_yaml(FILE, error=InputError)
     return {name: Recommended(name, **facts) for name, facts in found.items()}

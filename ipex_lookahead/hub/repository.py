@@ -1,10 +1,9 @@
-"""A model of the hub onto this machine: in the hub library's own cache, and so that an interrupted download goes on.
+"""Download of a hub model into the hub library's cache, with resumption of interrupted downloads.
 
-HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE mean what they always do. Files are fetched here, into the very
-places where the hub's library keeps them: its newer releases begin an interrupted file from the start, and it checks
-sizes, not contents. And HF_ENDPOINT may be anybody's: the library makes paths of the checksums and commits in an
-answer, whatever they are, where here everything in a listing is checked first. Only the largest files are the
-library's.
+HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE have their usual meaning. Files are written directly to the locations
+that the hub library uses, because its recent releases restart interrupted downloads, and check sizes but not contents.
+Moreover, HF_ENDPOINT may be untrusted: the library builds paths from any checksum or commit in a response, whereas a
+listing is fully validated here. Only the largest files are left to the library.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from ipex_lookahead.hub.names import HubName, HubOptions
 from ipex_lookahead.system.terminal import bar, note
 
 PARTIAL = ".partial"
-"""Ends the name of a large file that is being fetched."""
+"""Suffix of a large file that is being downloaded."""
 LIBRARY_ONLY = 50_000_000_000
-"""Bytes; larger files are not to be had by plain HTTP, so the hub's library fetches them by its own means."""
+"""Bytes; larger files are not available by plain HTTP and are left to the hub library."""
 TRIES = 3
-"""How often a connection that breaks is made again; newer releases of the library try by themselves too."""
+"""Number of connection attempts; recent releases of the library retry on their own as well."""
 _CHUNK = 1 << 22
 
 _BROKEN = {"ChunkedEncodingError", "ProtocolError", "RemoteProtocolError", "ReadError"}
 _UNREACHABLE = {"ConnectError", "ConnectionError", "TimeoutException", "Timeout", "TransportError"}
-"""Classes, by name, of the HTTP libraries that the hub's has used (requests, httpx), none of which is imported here."""
+"""Names of exception classes of the hub library's HTTP libraries (requests, httpx), which are not imported here."""
 
 
 _COMMIT, _SHA1, _SHA256 = (re.compile(rf"[0-9a-f]{{{digits}}}") for digits in (40, 40, 64))
@@ -50,9 +49,9 @@ class RemoteFile:
     """A file of a repository.
 
     Attributes:
-        size: in bytes.
-        sha256: the checksum that large ones have.
-        blob: git's name of a small one, which is a checksum too.
+        size: size in bytes.
+        sha256: checksum of large files.
+        blob: git's object name of small files, which is a checksum as well.
     """
 
     size: int | None
@@ -61,28 +60,27 @@ class RemoteFile:
 
     @property
     def name(self) -> str | None:
-        """What the cache calls its contents; None where the hub tells no checksum."""
+        """Name of the content in the cache; None if the hub provides no checksum."""
         return self.sha256 or self.blob
 
     def hasher(self) -> Any:
-        """What its name is made with."""
-        return hashlib.sha256() if self.sha256 else hashlib.sha1(b"blob %d\0" % (self.size or 0))  # git's way
+        """Return the hash object that computes ``name``."""
+        return hashlib.sha256() if self.sha256 else hashlib.sha1(b"blob %d\0" % (self.size or 0))  # as git does
 
 
 def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = True) -> Path:
-    """The folder or GGUF file of a hub model, fetched where it is not in the cache yet.
+    """Return the folder or GGUF file of a hub model, downloading what is not cached yet.
 
-    Where the hub cannot be reached, what is in the cache serves, if it is complete.
+    If the hub is unreachable, a complete model in the cache is used.
 
     Raises:
-        InputError: there is no folder to keep it in.
-        DownloadError: it could not be fetched, or is not what the hub says it is.
-        InputError: no such file in the repository.
-        UnsupportedModelError: the repository holds nothing that this package reads.
+        InputError: if there is no cache folder, or no such file in the repository.
+        DownloadError: if a file could not be downloaded, or its checksum is wrong.
+        UnsupportedModelError: if the repository has no supported files.
     """
     from huggingface_hub import snapshot_download
 
-    hub_cache_folder(options.cache_dir)  # without one there is nothing to begin
+    hub_cache_folder(options.cache_dir)  # raises if there is none
     with _sentences(name):
         try:
             if options.local_files_only:
@@ -108,7 +106,7 @@ def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = Tru
 
 
 def repository_folder(repo: str, options: HubOptions) -> Path:
-    """Where the cache keeps a repository, whether or not it is there."""
+    """Return the cache location of a repository; it need not exist."""
     return hub_cache_folder(options.cache_dir) / f"models--{repo.replace('/', '--')}"
 
 
@@ -127,7 +125,7 @@ def _listing(name: HubName, options: HubOptions) -> tuple[str, dict[str, RemoteF
 
 
 def _check_listing(name: HubName, commit: Any, files: Mapping[str, RemoteFile]) -> None:
-    """Raise DownloadError where a hub's answer would lead out of the cache, or is none."""
+    """Raise DownloadError if a listing is invalid or contains paths outside the cache."""
     wrong = None
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         wrong = f"the commit {str(commit)[:80]!r}"
@@ -143,13 +141,13 @@ def _check_listing(name: HubName, commit: Any, files: Mapping[str, RemoteFile]) 
             wrong = f"the size {str(file.size)[:80]!r} of {path[:80]!r}"
     if wrong is not None:
         raise DownloadError(
-            f"the hub tells {wrong}, which it cannot be; nothing of {name.repo} was fetched",
-            hint="check HF_ENDPOINT: what answers there is not the hub",
+            f"the hub returned {wrong}, which is invalid; nothing of {name.repo} was downloaded",
+            hint="check HF_ENDPOINT: the server is not the hub",
         )
 
 
 def _from_cache(name: HubName, options: HubOptions, problem: Exception | None) -> Path:
-    """The model in the cache, if all its files are there."""
+    """Return the model in the cache if all its files are present."""
     folder = repository_folder(name.repo, options)
     try:
         reference = folder / "refs" / (name.revision or "main")
@@ -168,11 +166,11 @@ def _from_cache(name: HubName, options: HubOptions, problem: Exception | None) -
         choice = None
     if choice is not None and _has_all_shards(snapshot, choice):
         return snapshot / choice.entry
-    raise _not_here(name, options, partly=bool(files)) from problem
+    raise _not_cached(name, options, partly=bool(files)) from problem
 
 
 def _has_all_shards(snapshot: Path, choice: Choice) -> bool:
-    """Whether a folder's index names no file that is missing: a fetch may have been interrupted between two."""
+    """Return True if all files in a folder's index are present; a download may have been interrupted between files."""
     from ipex_lookahead.files.safe_json import load_object
 
     index = snapshot / choice.entry / "model.safetensors.index.json"
@@ -183,14 +181,16 @@ def _has_all_shards(snapshot: Path, choice: Choice) -> bool:
     return all(isinstance(shard, str) and (index.parent / shard).is_file() for shard in names)
 
 
-def _not_here(name: HubName, options: HubOptions, *, partly: bool) -> DownloadError:
-    here = f"{name} is only partly on this machine" if partly else f"{name} is not on this machine"
+def _not_cached(name: HubName, options: HubOptions, *, partly: bool) -> DownloadError:
+    here = f"{name} is only partly in the cache" if partly else f"{name} is not in the cache"
     if options.local_files_only:
         return DownloadError(
-            f"{here}, and the hub was not asked: {arg('local_files_only', True)}", hint="leave that out"
+            f"{here}, and the hub was not contacted: {arg('local_files_only', True)}", hint="leave that out"
         )
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
-        return DownloadError(f"{here}, and the hub was not asked: HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE")
+        return DownloadError(
+            f"{here}, and the hub was not contacted: HF_HUB_OFFLINE is set", hint="unset HF_HUB_OFFLINE"
+        )
     return DownloadError(
         f"{here}, and the hub cannot be reached",
         hint="connect to the network (behind a proxy set HTTPS_PROXY), or give a local folder or .gguf file",
@@ -203,22 +203,20 @@ def _not_here(name: HubName, options: HubOptions, *, partly: bool) -> DownloadEr
 def _fetch_all(
     name: HubName, options: HubOptions, commit: str, files: Mapping[str, RemoteFile], *, progress: bool
 ) -> None:
-    """Put files among the cache's blobs, each going on where an earlier fetch stopped."""
+    """Download files into the cache's blobs, resuming interrupted downloads."""
     blobs = repository_folder(name.repo, options) / "blobs"
     wanted = {path: f for path, f in files.items() if options.force_download or not (blobs / str(f.name)).exists()}
     if not wanted:
         return
-    with reported_disk_faults(
-        blobs, "the hub's cache folder", "free some space, or set HF_HOME to a folder that you may write"
-    ):
+    with reported_disk_faults(blobs, "the hub's cache folder", "free some space, or set HF_HOME to a writable folder"):
         blobs.mkdir(parents=True, exist_ok=True)
         missing = sum((f.size or 0) - _size_of(blobs / f"{f.name}{PARTIAL}") for f in wanted.values())
-        hint = "free some space (ipex-lookahead list shows what is kept), or set HF_HOME to another disk"
+        hint = "free some space (ipex-lookahead list shows the cached models), or set HF_HOME to another disk"
         require_space(blobs, missing, hint)
         for path, file in wanted.items():
             shown = progress and file.sha256 is not None
             with _locked(blobs / f"{file.name}{PARTIAL}", path, shown) as partial:
-                # Another process may have fetched it meanwhile.
+                # Another process may have downloaded it meanwhile.
                 if options.force_download or not (blobs / str(file.name)).exists():
                     _fetch(name, options, commit, path, file.size or 0, partial, progress=shown)
                     _check(partial, path, file, progress=shown)
@@ -226,8 +224,8 @@ def _fetch_all(
 
 
 def _link(folder: Path, commit: str, revision: str, files: Mapping[str, RemoteFile]) -> None:
-    """Lay files where the library looks for them: a snapshot's links to the blobs, and what a branch stands for."""
-    with reported_disk_faults(folder, "the hub's cache folder", "set HF_HOME to a folder that you may write"):
+    """Create the snapshot's links to the blobs and the branch reference, as the hub library does."""
+    with reported_disk_faults(folder, "the hub's cache folder", "set HF_HOME to a writable folder"):
         for path, file in files.items():
             place, blob = folder / "snapshots" / commit / path, folder / "blobs" / str(file.name)
             if place.exists() and place.samefile(blob):
@@ -236,7 +234,7 @@ def _link(folder: Path, commit: str, revision: str, files: Mapping[str, RemoteFi
             place.unlink(missing_ok=True)
             try:
                 place.symlink_to(os.path.relpath(blob, place.parent))
-            except OSError:  # a file system without links
+            except OSError:  # the file system has no symbolic links
                 shutil.copyfile(blob, place)
         if revision != commit:
             reference = folder / "refs" / revision
@@ -245,17 +243,17 @@ def _link(folder: Path, commit: str, revision: str, files: Mapping[str, RemoteFi
 
 
 class _Bounded:
-    """A file that takes no more than so many bytes: a server may send for ever."""
+    """A file with a maximum size, because a server may send any number of bytes."""
 
     def __init__(self, file: BinaryIO, most: int, path: str) -> None:
         self._file, self._most, self._path = file, most, path
 
     def write(self, content: bytes) -> int:
-        """Raises DownloadError where it would be longer than it may."""
+        """Write to the file; raise DownloadError beyond the maximum size."""
         if self._file.tell() + len(content) > self._most:
             raise DownloadError(
-                f"{self._path} is longer than the {self._most:,} bytes that the hub's list says",
-                hint="run the same command again; if it happens twice, what answers is not the hub",
+                f"{self._path} is longer than the {self._most:,} bytes in the hub's listing",
+                hint="run the same command again; if it happens again, the server is not the hub",
             )
         return self._file.write(content)
 
@@ -274,8 +272,8 @@ def _fetch(
     if done > size:
         partial.unlink()
         done = 0
-    note(progress and done > 0, f"going on with {path} at {done / 1e6:,.0f} of {size / 1e6:,.0f} MB")
-    note(progress and not done, f"fetching {path}, {size / 1e6:,.0f} MB")
+    note(progress and done > 0, f"resuming {path} at {done / 1e6:,.0f} of {size / 1e6:,.0f} MB")
+    note(progress and not done, f"downloading {path}, {size / 1e6:,.0f} MB")
     url = hf_hub_url(name.repo, path, revision=commit, endpoint=options.endpoint)
     headers = build_hf_headers(token=options.token)
     with partial.open("ab") as out, _quiet_library(), _watched(partial, path, size, progress):
@@ -284,7 +282,7 @@ def _fetch(
                 bounded: Any = _Bounded(out, size, path)
                 http_get(url, bounded, resume_size=_size_of(partial), headers=headers, expected_size=size)
                 break
-            except Exception as error:  # whatever the HTTP library calls a connection that broke
+            except Exception as error:  # the HTTP library defines the class for broken connections
                 if not left or not _is_broken(error):
                     raise
                 out.flush()
@@ -306,13 +304,13 @@ def _check(partial: Path, path: str, file: RemoteFile, *, progress: bool) -> Non
         kind = "sha256" if file.sha256 else "git's sha1"
         raise DownloadError(
             f"{path} has a wrong checksum: {kind} {total.hexdigest()}; expected {file.name}. It was deleted",
-            hint="run the same command again; if it happens twice, something on the way changes files",
+            hint="run the same command again; if it happens again, files are modified on their way",
         )
 
 
 @contextmanager
 def _watched(partial: Path, path: str, size: int, progress: bool) -> Iterator[None]:
-    """A bar that follows the growth of a file."""
+    """Show a progress bar for the size of a file."""
     with bar(path.rpartition("/")[2], size, of="bytes", shown=progress) as advance:
         ended = threading.Event()
 
@@ -331,14 +329,14 @@ def _watched(partial: Path, path: str, size: int, progress: bool) -> Iterator[No
 
 @contextmanager
 def _locked(partial: Path, path: str, progress: bool) -> Iterator[Path]:
-    """One process at a time writes a file; others wait. The lock goes with the process, so none is left behind."""
+    """Serialize processes that write the same file. The lock is released with the process, even if it is killed."""
     lock = partial.with_name(f"{partial.name}.lock")
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            note(progress, f"another process is fetching {path}; waiting for it")
+            note(progress, f"another process is downloading {path}; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield partial
         lock.unlink(missing_ok=True)
@@ -358,7 +356,7 @@ def _size_of(file: Path) -> int:
 
 @contextmanager
 def _quiet_library() -> Iterator[None]:
-    """Without the hub library's own progress bars: its small files need none, and the large ones have ours."""
+    """Disable the hub library's progress bars: small files need none, and large ones use this package's bars."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if are_progress_bars_disabled():
@@ -373,12 +371,12 @@ def _quiet_library() -> Iterator[None]:
 
 @contextmanager
 def _sentences(name: HubName) -> Iterator[None]:
-    """Whatever the hub's library raises becomes a DownloadError with what to do."""
+    """Convert every exception of the hub library to a DownloadError with a hint."""
     try:
         yield
     except LookaheadError:
         raise
-    except Exception as error:  # the library's errors, and those of the HTTP library that it happens to use
+    except Exception as error:  # exceptions of the hub library and of its HTTP library
         raise _sentence(name, error) from error
 
 
@@ -388,7 +386,7 @@ def _sentence(name: HubName, error: Exception) -> LookaheadError:
     status = _status(error)
     if isinstance(error, errors.GatedRepoError) or status == 403:
         return DownloadError(
-            f"{name.repo} asks for its licence to be accepted, or for a token",
+            f"access to {name.repo} requires accepting its license, or a token",
             hint=f"accept it on the page of {name.repo}, then: hf auth login (or set HF_TOKEN)",
         )
     if isinstance(error, errors.RevisionNotFoundError):
@@ -397,24 +395,24 @@ def _sentence(name: HubName, error: Exception) -> LookaheadError:
         )
     if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
         return DownloadError(
-            f"the hub has no model {name.repo!r}, or not for you",
-            hint="check the name; for a private one: hf auth login (or set HF_TOKEN)",
+            f"the hub has no model {name.repo!r}, or access is denied",
+            hint="check the name; for a private model: hf auth login (or set HF_TOKEN)",
         )
     said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
     return DownloadError(
-        f"{name} could not be fetched: {said}",
-        hint="check the network and the free space, then run the same command again: it goes on where it stopped",
+        f"{name} could not be downloaded: {said}",
+        hint="check the network and the free disk space, then run the same command again: it resumes the download",
     )
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status that an error is about, if it is about one."""
+    """Return the HTTP status of an exception, if it has one."""
     found = getattr(getattr(error, "response", None), "status_code", None)
     return found if isinstance(found, int) else None
 
 
 def _is_unreachable(error: Exception) -> bool:
-    """Whether nobody answered: no network, offline by wish, or a hub that is down."""
+    """Return True if the hub did not respond: no network, offline mode, or a server failure."""
     from huggingface_hub import errors
 
     if isinstance(error, (errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError)):
@@ -424,7 +422,7 @@ def _is_unreachable(error: Exception) -> bool:
 
 
 def _is_broken(error: Exception) -> bool:
-    """Whether a connection broke, so that the rest may be had by another."""
+    """Return True if the connection broke, so that a new one may provide the rest."""
     return _status(error) is None and bool(_kinds(error) & (_BROKEN | _UNREACHABLE))
 
 

@@ -1,1 +1,1 @@
-"""What the process runs on: control groups, the terminal, optional packages, the release of transformers."""
+"""The environment of the process: control groups, the terminal, optional packages, the release of transformers."""

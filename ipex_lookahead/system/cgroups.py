@@ -1,7 +1,7 @@
-"""What the control groups of this process allow it: processor time and memory, by its own group and all above it.
+"""CPU and memory limits of this process's control groups (cgroups), including all parent groups.
 
-A limit may stand in any of them: a container's, that of a slice of systemd's (``CPUQuota=``), that of a pod around it.
-Each is read where this process sees it, in version 2 and version 1, which a system may mix.
+A limit may be set in any of them: a container's, a systemd slice's (``CPUQuota=``) or a pod's. Both cgroup v2 and v1
+are supported, also in mixed configurations.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
-"""Where ``proc`` and ``sys`` are."""
+"""Folder that contains ``proc`` and ``sys``."""
 NO_LIMIT = 1 << 60
-"""Version 1 spells "no limit on memory" as the largest number of whole pages."""
+"""cgroup v1 represents "no memory limit" as the largest multiple of the page size."""
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """CPUs that the tightest quota pays for; None where there is none."""
+    """Return the tightest CPU quota as a number of CPUs, or None."""
     return min((found for folder in _folders(root, "cpu") if (found := _quota(folder))), default=None)
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """Bytes of memory that the tightest limit allows; None where there is none."""
+    """Return the tightest memory limit in bytes, or None."""
     return min((found for folder in _folders(root, "memory") if (found := _limit(folder))), default=None)
 
 
 def _quota(folder: Path) -> float | None:
-    """Of one group: ``cpu.max`` is "QUOTA PERIOD" or "max PERIOD"; version 1 has a file for each, and -1 for none."""
+    """Return one group's quota: ``cpu.max`` is "QUOTA PERIOD" or "max PERIOD"; v1 has two files, and -1 for none."""
     words = _words(folder / "cpu.max")
     words = words or [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
     if len(words) != 2 or not all(word.isdecimal() for word in words) or int(words[1]) == 0:
@@ -36,13 +36,13 @@ def _quota(folder: Path) -> float | None:
 
 
 def _limit(folder: Path) -> int | None:
-    """Of one group, in bytes; from ``memory.high`` on the kernel holds its processes up."""
+    """Return one group's limit in bytes; above ``memory.high`` the kernel throttles processes."""
     words = [word for name in ("max", "high", "limit_in_bytes") for word in _words(folder / f"memory.{name}")]
     return min((int(word) for word in words if word.isdecimal() and 0 < int(word) < NO_LIMIT), default=None)
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of this process's groups in every hierarchy with a controller, from its own up to the highest."""
+    """Yield the folders of this process's groups for a controller in all hierarchies, from its own to the root."""
     groups = _groups(root)
     for line in _lines(root / "proc/self/mountinfo"):
         where, _, what = line.partition(" - ")
@@ -61,7 +61,7 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _groups(root: Path) -> dict[str, str]:
-    """Controller of version 1 -> this process's group in its hierarchy; "" -> that in the one of version 2."""
+    """Return v1 controller -> this process's group; the key "" is the v2 group."""
     found = {}
     for line in _lines(root / "proc/self/cgroup"):
         _, _, rest = line.partition(":")
@@ -72,10 +72,10 @@ def _groups(root: Path) -> dict[str, str]:
 
 
 def _inside(group: str, shown: str) -> PurePosixPath:
-    """Where a group lies in a mount that shows the groups from ``shown`` on; the mount's top for one outside of it.
+    """Return the path of a group in a mount that shows ``shown`` and its subgroups; the mount's root if outside.
 
-    Outside are, in a container without a name space of its own, the groups of the host; and what a mount made outside
-    of the name space shows, whose names begin with "..".
+    Groups are outside in a container without its own cgroup namespace (the host's groups), and for mounts created
+    outside the namespace (names begin with "..").
     """
     path, top = PurePosixPath(group), PurePosixPath(shown)
     if ".." in (*path.parts, *top.parts) or not path.is_relative_to(top):
@@ -84,7 +84,7 @@ def _inside(group: str, shown: str) -> PurePosixPath:
 
 
 def _unescaped(path: str) -> str:
-    """A path as the kernel tells it in a table: blanks and backslashes are octal."""
+    """Decode a path in a kernel table: blanks and backslashes are octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
@@ -100,10 +100,7 @@ def _lines(file: Path) -> list[str]:
 
 
 def address_space() -> tuple[int | None, int | None]:
-    """Bytes of addresses that this process may take, and to how many it may raise that itself (``ulimit -v``).
-
-    None: no limit, or none on this system.
-    """
+    """Return the soft and the hard limit of this process's address space in bytes (``ulimit -v``); None: no limit."""
     try:
         import resource
     except ImportError:

@@ -1,7 +1,7 @@
-"""What differs between the releases of transformers that this package runs on: 4.37, which ipex-llm needs, to 5.
+"""Differences between the supported releases of transformers: 4.37, which ipex-llm needs, to 5.
 
-Everything else is written for the newest one. Caches have a file of their own, ``engines/torch/cache.py``, and so has
-the tokenizers library, ``tokenization/release.py``.
+All other code targets the newest release, except caches (``engines/torch/cache.py``) and the tokenizers library
+(``tokenization/release.py``).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 
 RELEASE = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-"""(major, minor) of the library that is installed."""
+"""(major, minor) version of transformers."""
 
 CACHE, OTHER_CACHE = ("cache", "past_key_values") if RELEASE >= (5, 24) else ("past_key_values", "cache")
-"""The name of a cache in the calls and outputs of this release, and its name in the others."""
+"""Name of the cache in calls and outputs of this release, and in others."""
 
 _LATER_OPTIONS = (
     "assistant_early_exit",
@@ -41,11 +41,11 @@ _LATER_OPTIONS = (
     "use_mtp",
     "watermarking_config",
 )
-"""Generation options that this package reads and that some release does not have yet."""
+"""Generation options that some supported releases lack."""
 
 
 class BothCacheNames:
-    """Mix-in for an output of transformers that makes its cache readable under both names."""
+    """Mix-in for an output of transformers that provides its cache under both names."""
 
     def __getattr__(self, name: str) -> Any:
         if name == OTHER_CACHE:
@@ -67,20 +67,20 @@ def cache_argument(forward: Any) -> str:
 
 
 def text_config(config: Any) -> Any:
-    """The config of a model's text part; itself where transformers knows no parts."""
+    """Return the config of a model's text part; the config itself if this release has no parts."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def option_defaults() -> dict[str, Any]:
-    """Every generation option, and what a ``GenerationConfig`` holds where the caller has not set it.
+    """Return every generation option with the value that a ``GenerationConfig`` has by default.
 
-    In transformers 5 that is always None; before, Hugging Face's defaults.
+    The value is always None in transformers 5, and Hugging Face's default before.
     """
     return {**dict.fromkeys(_LATER_OPTIONS), **vars(GenerationConfig())}
 
 
 def blank_settings() -> GenerationConfig:
-    """A ``GenerationConfig`` in which every option is there and None."""
+    """Return a ``GenerationConfig`` with every option set to None."""
     settings = GenerationConfig()
     for name in option_defaults():
         if not name.startswith("_") and name != "transformers_version":
@@ -89,9 +89,9 @@ def blank_settings() -> GenerationConfig:
 
 
 def generation_config(values: Mapping[str, Any]) -> GenerationConfig:
-    """A ``GenerationConfig`` with these options, which are not compared with each other before they are used.
+    """Return a ``GenerationConfig`` with these options, without checking their combination.
 
-    transformers' constructor compares them, and fails for files that an argument of ``generate`` may mend.
+    transformers' constructor checks it, and fails for files that an argument of ``generate`` would correct.
     """
     config = GenerationConfig()
     for name, value in values.items():
@@ -100,7 +100,7 @@ def generation_config(values: Mapping[str, Any]) -> GenerationConfig:
 
 
 def _made(kind: type[Any], values: Mapping[str, Any], checked: bool) -> Any:
-    """Return a config of a class of transformers'; one that is not ``checked`` holds the values whatever they are."""
+    """Return a config of a transformers class; without ``checked`` values are not validated."""
     if checked:
         return kind(**values)
     config = kind()
@@ -112,18 +112,18 @@ def _made(kind: type[Any], values: Mapping[str, Any], checked: bool) -> Any:
 def llama_config(
     values: Mapping[str, Any], rope: Mapping[str, Any], rope_theta: float, *, checked: bool = True
 ) -> LlamaConfig:
-    """A LlamaConfig.
+    """Return a LlamaConfig.
 
     Args:
-        values: its fields, without those about rotary positions.
-        rope: ``rope_type`` and the numbers that go with it.
+        values: its fields, except those of rotary positions.
+        rope: ``rope_type`` and its parameters.
         rope_theta: base of the rotary frequencies.
-        checked: let the class check the values, and fail; False takes any.
+        checked: False to skip the class's validation.
     """
     if RELEASE >= (5, 0):
         return _made(LlamaConfig, {**values, "rope_parameters": {**rope, "rope_theta": rope_theta}}, checked)
     config = _made(LlamaConfig, {**values, "rope_theta": rope_theta}, checked)
-    if rope["rope_type"] != "default":  # set, not passed: 4.37 refuses the kinds it does not know
+    if rope["rope_type"] != "default":  # set afterwards, because 4.37 refuses types that it does not support
         config.rope_scaling = {**rope, "type": rope["rope_type"]}
     return config
 
@@ -137,16 +137,24 @@ def family_config(
     *,
     checked: bool = True,
 ) -> Any:
-    """The config of another family: arguments as ``llama_config`` has them; no ``rope``: the family's own default.
+    """Return the config of another family.
 
-    ``local_theta`` is the base of rope in layers with a window, for a family whose two kinds of layers differ in that.
-    Raises UnsupportedModelError for a family that this release of transformers does not know.
+    Args:
+        model_type: the family.
+        values: see :func:`llama_config`.
+        rope: see :func:`llama_config`; empty: the family's default.
+        rope_theta: base of the rotary frequencies.
+        local_theta: base in layers with a window, for families with two bases.
+        checked: see :func:`llama_config`.
+
+    Raises:
+        UnsupportedModelError: if this release of transformers does not support the family.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
         raise UnsupportedModelError(
-            f"transformers {transformers.__version__} does not know the family {model_type!r}",
+            f"transformers {transformers.__version__} does not support the family {model_type!r}",
             hint="install a newer transformers",
         )
     if local_theta is not None and RELEASE >= (5, 0):
@@ -158,7 +166,7 @@ def family_config(
     if local_theta is not None:
         values = {**values, "rope_local_base_freq": local_theta}
     scaling = {**rope, "type": rope["rope_type"]} if rope else None
-    if RELEASE >= (5, 0) and not checked:  # the class, which is passed over, makes one object of both
+    if RELEASE >= (5, 0) and not checked:  # the class would merge both into one object
         share = {key: values[key] for key in ("partial_rotary_factor",) if key in values}
         one = {**share, **(rope or {"rope_type": "default"}), "rope_theta": rope_theta}
         return _made(CONFIG_MAPPING[model_type], {**values, "rope_parameters": one}, checked)
@@ -166,17 +174,17 @@ def family_config(
 
 
 def json_schema(function: Any) -> Any:
-    """The JSON schema of a documented function, for chat templates with tools. Raises InputError before 4.43."""
+    """Return the JSON schema of a documented function, for chat templates with tools; raise InputError before 4.43."""
     make = getattr(transformers.utils, "get_json_schema", None)
     if make is None:
         raise InputError(
-            f"transformers {transformers.__version__} makes no schemas from functions; pass each tool as a JSON schema"
+            f"transformers {transformers.__version__} cannot derive schemas from functions; pass tools as JSON schemas"
         )
     return make(function)
 
 
 class _MinP(logits_process.LogitsProcessor):  # type: ignore[misc]
-    """Tokens of less than ``min_p`` times the most likely one's probability are out (transformers has it from 4.39)."""
+    """Removes tokens with less than ``min_p`` times the highest probability (transformers has it from 4.39 on)."""
 
     def __init__(self, min_p: float) -> None:
         self.min_p = min_p
@@ -189,14 +197,14 @@ class _MinP(logits_process.LogitsProcessor):  # type: ignore[misc]
 def _absent(option: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise InputError(
-            f"transformers {transformers.__version__} has no {option}; leave it out, or install a newer one"
+            f"transformers {transformers.__version__} has no {option}; leave it out, or install a newer release"
         )
 
     return refuse
 
 
 def watermarking(config: Any) -> Any:
-    """A watermarking config, also from a dict of its arguments. Raises InputError for anything else."""
+    """Return a watermarking config, created from a dict of arguments if necessary; raise InputError for others."""
     made: Any = getattr(transformers.generation, "WatermarkingConfig", None)
     if made is None:
         _absent("watermarking_config")()
@@ -204,14 +212,14 @@ def watermarking(config: Any) -> Any:
         return config
     if not isinstance(config, Mapping):
         raise InputError(
-            f"watermarking_config is a {type(config).__name__}; pass a transformers.WatermarkingConfig, or a dict of"
-            " its arguments"
+            f"watermarking_config is a {type(config).__name__}; pass a transformers.WatermarkingConfig or a dict of its"
+            " arguments"
         )
     try:
         watermark = made(**config)
         watermark.validate()
     except (TypeError, ValueError) as error:
-        raise InputError(f"watermarking_config {dict(config)!r} is not usable: {error}") from error
+        raise InputError(f"watermarking_config {dict(config)!r} is invalid: {error}") from error
     return watermark
 
 
@@ -220,5 +228,5 @@ TopHLogitsWarper: Any = getattr(logits_process, "TopHLogitsWarper", _absent("top
 
 
 def dtype_argument(dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """The keyword with which ``from_pretrained`` takes a dtype: it was ``torch_dtype`` until 4.56."""
+    """Return the keyword argument of ``from_pretrained`` for a dtype, ``torch_dtype`` before 4.56."""
     return {"dtype" if RELEASE >= (4, 56) else "torch_dtype": dtype}

@@ -1,4 +1,4 @@
-"""What is for people at a terminal: bars, and sentences that no pipe gets."""
+"""Terminal output: progress bars, and messages for interactive use."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 
-def wants_plain() -> bool:
-    """``NO_COLOR`` is set, or the terminal is a dumb one: no escape sequence is written, of whatever kind."""
+def plain_output() -> bool:
+    """Return True if ``NO_COLOR`` is set or the terminal is dumb, so that no escape sequences may be written."""
     return os.environ.get("NO_COLOR", "") != "" or os.environ.get("TERM") == "dumb"
 
 
 def may_draw(stream: TextIO | None = None) -> bool:
-    """Whether ``stream``, standard error if None, is a terminal that takes bars and spinners."""
-    return is_terminal(sys.stderr if stream is None else stream) and not wants_plain()
+    """Return True if ``stream`` (default: standard error) is a terminal that supports bars and spinners."""
+    return is_terminal(sys.stderr if stream is None else stream) and not plain_output()
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person is at the other end; a stream that is closed, or was when Python started (None), has nobody."""
+    """Return True if the stream is an open terminal; None is a stream that was closed when Python started."""
     return stream is not None and not stream.closed and stream.isatty()
 
 
-def tell_people(sentence: str) -> None:
-    """Say on standard error what is being waited for; a pipe or a file gets nothing."""
+def print_status(sentence: str) -> None:
+    """Print a status message on standard error if it is a terminal."""
     if is_terminal(sys.stderr):
         print(sentence, file=sys.stderr, flush=True)
 
 
 def note(shown: bool, text: str) -> None:
-    """A line on standard error, of whatever kind that is, where it is to be shown."""
+    """Print a line on standard error, terminal or not, if ``shown``."""
     if shown:
         print(text, file=sys.stderr, flush=True)
 
 
 def counted(number: int, thing: str) -> str:
-    """``1 prompt``, ``2 prompts``."""
+    """Format a count with its noun: ``1 prompt``, ``2 prompts``."""
     return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 class Draw(Protocol):
-    """Moves a bar. What is None stays as it is."""
+    """Updates a bar; arguments that are None remain unchanged."""
 
     def __call__(self, done: int, total: int | None = None, title: str | None = None) -> None:
-        """So much is done, of so much."""
+        """Set the completed amount, the total and the title."""
         ...
 
 
 @contextmanager
 def bar(title: str, total: int | None = None, *, of: str = "", shown: bool = True) -> Iterator[Draw]:
-    """A bar on standard error, which goes away at the end; where nothing may be drawn there, nothing is.
+    """Show a transient bar on standard error, if it supports bars.
 
     Args:
-        title: what is being done.
-        total: when it is full; None until that is known.
-        of: "bytes" or "tokens" tells how many of them are done, and of how many; "" only the time that is left.
-        shown: False draws nothing.
+        title: name of the operation.
+        total: amount at completion; None if unknown.
+        of: unit of the counter, "bytes" or "tokens"; "": only the remaining time is shown.
+        shown: False disables the bar.
     """
     if not (shown and may_draw()):
         yield lambda done, total=None, title=None: None

@@ -52,10 +52,10 @@ def test_they_are_read_from_either_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ([0.5], "xielu.beta at byte [0-9]+: is no list of 2 numbers, one a layer"),
+        ([0.5], "xielu.beta at byte [0-9]+: is not a list of 2 numbers, one per layer"),
         ([0.5, float("nan")], "xielu.beta at byte [0-9]+: value 1 is NaN or infinite"),
-        ("much", "is no list of 2 numbers"),
-        (None, "xielu.beta: is no list of 2 numbers"),
+        ("much", "is not a list of 2 numbers"),
+        (None, "xielu.beta: is not a list of 2 numbers"),
     ],
 )
 def test_lists_that_are_none_are_refused(tmp_path: Path, value: Any, words: str) -> None:

@@ -27,10 +27,10 @@ def test_a_block_has_one_norm_for_both_branches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"use_qk_norm": True}, "use_qk_norm is True, which norms queries and keys"),
+        ({"use_qk_norm": True}, "use_qk_norm is True, which adds norms to queries and keys"),
         ({"use_parallel_block": False}, "use_parallel_block is False"),
         ({"rotary_pct": 0.5}, "rotary_pct is 0.5"),
-        ({"head_dim": 32}, "head_dim is 32, and heads of hidden_size have 16"),
+        ({"head_dim": 32}, "head_dim is 32, but hidden_size implies heads of 16"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, values: dict[str, object], words: str) -> None:

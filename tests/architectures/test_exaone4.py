@@ -23,7 +23,7 @@ def test_where_some_layers_have_a_window_only_they_have_rope(tmp_path: Path) -> 
 
 
 def test_a_pattern_of_letters_needs_the_list_that_it_means(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="sliding_window_pattern is 'LLLG', and there are no layer_types"):
+    with pytest.raises(UnsupportedModelError, match="sliding_window_pattern is 'LLLG', and layer_types is missing"):
         checked(tmp_path, "exaone4", sliding_window_pattern="LLLG")
     config = checked(tmp_path, "exaone4", sliding_window_pattern="LLLG", layer_types=[SLIDING, FULL])
     assert config["layer_types"] == [SLIDING, FULL]

@@ -113,7 +113,7 @@ def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type
     ):
         refused(
             folder_of(tmp_path / str(number), model_type, change),
-            "has shape", "there is no tensor", "is missing", "layer_types", "no_rope_layers", "head_dim",
+            "has shape", "no tensor has this name", "is missing", "layer_types", "no_rope_layers", "head_dim",
             "num_key_value_heads", "vocab_size_per_layer_input",
         )  # fmt: skip
 

@@ -61,7 +61,7 @@ def test_what_a_config_leaves_out_is_as_transformers_has_it(tmp_path: Path) -> N
         ({"attn_logit_softcapping": 0.0}, ModelFormatError, "attn_logit_softcapping.*0.0"),
         ({"sliding_window": 0}, ModelFormatError, "sliding_window.*from 1"),
         ({"use_bidirectional_attention": True}, UnsupportedModelError, "use_bidirectional_attention is True"),
-        ({"num_attention_heads": 3, "num_key_value_heads": 1}, UnsupportedModelError, "do not divide"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 1}, UnsupportedModelError, "is not a multiple of"),
     ],
 )
 def test_what_cannot_be_run(tmp_path: Path, values: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -57,8 +57,8 @@ def test_a_sparse_config_is_filled_in(tmp_path: Path) -> None:
     ("raw", "inside", "error", "words"),
     [
         ({"tie_word_embeddings": "yes"}, {}, ModelFormatError, "tie_word_embeddings"),
-        ({"quantization_config": {"quant_method": "fp8"}}, {}, UnsupportedModelError, "quantised already"),
-        ({}, {"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "quantised already"),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}, UnsupportedModelError, "already quantized"),
+        ({}, {"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "already quantized"),
         ({}, {"model_type": "gemma2"}, UnsupportedModelError, "model_type is 'gemma2'.*'gemma3_text'"),
         ({}, {"hidden_size": "x"}, ModelFormatError, r"text_config.hidden_size at byte \d+"),
         ({}, {"layer_types": ["full_attention"]}, ModelFormatError, "text_config.layer_types.*names 1 layers"),

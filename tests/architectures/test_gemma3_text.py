@@ -78,7 +78,7 @@ def test_a_pattern_is_spelled_out_and_a_list_goes_before_it(tmp_path: Path) -> N
         ({"rope_parameters": {"full_attention": {"rope_type": "default", "partial_rotary_factor": 0.5}}},
          UnsupportedModelError, "partial_rotary_factor is 0.5"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}},
-          "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, UnsupportedModelError, "it must be one of them"),
+          "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, UnsupportedModelError, "remove one of them"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_run(tmp_path: Path, values: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -72,8 +72,8 @@ def test_yarns_temperature_is_in_the_scale_of_scores(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"num_key_value_heads": 2}, "num_key_value_heads is 2, and there are 4 heads"),
-        ({"qk_rope_head_dim": 15}, "an even number"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads is 2, but there are 4 heads"),
+        ({"qk_rope_head_dim": 15}, "must be even"),
         ({"kv_lora_rank": 30}, "a multiple of 8"),
         ({"kv_lora_rank": 1020}, "up to 1024"),
     ],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
+from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_TOTAL
 from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
 from ipex_lookahead.engines.api import Batch, OutputRequest
@@ -105,7 +105,11 @@ def test_the_count_of_experts_has_two_names(tmp_path: Path) -> None:
     [
         ({"num_local_experts": 0}, "num_local_experts", "1 to 1024"),
         ({"num_local_experts": MAX_EXPERTS + 1}, "num_local_experts", "1 to 1024"),
-        ({"num_local_experts": MAX_EXPERTS, "num_hidden_layers": 40}, "num_local_experts", f"at most {MAX_IN_ALL}"),
+        (
+            {"num_local_experts": MAX_EXPERTS, "num_hidden_layers": 40},
+            "num_local_experts",
+            f"the maximum in total is {MAX_TOTAL}",
+        ),
         ({"num_experts_per_tok": 5}, "num_experts_per_tok", "there are 4 experts"),
         ({"num_experts_per_tok": 0}, "num_experts_per_tok", "1 to 1024"),
         ({"num_local_experts": 4.0}, "num_local_experts", "whole number"),
@@ -133,7 +137,7 @@ def test_a_folder_that_holds_another_number_of_experts(tmp_path: Path, experts: 
 def test_a_file_that_holds_another_number_of_experts(tmp_path: Path, experts: int) -> None:
     model = build("mixtral", PLAIN)
     file = _written(tmp_path / "m.gguf", model, {"llama.expert_count": experts})
-    with pytest.raises(ModelFormatError, match=rf"the metadata asks for \[{experts}, ") as caught:
+    with pytest.raises(ModelFormatError, match=rf"the metadata imply \[{experts}, ") as caught:
         GgufCheckpoint(file)
     assert caught.value.offset is not None
 

@@ -84,7 +84,7 @@ def test_the_files_attention_factor_is_hugging_faces(tmp_path: Path) -> None:
 
 
 def test_a_file_with_two_bases_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="freq_base_swa is 10.0, not the freq_base 500000"):
+    with pytest.raises(UnsupportedModelError, match="freq_base_swa is 10.0, but freq_base is 500000"):
         opened(tmp_path, "olmo3", {"olmo2.rope.freq_base_swa": 10.0})
     with pytest.raises(ModelFormatError, match="has 2 values for 4 layers"):
         opened(tmp_path, "olmo3", {"olmo2.attention.sliding_window_pattern": [True, False]})

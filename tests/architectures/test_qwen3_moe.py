@@ -94,5 +94,5 @@ def test_a_file_without_the_experts_size_has_it_by_rule(tmp_path: Path) -> None:
     key = b"qwen3moe.expert_feed_forward_length"
     assert data.count(key) == 1
     file.write_bytes(data.replace(key, b"qwen3moe.expert_feed_forward_longth"))
-    with pytest.raises(ModelFormatError, match=rf"the metadata asks for \[5, {96 // used}, 64\]"):
+    with pytest.raises(ModelFormatError, match=rf"the metadata imply \[5, {96 // used}, 64\]"):
         GgufCheckpoint(file)

@@ -108,8 +108,8 @@ def test_a_folders_blocks_for_drafting_are_read_past_and_said(
     path.write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
     caplog.clear()
     assert np.array_equal(in_chunks(load(folder), ids, [57]), expected)
-    assert "passed over" not in caplog.text
-    assert describe(folder)["drafting"] == f"{len(more)} tensors of blocks for drafting (MTP), which are not used"
+    assert "ignoring tensors" not in caplog.text
+    assert describe(folder)["drafting"] == f"{len(more)} tensors of blocks for drafting (MTP), which are read past"
 
 
 @pytest.mark.parametrize("model_type", DRAFTING)
@@ -132,5 +132,5 @@ def test_a_gguf_files_blocks_for_drafting_are_read_past_and_said(tmp_path: Path,
     def too_many(keys: dict[str, Any], _: dict[str, Any]) -> None:
         keys[f"{prefix}.nextn_predict_layers"] = gguf.GGUFValue(2, gguf.GGUFValueType.UINT32)
 
-    with pytest.raises(ModelFormatError, match="is 2; there are 2 blocks in all"):
+    with pytest.raises(ModelFormatError, match="is 2; there are 2 blocks in total"):
         GgufCheckpoint(write_gguf(tmp_path / "bad.gguf", model, change=too_many))

@@ -164,7 +164,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"hidden_size": 2**31}, "hidden_size", "whole number"),
     ({"hidden_size": 2**64}, "hidden_size", "whole number"),
     ({"hidden_size": [64]}, "hidden_size", "whole number"),
-    ({"hidden_size": 66, "head_dim": None}, "hidden_size", "do not divide"),
+    ({"hidden_size": 66, "head_dim": None}, "hidden_size", "is not a multiple of"),
     ({"intermediate_size": 0}, "intermediate_size", "whole number"),
     ({"num_hidden_layers": 0}, "num_hidden_layers", "1 to 512"),
     ({"num_hidden_layers": 513}, "num_hidden_layers", "1 to 512"),
@@ -256,12 +256,12 @@ def test_a_number_without_end_where_nobody_asks(tmp_path: Path, literal: str) ->
     ("text", "words"),
     [
         ("", "Expecting value"),
-        ("[]", "not a JSON object"),
-        ('"llama"', "not a JSON object"),
+        ("[]", "it must be a JSON object"),
+        ('"llama"', "it must be a JSON object"),
         (b"\xff\xfe{\x00}\x00", "is not valid UTF-8"),
         (json.dumps(BASE)[:-1] + ', "hidden_size": 8}', "twice"),
         ('{"a":' + "[" * 64 + "]" * 64 + "}", "deeper than 64"),
-        (b" " * ((1 << 20) + 1), "at most 1048576"),
+        (b" " * ((1 << 20) + 1), "the maximum is 1048576"),
     ],
 )
 def test_bad_json(tmp_path: Path, text: str | bytes, words: str) -> None:
@@ -272,8 +272,8 @@ def test_bad_json(tmp_path: Path, text: str | bytes, words: str) -> None:
     ("raw", "words"),
     [
         ({"head_dim": 12}, "multiples of 8"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised already"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs by kind of layer"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "already quantized"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs by layer type"),
         ({"model_type": "gpt2", "hidden_size": None}, "config.json: model type 'gpt2' is not supported"),
     ],
 )
@@ -305,7 +305,7 @@ def test_files_that_are_no_files(tmp_path: Path) -> None:
 
 def test_heads_that_do_not_divide_the_hidden_size_are_named(tmp_path: Path) -> None:
     """transformers' config of a Llama refuses them too: after the weights were packed, and in words of its own."""
-    with pytest.raises(UnsupportedModelError, match="hidden_size is 72, which 5 attention heads do not divide"):
+    with pytest.raises(UnsupportedModelError, match="hidden_size is 72, which is not a multiple of 5 attention"):
         config_of(
             tmp_path, BASE | {"hidden_size": 72, "num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 16}
         )

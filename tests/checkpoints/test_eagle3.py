@@ -62,11 +62,11 @@ def test_what_a_head_is_and_shares(tmp_path: Path, kind: str) -> None:
     [
         (Shape(target=32), "3 hidden states of 32 values; the model's have 64"),
         (Shape(vocab=90), "a vocabulary of 90 tokens; the model's has 101"),
-        (Shape(states=(2, 3, 7)), "reads what 7 layers make; the model has 6"),
-        (Shape(hidden=32, heads=2), "no embedding of its own, and cannot use the model's: its hidden size is 32"),
+        (Shape(states=(2, 3, 7)), "reads the state after layer 7; the model has 6"),
+        (Shape(hidden=32, heads=2), "no embedding and cannot use the model's: its hidden size is 32"),
         (
             Shape(hidden=32, heads=2, own_embedding=True, own_head=False),
-            "no lm_head of its own, and cannot use the model's: its hidden size is 32",
+            "no lm_head and cannot use the model's: its hidden size is 32",
         ),
     ],
     ids=["hidden size", "vocabulary", "layers", "embedding", "lm_head"],
@@ -85,22 +85,22 @@ def test_a_hidden_size_that_the_config_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "error", "said"),
     [
-        ({"norm_before_fc": True, "fc_norm": True}, ModelFormatError, "norm_before_fc too"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModelError, "as EAGLE 1"),
+        ({"norm_before_fc": True, "fc_norm": True}, ModelFormatError, "norm_before_fc is true as well"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModelError, "as in EAGLE 1"),
         (
             {"eagle_config": {"use_last_layernorm": False}},
             UnsupportedModelError,
-            "leaves out the norm before the lm_head",
+            "omits the norm before the lm_head",
         ),
         ({"use_input_layernorm_in_first_layer": False}, UnsupportedModelError, "the norm over the embedding"),
-        ({"parallel_draft_step": 4}, UnsupportedModelError, "several tokens in a step"),
+        ({"parallel_draft_step": 4}, UnsupportedModelError, "several tokens per step"),
         ({"eagle_config": 3}, ModelFormatError, "eagle_config"),
-        ({"eagle_aux_hidden_state_layer_ids": []}, ModelFormatError, "1 to 16 numbers of layers"),
+        ({"eagle_aux_hidden_state_layer_ids": []}, ModelFormatError, "1 to 16 layer numbers"),
         ({"eagle_aux_hidden_state_layer_ids": [1, -2, 3]}, ModelFormatError, "eagle_aux_hidden_state_layer_ids"),
         ({"eagle_aux_hidden_state_layer_ids": "2"}, ModelFormatError, "eagle_aux_hidden_state_layer_ids"),
         ({"norm_before_residual": 1}, ModelFormatError, "norm_before_residual"),
         ({"draft_vocab_size": 102}, ModelFormatError, "draft_vocab_size"),
-        ({"draft_vocab_size": 39}, ModelFormatError, "as many as the lm_head's outputs"),
+        ({"draft_vocab_size": 39}, ModelFormatError, "one per output of the lm_head"),
         ({"model_type": "gemma3_text"}, UnsupportedModelError, "gemma3_text"),
         ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act"),
         ({"use_sliding_window": True}, ModelFormatError, "use_sliding_window"),
@@ -127,12 +127,15 @@ def test_a_size_that_is_missing(tmp_path: Path, key: str) -> None:
     [
         (lambda tensors: tensors.pop("d2t"), "d2t"),
         (lambda tensors: tensors.pop("fc.weight"), "fc.weight"),
-        (lambda tensors: tensors.update(d2t=tensors["d2t"][:-1].clone()), "as many as the lm_head's outputs"),
+        (lambda tensors: tensors.update(d2t=tensors["d2t"][:-1].clone()), "one per output of the lm_head"),
         (lambda tensors: tensors.update(d2t=tensors["d2t"].float()), "must be I64"),
-        (lambda tensors: tensors["d2t"].__setitem__(3, 200), "makes output 3 token 203; the vocabulary has 101"),
-        (lambda tensors: tensors["d2t"].__setitem__(3, -4), "makes output 3 token -1"),
-        (lambda tensors: tensors["d2t"].fill_(0)[7:].fill_(-1), "makes output 7 token 6, which output 6 is already"),
-        (lambda tensors: tensors["d2t"].__setitem__(0, 2**63 - 1), "makes output 0"),
+        (lambda tensors: tensors["d2t"].__setitem__(3, 200), "maps output 3 to token 203; the vocabulary has 101"),
+        (lambda tensors: tensors["d2t"].__setitem__(3, -4), "maps output 3 to token -1"),
+        (
+            lambda tensors: tensors["d2t"].fill_(0)[7:].fill_(-1),
+            "maps output 7 to token 6, which is already mapped to output 6",
+        ),
+        (lambda tensors: tensors["d2t"].__setitem__(0, 2**63 - 1), "maps output 0"),
     ],
 )
 def test_tensors_that_say_what_cannot_be(tmp_path: Path, change: Any, said: str) -> None:
@@ -145,10 +148,10 @@ def test_what_is_no_head(tmp_path: Path) -> None:
         open_drafter(tmp_path / "none", TARGET)
     folder = Head(Shape()).write_flat(tmp_path / "head", architectures=["LlamaForCausalLM"])
     open_drafter(folder, TARGET).checkpoint.close()  # as EAGLE's own are
-    with pytest.raises(LookaheadError, match="holds no head|cannot be|is not"):
+    with pytest.raises(LookaheadError, match="has no head|cannot be|is not"):
         open_drafter(change_config(folder, lambda config: config.pop("draft_vocab_size")), TARGET)
     other = Head(Shape()).write_speculators(tmp_path / "other", speculators_model_type="dflash")
-    with pytest.raises(LookaheadError, match="holds no head|cannot be|is not"):
+    with pytest.raises(LookaheadError, match="has no head|cannot be|is not"):
         open_drafter(other, TARGET)
 
 
@@ -188,7 +191,7 @@ def test_what_a_gguf_file_must_say(tmp_path: Path) -> None:
         with pytest.raises(ModelFormatError, match=rf"eagle3\.{key}"):
             open_drafter(tmp_path / "head.gguf", TARGET)
     oracle.ids[5] = 101
-    with pytest.raises(ModelFormatError, match="makes output 5 token 101"):
+    with pytest.raises(ModelFormatError, match="maps output 5 to token 101"):
         open_drafter(oracle.write_gguf(tmp_path / "beyond.gguf"), TARGET)
 
 

@@ -130,7 +130,7 @@ def test_floats_of_eight_bits_with_scales_that_nobody_reads_are_refused(tmp_path
         tensors[UP.removesuffix("weight") + beside] = torch.tensor([0.5])
 
     write(tmp_path, "float8_e4m3fn", change)
-    with pytest.raises(UnsupportedModelError, match="up_proj.weight is F8_E4M3 and has scales beside it"):
+    with pytest.raises(UnsupportedModelError, match="up_proj.weight is F8_E4M3 with a tensor of scales"):
         SafetensorsCheckpoint(tmp_path)
 
 

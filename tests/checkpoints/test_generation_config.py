@@ -132,5 +132,5 @@ def test_a_token_that_is_to_be_favoured_must_be_there(tmp_path: Path) -> None:
         ("forced_bos_token_id", 96),
         ("forced_eos_token_id", [1, 96]),
     ):
-        with pytest.raises(ModelFormatError, match=f"{key} at byte .* holds token id 96; ids go from 0 to 95"):
+        with pytest.raises(ModelFormatError, match=f"{key} at byte .* has token id 96; ids of this model are 0 to 95"):
             generation_config_of(tmp_path, {key: value})

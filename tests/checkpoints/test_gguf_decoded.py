@@ -42,7 +42,7 @@ def test_decoded_types_are_kept_where_the_error_is_least_and_said(
     facts = describe(file)
     assert facts["decoded"] == [f"{quant} as {kept}"]
     assert quant in facts["formats"]
-    assert f"matrices of type {quant} are decoded and kept in {kept}" in caplog.text
+    assert f"matrices of type {quant} are decoded to {kept}" in caplog.text
     assert ("decoded when loaded", f"{quant} as {kept}") in fact_rows(facts)
     found = requantized(GgufCheckpoint(file), WeightPlan("sym_int4"))
     assert found is not None
@@ -114,7 +114,7 @@ def test_six_bits_hold_scales_of_some_size(
     else:
         assert weight.format == "fp16"
         np.testing.assert_array_equal(values_of(weight), expected.astype(np.float16).astype(np.float32))
-        assert "is kept in fp16, since q6_k has no room for scales as small as its" in caplog.text
+        assert "to fp16, because its scales are too small for q6_k" in caplog.text
 
 
 @pytest.mark.parametrize("quant", ["TQ1_0", "IQ1_S", "NVFP4"])

@@ -83,10 +83,10 @@ def test_a_missing_part_is_named(tmp_path: Path, missing: int) -> None:
     lost = tmp_path / f"m-{missing:05}-of-00003.gguf"
     lost.unlink()
     for given in sorted(tmp_path.iterdir()):
-        with pytest.raises(ModelFormatError, match=f"it is part {missing} of the 3") as caught:
+        with pytest.raises(ModelFormatError, match=f"it is part {missing} of the model's 3") as caught:
             GgufCheckpoint(given)
         assert (caught.value.file, caught.value.field) == (str(lost), "file")
-    with pytest.raises(ModelFormatError, match=f"it is part {missing} of the 3"):
+    with pytest.raises(ModelFormatError, match=f"it is part {missing} of the model's 3"):
         open_checkpoint(tmp_path)
 
 
@@ -107,9 +107,14 @@ def test_a_part_under_another_name_cannot_find_the_others(tmp_path: Path) -> Non
         (put(2, "split.count", U32, 4), 3, "split.count", "is 4; in part 3 of 3 it must be 3"),
         (put(2, "split.count", STRING, "3"), 3, "split.count", "'3'; it must be a whole number"),
         (put(1, "split.tensors.count", I32, 12), 2, "split.tensors.count", "is 12; in part 2 of 3 it must be 11"),
-        (put(1, "general.architecture", STRING, "qwen2"), 2, "general.architecture", "a part of another model"),
-        (put(1, "llama.block_count", U32, 2), 2, "llama.block_count", "a part of another model"),
-        (put(2, "general.name", STRING, "other"), 3, "general.name", "a part of another model"),
+        (
+            put(1, "general.architecture", STRING, "qwen2"),
+            2,
+            "general.architecture",
+            "this part belongs to another model",
+        ),
+        (put(1, "llama.block_count", U32, 2), 2, "llama.block_count", "this part belongs to another model"),
+        (put(2, "general.name", STRING, "other"), 3, "general.name", "this part belongs to another model"),
         (lambda entries, tensors: tensors[2].append(tensors[1][0]), 3, "token_embd.weight", "is in m-00002-of-00003"),
         (lambda entries, tensors: tensors[2].pop(), 1, "split.tensors.count", "is 11, but the 3 parts have 10"),
     ],

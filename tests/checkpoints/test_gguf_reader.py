@@ -91,33 +91,33 @@ HUGE = u64(2**64 - 1)
 BROKEN: list[tuple[str, str | int, bytes, str, str]] = [
     # what, where, new bytes, field named in the error, words of the message
     ("magic", "magic", b"GGML", "magic", "starts with"),
-    ("version 0", "version", u32(0), "version", "versions 2 and 3"),
-    ("version 1", "version", u32(1), "version", "versions 2 and 3"),
-    ("version 4", "version", u32(4), "version", "versions 2 and 3"),
+    ("version 0", "version", u32(0), "version", "versions are 2 and 3"),
+    ("version 1", "version", u32(1), "version", "versions are 2 and 3"),
+    ("version 4", "version", u32(4), "version", "versions are 2 and 3"),
     ("big endian", "version", struct.pack(">I", 3), "version", "big-endian"),
-    ("too many tensors", "tensor_count", u64(65_537), "tensor_count", "at most 65536"),
-    ("more tensors than bytes", "tensor_count", u64(60_000), "tensor_count", "cannot hold"),
-    ("tensor count 2^64-1", "tensor_count", HUGE, "tensor_count", "at most"),
-    ("too many entries", "kv_count", u64(65_537), "metadata_kv_count", "at most 65536"),
-    ("more entries than bytes", "kv_count", u64(60_000), "metadata_kv_count", "cannot hold"),
+    ("too many tensors", "tensor_count", u64(65_537), "tensor_count", "the maximum is 65536"),
+    ("more tensors than bytes", "tensor_count", u64(60_000), "tensor_count", "bytes hold"),
+    ("tensor count 2^64-1", "tensor_count", HUGE, "tensor_count", "maximum"),
+    ("too many entries", "kv_count", u64(65_537), "metadata_kv_count", "the maximum is 65536"),
+    ("more entries than bytes", "kv_count", u64(60_000), "metadata_kv_count", "bytes hold"),
     ("empty key", "a.text:key", u64(0), "key of metadata entry 0", "empty"),
-    ("long key", "a.text:key", u64(65_536), "length of key of metadata entry 0", "at most 65535"),
-    ("key beyond the file", "a.text:key", u64(60_000), "key of metadata entry 0", "are left"),
+    ("long key", "a.text:key", u64(65_536), "length of key of metadata entry 0", "the maximum is 65535"),
+    ("key beyond the file", "a.text:key", u64(60_000), "key of metadata entry 0", "remain"),
     ("NUL in key", GOOD.at["a.text:key"] + 9, b"\0", "key of metadata entry 0", "NUL"),
     ("bad UTF-8 in key", GOOD.at["a.text:key"] + 9, b"\xff", "key of metadata entry 0", "UTF-8"),
     ("duplicate key", GOOD.at["a.bool:key"] + 8, b"a.text", "a.text", "twice"),
     ("unknown type", "a.bool:type", u32(13), "type of a.bool", "0 to 12"),
     ("bool 2", "a.bool:value", b"\2", "a.bool", "0 or 1"),
-    ("long string", "a.text:count", u64((16 << 20) + 1), "length of a.text", "at most"),
-    ("string beyond the file", "a.text:count", u64(1 << 20), "a.text", "are left"),
+    ("long string", "a.text:count", u64((16 << 20) + 1), "length of a.text", "maximum"),
+    ("string beyond the file", "a.text:count", u64(1 << 20), "a.text", "remain"),
     ("bad UTF-8 in string", "a.text:data", b"\xc3\x28", "a.text", "UTF-8"),
     ("array of arrays", "a.numbers:element", u32(9), "element type of a.numbers", "arrays of arrays"),
     ("unknown element type", "a.numbers:element", u32(99), "element type of a.numbers", "0 to 12"),
-    ("more elements than bytes", "a.numbers:count", u64(1 << 20), "length of a.numbers", "cannot hold"),
-    ("element count 2^64-1", "a.numbers:count", HUGE, "length of a.numbers", "cannot hold"),
-    ("more strings than bytes", "a.strings:count", u64(1 << 20), "length of a.strings", "cannot hold"),
-    ("string in array too long", "a.strings:data", u64(2**63), "length of a.strings[0]", "at most"),
-    ("string in array beyond the file", "a.strings:data", u64(1 << 20), "a.strings[0]", "are left"),
+    ("more elements than bytes", "a.numbers:count", u64(1 << 20), "length of a.numbers", "bytes hold"),
+    ("element count 2^64-1", "a.numbers:count", HUGE, "length of a.numbers", "bytes hold"),
+    ("more strings than bytes", "a.strings:count", u64(1 << 20), "length of a.strings", "bytes hold"),
+    ("string in array too long", "a.strings:data", u64(2**63), "length of a.strings[0]", "maximum"),
+    ("string in array beyond the file", "a.strings:data", u64(1 << 20), "a.strings[0]", "remain"),
     ("bad UTF-8 in array", GOOD.at["a.strings:data"] + 8, b"\xff", "a.strings[0]", "UTF-8"),
     ("bool 2 in array", GOOD.at["a.bools:data"] + 1, b"\2", "a.bools", "neither 0 nor 1"),
     ("alignment of another type", "general.alignment:type", u32(5), "general.alignment", "uint32"),
@@ -125,7 +125,7 @@ BROKEN: list[tuple[str, str | int, bytes, str, str]] = [
     ("alignment 24", "general.alignment:value", u32(24), "general.alignment", "power of two"),
     ("alignment 128 Ki", "general.alignment:value", u32(1 << 17), "general.alignment", "power of two"),
     ("empty tensor name", "one:name", u64(0), "name of tensor 0", "empty"),
-    ("long tensor name", "one:name", u64(1025), "length of name of tensor 0", "at most 1024"),
+    ("long tensor name", "one:name", u64(1025), "length of name of tensor 0", "the maximum is 1024"),
     ("NUL in tensor name", GOOD.at["one:name"] + 8, b"\0", "name of tensor 0", "NUL"),
     ("duplicate tensor name", GOOD.at["two:name"] + 8, b"one", "one", "twice"),
     ("no dimension", "one:n_dims", u32(0), "n_dims of one", "1 to 4"),
@@ -139,10 +139,10 @@ BROKEN: list[tuple[str, str | int, bytes, str, str]] = [
     ("row is no whole block", "one:dims", u64(33), "dimension 0 of one", "multiple of 32"),
     ("unknown tensor type", "one:type", u32(4242), "type of one", "unknown"),
     ("removed tensor type", "one:type", u32(4), "type of one", "removed"),
-    ("offset not aligned", "two:offset", u64(1), "offset of two", "one after another"),
-    ("offset leaves a gap", "two:offset", u64(128), "offset of two", "one after another"),
-    ("offsets overlap", "two:offset", u64(0), "offset of two", "one after another"),
-    ("offset 2^64-32", "two:offset", u64(2**64 - 32), "offset of two", "one after another"),
+    ("offset not aligned", "two:offset", u64(1), "offset of two", "directly after the previous"),
+    ("offset leaves a gap", "two:offset", u64(128), "offset of two", "directly after the previous"),
+    ("offsets overlap", "two:offset", u64(0), "offset of two", "directly after the previous"),
+    ("offset 2^64-32", "two:offset", u64(2**64 - 32), "offset of two", "directly after the previous"),
     ("tensor beyond the file", GOOD.at["two:dims"], u64(6), "two", "ends at byte"),
 ]  # fmt: skip
 
@@ -188,7 +188,7 @@ def test_the_table_of_a_file_with_types_that_are_not_read_can_be_read(tmp_path: 
             UnsupportedModelError, match=f"tensor one has type {known.name}; .* BF16, F16, F32"
         ) as caught:
             refuse_unread_types(file)
-        assert f"in this file 1 of {known.name} are not" in str(caught.value)
+        assert f"unsupported in this file: 1 of {known.name}" in str(caught.value)
         assert "llama-quantize --allow-requantize x.gguf x-Q8_0.gguf Q8_0" in caught.value.hint
 
 
@@ -225,7 +225,7 @@ def test_strings_straddle_the_read_window(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_too_many_strings_in_all_arrays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_reader, "MAX_ARRAY_STRINGS", 5)
-    assert "more than 5 strings" in str(refused(tmp_path, bytes(build([E[3], ("b", ARRAY, (STRING, "abc"))], []).data)))
+    assert "exceeds 5 strings" in str(refused(tmp_path, bytes(build([E[3], ("b", ARRAY, (STRING, "abc"))], []).data)))
 
 
 def test_claims_of_a_small_file_take_no_memory(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_arrays_of_a_sparse_file_are_bounded_in_sum(tmp_path: Path, kind: int, c
     assert path.stat().st_size > 3 << 30
     tracemalloc.start()
     try:
-        with pytest.raises(ModelFormatError, match="more than 134217728 bytes of metadata") as caught:
+        with pytest.raises(ModelFormatError, match="exceeds 134217728 bytes of metadata") as caught:
             GgufFile(path)
         assert caught.value.field == "length of tokenizer.ggml.2"
         assert tracemalloc.get_traced_memory()[1] < 160 << 20
@@ -281,9 +281,9 @@ def test_large_arrays_that_nobody_reads_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_the_strings_of_a_file_are_bounded_in_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_reader, "MAX_KEPT", 1000)
+    monkeypatch.setattr(gguf_reader, "MAX_VALUE_BYTES", 1000)
     entries = [("a", STRING, "x" * 600), ("b", ARRAY, (STRING, ["x" * 100] * 5))]
-    assert "more than 1000 bytes of metadata" in str(refused(tmp_path, bytes(build(entries, []).data)))
+    assert "exceeds 1000 bytes of metadata" in str(refused(tmp_path, bytes(build(entries, []).data)))
     opened(write(tmp_path / "x.gguf", bytes(build(entries[:1], []).data)))
 
 

@@ -73,7 +73,7 @@ def test_stacked_experts_have_a_part_each(tmp_path):
         found = read(tmp_path / "x", data)
         parts = [found.of(expert(number, name)) for number in range(3)]
         assert [part.tolist() for part in parts] == [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
-        with pytest.raises(ModelFormatError, match=r"has 6 values; the model asks for 2 for each of 4 experts"):
+        with pytest.raises(ModelFormatError, match=r"has 6 values; the model needs 2 for each of 4 experts"):
             found.of(expert(0, name, experts=4))
 
 
@@ -112,13 +112,13 @@ GOOD = older_kind(VALUES)
     [
         (b"", "has 0 bytes"),
         (b"GGU", "has 3 bytes"),
-        (without("general.type"), "general.type.*is missing; an importance matrix has 'imatrix'"),
-        (build([("general.type", STRING, "model")], []).data, "is 'model'; an importance matrix has"),
+        (without("general.type"), "general.type.*is missing; in an importance matrix it is 'imatrix'"),
+        (build([("general.type", STRING, "model")], []).data, "is 'model'; in an importance matrix it is"),
         (build([("general.type", F32, 1.0)], []).data, "is '1.0'"),
-        (build(ENTRIES, []).data, "there is no tensor"),
-        (changed(0, name="x.weight"), "neither sums"),
-        (changed(0, name=".in_sum2"), "neither sums"),
-        (changed(0, name="x.in_sum2"), r"stands alone: there is no x\.counts"),
+        (build(ENTRIES, []).data, "the file has no entries"),
+        (changed(0, name="x.weight"), "ends neither in"),
+        (changed(0, name=".in_sum2"), "ends neither in"),
+        (changed(0, name="x.in_sum2"), r"has no matching x\.counts"),
         (changed(1, kind=1, data=b"\0\0"), "has type F16; it must be F32"),
         (changed(0, data=np.array([1, 2, np.nan, 3], "<f4").tobytes()), "value 2 is nan"),
         (changed(0, data=np.array([1, -2, 0, 3], "<f4").tobytes()), "value 1 is -2"),
@@ -200,7 +200,9 @@ def test_what_has_no_entry_is_said(tmp_path, caplog):
 
 def test_an_importance_matrix_of_another_model_is_refused(tmp_path):
     file = write_tiny_gguf(tmp_path / "tiny.gguf", quant="F16")
-    with pytest.raises(ModelFormatError, match="1 entries, such as 'blk.99.x', and none is of a matrix of this llama"):
+    with pytest.raises(
+        ModelFormatError, match="none of the 1 entries, such as 'blk.99.x', matches a matrix of this llama"
+    ):
         plan_over(file, {"blk.99.x": np.ones(3, np.float32)})
-    with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_down\.weight.*has 3 values; the model asks for"):
+    with pytest.raises(ModelFormatError, match=r"blk\.0\.ffn_down\.weight.*has 3 values; the model needs"):
         plan_over(file, {"blk.0.ffn_down.weight": np.ones(3, np.float32)})

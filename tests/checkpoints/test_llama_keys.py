@@ -127,7 +127,7 @@ def test_two_rope_objects_that_differ_are_said(tmp_path: Path, caplog: pytest.Lo
         same = config_of(tmp_path, BASE | {"rope_scaling": linear, "rope_parameters": linear | {"rope_type": "linear"}})
         assert not caplog.records
         assert config_of(tmp_path, BASE | {"rope_scaling": linear, "rope_parameters": yarn}) == same
-    assert "differ in rope_type; rope_scaling holds" in caplog.text
+    assert "differ in rope_type; using rope_scaling" in caplog.text
 
 
 # ---- honoured: through the loader, against transformers ------------------------------------------------------------

@@ -205,7 +205,7 @@ def test_a_full_disk_by_the_systems_own_limit(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
-        with pytest.raises(SaveError, match="nothing that was there has been changed") as caught:
+        with pytest.raises(SaveError, match="existing files are unchanged") as caught:
             saved(tmp_path / "out", overwrite=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -260,12 +260,12 @@ BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"infos": {"a": TensorInfo((2, 2), "q9", 32)}}, "unknown"),
     ({"infos": {"a": TensorInfo((2, 2), "sym_int4", 48)}}, "unknown"),
     ({"infos": {"a": TensorInfo((2,), "sym_int4", 32)}}, "unknown"),
-    ({"infos": {"format": TensorInfo((2,), "fp32")}}, "taken"),
-    ({"infos": {"a.codes": TensorInfo((2,), "fp32"), "a": TensorInfo((2, 2), "sym_int4", 32)}}, "taken"),
-    ({"weights": []}, "announced and not given"),
-    ({"weights": [("x", WEIGHTS["half.weight"])]}, "not announced"),
+    ({"infos": {"format": TensorInfo((2,), "fp32")}}, "already used"),
+    ({"infos": {"a.codes": TensorInfo((2,), "fp32"), "a": TensorInfo((2, 2), "sym_int4", 32)}}, "already used"),
+    ({"weights": []}, "is in infos but was not given"),
+    ({"weights": [("x", WEIGHTS["half.weight"])]}, "is not in infos"),
     ({"weights": [*WEIGHTS.items(), *WEIGHTS.items()]}, "given twice"),
-    ({"weights": [("half.weight", WEIGHTS["bits.weight"])]}, "announced as fp16"),
+    ({"weights": [("half.weight", WEIGHTS["bits.weight"])]}, "but infos has fp16"),
     ({"weights": [("half.weight", PackedWeight("fp16", (3, 8), np.zeros((3, 8), np.float16)))]}, "is not F16"),
     ({"config": {**CONFIG, "x": object()}}, "cannot be written as JSON"),
 ]

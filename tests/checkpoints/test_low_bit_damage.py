@@ -84,7 +84,7 @@ def test_a_flipped_bit_names_file_and_tensor(tmp_path: Path, bit: int) -> None:
             with path.open("r+b") as file:
                 file.seek(at)
                 file.write(bytes([data[at] ^ 1 << bit]))
-            with pytest.raises(ModelFormatError, match="its checksum is another one|is NaN or infinite") as caught:
+            with pytest.raises(ModelFormatError, match="its checksum differs|is NaN or infinite") as caught:
                 checkpoint.read(name)
             assert (caught.value.file, caught.value.field) == (str(path), name)
             with path.open("r+b") as file:
@@ -104,7 +104,7 @@ def test_a_checksum_is_of_the_name_and_must_be_there(tmp_path: Path, name: str) 
                     table[name + suffix], table["other" + suffix] = table["other" + suffix], table[name + suffix]
 
     checkpoint = LowBitCheckpoint(rewritten(saved(tmp_path / "exchanged", twin), exchange))
-    with pytest.raises(ModelFormatError, match="its checksum is another one"):
+    with pytest.raises(ModelFormatError, match="its checksum differs"):
         checkpoint.read(name)
     with pytest.raises(ModelFormatError, match="must end with sha256:"):
         LowBitCheckpoint(rewritten(saved(tmp_path / "none"), lambda h: h["__metadata__"].update({name: "sym_int4"})))
@@ -128,7 +128,7 @@ def test_a_part_of_a_damaged_tensor_is_not_read_either(tmp_path: Path) -> None:
     data[LowBitCheckpoint(folder)._file.tensors["model.layers.0.self_attn.qkv_proj.weight.codes"].offset] ^= 1  # of q
     path.write_bytes(data)
     for name in (k, v, q):
-        with pytest.raises(ModelFormatError, match="its checksum is another one") as caught:
+        with pytest.raises(ModelFormatError, match="its checksum differs") as caught:
             LowBitCheckpoint(folder).read(name)
         assert caught.value.field == "model.layers.0.self_attn.qkv_proj.weight"
 
@@ -145,7 +145,7 @@ def test_one_name_twice_and_no_tensor(tmp_path: Path) -> None:
         LowBitCheckpoint(folder)
     assert caught.value.field == "ragged.weight"
     (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    with pytest.raises(ModelFormatError, match="holds no tensor"):
+    with pytest.raises(ModelFormatError, match="has no tensors"):
         LowBitCheckpoint(folder)
 
 
@@ -173,10 +173,10 @@ def test_bad_marker(tmp_path: Path, key: str, value: Any, words: str) -> None:
 
 def test_a_newer_version_and_no_marker(tmp_path: Path) -> None:
     folder = edit_config(saved(tmp_path / "out"), lambda c: c["ipex_lookahead"].update({"version": 3}))
-    with pytest.raises(UnsupportedModelError, match="version 3 of the format; this release reads versions up to 2"):
+    with pytest.raises(UnsupportedModelError, match="version 3 of the format; this release supports versions up to 2"):
         open_checkpoint(folder)
     edit_config(folder, lambda c: c.update({"ipex_lookahead": []}))
-    with pytest.raises(ModelFormatError, match="an object here"):
+    with pytest.raises(ModelFormatError, match="it must be an object"):
         open_checkpoint(folder)
     edit_config(folder, lambda c: c.pop("ipex_lookahead"))
     with pytest.raises(UnsupportedModelError, match="supported dtypes are F32, F16, BF16"):
@@ -189,5 +189,5 @@ def test_a_file_cut_while_open_is_an_error(tmp_path: Path) -> None:
     os.truncate(folder / "model.safetensors", 1500)
     with pytest.raises(ModelFormatError, match="became shorter"):
         checkpoint.read("model.norm.weight")
-    with pytest.raises(ModelFormatError, match="no tensor of this name"):
+    with pytest.raises(ModelFormatError, match="no tensor has this name"):
         checkpoint.info("nope")

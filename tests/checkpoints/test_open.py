@@ -44,7 +44,7 @@ def test_a_folder_with_gguf_files(tmp_path: Path) -> None:
 
 
 def test_nothing_there(tmp_path: Path) -> None:
-    said = {"absent": "no such file or folder", "x" * 5000: "File name too long", "nul\0byte": "is no path"}
+    said = {"absent": "no such file or folder", "x" * 5000: "File name too long", "nul\0byte": "is not a valid path"}
     for path, says in ((tmp_path / name, says) for name, says in said.items()):
         with pytest.raises(InputError, match=says):
             open_checkpoint(path)
@@ -56,7 +56,7 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_other_files(tmp_path: Path) -> None:
     folder = write_tiny_llama(tmp_path / "m")
     for name in ("model.safetensors", "config.json"):
-        with pytest.raises(InputError, match="one file of a checkpoint") as caught:
+        with pytest.raises(InputError, match="a single file of a checkpoint") as caught:
             open_checkpoint(folder / name)
         assert str(folder) in caught.value.hint
     (tmp_path / "x.bin").write_bytes(b"\x80\x04]\x94.")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.checkpoints import awq, compressed_tensors, gptq, open_checkpoint
-from ipex_lookahead.checkpoints.quantized_layers import may_matter
+from ipex_lookahead.checkpoints.quantized_layers import may_change_weights
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, dequantize
@@ -132,15 +132,15 @@ IN_GROUP = "config_groups__group_0__"
         (GPTQ, {"quant_method": ...}, "quant_method"),
         (GPTQ, {"quant_method": "torchao"}, "quant_method is torchao|quant_method 'torchao'"),
         (GPTQ, {"quant_method": "hqq"}, "quant_method is hqq|quant_method 'hqq'"),
-        (GPTQ, {"bits": 5}, "bits is 5; what is read is 2 or 3 or 4 or 8"),
+        (GPTQ, {"bits": 5}, "bits is 5; supported: 2 or 3 or 4 or 8"),
         (GPTQ, {"bits": 4.0}, "bits is 4.0"),
         (GPTQ, {"bits": True}, "bits is True|bits is true"),
         (GPTQ, {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         (GPTQ, {"dynamic": {"-:x": {}, "+:y": {"bits": 8}}}, "dynamic is"),
         (GPTQ, {"adapter": {"name": "lora"}}, "adapter is"),
         (GPTQ, {"rotation": "hadamard"}, "rotation is 'hadamard'"),
-        (AWQ, {"version": "exllama"}, "version is 'exllama'; what is read is 'gemm' or 'gemv' or 'gemv_fast'"),
-        (GPTQ, {"new_scale_factor": 7}, "new_scale_factor is 7; this key of gptq is not known"),
+        (AWQ, {"version": "exllama"}, "version is 'exllama'; supported: 'gemm' or 'gemv' or 'gemv_fast'"),
+        (GPTQ, {"new_scale_factor": 7}, "new_scale_factor is 7; this key of gptq is unknown"),
         (GPTQ, {"hadamard": False}, "hadamard is False"),
         (GPTQ, {"act_bits": 8}, "act_bits is 8"),
         (GPTQ, {"data_type": "fp"}, "data_type is 'fp'"),
@@ -153,7 +153,7 @@ IN_GROUP = "config_groups__group_0__"
         (
             PACKED,
             {"format": "nvfp4-pack-quantized"},
-            "format is 'pack-quantized'; what is read is 'nvfp4-pack-quantized'",
+            "format is 'pack-quantized'; supported: 'nvfp4-pack-quantized'",
         ),
         (PACKED, {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is"),
         (PACKED, {IN_GROUP + "weights__type": "float"}, r"config_groups\.group_0\.weights\.type is 'float'"),
@@ -167,11 +167,11 @@ IN_GROUP = "config_groups__group_0__"
         (FP8, {"scale_fmt": "e8m23"}, "scale_fmt is 'e8m23'"),
         (FP8, {"expert_dtype": "fp4"}, "expert_dtype is 'fp4'"),
         (FP8, {"modules_to_convert": ["embed_tokens"]}, "modules_to_convert is"),
-        (FP8, {"new_switch": 7}, "new_switch is 7; this key of fp8 is not known"),
+        (FP8, {"new_switch": 7}, "new_switch is 7; this key of fp8 is unknown"),
         (CT8, {IN_GROUP + "weights__type": "int"}, r"config_groups\.group_0\.weights\.type is 'int'"),
         (CT8, {IN_GROUP + "weights__symmetric": False}, "symmetric is"),
         (CT8, {IN_GROUP + "input_activations__type": "int"}, r"input_activations\.type is 'int'"),
-        (NVFP4, {IN_GROUP + "weights__group_size": 32}, "group_size is 32; what is read is 16"),
+        (NVFP4, {IN_GROUP + "weights__group_size": 32}, "group_size is 32; supported: 16"),
         (NVFP4, {IN_GROUP + "weights__strategy": "channel"}, "strategy is 'channel'"),
         (BNB, {"load_in_8bit": True}, "load_in_4bit is"),
         (BNB, {"bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type is 'int4'"),
@@ -221,7 +221,7 @@ def test_every_key_that_a_scheme_has_a_word_on_would_else_be_taken_for_one_that_
     """What those that are refused are called is what tells a setting from a note: the rule knows them all."""
     for settings in (gptq._SETTINGS, awq._SETTINGS, compressed_tensors._SETTINGS):
         for key in {*settings.used, *settings.refused} - {"version"}:
-            assert may_matter(key, True), key
+            assert may_change_weights(key, True), key
 
 
 @pytest.mark.parametrize(
@@ -295,23 +295,23 @@ ORDER, INT8 = folders.gptq(4, 32, True, ordered="shared"), folders.compressed(8,
         (GPTQ, replaced("qweight", lambda t: t.float()), "qweight", "is F32"),
         (GPTQ, replaced("scales", lambda t: t.T), "scales", r"\[128, 4\]"),
         (GPTQ, put("scales", (1, 3), float("nan")), "scales", "value 131 is NaN or infinite"),
-        (GPTQ, put("qzeros", (0, 0), 0), "qzeros", "zero point 0 is 1, but sym is true: all are 8"),
-        (GPTQ, dropped("qzeros"), "qweight", "without qzeros"),
-        (GPTQ, dropped("scales"), "qweight", "without scales"),
+        (GPTQ, put("qzeros", (0, 0), 0), "qzeros", "zero point 0 is 1; it must be 8, because sym is true"),
+        (GPTQ, dropped("qzeros"), "qweight", "has no qzeros"),
+        (GPTQ, dropped("scales"), "qweight", "has no scales"),
         (AWQ, replaced("qzeros", lambda t: t[:, :-1]), "qzeros", r"\[4, 15\]"),
         (AWQ, put("scales", (0, 0), float("inf")), "scales", "NaN or infinite"),
-        (AWQ, dropped("scales"), "qweight", "without scales"),
+        (AWQ, dropped("scales"), "qweight", "has no scales"),
         (PACKED, put("weight_shape", 0, 64), "weight_shape", r"is \[64, 128\]"),
-        (PACKED, dropped("weight_zero_point"), "weight_scale", "without weight_zero_point"),
-        (PACKED, dropped("weight_scale"), "weight_packed", "without weight_scale"),
+        (PACKED, dropped("weight_zero_point"), "weight_scale", "has no weight_zero_point"),
+        (PACKED, dropped("weight_scale"), "weight_packed", "has no weight_scale"),
         (PACKED, replaced("weight_packed", lambda t: t[:, :-1]), "weight_packed", r"\[128, 15\]"),
         (PACKED, put("weight_scale", (2, 1), float("nan")), "weight_scale", "value 9 is NaN"),
         (INT8, replaced("weight_scale", lambda t: t[:-1]), "weight_scale", r"\[127, 1\]"),
         (INT8, replaced("weight", lambda t: t.short()), "weight", "is I16"),
         (THREE, replaced("qweight", lambda t: t[:-1]), "qweight", r"is I32 \[11, 128\]; .* I32 \[12, 128\]"),
-        (THREE, put("qzeros", (0, 0), 0), "qzeros", "zero point 0 is 1, but sym is true: all are 4"),
+        (THREE, put("qzeros", (0, 0), 0), "qzeros", "zero point 0 is 1; it must be 4, because sym is true"),
         (GEMV, replaced("scales", lambda t: t[:, :-1]), "scales", r"F16 \[128, 31\]; .*\[128, 32\]"),
-        (GEMV, dropped("qzeros"), "qweight", "without qzeros"),
+        (GEMV, dropped("qzeros"), "qweight", "has no qzeros"),
         (FAST, replaced("qweight", lambda t: t.int()), "qweight", r"is I32 .* I16 \[32, 128\]"),
         (FAST, put("qzeros", (0, 0), float("nan")), "qzeros", "value 0 is NaN or infinite"),
         (FP8, put("weight", (1, 2), float("nan")), "weight", "value 130 is NaN"),
@@ -320,17 +320,17 @@ ORDER, INT8 = folders.gptq(4, 32, True, ordered="shared"), folders.compressed(8,
         (FP8, replaced("weight_scale_inv", lambda t: t.int()), "weight_scale_inv", "is I32"),
         (FP8, replaced("weight_scale_inv", lambda t: t.repeat(2, 1)), "weight_scale_inv", r"\[2, 1\]; .* \[1, 1\]"),
         (FP8, replaced("weight", lambda t: t.float()), "weight", "is F32"),
-        (FP8, dropped("weight"), "weight_scale_inv", "without weight"),
+        (FP8, dropped("weight"), "weight_scale_inv", "has no weight"),
         (POWERS, replaced("weight_scale_inv", lambda t: t.fill_(float("nan"))), "weight_scale_inv", "value 0 is 255"),
         (CT8, replaced("weight_scale", lambda t: t[0]), "weight_scale", r"is BF16 \[1\]"),
         (NVFP4, put("weight_global_scale", 0, 0.0), "weight_global_scale", "is 0; scales are divided by it"),
         (NVFP4, put("weight_global_scale", 0, 1e-37), "weight_global_scale", "which makes values infinite"),
         (NVFP4, put("weight_scale", (3, 1), float("nan")), "weight_scale", "value .* is NaN"),
-        (NVFP4, dropped("weight_global_scale"), "weight_packed", "without weight_global_scale"),
+        (NVFP4, dropped("weight_global_scale"), "weight_packed", "has no weight_global_scale"),
         (MXFP4, put("weight_scale", (3, 1), 255), "weight_scale", "value 13 is NaN or infinite"),
         (MXFP4, replaced("weight_packed", lambda t: t[:, :-1]), "weight_packed", r"is U8 \[128, 63\]"),
         (BNB, replaced("weight.absmax", lambda t: t[:-1]), "absmax", r"\[255\]"),
-        (BNB, dropped("weight.nested_absmax"), "absmax", "nested_absmax is not there"),
+        (BNB, dropped("weight.nested_absmax"), "absmax", "nested_absmax is missing"),
         (BNB, dropped("weight.quant_state.bitsandbytes__nf4"), "weight", "0 quant_state tensors"),
         (BNB, put("weight.quant_map", 3, 0.5), "quant_map", "is not the table of nf4"),
         (BNB, put("weight.nested_absmax", 0, float("inf")), "nested_absmax", "NaN or infinite"),
@@ -355,7 +355,7 @@ def test_tensors_that_contradict_each_other_are_errors_with_their_place(
 def test_a_code_beyond_the_bits_is_an_error(tmp_path: Path) -> None:
     write_quantized(tmp_path, folders.compressed(8, "channel", -1, True, packed=False))
     change_settings(tmp_path, **{IN_GROUP + "weights__num_bits": 4})
-    with pytest.raises(ModelFormatError, match=r"weight at byte \d+: value \d+ is -?\d+, which 4 bits do not hold"):
+    with pytest.raises(ModelFormatError, match=r"weight at byte \d+: value \d+ is -?\d+, which exceeds 4 bits"):
         SafetensorsCheckpoint(tmp_path).read(f"{LAYER}.weight")
 
 

@@ -122,10 +122,10 @@ BROKEN: list[tuple[str, bytes, str, int | None, str]] = [
     ("three offsets", raw_file(entry(data_offsets=[0, 8, 8]), EIGHT), "a.data_offsets", None, "two whole"),
     ("tail", raw_file(ONE, EIGHT + b"x"), "data", 8 + len(ONE) + 8, "the file at byte"),
     ("data and no tensor", raw_file("{}", EIGHT), "data", 10, "the file at byte"),
-    ("hole", raw_file(two([0, 2], [4, 8]), EIGHT), "b", None, "a hole before it"),
-    ("hole at the start", raw_file(two([2, 4], [4, 8]), EIGHT), "a", None, "a hole before it"),
-    ("overlap", raw_file(two([0, 6], [4, 8]), EIGHT), "b", None, "an overlap"),
-    ("same place twice", raw_file(two([0, 8], [0, 8]), EIGHT), "b", None, "an overlap"),
+    ("hole", raw_file(two([0, 2], [4, 8]), EIGHT), "b", None, "there is a gap before it"),
+    ("hole at the start", raw_file(two([2, 4], [4, 8]), EIGHT), "a", None, "there is a gap before it"),
+    ("overlap", raw_file(two([0, 6], [4, 8]), EIGHT), "b", None, "it overlaps"),
+    ("same place twice", raw_file(two([0, 8], [0, 8]), EIGHT), "b", None, "it overlaps"),
 ]  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_too_many_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     from ipex_lookahead.checkpoints import safetensors_reader as module
 
     monkeypatch.setattr(module, "MAX_TENSORS", 1)
-    assert "lists 2 tensors; at most 1" in refused(tmp_path, raw_file(two([0, 4], [4, 8]), EIGHT)).problem
+    assert "lists 2 tensors; the maximum is 1" in refused(tmp_path, raw_file(two([0, 4], [4, 8]), EIGHT)).problem
 
 
 def test_padded_headers_and_order_are_free(tmp_path: Path) -> None:
@@ -205,9 +205,9 @@ def test_shapes_that_are_no_weights(tmp_path: Path) -> None:
         SafetensorsCheckpoint(folder_with(tmp_path, entry(shape=[2, 1, 1]), EIGHT))
     with pytest.raises(UnsupportedModelError, match="vectors and matrices"):
         SafetensorsCheckpoint(folder_with(tmp_path, entry(shape=[], data_offsets=[0, 4]), b"\0" * 4))
-    with pytest.raises(ModelFormatError, match="holds no value"):
+    with pytest.raises(ModelFormatError, match="it is empty"):
         SafetensorsCheckpoint(folder_with(tmp_path, entry(shape=[0, 4], data_offsets=[0, 0]), b""))
-    with pytest.raises(ModelFormatError, match="holds no tensor"):
+    with pytest.raises(ModelFormatError, match="has no tensors"):
         SafetensorsCheckpoint(folder_with(tmp_path, "{}", b""))
 
 
@@ -260,7 +260,7 @@ def test_index_and_shards_agree(sharded: Path) -> None:
     change_index(sharded, lambda index: index["weight_map"].update({NAME: second}))
     SafetensorsCheckpoint(sharded).close()
     (sharded / second).write_bytes((sharded / first).read_bytes())
-    assert f"is in {first} too" in str(index_refused(sharded))
+    assert f"is in {first} as well" in str(index_refused(sharded))
     (sharded / second).unlink()
     assert "not in the folder" in str(index_refused(sharded))
 
@@ -275,7 +275,7 @@ def test_names_in_the_index(sharded: Path, name: str) -> None:
 
 
 def test_a_name_that_is_not_there(sharded: Path) -> None:
-    with pytest.raises(ModelFormatError, match="no tensor of this name") as caught:
+    with pytest.raises(ModelFormatError, match="no tensor has this name") as caught:
         SafetensorsCheckpoint(sharded).info("nope")
     assert caught.value.field == "nope"
 
@@ -293,14 +293,14 @@ def test_index_json_is_strict(sharded: Path) -> None:
     assert "twice" in str(index_refused(sharded))
     with path.open("wb") as file:
         file.truncate((16 << 20) + 1)
-    assert "at most 16777216" in str(index_refused(sharded))
+    assert "the maximum is 16777216" in str(index_refused(sharded))
 
 
 def test_too_many_shards(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ipex_lookahead.checkpoints import safetensors as module
 
     monkeypatch.setattr(module, "MAX_SHARDS", 1)
-    assert "at most 1" in str(index_refused(sharded))
+    assert "the maximum is 1" in str(index_refused(sharded))
 
 
 def test_shards_may_be_links(sharded: Path, tmp_path: Path) -> None:

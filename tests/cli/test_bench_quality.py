@@ -12,7 +12,6 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.cli.main import run
-from ipex_lookahead.hf.auto import AutoModelForCausalLM
 from ipex_lookahead.low_bits import LOW_BITS, PRESETS
 from ipex_lookahead.runtime import loading
 from tests.support.tiny import write_tiny_llama

@@ -25,7 +25,7 @@ def test_a_cut_vocabulary(tiny, prose, tmp_path, capsys):
     assert run(words) == 1
     assert "exists" in capsys.readouterr().err
     assert run([*words, "--overwrite"]) == 0
-    with pytest.raises(InputError, match="is of a vocabulary of"):
+    with pytest.raises(InputError, match="was made for a vocabulary of"):
         read_ids(out, SIZE + 1)
 
 

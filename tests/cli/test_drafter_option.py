@@ -116,15 +116,15 @@ def test_a_draft_model_that_was_named_drafts_whatever_else_is_said() -> None:
 def test_a_head_of_another_model_is_one_sentence(made: Path, capsys: Any, command: list[str]) -> None:
     assert run([*command, "-m", str(made / "model"), "--threads", "1", "--drafter", str(made / "other")]) == 1
     err = capsys.readouterr().err
-    assert "is a head for another model, of hidden size 128, not 64" in err
-    assert "hint: name the head that was trained for this model with --drafter, or leave it out" in err
+    assert "is a head for another model, with hidden size 128, not 64" in err
+    assert "hint: name a head that was trained for this model with --drafter, or leave it out" in err
     assert "Traceback" not in err
 
 
 def test_a_vocabulary_for_no_head(made: Path, capsys: Any) -> None:
     assert run(["generate", "x", "-m", str(made / "model"), "--threads", "1", "--draft-vocab", "100"]) == 1
     err = capsys.readouterr().err
-    assert "error: --draft-vocab 100 is of a head that drafts, and the model brings none that can be used" in err
+    assert "error: --draft-vocab 100 needs a drafting head, but no usable head was found for the model" in err
     assert "hint: name one with --drafter, or leave it out" in err
 
 
@@ -227,5 +227,5 @@ def test_quantize_keeps_it(made: Path, capsys: Any, tmp_path: Path) -> None:
         sizes.append(json.loads(capsys.readouterr().out)["drafter"]["bytes"])
     assert sizes[1] < 0.75 * sizes[0]
     assert run(["quantize", str(made / "model"), str(tmp_path / "d"), "--drafter-low-bit", "sym_int8"]) == 1
-    assert "--drafter-low-bit sym_int8 is of a head that drafts" in capsys.readouterr().err
+    assert "--drafter-low-bit sym_int8 needs a drafting head" in capsys.readouterr().err
     assert not (tmp_path / "d").exists()

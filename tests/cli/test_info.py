@@ -68,13 +68,13 @@ def test_a_gguf_file_of_types_that_are_not_read(tmp_path, capsys):
     assert "cannot be run" in said
     assert "llama-quantize --allow-requantize" in said
     assert run(["generate", "-m", str(file), "hi"]) == 1
-    assert "hint: take a Q8_0 or Q4_0 file of this model, or convert" in capsys.readouterr().err
+    assert "hint: use a Q8_0 or Q4_0 file of this model, or convert" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_model(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("my own words")
     assert run(["info", str(tmp_path / "notes.txt")]) == 1
-    assert "hint: this is no model, or not all of one; give a .gguf file" in capsys.readouterr().err
+    assert "hint: this is not a complete model; give a .gguf file" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_still_an_error(tmp_path, capsys):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.checkpoints.sizes import packed_bytes
+from ipex_lookahead.checkpoints.low_bit import packed_bytes
 from ipex_lookahead.cli.main import run
 from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama

@@ -55,9 +55,9 @@ def test_what_needs_one_says_so_and_what_to_set():
     for done, variable in zip(found, variables, strict=True):
         assert done.returncode == 1
         error, hint = done.stderr.splitlines()
-        assert error.startswith("error: there is no place to keep")
-        assert error.endswith("HOME is not set, and the system does not list this user")
-        assert hint == f"hint: set {variable} to a folder that you may write"
+        assert error.startswith("error: there is no cache folder for")
+        assert error.endswith("HOME is not set, and the system does not know this user")
+        assert hint == f"hint: set {variable} to a writable folder"
     told = json.loads(facts.stdout)
     assert (told["cache_folder"], told["step_costs"]) == (None, [])
 
@@ -71,7 +71,7 @@ def test_a_path_in_the_home_that_is_not_there_is_refused(model):
     given = [["--prompt-file", "~/prompt"], ["-o", "~/out", "Hi"], ["--store", "~/s", "Hi"]]
     for done in homeless([["generate", *arguments, "-m", str(model)] for arguments in given]):
         assert done.returncode in (1, 2)
-        assert "is no path" in done.stderr
+        assert "is not a valid path" in done.stderr
         assert "internal error" not in done.stderr
 
 

@@ -101,7 +101,7 @@ def test_one_file_of_several(commands, repositories, tmp_path):
         ["pull", "owner/ggufs"], ["pull", "owner/ggufs:Q8_0"], ["list", "--json"], ["rm", "-y", "owner/ggufs:Q8_0"]
     )
     assert first.returncode == 0, first.stderr
-    assert "owner/ggufs has 2 GGUF files; taking tiny.Q4_0.gguf" in first.stderr
+    assert "owner/ggufs has 2 GGUF files; using tiny.Q4_0.gguf" in first.stderr
     assert second.returncode == 0
     names = {found["name"]: found["format"] for found in json.loads(listed.stdout)["models"]}
     assert names == {"owner/ggufs:tiny.Q4_0.gguf": "sym_int4", "owner/ggufs:tiny.Q8_0.gguf": "sym_int8"}
@@ -211,7 +211,7 @@ def test_nothing_outside_the_cache_is_touched(cache, tmp_path, capsys):
     assert precious.read_bytes() == b"mine"
     for own in (precious, tmp_path):
         assert run(["rm", "--yes", str(own)]) == 1
-        assert "only models that were fetched are removed" in capsys.readouterr().err
+        assert "only downloaded models can be removed" in capsys.readouterr().err
     (cache / "models--owner--elsewhere").symlink_to(tmp_path)
     assert run(["rm", "--yes", "owner/elsewhere"]) == 1
     assert precious.exists()
@@ -221,7 +221,7 @@ def test_nothing_outside_the_cache_is_touched(cache, tmp_path, capsys):
 def test_what_is_not_kept_is_not_removed(name, cache, capsys):
     before = sorted(cache.rglob("*"))
     assert run(["rm", "--yes", name]) == 1
-    assert "is not kept on this machine" in capsys.readouterr().err
+    assert "is not in the cache" in capsys.readouterr().err
     assert sorted(cache.rglob("*")) == before
 
 

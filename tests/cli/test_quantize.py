@@ -102,7 +102,7 @@ def test_nonsense_is_refused_before_the_model_is_looked_for(tmp_path, refused):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     assert "is a file" in refused("owner/model", tmp_path / "file")
-    assert "is left alone" in refused("owner/model", tmp_path / "mine", "--overwrite")
+    assert "nothing was changed" in refused("owner/model", tmp_path / "mine", "--overwrite")
     assert "did you mean" in refused("owner/model", tmp_path / "out", "--low-bit", "sym_int")
 
 

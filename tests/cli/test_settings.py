@@ -65,7 +65,7 @@ def test_lists_and_flags(monkeypatch, tmp_path, capsys):
         ("generate: {rows: 3}", "sets 'rows' of generate, which it does not have", ""),
         ("bench step: {rwos: 3}", "sets 'rwos' of bench step", "did you mean rows?"),
         ("[1, 2]", "holds list", ""),
-        ("a: [", "is no YAML", ""),
+        ("a: [", "is not YAML", ""),
         ("json: 3", "json is 3; it must be true or false", ""),
         ("model: [[a]]", "must be a value or a list", ""),
         ("config: other.yaml", "sets 'config', which no command has", ""),
@@ -87,7 +87,7 @@ def test_a_file_that_is_not_there(tmp_path, capsys):
 
 def test_a_huge_file_is_not_read(tmp_path, capsys):
     assert run(["generate", "hi", "--config", write(tmp_path, "#" * (1 << 20) + "#")]) == 2
-    assert "at most" in capsys.readouterr().err
+    assert "the maximum is" in capsys.readouterr().err
 
 
 def test_info_shows_what_holds_and_where_it_comes_from(monkeypatch, tmp_path, capsys):

@@ -61,7 +61,7 @@ NEEDS_IT = {
     "bench run": ("bench", "run", "configs/bench/laptop.yaml", "--output", "{new}/results"),
 }
 REFUSES = {
-    "rm": (("rm", "nothing-of-that-name"), "nothing-of-that-name is not kept on this machine"),
+    "rm": (("rm", "nothing-of-that-name"), "nothing-of-that-name is not in the cache"),
     "engine torch": (
         ("generate", "-m", "{model}", "--engine", "torch", "one"),
         f"--engine torch (asked for) needs torch and transformers, which are not installed: {installing('torch')}",

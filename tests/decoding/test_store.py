@@ -131,7 +131,7 @@ def test_a_store_that_cannot_be_written_does_not_cost_the_output(
 
 
 def test_strategies_without_a_store_say_so() -> None:
-    with pytest.raises(InputError, match="'prompt_lookup' looks into no store; use auto or suffix"):
+    with pytest.raises(InputError, match="'prompt_lookup' uses no store; use auto or suffix"):
         LookaheadConfig(store="x")
     with pytest.raises(InputError, match="path of a file"):
         LookaheadConfig("auto", store="")

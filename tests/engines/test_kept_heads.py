@@ -177,7 +177,7 @@ def test_a_head_that_is_quantized_in_its_file_keeps_its_bits(tmp_path: Path) -> 
 
 def test_a_format_for_no_head_is_refused(made: Path, tmp_path: Path) -> None:
     shutil.copy(made / "apart" / "model.gguf", tmp_path / "model.gguf")
-    with pytest.raises(InputError, match="drafter_low_bit='sym_int8' is of a head that drafts"):
+    with pytest.raises(InputError, match="drafter_low_bit='sym_int8' needs a drafting head"):
         convert(LoadRequest(tmp_path / "model.gguf", drafter_low_bit="sym_int8"), tmp_path / "saved")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.gguf"]
 

@@ -82,7 +82,11 @@ def test_what_is_said_of_a_path_that_is_none(tmp_path: Path) -> None:
     assert given_path(tmp_path / "absent" / "too") == tmp_path / "absent" / "too"
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert given_path(tmp_path / "loop") == tmp_path / "loop"
-    for path, says in (("a\0b", r"'a\\x00b' is no path: .*null"), (5, "5 is no path"), ("x" * 300, "name too long")):
+    for path, says in (
+        ("a\0b", r"'a\\x00b' is not a valid path: .*null"),
+        (5, "5 is not a valid path"),
+        ("x" * 300, "name too long"),
+    ):
         with pytest.raises(InputError, match=says) as caught:
             given_path(path)  # type: ignore[arg-type]
         assert len(str(caught.value)) < 300
@@ -91,5 +95,5 @@ def test_what_is_said_of_a_path_that_is_none(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may look into any folder")
 def test_a_folder_that_may_not_be_looked_into(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
-    with pytest.raises(InputError, match="cannot be looked at: Permission denied"):
+    with pytest.raises(InputError, match="is not accessible: Permission denied"):
         given_path(tmp_path / "closed" / "x")

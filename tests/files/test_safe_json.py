@@ -120,8 +120,8 @@ def test_any_bytes_give_a_value_the_standard_library_gives_too_or_an_error(data:
         ('{"a":1,"a":2}', 11, "the key 'a' twice"),
         ('{"b":{"a":1,"\\u0061":2}, "c": [0]}', 21, "the key 'a' twice"),
         ('{"é":1,"\\u00e9":2}', 17, "the key 'é' twice"),
-        ("[1, NaN]", 4, "NaN, which is no JSON number"),
-        ("-Infinity", 0, "-Infinity, which is no JSON number"),
+        ("[1, NaN]", 4, "NaN, which is not a JSON number"),
+        ("-Infinity", 0, "-Infinity, which is not a JSON number"),
         ("[1e999]", 1, "too large"),
         ("01", 1, "Extra data"),
         ("+1", 0, "Expecting value"),
@@ -208,10 +208,10 @@ def test_files(tmp_path: Path) -> None:
     good = tmp_path / "a.json"
     good.write_bytes(b'{"a": 1}')
     assert load_object(good, 8) == {"a": 1}
-    with pytest.raises(ModelFormatError, match="has 8 bytes; at most 7"):
+    with pytest.raises(ModelFormatError, match="has 8 bytes; the maximum is 7"):
         load_object(good, 7)
     good.write_bytes(b"[1]")
-    with pytest.raises(ModelFormatError, match="holds an array; it must be an object"):
+    with pytest.raises(ModelFormatError, match="is an array; it must be a JSON object"):
         load_object(good, 100)
     with pytest.raises(ModelFormatError, match="cannot be opened"):
         read_file(tmp_path / "missing", 100)

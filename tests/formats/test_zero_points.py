@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats import FORMATS, PackedWeight, dequantize, quantize
-from ipex_lookahead.formats.float_scales import packed as with_float_scales
-from ipex_lookahead.formats.zero_points import SIZES, pack_codes
+from ipex_lookahead.formats.table import BLOCK_FORMATS
+from ipex_lookahead.formats.zero_points import ZERO_GROUP_SIZES, pack_codes
 
 NAMES = {"zero_int4": 4, "zero_int8": 8}
 
@@ -28,7 +28,7 @@ def gaussian(n_out: int, n_in: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((n_out, n_in)).astype(np.float32) * np.float32(0.05)
 
 
-@pytest.mark.parametrize("group_size", SIZES)
+@pytest.mark.parametrize("group_size", ZERO_GROUP_SIZES)
 @pytest.mark.parametrize("name", NAMES)
 def test_values_are_scale_times_code_less_zero_without_rounding(name: str, group_size: int) -> None:
     rng, bits = np.random.default_rng(group_size), NAMES[name]
@@ -54,7 +54,7 @@ def test_values_are_scale_times_code_less_zero_without_rounding(name: str, group
     n_out=st.integers(1, 4),
     n_in=st.integers(1, 300),
     name=st.sampled_from(sorted(NAMES)),
-    group_size=st.sampled_from(SIZES),
+    group_size=st.sampled_from(ZERO_GROUP_SIZES),
     exponent=st.integers(-12, 6),
     shift=st.floats(-3, 3),
     seed=st.integers(0, 2**32 - 1),
@@ -127,4 +127,4 @@ def test_a_float32_scale_is_kept_to_the_last_bit(name: str) -> None:
     scales = rng.standard_normal((7, 3)).astype(np.float32) * np.float32(1e-7)
     table = np.array(low_bit.table, np.float32)
     expected = table[codes] * np.repeat(scales, 64, axis=1)[:, :172]
-    assert np.array_equal(dequantize(with_float_scales(low_bit, codes, scales)), expected)
+    assert np.array_equal(dequantize(BLOCK_FORMATS[name].matrix(codes, scales)), expected)

@@ -249,7 +249,7 @@ def test_a_disk_that_fills(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 8) as disk:
         save_model(disk / "out", 1.0, 2.0)
         for megabytes in (7.0, 9.0, 50.0):  # beside the first there is no room for it
-            with pytest.raises(SaveError, match="nothing that was there has been changed"):
+            with pytest.raises(SaveError, match="existing files are unchanged"):
                 save_model(disk / "out", 2.0, megabytes)
             assert value_of(disk / "out") == 1.0
             assert [p.name for p in disk.iterdir()] == ["out"]

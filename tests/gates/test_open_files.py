@@ -15,7 +15,7 @@ import pytest
 import safetensors
 
 from ipex_lookahead.checkpoints import family_of, open_checkpoint, open_other_family
-from ipex_lookahead.checkpoints.licence import copy_licence, licence_facts
+from ipex_lookahead.checkpoints.license import copy_license, license_facts
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
 from tests.gates import cases, seed
@@ -227,15 +227,15 @@ def test_what_a_card_says_of_the_licence(tmp_path: Path) -> None:
             shutil.rmtree(each, ignore_errors=True)
             each.mkdir()
         source = (folder_of if chance.random() < 0.7 else gguf_of)(chance, folder)
-        facts = licence_facts(source)
+        facts = license_facts(source)
         assert set(facts) <= {"license", "license_name", "license_link"}
         assert all("\n" not in fact and "\r" not in fact.strip("\r") for fact in facts.values()), facts
-        copy_licence(source, out)
+        copy_license(source, out)
         assert all(
             path.is_file() and not path.is_symlink() and path.stat().st_size <= 1 << 20 for path in out.iterdir()
         )
         if facts and source == folder:
-            assert licence_facts(out) == {name: fact.strip() for name, fact in facts.items()}
+            assert license_facts(out) == {name: fact.strip() for name, fact in facts.items()}
         return "facts" if facts else "none"
 
     seen = in_children(case, CARDS)

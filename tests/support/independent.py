@@ -13,7 +13,7 @@ from gguf.quants import dequantize as dequantize_blocks
 
 from ipex_lookahead.checkpoints import Checkpoint, kind_of, open_checkpoint
 from ipex_lookahead.checkpoints.gguf_parts import PART_NAME
-from ipex_lookahead.checkpoints.sizes import packed_bytes
+from ipex_lookahead.checkpoints.low_bit import packed_bytes
 from ipex_lookahead.formats import FLOATS, FORMATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.tiny import gguf_name

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ipex_lookahead.system.terminal import bar, counted, is_terminal, may_draw, tell_people
+from ipex_lookahead.system.terminal import bar, counted, is_terminal, may_draw, print_status
 
 
 class Terminal(io.StringIO):
@@ -54,16 +54,16 @@ def test_nothing_is_drawn_elsewhere(stream, shown, colour, at, monkeypatch):
 
 def test_sentences_are_for_people(at):
     pipe = at(io.StringIO())
-    tell_people("measuring")
+    print_status("measuring")
     assert pipe.getvalue() == ""
     person = at(Terminal())
-    tell_people("measuring")
+    print_status("measuring")
     assert person.getvalue() == "measuring\n"
 
 
 def test_streams_that_are_closed(at):
     at(None)
-    tell_people("nobody listens")
+    print_status("nobody listens")
     assert not may_draw()
     closed = Terminal()
     closed.close()

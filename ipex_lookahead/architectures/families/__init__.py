@@ -1,6 +1,6 @@
-"""Model families: rows of ``dense.py``, ``mixtures.py`` and ``vision.py``, and a file each for those that need code.
+"""Model families: rows of ``dense.py``, ``mixtures.py`` and ``vision.py``, and one file per family that needs code.
 
-A file is named as the ``model_type`` of config.json. Every module here is a family or a table of families; code that
+A file is named after the ``model_type`` in config.json. Every module here is a family or a table of families; code that
 families share is in ``architectures/``.
 """
 
@@ -15,18 +15,18 @@ from typing import cast
 from ipex_lookahead.architectures.keys import Family
 
 _TABLES = ("dense", "mixtures", "vision")
-"""Modules that hold a mapping ``FAMILIES`` instead of a family."""
+"""Modules with a mapping ``FAMILIES`` instead of a family."""
 
 
 @functools.cache
 def names() -> frozenset[str]:
-    """Every ``model_type`` that has a row or a file."""
+    """Return every ``model_type`` with a row or a file."""
     files = {module.name for module in pkgutil.iter_modules(__path__)}
     return frozenset({*_rows(), *files.difference(_TABLES)})
 
 
 def find(model_type: str) -> Family:
-    """The family of one of :func:`names`."""
+    """Return the family of one of :func:`names`."""
     return _rows().get(model_type) or cast(Family, importlib.import_module(f"{__name__}.{model_type}"))
 
 

@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V2.5, Coder-V2 and their Lite models: latent attention, and a softmax router, with groups or without."""
+"""DeepSeek-V2, V2.5, Coder-V2 and their Lite models: latent attention and a softmax router, optionally with groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ipex_lookahead.architectures import latent, routing
 from ipex_lookahead.architectures.families import deepseek_v3
 from ipex_lookahead.architectures.hparams import Source, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names, usual
+from ipex_lookahead.architectures.names import Names, common_keys
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.files.refusal import Refusal
 
@@ -16,22 +16,22 @@ GREEDY, LIMITED = "greedy", "group_limited_greedy"
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
-    for key in ("n_group", "topk_group"):  # null and 1 mean the same to greedy choice, and other numbers nothing
+    for key in ("n_group", "topk_group"):  # greedy selection ignores groups
         if config["topk_method"] == GREEDY or config[key] is None:
             config[key] = 1
     latent.check(config, source)
-    routing.check(config, source, usual=64)
+    routing.check(config, source, default=64)
 
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:
     deepseek_v3.complete(file, config)
-    del config["norm_topk_prob"]  # which this family's config does not have
+    del config["norm_topk_prob"]  # not a key of this family
     config["topk_method"] = LIMITED if config["n_group"] > 1 else GREEDY
 
 
 KEYS = ConfigKeys(
     used={
-        **usual("hidden_act tie_word_embeddings attention_bias"),
+        **common_keys("hidden_act tie_word_embeddings attention_bias"),
         "topk_method": one_of(GREEDY, LIMITED),
         "scoring_func": one_of("softmax"),
         **latent.KEYS,
@@ -49,9 +49,9 @@ KEYS = ConfigKeys(
     neutral=deepseek_v3.NEUTRAL,
     refused={
         **deepseek_v3.REFUSED,
-        "mlp_bias": Refusal("gives MLPs and shared experts biases, which no published model has", unless=(None, False)),
+        "mlp_bias": Refusal("adds biases to MLPs and shared experts", unless=(None, False)),
         "norm_topk_prob": Refusal(
-            "divides experts' weights by their sum, which transformers' DeepSeek-V2 does not", unless=(None, False)
+            "normalizes the experts' weights, which transformers' DeepSeek-V2 does not do", unless=(None, False)
         ),
     },
     check=_check,
@@ -71,7 +71,7 @@ GGUF = GgufKeys(
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a deepseek_v2 ``config`` describes."""
+    """Return the decoder for a deepseek_v2 ``config``."""
     names, turn = Names({**config, "norm_topk_prob": False}), latent.latent_rope(config)
 
     def block(i: int) -> Block:

@@ -1,6 +1,6 @@
-"""DeepSeek-V3, R1, V3.1, Kimi-K2 and what follows them: latent attention, and a sigmoid router that limits groups.
+"""DeepSeek-V3, R1, V3.1, Kimi-K2 and successors: latent attention and a sigmoid router with limited groups.
 
-GGUF files of the architecture ``deepseek2`` are of this family where their router has sigmoids, GLM-4.7-Flash's too.
+GGUF files with architecture ``deepseek2`` belong to this family if their router uses sigmoid, including GLM-4.7-Flash.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from ipex_lookahead.architectures import latent, routing
 from ipex_lookahead.architectures.experts import need_counts
 from ipex_lookahead.architectures.hparams import Source, boolean, one_of
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.mtp import behind
-from ipex_lookahead.architectures.names import Names, usual
+from ipex_lookahead.architectures.mtp import with_mtp_block
+from ipex_lookahead.architectures.names import Names, common_keys
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import one_kind_of_layer
 from ipex_lookahead.files.refusal import Refusal
 
 _FLASH_VOCAB = 154880
-"""Of GLM-4.7-Flash, whose first GGUF files do not name the router's function."""
+"""Vocabulary size of GLM-4.7-Flash; its first GGUF files lack the router's function."""
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
     latent.check(config, source)
-    routing.check(config, source, usual=256)
+    routing.check(config, source, default=256)
 
 
 def sigmoids(file: GgufSource) -> bool:
-    """Whether a GGUF file's router has sigmoids, not softmax."""
+    """Return True if a GGUF file's router uses sigmoid instead of softmax."""
     function = file.scalar("deepseek2.expert_gating_func", 0)
     if function == 0:
         return bool(file.scalar("deepseek2.vocab_size", 0) == _FLASH_VOCAB)
@@ -35,7 +35,7 @@ def sigmoids(file: GgufSource) -> bool:
 
 
 def complete(file: GgufSource, config: dict[str, Any]) -> None:
-    """What both attention and the mixtures leave out."""
+    """Fill in what attention and mixtures derive."""
     need_counts(file, "deepseek2")
     latent.complete(file, config)
     routing.complete(file, config)
@@ -43,25 +43,25 @@ def complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 NEUTRAL = {
     "aux_loss_alpha": "training only",
-    "ep_size": "where weights lie, not what they are",
-    "output_router_logits": "what is returned beside the logits",
-    "pretraining_tp": "how training was divided",
-    "qk_head_dim": "qk_nope_head_dim and qk_rope_head_dim together",
+    "ep_size": "the placement of weights",
+    "output_router_logits": "additional outputs",
+    "pretraining_tp": "the parallelism of training",
+    "qk_head_dim": "the sum of qk_nope_head_dim and qk_rope_head_dim",
     "seq_aux": "training only",
 }
 REFUSED = {
     **one_kind_of_layer("models with latents"),
-    "moe_layer_freq": Refusal("has dense layers between the mixtures", unless=(1,)),
+    "moe_layer_freq": Refusal("adds dense layers between the mixtures", unless=(1,)),
 }
 GGUF_NEUTRAL = {
     "attention.key_length_mla": "read with attention.kv_lora_rank",
-    "attention.temperature_length": "only a temperature looks at it",
+    "attention.temperature_length": "used with a temperature only",
     "attention.value_length_mla": "read with attention.kv_lora_rank",
-    "expert_gating_func": "which of the two families of the architecture it is",
+    "expert_gating_func": "selects one of the two families of the architecture",
 }
 KEYS = ConfigKeys(
     used={
-        **usual("hidden_act tie_word_embeddings attention_bias"),
+        **common_keys("hidden_act tie_word_embeddings attention_bias"),
         "rope_interleave": boolean,
         "topk_method": one_of("noaux_tc"),
         "scoring_func": one_of("sigmoid"),
@@ -92,7 +92,7 @@ GGUF = GgufKeys(
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a deepseek_v3 ``config`` describes."""
+    """Return the decoder for a deepseek_v3 ``config``."""
     names, turn = Names(config), latent.latent_rope(config)
 
     def block(i: int) -> Block:
@@ -100,4 +100,4 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         return names.block(i, latent.latent_attention(names, i, turn), feed_forward)
 
     model = names.model(block, read_past=routing.read_past(config))
-    return behind(model, names, block, config["num_nextn_predict_layers"])
+    return with_mtp_block(model, names, block, config["num_nextn_predict_layers"])

@@ -1,4 +1,4 @@
-"""Dense families, a row each: a Llama with switches. ``docs/adding_a_model.md`` shows how to write one."""
+"""Dense families, one row each: a Llama with options. ``docs/adding_a_model.md`` explains how to write a row."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ from ipex_lookahead.architectures.windows import (
 )
 from ipex_lookahead.files.refusal import Refusal
 
-_SLICES = {"pretraining_tp": "the same products in slices; the sums round a little differently"}
-_OWN_CACHE = {"cache_implementation": "how keys and values are kept, which is this package's own affair"}
+_SLICES = {"pretraining_tp": "the same products in slices, with slightly different rounding"}
+_OWN_CACHE = {"cache_implementation": "how keys and values are cached; this package has its own cache"}
 _NO_DROPOUT = "zero outside training"
-_BOTH_WAYS = {"use_bidirectional_attention": Refusal("lets every token see the ones behind it", unless=(None, False))}
-_MULTIMODAL = {"rope.dimension_sections": Refusal()}  # of a model that sees, whose rows of q and k are in other places
+_BOTH_WAYS = {"use_bidirectional_attention": Refusal("lets tokens attend to later ones", unless=(None, False))}
+_MULTIMODAL = {"rope.dimension_sections": Refusal()}  # multimodal models with another order of the rows of q and k
 _SHARE = number(0, 1, above=True)
 _MULTIPLIER = number(1e-6, 1e6)
 _QWEN = "use_sliding_window sliding_window max_window_layers layer_types"
 _QWEN_DEFAULTS = {
     "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28,
 }  # fmt: skip
-_GEMMA_SCALE = {"query_pre_attn_scalar": integer(1, 1 << 20)}
 _GEMMA_DEFAULTS = {
     "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True, "bos_token_id": 2, "eos_token_id": 1,
     "pad_token_id": 0,
@@ -60,10 +59,10 @@ _OLMO2 = keys("hidden_act tie_word_embeddings attention_bias", {"rms_norm_eps": 
 # fmt: off
 FAMILIES: Mapping[str, Dense] = {
     "llama": Dense(
-        "Llama-2, Llama-3.x, TinyLlama, SmolLM2 and everything else that calls itself ``llama``.",
+        "Llama-2, Llama-3.x, TinyLlama, SmolLM2 and all other models with model type ``llama``.",
         keys(
             "tie_word_embeddings attention_bias mlp_bias", {},
-            {"hidden_act": text, "sliding_window": rules.anything, "layer_types": rules.anything}, nullable=(),
+            {"hidden_act": text, "sliding_window": rules.any_value, "layer_types": rules.any_value}, nullable=(),
             neutral=_SLICES, check=rules.check_llama,
         ),
         GgufKeys(
@@ -72,10 +71,10 @@ FAMILIES: Mapping[str, Dense] = {
         ),
         pairs=True,
     ),
-    # Mistral's GGUF files call themselves llama and know no window, which llama.cpp's converter leaves out. Those with
-    # a hidden size that the heads do not divide are read as this family: transformers' Llama takes none such.
+    # Mistral's GGUF files have architecture llama and no window, which llama.cpp's converter omits. They are assigned
+    # to this family if the heads do not divide the hidden size, which transformers' Llama does not allow.
     "mistral": Dense(
-        "Mistral 7B, Mistral Nemo, Mistral Small: a Llama with heads of a size of their own and, at first, a window.",
+        "Mistral 7B, Mistral Nemo, Mistral Small: a Llama with a separate head size and, at first, a window.",
         keys(
             "hidden_act tie_word_embeddings sliding_window",
             {"num_key_value_heads": 8, "max_position_embeddings": 4096 * 32, "sliding_window": 4096},
@@ -88,7 +87,7 @@ FAMILIES: Mapping[str, Dense] = {
         pairs=True,
     ),
     "ministral3": Dense(
-        "Ministral 3's text model: a Mistral whose queries grow warmer with their position.",
+        "Ministral 3's text model: a Mistral with a position-dependent temperature of queries.",
         keys(
             "hidden_act tie_word_embeddings sliding_window",
             {
@@ -113,13 +112,13 @@ FAMILIES: Mapping[str, Dense] = {
         pairs=True,
     ),
     "qwen2": Dense(
-        "Qwen2, Qwen2.5, Qwen2.5-Coder and the DeepSeek-R1 distils of them: a Llama with biases on q, k and v.",
+        "Qwen2, Qwen2.5, Qwen2.5-Coder and their DeepSeek-R1 distillations: a Llama with biases on q, k and v.",
         keys(f"hidden_act tie_word_embeddings {_QWEN}", _QWEN_DEFAULTS, check=rules.check_qwen2),
         GgufKeys("qwen2", "Qwen2ForCausalLM"),
         bias=lambda config: "qkv",
     ),
     "qwen3": Dense(
-        "Qwen3 (dense): a norm over each head of q and k before rope, and heads of a size of their own.",
+        "Qwen3 (dense): a norm over each head of q and k before rope, and a separate head size.",
         keys(
             f"hidden_act tie_word_embeddings attention_bias {_QWEN}", {"head_dim": 128, **_QWEN_DEFAULTS},
             check=rules.check_qwen_windows,
@@ -142,8 +141,8 @@ FAMILIES: Mapping[str, Dense] = {
         GgufKeys("smollm3", "SmolLM3ForCausalLM"),
         pairs=True, has_rope=lambda config, layer: bool(config["no_rope_layers"][layer]),
     ),
-    # In GGUF files, finetuned is llama.cpp's switch for a Granite without rope, and a deepstack_mapping sends pictures
-    # into layers (Granite 4 Vision).
+    # In GGUF files, rope.scaling.finetuned is llama.cpp's option for a Granite without rope, and deepstack_mapping
+    # inserts images into layers (Granite 4 Vision).
     "granite": Dense(
         "Granite 3, and 4 (dense) in GGUF files: a Llama with multipliers on embedding, attention, residuals and"
         " logits.",
@@ -153,7 +152,7 @@ FAMILIES: Mapping[str, Dense] = {
             refused={
                 **one_kind_of_layer("Granite"),
                 "sliding_window": Refusal(
-                    "limits how far attention reaches back, which transformers' Granite does not", unless=(None,),
+                    "limits the attention window, which transformers' Granite does not do", unless=(None,),
                 ),
             },
             check=check_even_heads,
@@ -164,20 +163,20 @@ FAMILIES: Mapping[str, Dense] = {
             neutral={
                 **dict.fromkeys(
                     ("ssm.conv_kernel", "ssm.group_count", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank"),
-                    "for recurrent layers, which the converter of Granite 4 writes, and there are none",
+                    "for recurrent layers, which this architecture lacks; written by the converter of Granite 4",
                 ),
-                "expert_shared_feed_forward_length": "the MLP's own size again where there are no experts",
+                "expert_shared_feed_forward_length": "the MLP's own size if there are no experts",
             },
             complete=rules.complete_granite,
         ),
         pairs=True, scale=lambda config: config["attention_multiplier"],
     ),
-    # A context beyond the original one has a second set of frequencies (LongRoPE; Ding et al., arXiv 2402.13753). Which
-    # one holds follows from the context that the model was loaded for, never from how long a text has become: keys that
-    # are there already would otherwise change. By default the context is the original one, and the short set holds.
+    # Contexts beyond the original one use a second set of frequencies (LongRoPE; Ding et al., arXiv 2402.13753). The
+    # set is selected by the context for which the model was loaded, never by the current length, which would change
+    # cached keys. By default this is the original context with the short set.
     "phi3": Dense(
-        "Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: q, k and v in one tensor, gate and up in another; part of a head"
-        " rotated.",
+        "Phi-3, Phi-3.5, Phi-4 and Phi-4-mini: q, k and v in one tensor, gate and up in another; partial rotary"
+        " embedding.",
         keys(
             "hidden_act tie_word_embeddings sliding_window",
             {
@@ -192,8 +191,8 @@ FAMILIES: Mapping[str, Dense] = {
         fused_qkv=True, feed_forward=fused_mlp,
     ),
     "gemma": Dense(
-        "The first Gemma, and CodeGemma: a Llama with Gemma's norms, GELU, and embeddings times the root of their"
-        " size.",
+        "The first Gemma, and CodeGemma: a Llama with Gemma's norms, GELU, and embeddings times the square root of"
+        " their size.",
         keys(
             "tie_word_embeddings attention_bias",
             {"num_key_value_heads": 16, **_GEMMA_DEFAULTS, "hidden_act": rules.GELU},
@@ -201,7 +200,7 @@ FAMILIES: Mapping[str, Dense] = {
             refused={
                 **no_window("Gemma"),
                 "hidden_activation": Refusal(
-                    "names another activation, which some releases of transformers take and others do not",
+                    "names another activation, which only some releases of transformers use",
                     unless=(None, rules.GELU),
                 ),
                 **_BOTH_WAYS,
@@ -227,9 +226,8 @@ FAMILIES: Mapping[str, Dense] = {
             },
             neutral={
                 **_OWN_CACHE,
-                "hidden_act": "the first Gemma's word, beside hidden_activation, which transformers reads",
-                "sliding_window_size": "an older word that some files have beside sliding_window, which transformers"
-                " reads",
+                "hidden_act": "transformers uses hidden_activation instead",
+                "sliding_window_size": "transformers uses sliding_window instead",
             },
             refused=_BOTH_WAYS, check=rules.check_gemma2,
         ),
@@ -244,10 +242,10 @@ FAMILIES: Mapping[str, Dense] = {
         norm_offset=1.0, norms=_BEFORE_AND_AFTER, scale=rules.gemma_scale,
         feed_forward=rules.gelu_mlp, scaled_embedding=True,
     ),
-    # All sizes have defaults: the text part of a larger model leaves out what is as transformers has it.
+    # All sizes have defaults, because the text part of a larger model omits transformers' defaults.
     "gemma3_text": Dense(
-        "Gemma 3 for text (270M, 1B, and the larger ones' text part): most layers have a window and a rope of their"
-        " own.",
+        "Gemma 3 for text (270M, 1B, and the text part of the larger ones): most layers have a window and a separate"
+        " rope.",
         keys(
             "tie_word_embeddings attention_bias sliding_window layer_types",
             {
@@ -265,7 +263,7 @@ FAMILIES: Mapping[str, Dense] = {
             neutral=_OWN_CACHE,
             refused={
                 "attn_logit_softcapping": Refusal(
-                    "caps scores, which transformers' Gemma 3 passes over", unless=(None,),
+                    "caps scores, which transformers' Gemma 3 ignores", unless=(None,),
                 ),
                 **_BOTH_WAYS,
             },
@@ -279,21 +277,21 @@ FAMILIES: Mapping[str, Dense] = {
         scaled_embedding=True,
     ),
     "olmo2": Dense(
-        "OLMo 2: a Llama whose norms come after attention and MLP, and over the whole of q and of k.",
+        "OLMo 2: a Llama with norms after attention and MLP, and over the whole of q and of k.",
         _OLMO2,
         GgufKeys(
             "olmo2", "Olmo2ForCausalLM", constants={"attention_bias": False},
             neutral={
-                "attention.sliding_window_pattern": "which layers have a window, and there is none",
-                "rope.freq_base_swa": "of layers with a window, and there is none",
+                "attention.sliding_window_pattern": "for layers with a window, which this family lacks",
+                "rope.freq_base_swa": "for layers with a window, which this family lacks",
             },
             claims=lambda file: not rules.is_olmo3(file),
         ),
         norms=POST, qk_norm="whole",
     ),
-    # The converter writes Hugging Face's attention_factor, which llama.cpp computes again to the same end.
+    # The converter writes Hugging Face's attention_factor; llama.cpp computes the same value.
     "olmo3": Dense(
-        "OLMo 3: an OLMo 2 with a window on three layers of four, and stretched rope only on the fourth.",
+        "OLMo 3: an OLMo 2 with a window in three of four layers, and scaled rope only in the fourth.",
         replace(
             _OLMO2,
             used={
@@ -311,7 +309,7 @@ FAMILIES: Mapping[str, Dense] = {
         norms=POST, qk_norm="whole",
     ),
     "glm4": Dense(
-        "GLM-4-0414 (9B, 32B, Z1): norms before and after attention and MLP; half of a head is rotated, by neighbours.",
+        "GLM-4-0414 (9B, 32B, Z1): norms before and after attention and MLP; half of a head has interleaved rope.",
         keys(
             "hidden_act tie_word_embeddings attention_bias",
             {
@@ -328,7 +326,7 @@ FAMILIES: Mapping[str, Dense] = {
         bias=lambda config: "qkv" if config["attention_bias"] else "", interleaved=True, feed_forward=fused_mlp,
     ),
     "exaone4": Dense(
-        "EXAONE 4 (LG): norms after attention and MLP and over heads of q and k; with windows, rope in those layers"
+        "EXAONE 4 (LG): norms after attention and MLP and over heads of q and k; with windows, rope in these layers"
         " only.",
         keys(
             "hidden_act tie_word_embeddings sliding_window layer_types",
@@ -339,11 +337,11 @@ FAMILIES: Mapping[str, Dense] = {
         norms=POST, qk_norm="heads", has_rope=rules.exaone4_has_rope,
     ),
     "hunyuan_v1_dense": Dense(
-        "Hunyuan dense (0.5B to 7B; Tencent): a Llama with norms over each head of q and k behind rope.",
+        "Hunyuan dense (0.5B to 7B; Tencent): a Llama with norms over each head of q and k after rope.",
         keys(
             "hidden_act tie_word_embeddings attention_bias", {"rms_norm_eps": 1e-5},
             neutral={
-                "eod_token_id": "the end of a document, which generation_config.json says where it ends a text",
+                "eod_token_id": "the end of a document; generation_config.json lists it if it ends a generation",
                 **_SLICES,
             },
             refused=no_window("Hunyuan"), check=rules.check_hunyuan,
@@ -355,7 +353,7 @@ FAMILIES: Mapping[str, Dense] = {
         make_rope=rules.hunyuan_rope,
     ),
     "ernie4_5": Dense(
-        "ERNIE 4.5 (dense; Baidu): a Llama whose rope turns neighbouring values of a head.",
+        "ERNIE 4.5 (dense; Baidu): a Llama with interleaved rope.",
         keys(
             "hidden_act tie_word_embeddings",
             {
@@ -368,7 +366,7 @@ FAMILIES: Mapping[str, Dense] = {
         interleaved=True,
     ),
     "seed_oss": Dense(
-        "Seed-OSS (ByteDance): a Llama with biases on q, k and v, and heads of a size of their own.",
+        "Seed-OSS (ByteDance): a Llama with biases on q, k and v, and a separate head size.",
         keys(
             "hidden_act tie_word_embeddings attention_bias mlp_bias",
             {
@@ -386,7 +384,7 @@ FAMILIES: Mapping[str, Dense] = {
         bias=lambda config: "qkv" * config["attention_bias"] + "o" * config["attention_out_bias"],
     ),
     "starcoder2": Dense(
-        "StarCoder 2: layer norms, an MLP without a gate, and biases.",
+        "StarCoder 2: layer norms, an MLP without gate, and biases.",
         keys(
             "tie_word_embeddings sliding_window",
             {
@@ -396,7 +394,7 @@ FAMILIES: Mapping[str, Dense] = {
             {"hidden_act": one_of(rules.GELU), "norm_epsilon": SIZES["rms_norm_eps"], "use_bias": boolean},
             neutral={
                 "embedding_dropout": _NO_DROPOUT, "residual_dropout": _NO_DROPOUT,
-                "mlp_type": "names the MLP that all of them have", "norm_type": "names the norm that all of them have",
+                "mlp_type": "the same in all models", "norm_type": "the same in all models",
             },
             refused=one_kind_of_layer("StarCoder 2"), check=rules.check_starcoder2,
         ),
@@ -409,7 +407,7 @@ FAMILIES: Mapping[str, Dense] = {
         feed_forward=lambda names, layer: names.mlp(layer, Activation("gelu_tanh"), ("c_fc", "c_proj")),
     ),
     "cohere2": Dense(
-        "Command R7B, Command A and Tiny Aya (Cohere): attention and MLP side by side, rope only in layers with a"
+        "Command R7B, Command A and Tiny Aya (Cohere): parallel attention and MLP, rope only in layers with a"
         " window.",
         keys(
             "hidden_act tie_word_embeddings attention_bias sliding_window layer_types",
@@ -423,11 +421,11 @@ FAMILIES: Mapping[str, Dense] = {
             },
             neutral=_OWN_CACHE,
             refused={
-                "rotary_pct": Refusal("rotates a part of each head, which transformers passes over", unless=(None, 1)),
-                "use_gated_activation": Refusal("asks for an MLP without a gate", unless=(None, True)),
-                "use_parallel_block": Refusal("puts the MLP behind attention", unless=(None, True)),
+                "rotary_pct": Refusal("rotates a part of each head, which transformers ignores", unless=(None, 1)),
+                "use_gated_activation": Refusal("selects an MLP without gate", unless=(None, True)),
+                "use_parallel_block": Refusal("puts the MLP after attention", unless=(None, True)),
                 "use_qk_norm": Refusal(
-                    "norms queries and keys, which transformers' Cohere 2 does not", unless=(None, False),
+                    "adds norms to queries and keys, which transformers' Cohere 2 ignores", unless=(None, False),
                 ),
             },
             check=rules.check_cohere2,
@@ -441,7 +439,7 @@ FAMILIES: Mapping[str, Dense] = {
         has_rope=lambda config, layer: window_of(config, layer) is not None,
     ),
     "arcee": Dense(
-        "Arcee's AFM: a Llama whose MLP has no gate, and squares what is above 0.",
+        "Arcee's AFM: a Llama with an MLP of squared ReLU without gate.",
         keys(
             "tie_word_embeddings attention_bias mlp_bias",
             {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "relu2"},
@@ -451,7 +449,7 @@ FAMILIES: Mapping[str, Dense] = {
         pairs=True, feed_forward=lambda names, layer: names.mlp(layer, Activation("relu_squared")),
     ),
     "apertus": Dense(
-        "Apertus (the Swiss AI initiative): norms over each head of q and k, and an MLP of xIELU without a gate.",
+        "Apertus (the Swiss AI initiative): norms over each head of q and k, and an MLP of xIELU without gate.",
         keys(
             "tie_word_embeddings attention_bias",
             {

@@ -1,11 +1,11 @@
-"""Gemma 4's assistants: heads that draft for it from its own keys and values, and keep nothing themselves.
+"""Gemma 4's assistants: drafting heads that use the target's keys and values and cache nothing themselves.
 
-A row is made of the embedding of the text's last token, as the target has it, and of the target's features of the
-position before, after the final norm. Its layers have queries alone: those that see all attend to the keys and values
-of the target's last layer of that kind that has its own, and those with a window likewise. All tokens of a draft stand
-at the position of the first, and see what the target has committed; what is fed back goes through a projection first.
+The input of a row is the target's embedding of the last token, and the target's features of the previous position after
+the final norm. The layers have queries only. Each attends to the keys and values of the target's last layer of its kind
+(full attention or window) that does not share another layer's. All tokens of a draft are at the position of the first
+one and see the target's committed tokens. Features of drafted tokens pass through a projection.
 
-Assistants of E2B and E4B compute logits for the tokens of the few centroids that a row likes best.
+Assistants of E2B and E4B compute logits only for the tokens of a row's best centroids.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ _WIDTH, _ORDERED, _CENTROIDS, _USED = (
 )
 _NONE = {"hidden_size_per_layer_input": 0, "enable_moe_block": False, "use_double_wide_mlp": False}
 _TILE = 16
-"""A centroid's tokens are a multiple of this: whole tiles of the lm_head as it is packed."""
+"""The number of tokens per centroid is a multiple of this, so that they fill whole tiles of the packed lm_head."""
 _SEEN = 2
-"""Positions that a row of a layer with a window sees more than one of the target's, which counts itself: transformers'
-mask lets it see the last ``sliding_window + 1`` committed ones. vLLM has ``sliding_window``, and llama.cpp one less; no
-trained assistant has told them apart here."""
+"""Positions that a row in a layer with a window sees in addition to the target's, which includes its own: transformers'
+mask shows the last ``sliding_window + 1`` committed ones, vLLM ``sliding_window``, and llama.cpp one less. No
+difference was measured with trained assistants."""
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
     for key, wanted in _NONE.items():
         if config[key] != wanted:
             raise UnsupportedModelError(
-                f"{source.file}: {source.spelling(key)} is {shown(config[key])}; in an assistant it must be {wanted!r}"
+                f"{source.file}: {source.spelling(key)} is {shown(config[key])}; for an assistant it must be {wanted!r}"
             )
     gemma4_text.check_layers(config, source)
     layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
     if shared not in (0, layers):
-        raise source.error("num_kv_shared_layers", f"is {shared}; an assistant's {layers} layers all share keys")
+        raise source.error("num_kv_shared_layers", f"is {shared}; all {layers} layers of an assistant share keys")
     if not config[_ORDERED]:
         return
     vocab, centroids, used = config["vocab_size"], config[_CENTROIDS], config[_USED]
     if vocab % (centroids * _TILE):
         raise UnsupportedModelError(
-            f"{source.file}: {source.spelling(_CENTROIDS)} is {centroids}; each must stand for the same multiple of"
-            f" {_TILE} of the {vocab} tokens here"
+            f"{source.file}: {source.spelling(_CENTROIDS)} is {centroids}; it must divide the {vocab} tokens into parts"
+            f" of a multiple of {_TILE}"
         )
     if used > centroids:
         raise source.error(_USED, f"is {used}, more than the {centroids} centroids")
@@ -95,9 +95,9 @@ GGUF = replace(
     architecture="gemma4-assistant",
     class_name="Gemma4AssistantForCausalLM",
     used={**_TEXT_GGUF.used, _WIDTH: "embedding_length_out"},
-    neutral={"nextn_predict_layers": "how many blocks are for drafting: all of them are"},
+    neutral={"nextn_predict_layers": "the number of drafting blocks, which is all of them"},
 )
-"""llama.cpp's converter leaves the centroids out: of such a file no candidates are chosen."""
+"""llama.cpp's converter omits the centroids, so all logits are computed for its files."""
 
 
 def _block(block: Block) -> Block:
@@ -126,7 +126,7 @@ def _candidates(names: Names, config: Mapping[str, Any]) -> Candidates | None:
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The head that a gemma4_assistant ``config`` describes, for a target yet to be named: see :func:`for_target`."""
+    """Return the head for a gemma4_assistant ``config``, without a target yet: see :func:`for_target`."""
     names = Names(config)
     width, vocab, hidden = config[_WIDTH], config["vocab_size"], names.hidden
     own = names.model(gemma4_text.blocks(config, lambda layer: 0))
@@ -149,16 +149,17 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
 
 def for_target(head: ModelSpec, target: ModelSpec, path: PathLike[str]) -> ModelSpec:
-    """The head with the layers of ``target`` whose keys and values its own have, and with its embedding.
+    """Bind a head to the layers of ``target`` that provide its keys and values, and to its embedding.
 
-    Raises InputError, which names ``path``, for a target of other sizes than the head was trained for.
+    Raises:
+        InputError: if the head was trained for a target of other sizes; names ``path``.
     """
     assert head.features is not None
 
     def refuse(what: str, own: object, theirs: object) -> InputError:
         return InputError(
-            f"{path}: this drafting head does not fit the model: its {what} is {own}, and the model has {theirs}",
-            hint="use the assistant that is named after the model, such as google/gemma-4-E2B-it-assistant",
+            f"{path}: this drafting head does not fit the model: its {what} is {own}, but the model has {theirs}",
+            hint="use the assistant named after the model, such as google/gemma-4-E2B-it-assistant",
         )
 
     if head.features.width != target.hidden:
@@ -166,7 +167,7 @@ def for_target(head: ModelSpec, target: ModelSpec, path: PathLike[str]) -> Model
     if head.vocab != target.vocab:
         raise refuse("vocab_size", head.vocab, target.vocab)
     producers = {
-        None if one.mixer.window is None else one.mixer.window + _SEEN: (number, one.mixer)  # the last one stays
+        None if one.mixer.window is None else one.mixer.window + _SEEN: (number, one.mixer)  # the last layer wins
         for number, one in enumerate(target.layers)
         if isinstance(one.mixer, Attention) and one.mixer.shared is None
     }
@@ -175,11 +176,11 @@ def for_target(head: ModelSpec, target: ModelSpec, path: PathLike[str]) -> Model
         own = block.mixer
         assert isinstance(own, Attention)
         if own.window not in producers:
-            raise refuse("sliding_window", (own.window or _SEEN) - _SEEN, "no layer with that")
+            raise refuse("sliding_window", (own.window or _SEEN) - _SEEN, "no layer with this window")
         number, theirs = producers[own.window]
         for what in ("kv_heads", "head_dim"):
             if getattr(own, what) != getattr(theirs, what):
-                where = "layers that see all" if own.window is None else "layers with a window"
+                where = "layers with full attention" if own.window is None else "layers with a window"
                 raise refuse(f"{what} in {where}", getattr(own, what), getattr(theirs, what))
         return replace(block, mixer=replace(own, shared=number))
 

@@ -1,9 +1,9 @@
-"""Gemma 4 for text (E2B, E4B, 26B-A4B and 31B, their text part): two sizes of heads, shared keys, embeddings by layer.
+"""Gemma 4 for text (text part of E2B, E4B, 26B-A4B and 31B): two head sizes, shared keys, and per-layer embeddings.
 
-Of its layers some have a window, and the others (the last among them) see all. Those have heads of a size of their own,
-and, with ``attention_k_eq_v``, key heads of a number of their own and values that are what the key projection comes to.
-The last ``num_kv_shared_layers`` layers have the keys and values of the last layer of their kind before them. The 26B
-has experts beside each MLP (``enable_moe_block``).
+Some layers have a window; the others, including the last, have full attention. The latter have a separate head size,
+and with ``attention_k_eq_v`` a separate number of key heads and the output of the key projection as values. The last
+``num_kv_shared_layers`` layers use the keys and values of the last earlier layer of their kind. The 26B has experts in
+parallel to each MLP (``enable_moe_block``).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures.experts import MAX_IN_ALL, count
+from ipex_lookahead.architectures.experts import check_total, count
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, number, one_of, shown
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names, usual
+from ipex_lookahead.architectures.names import Names, common_keys
 from ipex_lookahead.architectures.rope import local_rope, rope
 from ipex_lookahead.architectures.rules import GELU, soft_cap
 from ipex_lookahead.architectures.spec import (
@@ -51,21 +51,19 @@ _PLE, _PLE_VOCAB = "hidden_size_per_layer_input", "vocab_size_per_layer_input"
 
 
 def _overrides(source: Source, key: str, value: Any) -> dict[str, Any]:
-    """A check for what transformers writes in place of the hub's two keys: sizes by layer's number."""
+    """Check transformers' replacement of the hub's two keys: sizes by layer number."""
     good = isinstance(value, dict) and all(
         isinstance(one, dict) and str(layer).isdecimal() and {*one} <= {*_OVERRIDES} for layer, one in value.items()
     )
     if not good:
-        raise source.error(
-            key, f"is {shown(value)}; it must give head_dim and num_key_value_heads by the numbers of layers"
-        )
+        raise source.error(key, f"is {shown(value)}; it must map layer numbers to head_dim and num_key_value_heads")
     return {
         str(layer): {name: SIZES[name](source, key, size) for name, size in one.items()} for layer, one in value.items()
     }
 
 
 def _read_overrides(config: dict[str, Any], source: Source) -> None:
-    """Put ``per_layer_config`` into the hub's words: all full layers alike, and only those."""
+    """Convert ``per_layer_config`` to the hub's keys; only equal sizes of all full-attention layers are supported."""
     given = config.pop(_OWN)
     usual_sizes = {name: config[name] for name in _OVERRIDES}
     found = [{**usual_sizes, **given.get(str(i), {})} for i in range(config["num_hidden_layers"])]
@@ -74,24 +72,24 @@ def _read_overrides(config: dict[str, Any], source: Source) -> None:
         if found[i] != (wanted if kind == FULL else usual_sizes) or int(max(given, key=int, default="0")) >= len(found):
             raise UnsupportedModelError(
                 f"{source.file}: {source.spelling(_OWN)} gives layer {i} {shown(found[i])}; layers with a window must"
-                " have the model's own sizes here, and all others the same"
+                " have the model's sizes, and all others equal sizes"
             )
     config[_SIZE] = wanted["head_dim"]
     heads = wanted["num_key_value_heads"]
     if heads != config["num_key_value_heads"] and not config["attention_k_eq_v"]:
         raise UnsupportedModelError(
-            f"{source.file}: {source.spelling(_OWN)} gives layers {heads} key heads, where attention_k_eq_v is false;"
-            f" they must be the {config['num_key_value_heads']} of num_key_value_heads then"
+            f"{source.file}: {source.spelling(_OWN)} gives layers {heads} key heads, but attention_k_eq_v is false;"
+            f" there must be {config['num_key_value_heads']}, as in num_key_value_heads"
         )
     config[_COUNT] = heads if config["attention_k_eq_v"] else None
 
 
 def check_layers(config: dict[str, Any], source: Source) -> None:
-    """Check all that does not depend on whose keys layers have, in place."""
+    """Check everything except the sharing of keys, and modify the config in place."""
     fill_layer_types(config, source, lambda layer: (layer + 1) % _EVERY != 0)
-    config["layer_types"][-1] = FULL  # as transformers has it, whatever the list says
-    config.pop("partial_rotary_factor", None)  # that of the rope object, which is in rope_scaling
-    if config["rope_scaling"] is None:  # plain rope: nothing said would be the family's own
+    config["layer_types"][-1] = FULL  # transformers overrides the last entry
+    config.pop("partial_rotary_factor", None)  # moved to rope_scaling
+    if config["rope_scaling"] is None:  # mark unscaled rope explicitly, because the family's default differs
         config["rope_scaling"] = {"rope_type": "proportional", "partial_rotary_factor": 1.0}
     if config.get(_OWN) is not None:
         _read_overrides(config, source)
@@ -101,13 +99,12 @@ def check_layers(config: dict[str, Any], source: Source) -> None:
         raise source.error(_COUNT, f"is {kv_heads}, which does not divide the {heads} attention heads")
     if config[_SIZE] % 8:
         raise UnsupportedModelError(
-            f"{source.file}: {source.spelling(_SIZE)} is {config[_SIZE]}; this package runs head sizes that are"
-            " multiples of 8"
+            f"{source.file}: {source.spelling(_SIZE)} is {config[_SIZE]}; head sizes must be multiples of 8"
         )
     if config[_PLE] and config[_PLE_VOCAB] < config["vocab_size"]:
         raise source.error(
             _PLE_VOCAB,
-            f"is {config[_PLE_VOCAB]}, less than the {config['vocab_size']} tokens of vocab_size; each has a row",
+            f"is {config[_PLE_VOCAB]}, less than vocab_size {config['vocab_size']}; each token needs a row",
         )
     _check_experts(config, source)
 
@@ -118,7 +115,7 @@ def _check(config: dict[str, Any], source: Source) -> None:
     own = config["layer_types"][: layers - shared]
     if shared > layers or {*own} != {*config["layer_types"]}:
         raise source.error(
-            "num_kv_shared_layers", f"is {shared} of {layers}, which leaves no layer of some kind to share the keys of"
+            "num_kv_shared_layers", f"is {shared} of {layers}, which leaves no layer of some kind with its own keys"
         )
 
 
@@ -127,10 +124,8 @@ def _check_experts(config: dict[str, Any], source: Source) -> None:
         return
     for key in ("num_experts", _USED, "moe_intermediate_size"):
         if config[key] is None:
-            raise source.error(key, f"is missing, and {_MOE} is true")
-    experts, layers = config["num_experts"], config["num_hidden_layers"]
-    if experts * layers > MAX_IN_ALL:
-        raise source.error("num_experts", f"is {experts} in each of {layers} layers; at most {MAX_IN_ALL} are read")
+            raise source.error(key, f"is missing, but {_MOE} is true")
+    check_total(source, "num_experts", config["num_experts"], config["num_hidden_layers"])
     if config[_USED] > config["num_experts"]:
         raise source.error(_USED, f"is {config[_USED]}, more than the {config['num_experts']} experts")
 
@@ -144,11 +139,11 @@ def _by_layer(file: GgufSource, config: dict[str, Any], key: str, name: str) -> 
 
 
 def complete(file: GgufSource, config: dict[str, Any]) -> None:
-    """Fill in head sizes and counts by kind of layer, and what only the tensors say."""
+    """Fill in head sizes and counts by kind of layer, and values that follow from tensors."""
     prefix = file.scalar("general.architecture")
 
     def refuse(key: str, problem: str) -> Exception:
-        return UnsupportedModelError(f"{file.path}: {prefix}.{key} {problem}, which this package cannot run")
+        return UnsupportedModelError(f"{file.path}: {prefix}.{key} {problem}, which is not supported")
 
     if config["rope_scaling"] is None:
         raise file.error("rope_freqs.weight", None, "is missing from the file")
@@ -172,18 +167,18 @@ def complete(file: GgufSource, config: dict[str, Any]) -> None:
     shared = config.setdefault("num_kv_shared_layers", 0)
     without = {f"blk.{i}.attn_v.weight" not in file.tensors for i in range(layers - int(shared)) if kinds[i] == FULL}
     if len(without) > 1:
-        raise UnsupportedModelError(f"{file.path}: some layers that see all have attn_v.weight, and some have not")
+        raise UnsupportedModelError(f"{file.path}: only some layers with full attention have attn_v.weight")
     config["attention_k_eq_v"] = without == {True}
-    if shared == layers:  # an assistant, whose layers have neither
+    if shared == layers:  # an assistant has neither keys nor values
         config["attention_k_eq_v"] = near[:1] != far[:1]
     config[_COUNT] = far[0] if far and config["attention_k_eq_v"] else None
     if far and far[0] != config["num_key_value_heads"] and not config["attention_k_eq_v"]:
-        raise refuse("attention.head_count_kv", "differs by kind of layer, where all have attn_v.weight")
+        raise refuse("attention.head_count_kv", "differs by kind of layer, although all have attn_v.weight")
     inner = _by_layer(file, config, "intermediate_size", f"{prefix}.feed_forward_length")
     own = inner[: layers - int(shared)]
     config["use_double_wide_mlp"] = bool(shared) and inner[-1] != inner[0]
     if len({*own}) > 1 or {*inner[len(own) :]} - {inner[0] * (2 if config["use_double_wide_mlp"] else 1)}:
-        raise refuse("feed_forward_length", "is no size of most layers and its double of those that share keys")
+        raise refuse("feed_forward_length", "is not one size, doubled for layers that share keys")
     config["intermediate_size"] = inner[0]
     config.setdefault(_PLE, 0)
     config[_MOE] = bool(config.get("num_experts"))
@@ -193,7 +188,7 @@ def complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 KEYS = ConfigKeys(
     used={
-        **usual("tie_word_embeddings attention_bias sliding_window layer_types"),
+        **common_keys("tie_word_embeddings attention_bias sliding_window layer_types"),
         "hidden_activation": one_of(GELU),
         LOCAL_THETA: SIZES["rope_theta"],
         "partial_rotary_factor": number(0, 1),
@@ -211,7 +206,7 @@ KEYS = ConfigKeys(
         _USED: count,
         "moe_intermediate_size": SIZES["intermediate_size"],
     },
-    defaults={  # all of them: the text part of a larger model leaves out what is as transformers has it
+    defaults={  # complete, because the text part of a larger model omits transformers' defaults
         "vocab_size": 262144,
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -246,10 +241,10 @@ KEYS = ConfigKeys(
     },
     nullable=("final_logit_softcapping", _COUNT, "num_experts", _USED, "moe_intermediate_size"),
     neutral={
-        "cache_implementation": "how keys and values are kept, which is this package's own affair",
+        "cache_implementation": "how keys and values are cached; this package has its own cache",
     },
     refused={
-        "use_bidirectional_attention": Refusal("lets every token see the ones behind it", unless=(None, "vision")),
+        "use_bidirectional_attention": Refusal("lets tokens attend to later ones", unless=(None, "vision")),
     },
     check=_check,
 )
@@ -276,7 +271,7 @@ GGUF = GgufKeys(
 
 
 def _config_of(config: Mapping[str, Any], layer: int) -> dict[str, Any]:
-    """The config as layer ``layer`` has it: its heads, and how wide its MLP is."""
+    """Return the config of layer ``layer``, with its heads and MLP size."""
     found = dict(config)
     if config["layer_types"][layer] == FULL:
         found["head_dim"] = config[_SIZE]
@@ -288,7 +283,7 @@ def _config_of(config: Mapping[str, Any], layer: int) -> dict[str, Any]:
 
 
 def _source(config: Mapping[str, Any], layer: int) -> int | None:
-    """The layer whose keys and values layer ``layer`` has, None for its own."""
+    """Return the layer that provides the keys and values of layer ``layer``; None if they are its own."""
     kinds, first = config["layer_types"], config["num_hidden_layers"] - config["num_kv_shared_layers"]
     return None if layer < first else max(i for i in range(first) if kinds[i] == kinds[layer])
 
@@ -303,7 +298,7 @@ def _attention(names: Names, layer: int, turn: Rope, source: int | None) -> Atte
 
 
 def _feed_forward(names: Names, layer: int) -> FeedForward:
-    """The MLP, alone or beside experts (26B), whose matrices are in two tensors, as transformers holds them."""
+    """Return the MLP, alone or in parallel to experts (26B), which have two tensors as in transformers."""
     config, hidden = names.config, names.hidden
     mlp = names.gated_mlp(layer, activation=_GELU)
     if not config[_MOE]:
@@ -375,7 +370,7 @@ def _per_layer(names: Names, i: int) -> dict[str, Any]:
 
 
 def blocks(config: Mapping[str, Any], source: Callable[[int], int | None]) -> Callable[[int], Block]:
-    """Makes the blocks of a config by number; ``source``: the layer whose keys and values one has, None: its own."""
+    """Return a function that creates blocks; ``source`` returns the layer that provides a block's keys, or None."""
     config = dict(config)
     far, near = rope({**config, "head_dim": config[_SIZE]}), local_rope(config, config[LOCAL_THETA])
 
@@ -396,12 +391,12 @@ def blocks(config: Mapping[str, Any], source: Callable[[int], int | None]) -> Ca
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a gemma4_text ``config`` describes."""
+    """Return the decoder for a gemma4_text ``config``."""
     names = Names(config)
     return names.model(
         blocks(config, lambda i: _source(config, i)),
         per_layer=_per_layer_inputs(names),
-        unread=tuple(  # transformers drops them too
+        unread=tuple(  # ignored by transformers as well
             place
             for i in range(config["num_hidden_layers"])
             if _source(config, i) is not None

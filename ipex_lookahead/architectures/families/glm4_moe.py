@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.5-Air, 4.6: part of each head rotated, and after the first layers a mixture with a sigmoid router."""
+"""GLM-4.5, 4.5-Air, 4.6: partial rotary embedding, and after the first layers a mixture with a sigmoid router."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ipex_lookahead.architectures import routing
 from ipex_lookahead.architectures.experts import need_counts
 from ipex_lookahead.architectures.hparams import Source, boolean, number
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.mtp import behind
-from ipex_lookahead.architectures.names import Names, usual
+from ipex_lookahead.architectures.mtp import with_mtp_block
+from ipex_lookahead.architectures.names import Names, common_keys
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import Block, ModelSpec
 from ipex_lookahead.architectures.windows import one_kind_of_layer
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
-    routing.check(config, source, usual=128)
+    routing.check(config, source, default=128)
 
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:
@@ -28,7 +28,7 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
 
 KEYS = ConfigKeys(
     used={
-        **usual("hidden_act tie_word_embeddings attention_bias"),
+        **common_keys("hidden_act tie_word_embeddings attention_bias"),
         "partial_rotary_factor": number(0, 1, above=True),
         "use_qk_norm": boolean,
         **routing.KEYS,
@@ -41,7 +41,7 @@ KEYS = ConfigKeys(
         "moe_intermediate_size": 1408, "routed_scaling_factor": 1.0, "norm_topk_prob": True, "n_group": 1,
         "topk_group": 1, "first_k_dense_replace": 1,
     },
-    neutral={"output_router_logits": "what is returned beside the logits"},
+    neutral={"output_router_logits": "additional outputs"},
     refused=one_kind_of_layer("GLM-4.5"),
     check=_check,
 )  # fmt: skip
@@ -50,15 +50,15 @@ GGUF = GgufKeys(
     "Glm4MoeForCausalLM",
     used=dict(routing.GGUF_USED),
     neutral={
-        "expert_gating_func": "sigmoid, as all models of the architecture have",
-        "rope.dimension_sections": "which of a place's three numbers turns a pair; a text's are the same",
+        "expert_gating_func": "sigmoid in all models of the architecture",
+        "rope.dimension_sections": "index of a pair's position among three, which are equal for text",
     },
     complete=_complete,
 )
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a glm4_moe ``config`` describes."""
+    """Return the decoder for a glm4_moe ``config``."""
     names, turn = Names(config), rope(config)
     bias = "qkv" if config["attention_bias"] else ""
 
@@ -69,4 +69,4 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         return names.block(i, mixer, feed_forward, feed_forward_norm=norm)
 
     model = names.model(block, read_past=routing.read_past(config))
-    return behind(model, names, block, config["num_nextn_predict_layers"])
+    return with_mtp_block(model, names, block, config["num_nextn_predict_layers"])

@@ -1,7 +1,7 @@
-"""gpt-oss-20b and gpt-oss-120b: sinks in attention, every other layer with a window, biases, experts with a clamp.
+"""gpt-oss-20b and gpt-oss-120b: attention sinks, a window in every other layer, biases, and experts with a clamp.
 
-Folders hold an expert's gate and up in turn, inputs before outputs where they are floats; as released they are MXFP4
-(OCP Microscaling Formats, v1.0) in ``NAME_blocks`` and ``NAME_scales``, and are kept so.
+In folders an expert's gate and up rows alternate, and float matrices are transposed. The released weights are MXFP4
+(OCP Microscaling Formats, v1.0) in ``NAME_blocks`` and ``NAME_scales``, which is preserved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from ipex_lookahead.architectures.experts import check_experts, need_counts
 from ipex_lookahead.architectures.hparams import Source, number, shown
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names, usual
+from ipex_lookahead.architectures.names import Names, common_keys
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import (
     Activation,
@@ -34,38 +34,38 @@ _YARN = {
 
 
 def _mxfp4(source: Source, key: str, value: Any) -> dict[str, Any]:
-    """A check for ``quantization_config``. The names of the tensors say the same, and they are what is read."""
+    """Check ``quantization_config``; the format itself is detected from the tensors' names."""
     method = value.get("quant_method") if isinstance(value, dict) else value
     if method != "mxfp4":
         raise UnsupportedModelError(
-            f"{source.file}: {key} has quant_method {shown(method)}; this family has 'mxfp4' here, or floats",
+            f"{source.file}: {key} has quant_method {shown(method)}; this family supports 'mxfp4' and floats",
             hint="use the original checkpoint, or a GGUF file",
         )
     return {"quant_method": "mxfp4"}
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
-    check_experts(config, source, "num_local_experts", usual=128)
+    check_experts(config, source, "num_local_experts", default=128)
     fill_layer_types(config, source, lambda layer: layer % 2 == 0)
     config.pop("quantization_config", None)
-    if config["rope_scaling"] is None:  # in words: null would mean this family's yarn
+    if config["rope_scaling"] is None:  # mark unscaled rope explicitly, because the family's default is yarn
         config["rope_scaling"] = {"rope_type": "default"}
 
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:
     need_counts(file, "gpt-oss")
     if (config["rope_scaling"] or {}).get("rope_type") == "yarn":
-        config["rope_scaling"]["truncate"] = False  # no key says so, and every model of this architecture has it
+        config["rope_scaling"]["truncate"] = False  # not in the file, but true of all models of this architecture
     theta, key = config["rope_theta"], "gpt-oss.rope.freq_base_swa"
     if file.scalar(key, theta) != theta:
         raise UnsupportedModelError(
-            f"{file.path}: {key} is {shown(file.scalar(key))}; all layers have rope_theta {theta:g} here"
+            f"{file.path}: {key} is {shown(file.scalar(key))}; all layers must have rope_theta {theta:g}"
         )
 
 
 KEYS = ConfigKeys(
     used={
-        **usual(
+        **common_keys(
             "tie_word_embeddings attention_bias sliding_window layer_types num_local_experts"
             " num_experts num_experts_per_tok"
         ),
@@ -80,10 +80,10 @@ KEYS = ConfigKeys(
     },
     nullable=("sliding_window",),
     neutral={
-        "experts_per_token": "another name of num_experts_per_tok, which is what transformers reads",
-        "hidden_act": "the experts' activation is the clamped one, whatever this says",
-        "initial_context_length": "the original context once more, which rope's parameters hold",
-        "output_router_logits": "what is returned beside the logits",
+        "experts_per_token": "transformers uses num_experts_per_tok instead",
+        "hidden_act": "the experts always use the clamped activation",
+        "initial_context_length": "the original context, which is among rope's parameters",
+        "output_router_logits": "additional outputs",
         "router_aux_loss_coef": "training only",
     },
     check=_check,
@@ -98,14 +98,14 @@ GGUF = GgufKeys(
         "sliding_window": "attention.sliding_window",
     },
     constants={"attention_bias": True},
-    neutral={"rope.freq_base_swa": "that of all layers, or the file is refused"},
+    neutral={"rope.freq_base_swa": "equal to that of all layers, otherwise the file is refused"},
     refused={"attention.sliding_window_pattern": Refusal(unless=(2,))},
     complete=_complete,
 )
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a gpt_oss ``config`` describes."""
+    """Return the decoder for a gpt_oss ``config``."""
     names, turn = Names(config), rope(config)
     clamped = Activation("clamped", alpha=config["swiglu_alpha"], limit=config["swiglu_limit"])
 
@@ -127,7 +127,7 @@ def _experts(names: Names, layer: int, activation: Activation) -> Experts:
     ours, theirs = f"model.layers.{layer}.mlp.experts", f"blk.{layer}"
 
     def part(expert: int, name: str, gguf: str, whole: str, n_out: int, n_in: int, rows: tuple[int, int]) -> Linear:
-        """One of an expert's matrices: rows (first, step) of those of the tensor ``whole`` of a folder."""
+        """Return one of an expert's matrices: rows (first, step) of the tensor ``whole`` of a folder."""
         in_all = n_out * rows[1]
         weight = Tensor(
             f"{ours}.{expert}.{name}.weight",

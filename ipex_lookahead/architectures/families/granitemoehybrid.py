@@ -1,6 +1,6 @@
-"""Granite 4: Mamba-2 in most layers or in none, and attention; an MLP for every row, and experts in the larger ones.
+"""Granite 4: Mamba-2 in most layers or in none, and attention; an MLP for all rows, and experts in the larger models.
 
-GGUF files of those with attention in every layer call themselves ``granite``, and are read as that.
+GGUF files of models with attention in every layer have architecture ``granite`` and belong to that family.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.architectures.dense import multipliers
-from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_IN_ALL
+from ipex_lookahead.architectures.experts import MAX_EXPERTS, check_total
 from ipex_lookahead.architectures.families.dense import FAMILIES
 from ipex_lookahead.architectures.hparams import (
     SIZES,
@@ -16,6 +16,7 @@ from ipex_lookahead.architectures.hparams import (
     Source,
     boolean,
     check_even_heads,
+    check_one_per_layer,
     integer,
     one_of,
     shown,
@@ -44,7 +45,7 @@ layer_types: Check = of_words(
 
 
 def _head_dim(source: Source, key: str, value: Any) -> int | str:
-    """A check for the size of a recurrent head, which "auto" leaves to the others."""
+    """Check for the size of a recurrent head; "auto" derives it from other sizes."""
     return "auto" if value == "auto" else integer(1, MAX_STATE)(source, key, value)
 
 
@@ -53,17 +54,13 @@ def _check(config: dict[str, Any], source: Source) -> None:
     layers = config["num_hidden_layers"]
     if config["layer_types"] is None:
         config["layer_types"] = [RECURRENT] * layers
-    if len(config["layer_types"]) != layers:
-        raise source.error("layer_types", f"names {len(config['layer_types'])} layers; there are {layers}")
+    check_one_per_layer(config, source, "layer_types")
     if RECURRENT in config["layer_types"]:
         _check_recurrent(config, source)
     experts, used = config["num_local_experts"], config["num_experts_per_tok"]
-    if experts * layers > MAX_IN_ALL:
-        raise source.error(
-            "num_local_experts", f"is {experts} in each of {layers} layers; at most {MAX_IN_ALL} in all are read"
-        )
+    check_total(source, "num_local_experts", experts, layers)
     if experts and not 0 < used <= experts:
-        raise source.error("num_experts_per_tok", f"is {used}; it must be from 1 to {experts}, as many as there are")
+        raise source.error("num_experts_per_tok", f"is {used}; it must be from 1 to num_local_experts, {experts}")
 
 
 def _check_recurrent(config: dict[str, Any], source: Source) -> None:
@@ -72,7 +69,7 @@ def _check_recurrent(config: dict[str, Any], source: Source) -> None:
         config["mamba_d_head"] = max(1, inner // heads)
     if config["mamba_d_head"] * heads != inner:
         raise source.error(
-            "mamba_n_heads", f"is {heads}; with heads of {config['mamba_d_head']} it must make up {inner} values"
+            "mamba_n_heads", f"is {heads}; multiplied by the head size {config['mamba_d_head']} it must be {inner}"
         )
     if heads % config["mamba_n_groups"]:
         raise source.error("mamba_n_groups", f"is {config['mamba_n_groups']}, which does not divide {heads} heads")
@@ -108,8 +105,8 @@ KEYS = ConfigKeys(
         "mamba_proj_bias": False,
     },
     neutral={
-        "mamba_chunk_size": "how many positions of a prompt others compute at a time",
-        "output_router_logits": "what is returned beside the logits",
+        "mamba_chunk_size": "the chunk size of prefill in other programs",
+        "output_router_logits": "additional outputs",
         "router_aux_loss_coef": "training only",
     },
     check=_check,
@@ -129,7 +126,7 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
     config.setdefault("num_local_experts", 0)
     config.setdefault("shared_intermediate_size", config["intermediate_size"])
     config.setdefault("attention_multiplier", config["head_dim"] ** -0.5)
-    # A converter that says nothing of positions wrote files of the one hybrid that has them.
+    # Files without this key were written for the one hybrid with rope.
     config["position_embedding_type"] = "rope" if file.scalar("granitehybrid.rope.scaling.finetuned", True) else "nope"
 
 
@@ -147,21 +144,21 @@ GGUF = GgufKeys(
         "num_experts_per_tok": "expert_used_count",
         "shared_intermediate_size": "expert_shared_feed_forward_length",
     },
-    neutral={"rope.scaling.finetuned": "whether attention knows positions, which is read"},
+    neutral={"rope.scaling.finetuned": "whether attention uses rope; read separately"},
     without_attention=RECURRENT,
     complete=_complete,
 )
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a granitemoehybrid ``config`` describes."""
+    """Return the decoder for a granitemoehybrid ``config``."""
     names = Names(config, pairs=True)
     turn = rope(config) if config["position_embedding_type"] == "rope" else None
     hidden, inner, experts = names.hidden, config["shared_intermediate_size"], config["num_local_experts"]
     suffix = "_shexp" if experts else ""
 
     def half(i: int, which: str, first: int) -> Linear:
-        """Gate or up: rows of a matrix that holds both; in a GGUF file each is one of its own."""
+        """Return gate or up: rows of one matrix in folders, a matrix of its own in GGUF files."""
         both = Place(f"model.layers.{i}.shared_mlp.input_linear.weight", (2 * inner, hidden), rows=(first, 1))
         alone = Place(f"blk.{i}.ffn_{which}{suffix}.weight", (inner, hidden))
         return Linear(Tensor(f"model.layers.{i}.mlp.{which}_proj.weight", (inner, hidden), both, alone))

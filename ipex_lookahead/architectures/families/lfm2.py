@@ -1,11 +1,20 @@
-"""LFM2 and 2.5 (Liquid AI): gated short convolutions, and attention in some layers; q and k normed over each head."""
+"""LFM2 and 2.5 (Liquid AI): gated short convolutions, attention in some layers, and norms over each head of q and k."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import MAX_LAYERS, Source, boolean, check_even_heads, integer, number, shown
+from ipex_lookahead.architectures.hparams import (
+    Source,
+    boolean,
+    check_even_heads,
+    check_one_per_layer,
+    integer,
+    layer_numbers,
+    list_of,
+    number,
+)
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import SILU, Names
 from ipex_lookahead.architectures.rope import rope
@@ -15,35 +24,21 @@ CONV, FULL = "conv", "full_attention"
 MAX_KERNEL = 16
 
 
-def layer_types(source: Source, key: str, value: Any) -> list[str]:
-    """A check for a list of the two kinds of layers."""
-    if not isinstance(value, list) or not all(one in (CONV, FULL) for one in value):
-        raise source.error(key, f"is {shown(value)}; it must be a list of {CONV} and {FULL}")
-    return list(value)
-
-
-def _layers(source: Source, key: str, value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < MAX_LAYERS for one in value):
-        raise source.error(key, f"is {shown(value)}; it must be a list of layers' numbers")
-    return list(value)
-
-
 def check(config: dict[str, Any], source: Source) -> None:
-    """Bring sizes and kinds of layers to one spelling, and hold them to each other."""
+    """Store sizes and layer types under one name, and check them against each other."""
     check_even_heads(config, source)
     layers = config["num_hidden_layers"]
     config["rms_norm_eps"] = config["norm_eps"]
     full = config.pop("full_attn_idxs", None)
     if config["layer_types"] is None:
         config["layer_types"] = [FULL if full is None or i in full else CONV for i in range(layers)]
-    if len(config["layer_types"]) != layers:
-        raise source.error("layer_types", f"names {len(config['layer_types'])} layers; there are {layers}")
+    check_one_per_layer(config, source, "layer_types")
     if (tied := config.pop("tie_embedding", None)) is not None:
         config["tie_word_embeddings"] = tied
     if (inner := config.pop("block_ff_dim", None)) is not None:
         config["intermediate_size"] = inner
     if config.get("block_auto_adjust_ff_dim"):
-        config["block_auto_adjust_ff_dim"] = False  # it has been done
+        config["block_auto_adjust_ff_dim"] = False  # applied below
         inner = int(config["block_ffn_dim_multiplier"] * int(2 * config["intermediate_size"] / 3))
         multiple = config["block_multiple_of"]
         config["intermediate_size"] = -(-inner // multiple) * multiple
@@ -60,8 +55,8 @@ KEYS = ConfigKeys(
         "block_multiple_of": integer(1, 1 << 20),
         "block_ffn_dim_multiplier": number(0, 1024, above=True),
         "block_auto_adjust_ff_dim": boolean,
-        "full_attn_idxs": _layers,
-        "layer_types": layer_types,
+        "full_attn_idxs": layer_numbers,
+        "layer_types": list_of(CONV, FULL),
     },
     defaults={
         "vocab_size": 65536, "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 32,
@@ -84,7 +79,7 @@ GGUF = GgufKeys(
 
 
 def short_conv(names: Names, layer: int) -> ShortConv:
-    """The gated convolution of block ``layer``, whose b, c and x are thirds of one matrix."""
+    """Return the gated convolution of block ``layer``; b, c and x are thirds of one matrix."""
     hidden, kernel, bias = names.hidden, names.config["conv_L_cache"], names.config["conv_bias"]
 
     def third(name: str, number: int) -> Any:
@@ -104,7 +99,7 @@ def short_conv(names: Names, layer: int) -> ShortConv:
 
 
 def attention(names: Names, layer: int, **switches: Any) -> Attention:
-    """The attention of block ``layer``."""
+    """Return the attention of block ``layer``."""
     heads, kv, d = names.heads, names.kv_heads, names.head_dim
     return Attention(
         heads=heads,
@@ -122,7 +117,7 @@ def attention(names: Names, layer: int, **switches: Any) -> Attention:
 
 
 def mlp(names: Names, layer: int) -> GatedMlp:
-    """The dense MLP of block ``layer``."""
+    """Return the dense MLP of block ``layer``."""
     hidden, inner = names.hidden, names.config["intermediate_size"]
     return GatedMlp(
         gate=names.linear(layer, "feed_forward.w1", "ffn_gate", inner, hidden),
@@ -133,12 +128,12 @@ def mlp(names: Names, layer: int) -> GatedMlp:
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that an lfm2 ``config`` describes."""
+    """Return the decoder for an lfm2 ``config``."""
     return decoder(config, mlp)
 
 
 def decoder(config: dict[str, Any], feed_forward: Callable[[Names, int], FeedForward]) -> ModelSpec:
-    """A decoder of that form with that ``feed_forward`` in each layer."""
+    """Return a decoder with this ``feed_forward`` in each layer."""
     names, turn = Names(config), rope(config)
 
     def block(i: int) -> Block:

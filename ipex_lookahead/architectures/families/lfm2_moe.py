@@ -1,4 +1,4 @@
-"""LFM2 with experts (8B-A1B): the layers of an `lfm2`, the first few dense, then mixtures with a sigmoid router."""
+"""LFM2 with experts (8B-A1B): an `lfm2` with a few dense layers first, then mixtures with a sigmoid router."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ipex_lookahead.architectures.spec import FeedForward, ModelSpec, Place, Ten
 
 def _check(config: dict[str, Any], source: Source) -> None:
     lfm2.check(config, source)
-    check_experts(config, source, "num_experts", usual=32)
+    check_experts(config, source, "num_experts", default=32)
 
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ KEYS = ConfigKeys(
         "routed_scaling_factor": 1.0,
     },
     nullable=lfm2.KEYS.nullable,
-    neutral={"output_router_logits": "what is returned beside the logits"},
+    neutral={"output_router_logits": "additional outputs"},
     check=_check,
 )
 GGUF = GgufKeys(
@@ -63,14 +63,14 @@ GGUF = GgufKeys(
         "moe_intermediate_size": "expert_feed_forward_length",
     },
     constants={"conv_bias": False, "norm_topk_prob": True},
-    neutral={"expert_gating_func": "sigmoid, as all models of the architecture have"},
+    neutral={"expert_gating_func": "sigmoid in all models of the architecture"},
     without_attention=lfm2.CONV,
     complete=_complete,
 )
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that an lfm2_moe ``config`` describes."""
+    """Return the decoder for an lfm2_moe ``config``."""
 
     def feed_forward(names: Names, layer: int) -> FeedForward:
         if layer < config["num_dense_layers"]:

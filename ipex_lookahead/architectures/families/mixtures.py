@@ -1,4 +1,4 @@
-"""Mixtures that are a dense family with experts for the MLP, a row each; see ``dense.py``."""
+"""Dense families with experts instead of the MLP, one row each; see ``dense.py``."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ipex_lookahead.architectures.hparams import (
     boolean,
     check_even_heads,
     integer,
+    layer_numbers,
     optional,
-    shown,
 )
 from ipex_lookahead.architectures.keys import GgufKeys, GgufSource
-from ipex_lookahead.architectures.names import Names, usual
+from ipex_lookahead.architectures.names import Names, common_keys
 from ipex_lookahead.architectures.spec import Experts, FeedForward
 from ipex_lookahead.architectures.windows import fill_layer_types, one_kind_of_layer
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
 
 _TRAINING = {
-    "output_router_logits": "what is returned beside the logits",
+    "output_router_logits": "additional outputs",
     "router_aux_loss_coef": "training only",
 }
 _PARTS = ("gate_proj", "up_proj", "down_proj")
@@ -36,7 +36,7 @@ _GGUF_SIZES = {**_GGUF_COUNTS, "moe_intermediate_size": "expert_feed_forward_len
 
 
 def _mixture(names: Names, layer: int, key: str = "num_experts", module: str = "mlp", **more: Any) -> Experts:
-    """Return the experts of a block, all of one size; ``key``: the config's word for their count."""
+    """Return the experts of a block; ``key`` is the config's key for their number."""
     config = names.config
     return names.experts(
         layer,
@@ -50,66 +50,60 @@ def _mixture(names: Names, layer: int, key: str = "num_experts", module: str = "
     )
 
 
-def _layers(source: Source, key: str, value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(type(one) is int and 0 <= one < MAX_LAYERS for one in value):
-        raise source.error(key, f"is {shown(value)}; it must be a list of layers' numbers, from 0")
-    return sorted(set(value))
-
-
-SPARSE = {"norm_topk_prob": boolean, "decoder_sparse_step": integer(1, MAX_LAYERS), "mlp_only_layers": _layers}
-"""The keys of Qwen's mixtures that say which layers have an MLP instead, and their checks."""
+SPARSE = {"norm_topk_prob": boolean, "decoder_sparse_step": integer(1, MAX_LAYERS), "mlp_only_layers": layer_numbers}
+"""Keys of Qwen's mixtures that select layers with an MLP instead -> check."""
 _ALL_SPARSE: Config = {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 def check_dense(config: Config, source: Source) -> None:
-    """Refuse a layer without experts that there is not."""
+    """Raise if ``mlp_only_layers`` names a layer that does not exist."""
     dense, layers = config["mlp_only_layers"], config["num_hidden_layers"]
     if dense and dense[-1] >= layers:
         raise source.error("mlp_only_layers", f"names layer {dense[-1]}; the last of {layers} is {layers - 1}")
 
 
 def is_dense(config: Mapping[str, Any], layer: int) -> bool:
-    """Return whether a layer has an MLP instead of experts."""
+    """Return True if a layer has an MLP instead of experts."""
     return layer in config["mlp_only_layers"] or (layer + 1) % config["decoder_sparse_step"] != 0
 
 
 def _check_olmoe(config: Config, source: Source) -> None:
     check_even_heads(config, source)
-    check_experts(config, source, "num_experts", usual=64)
+    check_experts(config, source, "num_experts", default=64)
 
 
 def _check_qwen3(config: Config, source: Source) -> None:
-    check_experts(config, source, "num_experts", usual=128)
+    check_experts(config, source, "num_experts", default=128)
     check_dense(config, source)
     full = config.pop("max_window_layers", None)
     if not config["use_sliding_window"]:
         config["sliding_window"] = None
     elif full and config["sliding_window"] is not None:
         raise UnsupportedModelError(
-            f"{source.file}: max_window_layers is {full} and use_sliding_window true; some releases of transformers "
-            "give all layers a window then, others those from that one on. It must be 0, or not there"
+            f"{source.file}: max_window_layers is {full} and use_sliding_window is true; depending on its release, "
+            "transformers gives a window to all layers or only to those from that one on. It must be 0 or absent"
         )
 
 
 def _check_qwen2(config: Config, source: Source) -> None:
     check_even_heads(config, source)
-    check_experts(config, source, "num_experts", usual=60)
+    check_experts(config, source, "num_experts", default=60)
     check_dense(config, source)
     config.pop("max_window_layers", None)
     if not config["use_sliding_window"] or config["sliding_window"] == 0:
         config["sliding_window"] = None
     elif config.get("layer_types") is None and config["sliding_window"] is not None:
         raise UnsupportedModelError(
-            f"{source.file}: use_sliding_window is true, and there are no layer_types; releases of transformers differ"
-            " in which layers of a qwen2_moe have the window then",
-            hint="name the layers in layer_types",
+            f"{source.file}: use_sliding_window is true, but layer_types is missing; releases of transformers differ"
+            " about the layers with a window in a qwen2_moe",
+            hint="list the layers in layer_types",
         )
     fill_layer_types(config, source, lambda layer: False)
 
 
 def _complete(file: GgufSource, config: Config, architecture: str) -> None:
     need_counts(file, architecture)
-    if "moe_intermediate_size" not in config:  # the first files have it by this rule alone
+    if "moe_intermediate_size" not in config:  # missing in the first files, which follow this rule
         config["moe_intermediate_size"] = max(1, config["intermediate_size"] // config["num_experts_per_tok"])
 
 
@@ -132,9 +126,9 @@ def _qwen2(names: Names, layer: int) -> FeedForward:
 
 # fmt: off
 FAMILIES: Mapping[str, Dense] = {
-    # GGUF files of these call themselves llama, have a count of experts, and know no window.
+    # GGUF files of Mixtral have architecture llama with a number of experts, and no window.
     "mixtral": Dense(
-        "Mixtral 8x7B and 8x22B, and merges of their form: a Mistral with a mixture of experts in every layer.",
+        "Mixtral 8x7B and 8x22B, and merges of this form: a Mistral with a mixture of experts in every layer.",
         keys(
             "hidden_act tie_word_embeddings sliding_window num_local_experts num_experts num_experts_per_tok",
             {
@@ -143,7 +137,7 @@ FAMILIES: Mapping[str, Dense] = {
             },
             neutral={**_TRAINING, "router_jitter_noise": "training only"}, refused=one_kind_of_layer("Mixtral"),
             nullable=(),
-            check=lambda config, source: check_experts(config, source, "num_local_experts", usual=8),
+            check=lambda config, source: check_experts(config, source, "num_local_experts", default=8),
         ),
         GgufKeys(
             "llama", "MixtralForCausalLM",
@@ -168,7 +162,7 @@ FAMILIES: Mapping[str, Dense] = {
                 **one_kind_of_layer("OLMoE"),
                 "clip_qkv": Refusal("clips queries, keys and values", unless=(None,)),
                 "sliding_window": Refusal(
-                    "limits how far attention reaches back, which transformers' OLMoE does with some kernels only",
+                    "limits the attention window, which transformers' OLMoE supports with some kernels only",
                     unless=(None,),
                 ),
             },
@@ -200,7 +194,7 @@ FAMILIES: Mapping[str, Dense] = {
         qk_norm="heads", feed_forward=_qwen3,
     ),
     "qwen2_moe": Dense(
-        "Qwen1.5-MoE and Qwen2-57B-A14B: Qwen2's attention, a mixture, and an expert for every row behind a gate.",
+        "Qwen1.5-MoE and Qwen2-57B-A14B: Qwen2's attention, a mixture, and a shared expert with a gate.",
         keys(
             "hidden_act tie_word_embeddings use_sliding_window sliding_window max_window_layers"
             " num_experts num_local_experts num_experts_per_tok",
@@ -210,8 +204,8 @@ FAMILIES: Mapping[str, Dense] = {
                 "shared_expert_intermediate_size": 5632, "qkv_bias": True,
             },
             {
-                "sliding_window": optional(integer(0, MAX_CONTEXT)),  # transformers writes 0 for none
-                "moe_intermediate_size": SIZES["intermediate_size"], **SPARSE, **usual("layer_types"),
+                "sliding_window": optional(integer(0, MAX_CONTEXT)),  # transformers writes 0 for no window
+                "moe_intermediate_size": SIZES["intermediate_size"], **SPARSE, **common_keys("layer_types"),
                 "qkv_bias": boolean, "shared_expert_intermediate_size": SIZES["intermediate_size"],
             },
             neutral=_TRAINING, check=_check_qwen2,

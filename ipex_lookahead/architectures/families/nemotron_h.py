@@ -1,14 +1,14 @@
-"""Nemotron-H and Nemotron 3 Nano: one operation a layer, by a pattern.
+"""Nemotron-H and Nemotron 3 Nano: one operation per layer, according to a pattern.
 
-It is Mamba-2, attention without positions, an MLP of squared relu without a gate, or experts that are such MLPs, with a
-sigmoid router and one expert for every row.
+The operations are Mamba-2, attention without rope, an MLP of squared ReLU without gate, and a mixture of such MLPs with
+a sigmoid router and a shared expert.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.experts import MAX_IN_ALL, count, need_counts
+from ipex_lookahead.architectures.experts import check_total, count, need_counts
 from ipex_lookahead.architectures.hparams import (
     MAX_LAYERS,
     SIZES,
@@ -46,22 +46,22 @@ layer_types = of_words(
 
 
 def _pattern(source: Source, key: str, value: Any) -> list[str]:
-    """A check for a pattern of layers in one word."""
+    """Check for a pattern of layers as a string of letters."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_LAYERS or {*value} - {*_PATTERN}:
-        raise source.error(key, f"is {shown(value)}; it must be a word of {', '.join(_PATTERN)}")
+        raise source.error(key, f"is {shown(value)}; it must be a string of the letters {', '.join(_PATTERN)}")
     return [_PATTERN[one] for one in value]
 
 
-_OF_OLD = {
+_ALIASES = {
     "layer_types": "layers_block_type", "num_local_experts": "n_routed_experts", "mamba_n_groups": "n_groups",
     "mamba_d_conv": "conv_kernel", "mamba_dt_min": "time_step_min", "mamba_dt_limit": "time_step_limit",
     "mamba_conv_bias": "use_conv_bias",
 }  # fmt: skip
-"""Other words for keys, which go before them."""
+"""Alternative names of keys, which take precedence."""
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
-    for other, key in _OF_OLD.items():
+    for other, key in _ALIASES.items():
         if (value := config.pop(other, None)) is not None:
             config[key] = value
     pattern = config.pop("hybrid_override_pattern", None)
@@ -74,16 +74,13 @@ def _check(config: dict[str, Any], source: Source) -> None:
     experts, used = config["n_routed_experts"], config["num_experts_per_tok"]
     if MOE not in types:
         return
-    if experts * types.count(MOE) > MAX_IN_ALL:
-        raise source.error(
-            "n_routed_experts", f"is {experts} in {types.count(MOE)} layers; at most {MAX_IN_ALL} are read"
-        )
+    check_total(source, "n_routed_experts", experts, types.count(MOE))
     if experts % config["n_group"] or config["topk_group"] > config["n_group"]:
         raise source.error(
             "n_group", f"is {config['n_group']}, with topk_group {config['topk_group']} and {experts} experts"
         )
     if used > experts // config["n_group"] * config["topk_group"]:
-        raise source.error("num_experts_per_tok", f"is {used}, more experts than there are to choose from")
+        raise source.error("num_experts_per_tok", f"is {used}, more than the experts that can be selected")
 
 
 _USED = {
@@ -114,7 +111,7 @@ _USED = {
     "num_nextn_predict_layers": integer(0, MAX_DRAFTING),
 }
 KEYS = ConfigKeys(
-    used={**_USED, **{other: _USED[key] for other, key in _OF_OLD.items()}},
+    used={**_USED, **{other: _USED[key] for other, key in _ALIASES.items()}},
     defaults={
         "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 21504, "num_hidden_layers": 4,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
@@ -127,42 +124,42 @@ KEYS = ConfigKeys(
         "num_nextn_predict_layers": 0,
     },
     neutral={
-        "chunk_size": "how many positions of a prompt others compute at a time",
-        "expand": "the recurrent layers' heads say how wide they are",
+        "chunk_size": "the chunk size of prefill in other programs",
+        "expand": "the heads of recurrent layers determine the size",
         "hidden_dropout": "zero outside training",
-        "mamba_chunk_size": "how many positions of a prompt others compute at a time",
-        "mamba_dt_init_floor": "how weights are made that no file gives",
-        "mamba_dt_max": "how weights are made that no file gives",
-        "mamba_expand": "the recurrent layers' heads say how wide they are",
-        "mamba_proj_bias": "use_bias says it",
-        "mamba_ssm_cache_dtype": "the type that states are kept in; float32 here",
-        "moe_shared_expert_overlap": "what is computed at the same time, not what",
-        "mtp_hybrid_override_pattern": "of the blocks for drafting",
-        "mtp_layers_block_type": "of the blocks for drafting",
-        "n_shared_experts": "one, whose size is a key of its own",
-        "num_logits_to_keep": "which positions' logits others compute",
-        "output_router_logits": "what is returned beside the logits",
-        "rescale_prenorm_residual": "how weights are made that no file gives",
-        "residual_in_fp32": "float32 here always",
-        "time_step_floor": "how weights are made that no file gives",
-        "time_step_max": "how weights are made that no file gives",
-        "use_mamba_kernels": "which kernel computes the same",
+        "mamba_chunk_size": "the chunk size of prefill in other programs",
+        "mamba_dt_init_floor": "initialization of missing weights",
+        "mamba_dt_max": "initialization of missing weights",
+        "mamba_expand": "the heads of recurrent layers determine the size",
+        "mamba_proj_bias": "use_bias is used instead",
+        "mamba_ssm_cache_dtype": "the dtype of states, which is float32 here",
+        "moe_shared_expert_overlap": "the order of computation, not what is computed",
+        "mtp_hybrid_override_pattern": "for MTP blocks",
+        "mtp_layers_block_type": "for MTP blocks",
+        "n_shared_experts": "always one, with a key of its own for the size",
+        "num_logits_to_keep": "the positions for which other programs compute logits",
+        "output_router_logits": "additional outputs",
+        "rescale_prenorm_residual": "initialization of missing weights",
+        "residual_in_fp32": "always float32 here",
+        "time_step_floor": "initialization of missing weights",
+        "time_step_max": "initialization of missing weights",
+        "use_mamba_kernels": "the kernel for the same computation",
     },
     refused={
-        "attention_bias": Refusal("gives attention biases, which transformers' has not", unless=(None, False)),
-        "moe_latent_size": Refusal("has experts work on a projection of the hidden state", unless=(None,)),
+        "attention_bias": Refusal("adds biases to attention, which transformers' model lacks", unless=(None, False)),
+        "moe_latent_size": Refusal("makes experts work on a projection of the hidden state", unless=(None,)),
     },
     check=_check,
 )  # fmt: skip
 
 
 def _complete(file: GgufSource, config: dict[str, Any]) -> None:
-    """Two arrays together say what a layer is: heads of keys, a feed-forward size, or neither, which is Mamba-2."""
+    """Derive layer kinds from two lists: key heads mean attention, a size an MLP or mixture, neither Mamba-2."""
     prefix = file.scalar("general.architecture")
     blocks, past = config["num_hidden_layers"], config.setdefault("num_nextn_predict_layers", 0)
     if past >= blocks:
         key = f"{prefix}.nextn_predict_layers"
-        raise file.error(key, file.offsets[key], f"is {past}; there are {blocks} blocks in all")
+        raise file.error(key, file.offsets[key], f"is {past}; there are {blocks} blocks in total")
     mixtures = "n_routed_experts" in config
     if mixtures:
         need_counts(file, prefix)
@@ -172,7 +169,7 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
     for layer, (kv_heads, inner) in enumerate(list(sizes)[: blocks - past]):
         if kv_heads and inner:
             key = f"{prefix}.feed_forward_length"
-            problem = f"gives layer {layer} an MLP, and attention.head_count_kv gives it attention; it has one of them"
+            problem = f"gives layer {layer} an MLP, but attention.head_count_kv gives it attention; only one is allowed"
             raise file.error(key, file.offsets[key], problem)
         kinds.append(FULL if kv_heads else MAMBA if not inner else MOE if mixtures else MLP)
     config["layers_block_type"], config["num_hidden_layers"] = kinds, len(kinds)
@@ -183,13 +180,13 @@ def _complete(file: GgufSource, config: dict[str, Any]) -> None:
     key = f"{prefix}.attention.layer_norm_rms_epsilon"
     at = Source.at(file.path, {"rms_norm_eps": (key, file.offsets.get(key))})
     config["layer_norm_epsilon"] = SIZES["rms_norm_eps"](at, "rms_norm_eps", epsilon)
-    if mixtures:  # llama.cpp's loader has this for what a file leaves out
+    if mixtures:  # llama.cpp's defaults for missing keys
         config.setdefault("moe_intermediate_size", config.get("intermediate_size", 1) // config["num_experts_per_tok"])
         config.setdefault("norm_topk_prob", False)
 
 
 def _by_layer(file: GgufSource, key: str, blocks: int) -> list[int]:
-    """A number of each layer, where one number is that of all; its range is checked already."""
+    """Return one number per layer, from a list or a single number, in a checked range."""
     if (value := file.metadata.get(key)) is None:
         raise file.error(key, None, "is missing")
     values = [int(one) for one in value] if hasattr(value, "__len__") else [value] * blocks
@@ -232,12 +229,12 @@ GGUF = GgufKeys(
         "topk_group": "expert_group_used_count",
         "num_nextn_predict_layers": "nextn_predict_layers",
     },
-    # What files have no word for, as llama.cpp has it: steps without a limit, no biases around Mamba-2. The epsilon is
-    # read from either of two keys.
+    # Features without a key, as in llama.cpp: steps without limits, no biases around Mamba-2. The epsilon is read from
+    # either of two keys.
     constants={"time_step_min": 0.0, "use_bias": False, "rms_norm_eps": 1e-5},
     neutral={
-        "expert_gating_func": "sigmoid, as all models of the architecture have",
-        "expert_shared_count": "one, whose size is a key of its own",
+        "expert_gating_func": "sigmoid in all models of the architecture",
+        "expert_shared_count": "always one, with a key of its own for the size",
     },
     refused={"moe_latent_size": Refusal(unless=(0,))},
     by_layer=("num_key_value_heads", "intermediate_size", "num_experts_per_tok", "moe_intermediate_size"),
@@ -247,7 +244,7 @@ GGUF = GgufKeys(
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a nemotron_h ``config`` describes."""
+    """Return the decoder for a nemotron_h ``config``."""
     names = Names(config)
     hidden = names.hidden
 

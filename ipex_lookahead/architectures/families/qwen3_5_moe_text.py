@@ -15,11 +15,12 @@ from ipex_lookahead.architectures.spec import Experts, Linear, ModelSpec, Place,
 
 def _check(config: dict[str, Any], source: Source) -> None:
     qwen3_5_text.check_layers(config, source)
-    check_experts(config, source, "num_experts", usual=256)
+    check_experts(config, source, "num_experts", default=256)
 
 
-def _complete(file: GgufSource, config: dict[str, Any]) -> None:
-    need_counts(file, "qwen35moe")
+def complete(file: GgufSource, config: dict[str, Any]) -> None:
+    """Fill in values that GGUF files of this and similar families omit."""
+    need_counts(file, file.scalar("general.architecture"))
     qwen3_5_text.complete(file, config)
     config.setdefault("shared_expert_intermediate_size", config["moe_intermediate_size"])
 
@@ -59,12 +60,12 @@ GGUF = GgufKeys(
     },
     constants={**qwen3_5_text.GGUF.constants, "intermediate_size": 512},
     neutral=qwen3_5_text.GGUF.neutral,
-    complete=_complete,
+    complete=complete,
 )
 
 
 def mixture(names: Names, layer: int) -> Experts:
-    """The experts of block ``layer``, of which one is every row's."""
+    """Return the experts of block ``layer``, including a shared expert."""
     config, hidden = names.config, names.hidden
     name = f"model.layers.{layer}.mlp.shared_expert_gate.weight"
     gate = Tensor(
@@ -83,5 +84,5 @@ def mixture(names: Names, layer: int) -> Experts:
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a qwen3_5_moe_text ``config`` describes."""
+    """Return the decoder for a qwen3_5_moe_text ``config``."""
     return qwen3_5_text.decoder(config, mixture)

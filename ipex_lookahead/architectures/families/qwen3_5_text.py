@@ -1,7 +1,7 @@
-"""Qwen3.5 to 3.8 (dense), the text part: three gated delta nets to one attention, whose heads are gated.
+"""Qwen3.5 to 3.8 (dense), the text part: three gated delta nets per attention layer; attention has gated heads.
 
-A quarter of a head is rotated. GGUF files have value heads in another order, in which head i has the keys of group
-i modulo the groups; they are run as they are (``tiled``).
+A quarter of a head is rotated. In GGUF files value heads have another order, in which head i uses the keys of group i
+modulo the number of groups; this order is preserved (``tiled``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from ipex_lookahead.architectures.hparams import (
     MAX_HEAD_DIM,
     Source,
     boolean,
+    check_one_per_layer,
     integer,
+    list_of,
     number,
     one_of,
     shown,
@@ -41,23 +43,17 @@ LINEAR, FULL = "linear_attention", "full_attention"
 MAX_KERNEL = 16
 
 
-def layer_types(source: Source, key: str, value: Any) -> list[str]:
-    """A check for a list of the two kinds of layers."""
-    if not isinstance(value, list) or not all(one in (LINEAR, FULL) for one in value):
-        raise source.error(key, f"is {shown(value)}; it must be a list of {LINEAR} and {FULL}")
-    return list(value)
-
-
 def check_layers(config: dict[str, Any], source: Source) -> None:
-    """Fill in which layers are attention, and compare the delta nets' numbers of heads."""
+    """Fill in the attention layers, and check the delta nets' numbers of heads."""
     layers, every = config["num_hidden_layers"], config.pop("full_attention_interval")
     if config["layer_types"] is None:
         config["layer_types"] = [LINEAR if (i + 1) % every else FULL for i in range(layers)]
-    if len(config["layer_types"]) != layers:
-        raise source.error("layer_types", f"names {len(config['layer_types'])} layers; there are {layers}")
+    check_one_per_layer(config, source, "layer_types")
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if values % keys:
-        raise source.error("linear_num_value_heads", f"is {values}, no multiple of linear_num_key_heads, {keys}")
+        raise source.error(
+            "linear_num_value_heads", f"is {values}; it must be a multiple of linear_num_key_heads, {keys}"
+        )
 
 
 KEYS = ConfigKeys(
@@ -67,7 +63,7 @@ KEYS = ConfigKeys(
         "attention_bias": boolean,
         "partial_rotary_factor": number(0, 1, above=True),
         "full_attention_interval": integer(1, 1 << 16),
-        "layer_types": layer_types,
+        "layer_types": list_of(LINEAR, FULL),
         "linear_conv_kernel_dim": integer(1, MAX_KERNEL),
         "linear_key_head_dim": integer(1, MAX_HEAD_DIM),
         "linear_value_head_dim": integer(1, MAX_HEAD_DIM),
@@ -87,24 +83,24 @@ KEYS = ConfigKeys(
     },
     nullable=("layer_types",),
     neutral={
-        "mamba_ssm_dtype": "the type that states are kept in; float32 here",
-        "mtp_use_dedicated_embeddings": "of the blocks for drafting",
-        "output_router_logits": "what is returned beside the logits",
+        "mamba_ssm_dtype": "the dtype of states, which is float32 here",
+        "mtp_use_dedicated_embeddings": "for MTP blocks",
+        "output_router_logits": "additional outputs",
     },
     check=check_layers,
 )  # fmt: skip
 
 
 def complete(file: GgufSource, config: dict[str, Any]) -> None:
-    """Sizes of heads, from those of all of them, which layers are attention, and which are for drafting."""
+    """Fill in head sizes, which are derived from total sizes, the attention layers, and the number of MTP blocks."""
     blocks, past = config["num_hidden_layers"], config.setdefault("mtp_num_hidden_layers", 0)
     if past >= blocks:
-        raise file.error("nextn_predict_layers", None, f"is {past}; there are {blocks} blocks in all")
+        raise file.error("nextn_predict_layers", None, f"is {past}; there are {blocks} blocks in total")
     config["num_hidden_layers"] = blocks - past
     if (recurrent := config.pop("recurrent_layers", None)) is not None:
         if not isinstance(recurrent, np.ndarray):
             key = "attention.recurrent_layers"
-            raise file.error(key, None, f"is {shown(recurrent)}; it must be a truth value for each layer")
+            raise file.error(key, None, f"is {shown(recurrent)}; it must be a list of bools, one per layer")
         if len(recurrent) != blocks:
             raise file.error("attention.recurrent_layers", None, f"has {len(recurrent)} values for {blocks} blocks")
         config["layer_types"] = [LINEAR if one else FULL for one in recurrent[: blocks - past]]
@@ -129,13 +125,13 @@ GGUF = GgufKeys(
         "mtp_num_hidden_layers": "nextn_predict_layers",
     },
     constants={"attention_bias": False, "linear_value_heads": "tiled"},
-    neutral={"rope.dimension_sections": "which of a place's three numbers turns a pair; a text's are the same"},
+    neutral={"rope.dimension_sections": "index of a pair's position among three, which are equal for text"},
     complete=complete,
 )
 
 
 def gated_attention(names: Names, layer: int, **switches: Any) -> Attention:
-    """Attention whose query matrix holds each head's query, then its gate."""
+    """Return attention with a query matrix that holds each head's query followed by its gate."""
     heads, d, bias = names.heads, names.head_dim, names.config["attention_bias"]
     whole, shape = (2 * heads * d, names.hidden), (heads * d, names.hidden)
 
@@ -161,7 +157,7 @@ def gated_attention(names: Names, layer: int, **switches: Any) -> Attention:
 
 
 def delta_net(names: Names, layer: int, inputs: Linear, gate: Linear, steps: Linear, beta: Linear) -> GatedDeltaNet:
-    """The delta net of block ``layer``, with its linear layers' names for what reads the hidden state given."""
+    """Return the delta net of block ``layer``, given the linear layers that read the hidden state."""
     config = names.config
     groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     key, value, kernel = (config[f"linear_{name}_dim"] for name in ("key_head", "value_head", "conv_kernel"))
@@ -188,12 +184,12 @@ def delta_net(names: Names, layer: int, inputs: Linear, gate: Linear, steps: Lin
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a qwen3_5_text ``config`` describes."""
+    """Return the decoder for a qwen3_5_text ``config``."""
     return decoder(config, Names.gated_mlp)
 
 
 def _projections(names: Names, layer: int) -> tuple[Linear, Linear, Linear, Linear]:
-    """What reads the hidden state in a delta net: inputs, gate, steps and beta, each a matrix of its own."""
+    """Return the linear layers of a delta net that read the hidden state: inputs, gate, steps and beta."""
     config = names.config
     groups, heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
     values = heads * config["linear_value_head_dim"]
@@ -211,7 +207,7 @@ def decoder(
     feed_forward: Callable[[Names, int], FeedForward],
     projections: Callable[[Names, int], tuple[Linear, Linear, Linear, Linear]] = _projections,
 ) -> ModelSpec:
-    """A decoder of that form with that ``feed_forward`` in each layer, and such ``projections`` in delta nets."""
+    """Return a decoder with this ``feed_forward`` in each layer, and these ``projections`` in delta nets."""
     names, turn = Names(config, norm_offset=1.0), rope(config)
 
     def mixer(i: int) -> Attention | GatedDeltaNet:

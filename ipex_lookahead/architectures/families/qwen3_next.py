@@ -1,7 +1,7 @@
-"""Qwen3-Next and Qwen3-Coder-Next: as `qwen3_5_moe_text`, with a delta net's matrices fused by heads of keys.
+"""Qwen3-Next and Qwen3-Coder-Next: a `qwen3_5_moe_text` with matrices of delta nets fused by key head.
 
-Some layers may have an MLP instead of experts. GGUF files have heads of values in the folder's order, and matrices
-that are no longer fused but for steps and beta.
+Some layers may have an MLP instead of experts. In GGUF files value heads have the folder's order, and only steps and
+beta are fused.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ipex_lookahead.architectures.experts import check_experts, need_counts
+from ipex_lookahead.architectures.experts import check_experts
 from ipex_lookahead.architectures.families import mixtures, qwen3_5_moe_text, qwen3_5_text
 from ipex_lookahead.architectures.hparams import Source
-from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
+from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.spec import FeedForward, Linear, ModelSpec, Place
 
@@ -21,14 +21,8 @@ _SPARSE = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": 
 
 def _check(config: dict[str, Any], source: Source) -> None:
     qwen3_5_text.check_layers(config, source)
-    check_experts(config, source, "num_experts", usual=512)
+    check_experts(config, source, "num_experts", default=512)
     mixtures.check_dense(config, source)
-
-
-def _complete(file: GgufSource, config: dict[str, Any]) -> None:
-    need_counts(file, "qwen3next")
-    qwen3_5_text.complete(file, config)
-    config.setdefault("shared_expert_intermediate_size", config["moe_intermediate_size"])
 
 
 KEYS: ConfigKeys = replace(
@@ -49,12 +43,12 @@ GGUF = GgufKeys(
     "Qwen3NextForCausalLM",
     used=qwen3_5_moe_text.GGUF.used,
     constants={**_SPARSE, "attention_bias": False, "linear_value_heads": "grouped"},
-    complete=_complete,
+    complete=qwen3_5_moe_text.complete,
 )
 
 
 def _projections(names: Names, layer: int) -> tuple[Linear, Linear, Linear, Linear]:
-    """Of each head of keys lie q, k, and of its heads of values v and the gate together; so do beta and steps."""
+    """Split the fused matrices: q, k, v and gate of each key head are adjacent, and so are beta and steps."""
     config, hidden = names.config, names.hidden
     groups, heads, key = (config[f"linear_{one}"] for one in ("num_key_heads", "num_value_heads", "key_head_dim"))
     each = heads // groups
@@ -81,12 +75,12 @@ def _projections(names: Names, layer: int) -> tuple[Linear, Linear, Linear, Line
 
 
 def spec(config: dict[str, Any]) -> ModelSpec:
-    """The decoder that a qwen3_next ``config`` describes."""
+    """Return the decoder for a qwen3_next ``config``."""
 
     def feed_forward(names: Names, layer: int) -> FeedForward:
         if mixtures.is_dense(config, layer):
             return names.gated_mlp(layer)
         return replace(qwen3_5_moe_text.mixture(names, layer), renormalise=config["norm_topk_prob"])
 
-    drafting = config["mtp_num_hidden_layers"] or 1  # which configs do not say; whether it is there the files do
+    drafting = config["mtp_num_hidden_layers"] or 1  # configs lack the key, and the tensors decide
     return qwen3_5_text.decoder({**config, "mtp_num_hidden_layers": drafting}, feed_forward, _projections)

@@ -1,7 +1,7 @@
-"""Models that see, a row each: which family their text part is. Images are not for this package.
+"""Vision-language models, one row each, with the family of their text part. Images are not supported.
 
-Of a part that may be several families, these are those whose head transformers' class has as it is: of Granite and
-Gemma 2 it leaves out what they do to their logits.
+If the text part may belong to several families, those are listed with which transformers' class uses the lm_head
+without changes; for Granite and Gemma 2 it omits the scaling of logits.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.spec import ModelSpec
 
 VISION_KEYS = {
-    "rope.dimension_sections": "which of a place's three numbers turns a pair; a text's are the same",
-    "n_deepstack_layers": "how many layers take what an image's encoder saw on its way; a text has no image",
+    "rope.dimension_sections": "index of a pair's position among three, which are equal for text",
+    "n_deepstack_layers": "the number of layers with additional image features, which text does not have",
 }
 
 
 @dataclass(frozen=True)
-class Seeing:
-    """A model that sees, in whose config the text part is ``text_config``.
+class VisionLanguage:
+    """A vision-language model with the config of the text part in ``text_config``.
 
     Attributes:
-        about: the models, a colon, and what the text part is.
-        KEYS: the keys of the whole and of its text part.
-        GGUF: its GGUF files; None: a file of these holds the text part, like any other of the part's architecture.
+        about: the models, a colon, and the text part.
+        KEYS: keys of the whole config and of its text part.
+        GGUF: its GGUF files; None: GGUF files hold the text part and have that family's architecture.
     """
 
     about: str
@@ -35,20 +35,20 @@ class Seeing:
     GGUF: GgufKeys | None = None
 
     def spec(self, config: dict[str, Any]) -> ModelSpec:
-        """Return the decoder that the checked config of the text part describes."""
+        """Return the decoder for the checked config of the text part."""
         found: ModelSpec = find(config["model_type"]).spec(config)
         return found
 
 
 def _inside(**parts: ConfigKeys) -> ConfigKeys:
-    """Keys inside ``text_config``; the first part is meant where a config names none."""
+    """Return keys inside ``text_config``; the first part is the default."""
     return ConfigKeys(inside="text_config", parts=parts)
 
 
-def _any(models: str, *first: str) -> Seeing:
+def _any(models: str, *first: str) -> VisionLanguage:
     parts = dict.fromkeys((*first, "llama", "mistral", "qwen2", "qwen3", "phi3"))
-    what = f"the text part, a `{next(iter(parts))}` as a rule; images are not for this package"
-    return Seeing(f"{models}: {what}.", _inside(**{part: dense.FAMILIES[part].KEYS for part in parts}))
+    what = f"the text part, usually a `{next(iter(parts))}`; images are not supported"
+    return VisionLanguage(f"{models}: {what}.", _inside(**{part: dense.FAMILIES[part].KEYS for part in parts}))
 
 
 _MISTRAL, _MINISTRAL = dense.FAMILIES["mistral"].KEYS, dense.FAMILIES["ministral3"].KEYS
@@ -59,7 +59,7 @@ _GEMMA3_TEXT = replace(
     _GEMMA3,
     used={key: check for key, check in _GEMMA3.used.items() if key != _CAP},
     nullable=("sliding_window",),
-    neutral={**_GEMMA3.neutral, _CAP: "transformers' class with eyes caps no logits"},
+    neutral={**_GEMMA3.neutral, _CAP: "transformers' vision-language class does not cap logits"},
 )
 _QWEN2_TEXT = replace(
     _QWEN2,
@@ -80,7 +80,7 @@ _QWEN3_TEXT = replace(
     family="qwen3",
     neutral={
         **_QWEN3.neutral,
-        **dict.fromkeys(_NO_WINDOWS, "of windows, which transformers' Qwen3-VL has none of"),
+        **dict.fromkeys(_NO_WINDOWS, "for windows, which transformers' Qwen3-VL lacks"),
     },
     used={key: check for key, check in _QWEN3.used.items() if key not in _NO_WINDOWS},
     defaults={
@@ -90,47 +90,45 @@ _QWEN3_TEXT = replace(
     },
 )  # fmt: skip
 
-FAMILIES: Mapping[str, Seeing] = {
-    "gemma3": Seeing(
-        "Gemma 3 with eyes (4B, 12B and 27B): its text part, which is a ``gemma3_text``; images are not for this"
-        " package.",
+FAMILIES: Mapping[str, VisionLanguage] = {
+    "gemma3": VisionLanguage(
+        "Gemma 3 with vision (4B, 12B and 27B): the text part, a `gemma3_text`; images are not supported.",
         _inside(gemma3_text=_GEMMA3_TEXT),
     ),
-    "gemma4": Seeing(
-        "Gemma 4 with eyes and ears: its text part, which is a ``gemma4_text``; images and sounds are not for this"
-        " package.",
+    "gemma4": VisionLanguage(
+        "Gemma 4 with vision and audio: the text part, a `gemma4_text`; images and audio are not supported.",
         _inside(gemma4_text=gemma4_text.KEYS),
     ),
     "idefics3": _any("Idefics 3"),
     "internvl": _any("InternVL 3 and 3.5 (their -hf folders)", "qwen2"),
-    "llava": _any("LLaVA 1.5 and others of its form"),
+    "llava": _any("LLaVA 1.5 and similar models"),
     "llava_next": _any("LLaVA-NeXT (1.6)"),
     "llava_onevision": _any("LLaVA-OneVision", "qwen2"),
-    "mistral3": Seeing(
-        "Mistral Small 3.1 and Ministral 3 with eyes: the text part, a `mistral` or `ministral3`; no images.",
+    "mistral3": VisionLanguage(
+        "Mistral Small 3.1 and Ministral 3 with vision: the text part, a `mistral` or `ministral3`; no images.",
         _inside(mistral=_MISTRAL, ministral3=_MINISTRAL),
     ),
-    "qwen2_vl": Seeing(
-        "Qwen2-VL: the text part, a `qwen2`; images and videos are not for this package.",
+    "qwen2_vl": VisionLanguage(
+        "Qwen2-VL: the text part, a `qwen2`; images and videos are not supported.",
         replace(_inside(qwen2_vl_text=_QWEN2_TEXT, qwen2_vl=_QWEN2_TEXT), outside=True),
         _QWEN2_GGUF,
     ),
-    "qwen2_5_vl": Seeing(
-        "Qwen2.5-VL: the text part, a `qwen2`; images and videos are not for this package.",
+    "qwen2_5_vl": VisionLanguage(
+        "Qwen2.5-VL: the text part, a `qwen2`; images and videos are not supported.",
         replace(_inside(qwen2_5_vl_text=_QWEN2_TEXT, qwen2_5_vl=_QWEN2_TEXT), outside=True),
         _QWEN2_GGUF,
     ),
-    "qwen3_vl": Seeing(
-        "Qwen3-VL (dense): the text part, a `qwen3`; images and videos are not for this package.",
+    "qwen3_vl": VisionLanguage(
+        "Qwen3-VL (dense): the text part, a `qwen3`; images and videos are not supported.",
         _inside(qwen3_vl_text=_QWEN3_TEXT, qwen3_vl=_QWEN3_TEXT),
         GgufKeys("qwen3vl", "Qwen3ForCausalLM", constants={"attention_bias": False}, neutral=VISION_KEYS),
     ),
-    "qwen3_5": Seeing(
-        "Qwen3.5 to 3.8 (dense), the whole: a text part, which is a `qwen3_5_text`; no images and videos.",
+    "qwen3_5": VisionLanguage(
+        "Qwen3.5 to 3.8 (dense), the whole model: the text part, a `qwen3_5_text`; no images and videos.",
         _inside(qwen3_5_text=replace(qwen3_5_text.KEYS, family="qwen3_5_text")),
     ),
-    "qwen3_5_moe": Seeing(
-        "Qwen3.5 to 3.8 with experts, the whole: a text part, which is a `qwen3_5_moe_text`; no images.",
+    "qwen3_5_moe": VisionLanguage(
+        "Qwen3.5 to 3.8 with experts, the whole model: the text part, a `qwen3_5_moe_text`; no images.",
         _inside(qwen3_5_moe_text=replace(qwen3_5_moe_text.KEYS, family="qwen3_5_moe_text")),
     ),
     "smolvlm": _any("SmolVLM and SmolVLM 2"),

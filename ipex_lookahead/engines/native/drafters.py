@@ -10,7 +10,7 @@ import numpy as np
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.checkpoints import Checkpoint, LowBitCheckpoint, kind_of
 from ipex_lookahead.checkpoints.draft_vocab import ids_of
-from ipex_lookahead.checkpoints.drafters import Drafter, adjacent_drafters, model_with_block, no_head, open_drafter
+from ipex_lookahead.checkpoints.drafters import Drafter, drafters_near, model_with_block, no_head, open_drafter
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
@@ -47,7 +47,7 @@ def head_for(
             found = _loaded(Drafter("mtp", checkpoint, spec.mtp), request.path, request, plan, target)
         except LookaheadError as error:
             log.warning("the model's block for drafting cannot be used, since %s", error)
-    for path in adjacent_drafters(request.path) if found is None else ():
+    for path in drafters_near(request.path) if found is None else ():
         try:
             found = load_drafter(path, model, request, plan, target)
             break

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import GatedMlp, ModelSpec, Tensor, named_tensors
 from ipex_lookahead.checkpoints.base import Checkpoint
+from ipex_lookahead.checkpoints.low_bit import packed_bytes
 from ipex_lookahead.checkpoints.placed import with_offset
-from ipex_lookahead.checkpoints.sizes import packed_bytes
 from ipex_lookahead.engines.api import Batch, Cache, PhaseTime, StepOutput
 from ipex_lookahead.engines.input_order import SHARED, Order, reordered, warn_of_decoded, with_order
 from ipex_lookahead.engines.machine import check_threads, default_threads
@@ -23,7 +23,7 @@ from ipex_lookahead.engines.native.linear import plain, streams
 from ipex_lookahead.engines.prefetch import prefetched
 from ipex_lookahead.engines.weights import PlannedWeights, WeightPlan, check_shape, random_matrix, read_vector
 from ipex_lookahead.errors import ContextLengthError, InputError, OutOfMemoryError, arg
-from ipex_lookahead.formats import in_floats
+from ipex_lookahead.formats import as_floats
 from ipex_lookahead.formats.base import PackedWeight
 
 Floats = npt.NDArray[np.float32]
@@ -237,7 +237,7 @@ class NativeEngine:
                 continue
             weight, shared = matrix(tensor), _shared(name)
             if tensor.name in routers:
-                weight = in_floats(weight)
+                weight = as_floats(weight)
             if (
                 weight.order is not None and shared == name
             ):  # the first of those that share inputs decides on their order

@@ -16,7 +16,7 @@ from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.linear import LANES, Matrix, stream_bytes
 from ipex_lookahead.engines.opencl.supported import attention_of, mlps_of
 from ipex_lookahead.engines.weights import outputs_of, together
-from ipex_lookahead.formats import in_floats
+from ipex_lookahead.formats import as_floats
 from ipex_lookahead.formats.base import PackedWeight
 
 Floats = npt.NDArray[np.float32]
@@ -138,7 +138,7 @@ class Weights:
         router = None
         if isinstance(block.feed_forward, Experts):
             linear = block.feed_forward.router
-            router = self._upload([linear], [in_floats(self._matrix(linear.weight))])
+            router = self._upload([linear], [as_floats(self._matrix(linear.weight))])
         gate, up, down = (
             self._stacks(linears, place("" if mixture else shared, linears, not mixture and name == shared), mixture)
             for name, shared in (("gate", "gate"), ("up", "gate"), ("down", "down"))

@@ -219,9 +219,9 @@ def other_cache(small: tuple[Path, Path]) -> Any:
 @pytest.mark.parametrize(
     ("name", "values", "words"),
     [
-        ("31b", {}, "kv_heads in layers that see all is 1, .* has 2"),
+        ("31b", {}, "kv_heads in layers with full attention is 1, .* has 2"),
         ("e2b", {"head_dim": 32}, "head_dim in layers with a window is 32, .* has 16"),
-        ("e2b", {"sliding_window": 9}, "sliding_window is 9, .* no layer with that"),
+        ("e2b", {"sliding_window": 9}, "sliding_window is 9, .* no layer with this window"),
     ],
 )
 def test_an_assistant_of_another_model_is_refused(
@@ -238,7 +238,7 @@ def test_an_assistant_of_another_model_is_refused(
     [
         ({"backbone_hidden_size": 72}, InputError, "backbone_hidden_size is 72.*has 64"),
         ({"backbone_hidden_size": -1}, ModelFormatError, "backbone_hidden_size"),
-        ({"num_centroids": 16}, UnsupportedModelError, "num_centroids is 16; each must stand for"),
+        ({"num_centroids": 16}, UnsupportedModelError, "num_centroids is 16; it must divide"),
         ({"centroid_intermediate_top_k": 9}, ModelFormatError, "is 9, more than the 8 centroids"),
         ({"use_ordered_embeddings": 1}, ModelFormatError, "use_ordered_embeddings"),
         ({"text": {"num_kv_shared_layers": 2}}, ModelFormatError, "num_kv_shared_layers.*is 2"),

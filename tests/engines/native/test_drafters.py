@@ -138,7 +138,7 @@ def test_a_head_of_another_model_is_refused(
 ) -> None:
     target, block = with_mtp(tmp_path / "folder", FAMILY, variants(FAMILY)[0], **change)
     write_gguf(tmp_path / "gguf", target, change=block_alone(block, target.config.num_hidden_layers))
-    with pytest.raises(InputError, match="is a head for another model, of") as error:
+    with pytest.raises(InputError, match="is a head for another model, with") as error:
         engine(made / "bare", drafter=tmp_path / kind)
     assert said in str(error.value)
     assert str(tmp_path / kind) in str(error.value)
@@ -164,7 +164,7 @@ def test_the_embedding_of_a_target_in_few_bits_is_known_again(made: Path) -> Non
 
 def test_what_holds_no_head_is_refused(made: Path) -> None:
     for path in ("bare", "bare.gguf"):
-        with pytest.raises(InputError, match="holds no head that drafts for a qwen3_5_text model") as error:
+        with pytest.raises(InputError, match="has no head that drafts for a qwen3_5_text model") as error:
             engine(made / "whole", drafter=made / path)
         assert str(made / path) in str(error.value)
 
@@ -179,7 +179,7 @@ def test_a_damaged_head_that_was_named_is_an_error(made: Path, tmp_path: Path) -
 def test_a_block_alone_is_no_model(made: Path) -> None:
     with pytest.raises(ModelFormatError) as error:
         engine(made / "alone.gguf")
-    assert "block for drafting alone" in error.value.hint
+    assert "has only an MTP block" in error.value.hint
 
 
 def test_how_many_tokens_it_drafts(made: Path) -> None:
@@ -211,7 +211,7 @@ def test_its_format(made: Path, options: dict[str, Any], expected: str) -> None:
 
 def test_settings_of_a_head_need_one(made: Path) -> None:
     for name, value in (("draft_vocab", 0), ("drafter_low_bit", "sym_int8")):
-        with pytest.raises(InputError, match=f"{name}=.* is of a head that drafts, and the model brings none"):
+        with pytest.raises(InputError, match=f"{name}=.* needs a drafting head, but no usable head was found"):
             engine(made / "bare", **{name: value})
 
 

@@ -143,5 +143,5 @@ def test_a_saved_order_that_is_no_permutation_is_an_error(tmp_path: Path) -> Non
     assert metadata[name].startswith("sym_int4 32 192x128 ordered sha256:")
     tensors[f"{name}.order"][7] = 8
     save_file(tensors, file, metadata)
-    with pytest.raises(ModelFormatError, match=rf"{name}\.order at byte \d+: is no permutation"):
+    with pytest.raises(ModelFormatError, match=rf"{name}\.order at byte \d+: is not a permutation"):
         AutoModelForCausalLM.load_low_bit(tmp_path / "ours", threads=1, progress=False)

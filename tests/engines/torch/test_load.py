@@ -358,5 +358,5 @@ def test_a_generation_config_is_read_as_for_every_engine(tmp_path):
     (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": [5], "custom": 1}))
     assert load(folder).generation_config.suppress_tokens == [5]
     (folder / "generation_config.json").write_text(json.dumps({"bad_words_ids": [[999999]]}))
-    with pytest.raises(ModelFormatError, match="bad_words_ids at byte .* holds token id 999999"):
+    with pytest.raises(ModelFormatError, match="bad_words_ids at byte .* has token id 999999"):
         load(folder)

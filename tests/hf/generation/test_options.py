@@ -79,7 +79,7 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"stop_strings": ""}, "none of them empty"),
         ({"stop_strings": ["a", 3]}, "none of them empty"),
         ({"generation_config": {"top_k": 3}}, "generation_config is a dict"),
-        ({"num_beams": 4}, "num_beams=4 is not supported; .*sample for variety"),
+        ({"num_beams": 4}, "num_beams=4 is not supported; .*sampling for variety"),
         ({"num_beam_groups": 2}, "num_beam_groups=2 is not supported"),
         ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive search is not supported"),
         ({"dola_layers": "low"}, "DoLa is not supported"),
@@ -129,7 +129,7 @@ def test_bad_options(kwargs: dict[str, Any], message: str) -> None:
     [
         ({"watermarking_config": {"bias": 1.0, "colour": "green"}}, "watermarking_config .* is not usable: .*colour"),
         ({"watermarking_config": {"greenlist_ratio": 3.0}}, "watermarking_config .* is not usable"),
-        ({"watermarking_config": "green"}, "watermarking_config is a str; pass a transformers.WatermarkingConfig, or"),
+        ({"watermarking_config": "green"}, "watermarking_config is a str; pass a transformers.WatermarkingConfig or"),
     ],
 )
 def test_bad_watermarks(kwargs: dict[str, Any], message: str) -> None:

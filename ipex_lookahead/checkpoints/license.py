@@ -1,4 +1,4 @@
-"""What a checkpoint says about its licence, and how that goes along when the model is saved in another form."""
+"""License information of a checkpoint, and its propagation when the model is saved in another form."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ipex_lookahead.checkpoints.gguf_reader import GgufFile
 from ipex_lookahead.errors import ModelFormatError
 
 MAX_BYTES = 1 << 20
-"""Largest file that is taken for a licence or a model card."""
+"""Larger files are not considered as licenses or model cards."""
 _TEXTS = re.compile(r"(LICEN[CS]E|NOTICE|COPYING|COPYRIGHT|USE_POLICY)([-_.][A-Za-z0-9._-]{0,64})?", re.IGNORECASE)
 _FRONT_MATTER = re.compile(r"---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _FACT = re.compile(r"^(license(?:_name|_link)?):[ \t]*(\S[^\r\n]{0,255})$", re.MULTILINE)
 _GGUF_FACTS = {name: "general." + name.replace("_", ".") for name in ("license", "license_name", "license_link")}
 
 
-def licence_facts(source: Path) -> dict[str, str]:
-    """``license``, ``license_name`` and ``license_link``, as the model card in a folder or a GGUF file has them."""
+def license_facts(source: Path) -> dict[str, str]:
+    """Return ``license``, ``license_name`` and ``license_link`` from a folder's model card or a GGUF file."""
     if source.is_dir():
         card = _text(source / "README.md")
         front = _FRONT_MATTER.match(card)
@@ -34,17 +34,17 @@ def licence_facts(source: Path) -> dict[str, str]:
 
 
 def _lines(said: dict[str, object]) -> dict[str, str]:
-    """Those that are one line of text: another would be a line of its own in the card that is written."""
+    """Return the facts that are a single printable line; others could inject lines into the written model card."""
     facts = {name: fact.strip() for name, fact in said.items() if isinstance(fact, str)}
     return {name: fact for name, fact in facts.items() if 0 < len(fact) <= 256 and fact.isprintable()}
 
 
-def copy_licence(source: Path, folder: Path) -> None:
-    """Put the licence and notice files of ``source`` into ``folder``, and a model card with its licence facts.
+def copy_license(source: Path, folder: Path) -> None:
+    """Copy the license and notice files of ``source`` into ``folder``, and write a model card with its license facts.
 
-    Files beside a GGUF file may be another model's: only what the file itself says is taken. Raises OSError.
+    Of a GGUF file only its own metadata are used: files next to it may belong to another model. Raises OSError.
     """
-    facts = licence_facts(source)
+    facts = license_facts(source)
     if source.is_dir():
         for name in sorted(os.listdir(source)):
             path = source / name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.checkpoints.licence import licence_facts
+from ipex_lookahead.checkpoints.license import license_facts
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 
 CARD = "---\ntags:\n- x\nlicense: llama2\nlicense_link: https://example.org/l\n---\n# A model\nlicense: mit\n"
@@ -27,7 +27,7 @@ def test_of_a_folder(tmp_path: Path) -> None:
     again = saved(once, tmp_path / "again")
     for folder in (once, again):
         assert {name: (folder / name).read_text() for name in texts} == texts
-        assert licence_facts(folder) == {"license": "llama2", "license_link": "https://example.org/l"}
+        assert license_facts(folder) == {"license": "llama2", "license_link": "https://example.org/l"}
         assert not (folder / "licenses.py").exists()
         assert not (folder / "LICENSE.big").exists()
     saved(source, tmp_path / "third")
@@ -38,7 +38,7 @@ def test_of_a_gguf_file(tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("perhaps of another model")
     metadata = {"general.license": "apache-2.0", "general.license.name": "two\nlines"}
     folder = saved(write_tiny_gguf(tmp_path / "m.gguf", metadata=metadata), tmp_path / "saved")
-    assert licence_facts(folder) == {"license": "apache-2.0"}
+    assert license_facts(folder) == {"license": "apache-2.0"}
     assert not (folder / "LICENSE").exists()
 
 
