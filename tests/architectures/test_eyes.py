@@ -52,6 +52,7 @@ def test_a_flat_config_is_that_of_the_text_part(tmp_path: Path, model_type: str)
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen3_vl", "llava", "idefics3", "internvl"])
+@pytest.mark.rotating(2)
 def test_a_text_part_saved_by_itself_has_the_same_logits(tmp_path: Path, model_type: str) -> None:
     """Names as the whole without its head has them (``AutoModel``), the head as the whole has it."""
     model = build(model_type, variants(model_type)[0])

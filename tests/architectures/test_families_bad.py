@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.architectures import family, model_types, spec_for
 from ipex_lookahead.architectures.families import vision
-from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.gates import cases
 from tests.support.family_configs import read_config
@@ -27,6 +26,7 @@ from tests.support.family_table import LINEAR, LLAMA3, MINISTRAL, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny_families import build, config_of, write_folder
 
+pytestmark = pytest.mark.usefixtures("nothing_is_read")
 Change = Callable[[dict[str, Any]], None]
 EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "lfm2_moe", "qwen3_5_moe_text")
 IN_GGUF = [one for one in model_types() if family(one).GGUF is not None and variants(one)[0].gguf]
@@ -35,19 +35,6 @@ PATTERNS = [
 ]
 """Llama's is passed over by transformers, whatever its length; Nemotron-H's is what says how many layers there are."""
 NO_ROPE = ("nemotron_h",)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_read() -> Iterator[None]:
-    """Sizes are checked against the file before memory is taken for any weight."""
-
-    def read(self: Any, name: str) -> Any:
-        raise AssertionError(f"{name} was read")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SafetensorsCheckpoint, "read", read)
-        patch.setattr(GgufCheckpoint, "read", read)
-        yield
 
 
 def folder_of(folder: Path, model_type: str, change: Change) -> Path:
@@ -75,7 +62,7 @@ def refused(path: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize("model_type", model_types())
-@pytest.mark.rotating(14)
+@pytest.mark.rotating(8)
 def test_a_missing_tensor_is_named(tmp_path: Path, model_type: str) -> None:
     """Each kind of tensor in turn: norms, biases, sinks, routers, experts."""
     folder = folder_of(tmp_path, model_type, lambda config: None)
@@ -92,7 +79,7 @@ def size(config: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("model_type", model_types())
-@pytest.mark.rotating(14)
+@pytest.mark.rotating(8)
 def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type: str) -> None:
     for number, change in enumerate(
         (
@@ -119,7 +106,7 @@ def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type
 
 
 @pytest.mark.parametrize("model_type", [one for one in model_types() if one not in NO_ROPE])
-@pytest.mark.rotating(14)
+@pytest.mark.rotating(8)
 def test_an_unknown_rope_is_refused_by_name(tmp_path: Path, model_type: str) -> None:
     def change(config: dict[str, Any]) -> None:
         rope = config["rope_parameters"]
@@ -180,6 +167,7 @@ OWN_FAMILIES = [one for one in model_types() if one not in vision.FAMILIES]
 
 
 @pytest.mark.parametrize("model_type", OWN_FAMILIES)
+@pytest.mark.rotating(12)
 def test_a_missing_parameter_of_rope_scaling_is_named(tmp_path: Path, model_type: str) -> None:
     """Each key of each kind in turn: it has a default, or the error names file and key; nothing else is raised."""
     file = tmp_path / "config.json"
@@ -206,6 +194,7 @@ def test_rope_scaling_of_wrong_types_is_an_error_of_ours(
 
 
 @pytest.mark.parametrize("model_type", PATTERNS)
+@pytest.mark.rotating(9)
 def test_a_pattern_of_another_length_than_the_layers_is_refused(tmp_path: Path, model_type: str) -> None:
     for number, types in enumerate(([], ["full_attention"], ["full_attention"] * 9, ["full_attention", "spiral"])):
         change = lambda config, types=types: config.update(layer_types=types)  # noqa: E731
@@ -221,7 +210,7 @@ def test_a_list_of_layers_without_rope_of_another_length_is_refused(tmp_path: Pa
 
 @pytest.mark.parametrize("model_type", [one for one in model_types() if one in EXPERTS])
 @pytest.mark.parametrize("count", [0, -1, 2, 9, 2**40])
-@pytest.mark.rotating(14)
+@pytest.mark.rotating(10)
 def test_a_count_of_experts_that_the_tensors_do_not_have_is_refused(
     tmp_path: Path, model_type: str, count: int
 ) -> None:
@@ -235,14 +224,14 @@ def test_a_count_of_experts_that_the_tensors_do_not_have_is_refused(
 
 @pytest.mark.parametrize("model_type", [one for one in model_types() if one in EXPERTS])
 @pytest.mark.parametrize("used", [0, -1, 7, 2**40])
-@pytest.mark.rotating(14)
+@pytest.mark.rotating(10)
 def test_more_experts_a_token_than_there_are_is_refused(tmp_path: Path, model_type: str, used: int) -> None:
     folder = folder_of(tmp_path, model_type, lambda config: config.update(num_experts_per_tok=used))
     refused(folder, "num_experts_per_tok")
 
 
 @pytest.mark.parametrize("model_type", IN_GGUF)
-@pytest.mark.rotating(14)
+@pytest.mark.rotating(8)
 def test_a_gguf_file_that_contradicts_itself_is_refused(tmp_path: Path, model_type: str) -> None:
     model = build(model_type, variants(model_type)[0])
     changes: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], tuple[str, ...]]] = {

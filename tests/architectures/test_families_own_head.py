@@ -59,7 +59,7 @@ def of_transformers(folder: Path, model: Any) -> Any:
 
 
 @EACH
-@pytest.mark.rotating(18)
+@pytest.mark.rotating(4)
 def test_the_files_head_is_used(tmp_path: Path, model_type: str) -> None:
     model = tied(model_type)
     theirs = of_transformers(with_head(tmp_path, model), model)
@@ -72,7 +72,7 @@ def test_the_files_head_is_used(tmp_path: Path, model_type: str) -> None:
 
 
 @EACH
-@pytest.mark.rotating(18)
+@pytest.mark.rotating(4)
 def test_an_equal_one_is_the_embedding(tmp_path: Path, model_type: str) -> None:
     model = tied(model_type)
     checkpoint = open_checkpoint(with_head(tmp_path, model, equal=True))
@@ -88,6 +88,7 @@ def test_an_equal_one_is_the_embedding(tmp_path: Path, model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "gemma2"])
 @pytest.mark.parametrize("low_bit", [None, "sym_int8"])
+@pytest.mark.rotating(3)
 def test_the_torch_engine_uses_it_too(tmp_path: Path, model_type: str, low_bit: str | None) -> None:
     """And a folder that it saves has it."""
     model = tied(model_type)
@@ -105,7 +106,7 @@ def test_the_torch_engine_uses_it_too(tmp_path: Path, model_type: str, low_bit: 
 
 
 @EACH
-@pytest.mark.rotating(18)
+@pytest.mark.rotating(4)
 def test_what_is_written_keeps_it(tmp_path: Path, model_type: str) -> None:
     """A low-bit folder, and a float one for other programs."""
     model = tied(model_type)

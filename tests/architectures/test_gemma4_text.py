@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -34,23 +33,6 @@ SMALL = {
 
 def of(folder: Path, *without: str, **values: Any) -> Any:
     return spec_of(folder, "gemma4_text", *without, **values)
-
-
-def test_full_layers_have_heads_of_their_own_and_one_projection(tmp_path: Path) -> None:
-    spec = of(tmp_path, **LARGE, global_head_dim=32, num_global_key_value_heads=1)
-    near, far = spec.layers[0].mixer, spec.layers[2].mixer
-    assert windows(spec) == [7, 7, None, 7, None]
-    assert (near.head_dim, near.kv_heads, far.head_dim, far.kv_heads) == (16, 2, 32, 1)
-    assert near.v.weight.shape == (32, 64)
-    assert far.v is None
-    assert far.k.weight.shape == (32, 64)
-    assert near.scale == far.scale == 1.0
-    assert near.value_norm == far.value_norm == 1e-5
-    assert near.k_norm.weight.hf.offset == 0.0
-    assert all(block.output_scale.shape == (1,) for block in spec.layers)
-    np.testing.assert_allclose(near.rope.frequencies, 1e4 ** (-np.arange(8) / 8), rtol=1e-6)
-    turning = 1e6 ** (-np.arange(4) / 16)  # a quarter of sixteen pairs
-    np.testing.assert_allclose(far.rope.frequencies, [*turning, *np.zeros(12)], rtol=1e-6)
 
 
 def test_what_the_hub_and_transformers_write_is_the_same(tmp_path: Path) -> None:
@@ -95,17 +77,6 @@ def test_what_is_not_there_is_refused(tmp_path: Path, values: dict[str, Any], er
 def test_the_last_layer_sees_all_whatever_the_list_says(tmp_path: Path) -> None:
     assert windows(of(tmp_path, **{**LARGE, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING]}))[-1] is None
     assert windows(of(tmp_path, "layer_types", **{**LARGE, "num_hidden_layers": 7})) == [7] * 5 + [None] * 2
-
-
-def test_shared_layers_have_the_keys_of_the_last_of_their_kind(tmp_path: Path) -> None:
-    spec = of(tmp_path, **SMALL, vocab_size_per_layer_input=101)
-    assert [block.mixer.shared for block in spec.layers] == [None, None, None, 1, 2]
-    last = spec.layers[4].mixer
-    assert last.k is last.v is last.k_norm is None
-    assert last.q_norm.weight.shape == (32,)
-    assert [block.feed_forward.up.weight.shape[0] for block in spec.layers] == [96, 96, 96, 192, 192]
-    assert spec.per_layer.table.shape == (101, 5 * 24)
-    assert kv_bytes_per_token(spec, "fp16") == 4 * 2 * (16 + 16 + 32)  # of three layers
 
 
 def test_shared_layers_keep_nothing_of_their_own(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import Checkpoint, GgufCheckpoint, open_checkpoint
 from ipex_lookahead.engines.api import OutputRequest
 from ipex_lookahead.engines.hf_config import transformers_config
@@ -23,7 +21,6 @@ from tests.support.family_configs import read_config
 from tests.support.family_table import variants
 from tests.support.gguf_families import write_gguf
 from tests.support.mxfp4 import rounded, write_mxfp4_folder
-from tests.support.spec_model import SpecModel
 from tests.support.tiny_families import build, logits, text, write_folder
 
 PLAIN = variants("gpt_oss")[0]
@@ -67,9 +64,6 @@ def test_mxfp4_is_kept_as_it_is(tmp_path: Path, folder: Path, model: Any) -> Non
         experts = tensor.is_matrix and ".experts." in tensor.name
         assert one.info(tensor.name).format == first.format == second.format == ("mxfp4" if experts else "fp32")
         assert first.codes.tobytes() == second.codes.tobytes(), tensor.name
-    for checkpoint in (one, two):
-        # torch's float32 is itself 2.2e-5 from the same model in float64 where there is no AVX-512; SpecModel is 8e-6.
-        assert np.abs(SpecModel(checkpoint).logits(ids) - expected).max() / expected.std() < 5e-5
     found = native_logits(one, ids)
     assert found.tobytes() == native_logits(two, ids).tobytes()
     off = np.abs(found - expected).max(axis=1) / expected.std()  # activations are int8, which may turn a router
@@ -151,25 +145,6 @@ def test_rope_is_yarn_unless_plain_rope_is_asked_for(tmp_path: Path) -> None:
     for one in (config, plain):
         theirs = transformers_config(one, tmp_path).rope_parameters
         assert (theirs["rope_type"], theirs["rope_theta"]) == (one["rope_scaling"]["rope_type"], 150000.0)
-
-
-def test_every_other_layer_has_a_window_and_all_have_sinks(tmp_path: Path) -> None:
-    spec = spec_for(read(tmp_path))
-    assert [block.mixer.window for block in spec.layers] == [128, None, 128, None]
-    assert all(block.mixer.sinks is not None and block.mixer.sinks.shape == (4,) for block in spec.layers)
-    assert [names.bias is not None for names in (spec.layers[0].mixer.q, spec.layers[0].mixer.o)] == [True] * 2
-    mlp = spec.layers[0].feed_forward
-    assert isinstance(mlp, Experts)
-    assert (mlp.scores, mlp.used, len(mlp.experts)) == ("chosen", 2, 6)
-    gate, up = mlp.experts[3].gate.weight, mlp.experts[3].up.weight
-    assert gate.hf.name == up.hf.name
-    assert (gate.hf.rows, up.hf.rows, gate.hf.shape) == ((0, 2), (1, 2), (6, 64, 192))
-    activation = mlp.experts[0].activation
-    assert (activation.kind, activation.alpha, activation.limit) == ("clamped", 1.702, 7.0)
-    types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-    changed = spec_for(read(tmp_path, layer_types=types, sliding_window=9, attention_bias=False))
-    assert [block.mixer.window for block in changed.layers] == [None, 9, 9, None]
-    assert changed.layers[0].mixer.q.bias is None
 
 
 @pytest.mark.parametrize(

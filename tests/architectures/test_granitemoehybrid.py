@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.architectures.spec import Attention, Experts, Mamba2
 from ipex_lookahead.checkpoints import open_checkpoint
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from tests.support.family_configs import checked
 from tests.support.family_table import variants
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny_families import build

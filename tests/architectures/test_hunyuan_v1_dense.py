@@ -5,23 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from transformers import HunYuanDenseV1Config
 from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
 
-from ipex_lookahead.errors import UnsupportedModelError
-from tests.support.family_configs import checked, opened, spec_of
+from tests.support.family_configs import spec_of
 from tests.support.family_table import SIZES
 
 STRETCHED = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0, "rope_theta": 10000.0}
-
-
-def test_norms_come_after_rope(tmp_path: Path) -> None:
-    attention = spec_of(tmp_path, "hunyuan_v1_dense").layers[0].mixer
-    assert attention.norm_after_rope
-    assert attention.q_norm.weight.shape == (16,)
-    assert attention.k_norm.weight.gguf.name == "blk.0.attn_k_norm.weight"
 
 
 def test_alpha_stretches_the_base_as_transformers_does(tmp_path: Path) -> None:
@@ -32,10 +23,3 @@ def test_alpha_stretches_the_base_as_transformers_does(tmp_path: Path) -> None:
     np.testing.assert_allclose(rope.frequencies, expected, rtol=2e-6)
     plain = spec_of(tmp_path, "hunyuan_v1_dense", rope_parameters={**STRETCHED, "alpha": None}).layers[0].mixer.rope
     np.testing.assert_allclose(plain.frequencies, 10000.0 ** (-np.arange(8) / 8), rtol=1e-6)
-
-
-def test_what_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="has hunyuan-dense.rope.dimension_sections"):
-        opened(tmp_path, "hunyuan_v1_dense", {"hunyuan-dense.rope.dimension_sections": [2, 2, 2, 2]})
-    with pytest.raises(UnsupportedModelError, match="layer_types is"):
-        checked(tmp_path, "hunyuan_v1_dense", layer_types=["full_attention"] * 2)

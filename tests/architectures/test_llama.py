@@ -9,7 +9,6 @@ import pytest
 
 from ipex_lookahead.architectures import model_types, spec_for
 from ipex_lookahead.architectures.rope import rope
-from ipex_lookahead.architectures.spec import named_tensors
 from ipex_lookahead.errors import UnsupportedModelError
 
 CONFIG: dict[str, Any] = {
@@ -94,25 +93,6 @@ def test_a_gguf_files_own_divisors_divide() -> None:
 def test_unknown_scaling_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="ntk.*supported are"):
         rope({**CONFIG, "rope_scaling": {"rope_type": "ntk", "factor": 4.0}})
-
-
-def test_the_spec_names_every_tensor_and_its_shape() -> None:
-    spec = spec_for({**CONFIG, "attention_bias": True})
-    names = {tensor.name: tensor for tensor in spec.tensors()}
-    assert len(names) == 1 + 2 * (2 + 7 + 4) + 2
-    assert names["model.layers.1.self_attn.q_proj.weight"].gguf.name == "blk.1.attn_q.weight"
-    assert names["model.layers.1.self_attn.q_proj.weight"].gguf.pairs == 4
-    assert names["model.layers.0.self_attn.k_proj.bias"].shape == (64,)
-    assert names["model.layers.0.self_attn.k_proj.weight"].shape == (64, 128)
-    assert names["model.layers.0.mlp.down_proj.weight"].shape == (128, 256)
-    assert not spec.tied
-    places = {tensor.name: place for place, tensor in named_tensors(spec)}
-    assert places["model.layers.1.self_attn.q_proj.weight"] == "layers.1.mixer.q.weight"
-    assert places["model.layers.0.self_attn.o_proj.bias"] == "layers.0.mixer.o.bias"
-    assert places["model.layers.1.mlp.down_proj.weight"] == "layers.1.feed_forward.down.weight"
-    first = ["embedding", "layers.0.mixer_norm.weight", "layers.0.mixer.q.weight"]
-    assert [*places.values()][:3] == first
-    assert [*places.values()][-1] == "head.weight"
 
 
 def test_unknown_families_and_activations_are_refused() -> None:

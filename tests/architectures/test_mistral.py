@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,10 +13,9 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.checkpoints import open_checkpoint
-from tests.support.family_configs import opened
-from tests.support.family_table import variants
+from tests.support.family_table import VOCAB, Variant, variants
 from tests.support.gguf_families import write_gguf
-from tests.support.tiny_families import build, distance, logits, text
+from tests.support.tiny_families import build, config_of, distance, logits, text, with_weights, write_folder
 
 UNEVEN = next(one for one in variants("mistral") if one.name == "uneven")
 
@@ -37,6 +37,12 @@ def test_heads_that_do_not_divide_the_hidden_size(tmp_path: Path, engine: str, f
     assert (checkpoint.config["model_type"], checkpoint.config["head_dim"]) == ("mistral", 24)
 
 
-def test_others_of_the_architecture_are_what_they_were(tmp_path: Path) -> None:
-    assert opened(tmp_path, "mistral", {}).config["model_type"] == "llama"
-    assert opened(tmp_path, "mixtral", {}).config["model_type"] == "mixtral"
+@pytest.mark.parametrize("window", [1, 16, 63, 64, 255, 256, 257])
+@pytest.mark.rotating(4)
+def test_windows_over_the_edges_of_pages_and_blocks(tmp_path: Path, window: int) -> None:
+    """Pages hold 64 positions, attention reads blocks of 256."""
+    wide = Variant("window", {"num_hidden_layers": 1, "sliding_window": window, "max_position_embeddings": 512})
+    model = with_weights(config_of("mistral", wide))
+    ids = np.random.default_rng(window).integers(3, VOCAB, 320).astype(np.int32)
+    loaded = AutoModelForCausalLM.from_pretrained(write_folder(tmp_path, model), threads=1, progress=False)
+    assert distance(loaded(torch.from_numpy(ids[None]).long()).logits[0].numpy(), logits(model, ids)) < 1e-2

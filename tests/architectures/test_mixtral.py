@@ -10,9 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_TOTAL
-from ipex_lookahead.architectures.spec import Experts
 from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
@@ -34,23 +32,6 @@ def changed(folder: Path, **values: Any) -> Path:
     path = write_folder(folder, build("mixtral", PLAIN)) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text(encoding="utf-8")), **values}), encoding="utf-8")
     return path
-
-
-def test_a_layer_is_a_router_and_its_experts(tmp_path: Path) -> None:
-    spec = spec_for(read_config(changed(tmp_path, num_local_experts=6, num_experts_per_tok=3, sliding_window=9)))
-    for layer, block in enumerate(spec.layers):
-        assert isinstance(block.feed_forward, Experts)
-        assert (
-            len(block.feed_forward.experts),
-            block.feed_forward.used,
-            block.feed_forward.scores,
-            block.feed_forward.renormalise,
-        ) == (6, 3, "all", True)
-        assert block.mixer.window == 9
-        up = block.feed_forward.experts[4].up.weight
-        assert up.name == up.hf.name == f"model.layers.{layer}.block_sparse_moe.experts.4.w3.weight"
-        assert (up.gguf.name, up.gguf.shape, up.gguf.expert) == (f"blk.{layer}.ffn_up_exps.weight", (6, 96, 64), 4)
-    assert spec.kept()[1:] == tuple(f"model.layers.{layer}.block_sparse_moe.gate.weight" for layer in range(2))
 
 
 def with_router(folder: Path, kind: gguf.GGMLQuantizationType) -> Path:

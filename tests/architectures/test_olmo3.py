@@ -5,29 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from transformers import Olmo3Config
 
 from ipex_lookahead.engines.hf_config import transformers_config
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
-from tests.support.family_configs import checked, opened, spec_of, windows
+from tests.support.family_configs import checked
 from tests.support.family_table import SIZES
 
 YARN = {
     "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "attention_factor": 1.2079441541679836,
     "beta_fast": 32, "beta_slow": 1,
 }  # fmt: skip
-
-
-def test_only_the_fourth_layer_is_stretched(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "olmo3", num_hidden_layers=5, sliding_window=9, rope_theta=500000, rope_scaling=YARN)
-    assert windows(spec) == [9, 9, 9, None, 9]
-    near, far = (spec.layers[i].mixer.rope for i in (0, 3))
-    np.testing.assert_allclose(near.frequencies, 500000.0 ** (-np.arange(8) / 8), rtol=1e-6)
-    assert (near.factor, far.factor) == (1.0, YARN["attention_factor"])
-    assert far.frequencies[-1] < near.frequencies[-1] / 7
-    assert spec.layers[0].mixer_norm is None
 
 
 def test_a_base_of_its_own_must_be_named_for_both_kinds(tmp_path: Path) -> None:

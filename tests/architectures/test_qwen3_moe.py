@@ -11,7 +11,7 @@ import pytest
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.spec import Experts, GatedMlp
 from ipex_lookahead.checkpoints import GgufCheckpoint
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError
 from tests.support.family_configs import read_config
 from tests.support.family_table import variants
 from tests.support.gguf_families import write_gguf
@@ -46,44 +46,6 @@ def test_layers_are_dense_or_mixtures(tmp_path: Path, values: dict[str, Any], mi
     for block in spec.layers:
         one = block.feed_forward if isinstance(block.feed_forward, GatedMlp) else block.feed_forward.experts[5]
         assert one.up.weight.shape == ((32 if isinstance(block.feed_forward, Experts) else 96), 64)
-
-
-@pytest.mark.parametrize("normalised", [False, True])
-def test_weights_of_experts_are_normalised_where_the_config_says_so(tmp_path: Path, normalised: bool) -> None:
-    mlp = spec_for(read(tmp_path, norm_topk_prob=normalised)).layers[0].feed_forward
-    assert isinstance(mlp, Experts)
-    assert (mlp.scores, mlp.renormalise) == ("all", normalised)
-
-
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"mlp_only_layers": [4]}, "mlp_only_layers"),
-        ({"mlp_only_layers": [-1]}, "mlp_only_layers"),
-        ({"mlp_only_layers": [True]}, "mlp_only_layers"),
-        ({"mlp_only_layers": "1"}, "mlp_only_layers"),
-        ({"decoder_sparse_step": 0}, "decoder_sparse_step"),
-        ({"num_experts": 0}, "num_experts"),
-        ({"num_experts_per_tok": 7}, "num_experts_per_tok"),
-        ({"moe_intermediate_size": 0}, "moe_intermediate_size"),
-    ],
-)
-def test_values_that_cannot_be_are_named(tmp_path: Path, values: dict[str, Any], field: str) -> None:
-    with pytest.raises(ModelFormatError) as caught:
-        read(tmp_path, **values)
-    assert caught.value.field == field
-    assert caught.value.offset == (tmp_path / "config.json").read_text().index(f'"{field}"') + len(f'"{field}": ')
-
-
-def test_a_window_is_for_all_layers_or_refused(tmp_path: Path) -> None:
-    """The first releases of transformers gave it to the layers from ``max_window_layers`` on, later ones to all."""
-    window = {"use_sliding_window": True, "sliding_window": 8}
-    assert {block.mixer.window for block in spec_for(read(tmp_path, **window)).layers} == {8}
-    off = read(tmp_path, sliding_window=8, max_window_layers=2)
-    assert {block.mixer.window for block in spec_for(off).layers} == {None}
-    assert read(tmp_path, **window, max_window_layers=0)["sliding_window"] == 8
-    with pytest.raises(UnsupportedModelError, match="max_window_layers is 2"):
-        read(tmp_path, **window, max_window_layers=2)
 
 
 def test_a_file_without_the_experts_size_has_it_by_rule(tmp_path: Path) -> None:

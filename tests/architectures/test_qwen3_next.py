@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from ipex_lookahead.architectures.spec import Attention, Experts, GatedDeltaNet, GatedMlp
+from ipex_lookahead.architectures.spec import Attention, GatedDeltaNet
 from ipex_lookahead.checkpoints import GgufCheckpoint, SafetensorsCheckpoint
 from ipex_lookahead.checkpoints.quantized_layers import rows_of
-from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.formats import dequantize
-from tests.support.family_configs import checked, spec_of
+from tests.support.family_configs import spec_of
 from tests.support.family_table import variants
 from tests.support.gguf_families import write_gguf
 from tests.support.tiny_families import build, write_folder
@@ -71,20 +70,6 @@ def test_the_first_gguf_files_are_read(tmp_path: Path) -> None:
         for name in one.names():
             arrays = zip(one.read(name).arrays(), other.read(name).arrays(), strict=True)
             assert all(np.array_equal(a, b) for (_, a), (_, b) in arrays), name
-
-
-def test_layers_without_experts(tmp_path: Path) -> None:
-    more = {"num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
-    spec = spec_of(tmp_path, "qwen3_next", **SIZES, **more)
-    assert [type(block.feed_forward) for block in spec.layers] == [GatedMlp, Experts, GatedMlp, GatedMlp]
-    with pytest.raises(ModelFormatError, match="mlp_only_layers at byte .* names layer 7"):
-        checked(tmp_path, "qwen3_next", mlp_only_layers=[7], **SIZES)
-
-
-@pytest.mark.parametrize("normalised", [False, True])
-def test_weights_of_experts_are_divided_by_their_sum_or_not(tmp_path: Path, normalised: bool) -> None:
-    spec = spec_of(tmp_path, "qwen3_next", norm_topk_prob=normalised, **SIZES)
-    assert {mixture.renormalise for mixture in spec.mixtures} == {normalised}
 
 
 def test_every_row_of_the_fused_matrices_is_read_once(tmp_path: Path) -> None:

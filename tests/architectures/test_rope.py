@@ -11,8 +11,6 @@ import mpmath
 import numpy as np
 import pytest
 from numpy._core._multiarray_umath import __cpu_dispatch__ as features  # type: ignore[attr-defined]
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from ipex_lookahead.architectures.rope import rope
 
@@ -39,20 +37,6 @@ def test_plain_frequencies_are_the_nearest_ones(theta: float, head_dim: int) -> 
     with mpmath.workprec(200):
         powers = np.array([float(mpmath.mpf(theta) ** mpmath.mpf(float(one))) for one in exponents], np.float32)
     assert (rope(config(theta, head_dim)).frequencies == np.float32(1) / powers).all()
-
-
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_they_are_transformers_within_two_roundings(scaling: str) -> None:
-    ours = rope(config(500_000.0, 128, SCALINGS[scaling]))
-    theirs = LlamaConfig(
-        hidden_size=256, num_attention_heads=2, head_dim=128, max_position_embeddings=16_384,
-        rope_parameters={"rope_theta": 500_000.0, **(SCALINGS[scaling] or {"rope_type": "default"})},
-    )  # fmt: skip
-    if scaling == "default":
-        expected = 1.0 / (500_000.0 ** (np.arange(0, 128, 2) / 128))
-    else:
-        expected = ROPE_INIT_FUNCTIONS[scaling](theirs, "cpu")[0].numpy()
-    np.testing.assert_allclose(ours.frequencies, expected, rtol=5e-7)
 
 
 @pytest.mark.programs

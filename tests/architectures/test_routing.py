@@ -13,11 +13,9 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.architectures import spec_for
-from ipex_lookahead.architectures.spec import Experts, GatedMlp
 from ipex_lookahead.checkpoints import GgufCheckpoint
 from ipex_lookahead.cli.model_facts import describe
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError
 from tests.support.family_configs import checked
 from tests.support.family_engines import in_chunks, load
 from tests.support.family_table import FAMILIES, variants
@@ -29,61 +27,6 @@ DRAFTING = ["glm4_moe", "deepseek_v3"]
 
 def read(folder: Path, model_type: str, **values: Any) -> dict[str, Any]:
     return checked(folder, model_type, **{**FAMILIES[model_type].base, **values})
-
-
-def mixture(folder: Path, model_type: str, **values: Any) -> Experts:
-    found = spec_for(read(folder, model_type, **values)).layers[-1].feed_forward
-    assert isinstance(found, Experts)
-    return found
-
-
-def test_the_routers_of_three_families(tmp_path: Path) -> None:
-    groups = {"n_group": 4, "topk_group": 2}
-    v2 = mixture(tmp_path, "deepseek_v2", **groups, topk_method="group_limited_greedy", first_k_dense_replace=1)
-    assert (v2.scores, v2.groups, v2.groups_used, v2.group_best, v2.renormalise) == ("all", 4, 2, 1, False)
-    assert v2.correction is None
-    greedy = mixture(tmp_path, "deepseek_v2", **groups, topk_method="greedy", first_k_dense_replace=1)
-    assert (greedy.groups, greedy.groups_used) == (1, 1)
-    for model_type in ("deepseek_v3", "glm4_moe"):
-        v3 = mixture(tmp_path, model_type, **groups, first_k_dense_replace=1, routed_scaling_factor=2.5)
-        assert (v3.scores, v3.groups, v3.groups_used, v3.group_best, v3.scale) == ("sigmoid", 4, 2, 2, 2.5)
-        assert v3.correction is not None
-        assert v3.correction.gguf.name == "blk.1.exp_probs_b.bias"
-
-
-def test_shared_experts_are_one_of_their_size_together(tmp_path: Path) -> None:
-    shared = mixture(tmp_path, "deepseek_v3", n_shared_experts=3, first_k_dense_replace=0).shared
-    assert shared is not None
-    assert shared.up.weight.shape == (3 * 40, 64)
-    assert mixture(tmp_path, "deepseek_v3", n_shared_experts=0, first_k_dense_replace=0).shared is None
-
-
-def test_the_first_layers_are_dense(tmp_path: Path) -> None:
-    for first in (0, 1, 2):
-        layers = spec_for(read(tmp_path, "glm4_moe", first_k_dense_replace=first)).layers
-        assert [isinstance(one.feed_forward, GatedMlp) for one in layers] == [i < first for i in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"n_group": 3}, "n_group"),
-        ({"n_group": 4, "topk_group": 5}, "topk_group"),
-        ({"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}, "num_experts_per_tok"),
-        ({"n_routed_experts": 1024, "num_hidden_layers": 100, "n_group": 1, "topk_group": 1}, "n_routed_experts"),
-        ({"num_local_experts": 7}, "num_local_experts"),
-        ({"num_nextn_predict_layers": 1000}, "num_nextn_predict_layers"),
-    ],
-)
-def test_numbers_that_do_not_fit_are_named(tmp_path: Path, values: dict[str, Any], field: str) -> None:
-    with pytest.raises(ModelFormatError) as caught:
-        read(tmp_path, "deepseek_v3", **{"n_routed_experts": 8, **values})
-    assert caught.value.field == field
-
-
-def test_v2_does_not_normalise_and_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="norm_topk_prob is True"):
-        read(tmp_path, "deepseek_v2", norm_topk_prob=True)
 
 
 @pytest.mark.parametrize("model_type", DRAFTING)

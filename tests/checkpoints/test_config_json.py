@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.architectures.hparams import Source, check_rope
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import read_config
 from tests.support.tiny import TinyLlama
@@ -30,32 +29,6 @@ def refused(tmp_path: Path, text: str | bytes) -> ModelFormatError:
         read_config(path)
     assert caught.value.file == str(path)
     return caught.value
-
-
-def test_the_plain_case(tmp_path: Path) -> None:
-    expected = {key: value for key, value in BASE.items() if key != "torch_dtype"} | {"dtype": "float32"}
-    assert config_of(tmp_path, BASE) == expected
-
-
-def test_defaults_are_transformers_own(tmp_path: Path) -> None:
-    import transformers
-
-    needed = (
-        "model_type",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "vocab_size",
-    )
-    raw = {key: BASE[key] for key in needed}
-    config = config_of(tmp_path, raw)
-    theirs = transformers.LlamaConfig(**{k: v for k, v in raw.items() if k != "model_type"})
-    for key in ("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "hidden_act",
-                "tie_word_embeddings", "attention_bias", "mlp_bias"):  # fmt: skip
-        assert config[key] == getattr(theirs, key), key
-    assert config["rope_theta"] == 10000.0
-    assert config["rope_scaling"] is None
 
 
 def test_nulls_are_missing_keys(tmp_path: Path) -> None:
@@ -124,24 +97,6 @@ def test_rope_in_both_spellings(tmp_path: Path, raw: dict[str, Any], theta: floa
     assert config["rope_theta"] == theta
     assert config["rope_scaling"] == scaling
     assert "rope_parameters" not in config
-
-
-def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
-    import transformers
-
-    theirs = transformers.LlamaConfig(
-        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=True, eos_token_id=[2, 3], dtype="bfloat16",
-        rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3},
-    )  # fmt: skip
-    theirs.save_pretrained(tmp_path)
-    config = read_config(tmp_path / "config.json")
-    assert config["rope_theta"] == 500000.0
-    assert config["rope_scaling"] == {"rope_type": "llama3", **LLAMA3}
-    assert config["eos_token_id"] == [2, 3]
-    assert config["tie_word_embeddings"] is True
-    assert config["dtype"] == "bfloat16"
-    assert config["head_dim"] == 16
 
 
 @pytest.mark.parametrize(("given", "read"), [("torch.float16", "float16"), ("bfloat16", "bfloat16"), ("int4", None)])
@@ -280,12 +235,6 @@ def test_bad_json(tmp_path: Path, text: str | bytes, words: str) -> None:
 def test_what_cannot_be_run(tmp_path: Path, raw: dict[str, Any], words: str) -> None:
     with pytest.raises(UnsupportedModelError, match=words):
         config_of(tmp_path, BASE | raw)
-
-
-def test_rope_checks_stand_alone() -> None:
-    with pytest.raises(ModelFormatError, match="object or null"):
-        check_rope("linear", 10000.0, Source("x"))
-    assert check_rope(None, 10000.0, Source("x")) is None
 
 
 def test_the_first_llamas_pad_token(tmp_path: Path) -> None:

@@ -36,14 +36,6 @@ def test_against_numpy(bits: list[int], piece: int) -> None:
             assert first_not_finite(values, format) == (int(wrong[0]) if wrong.size else None)
 
 
-def test_float32_and_shapes() -> None:
-    values = np.ones((3, 5), np.float32)
-    assert first_not_finite(values, "fp32") is None
-    values[1, 2] = -np.inf
-    assert first_not_finite(values, "fp32") == 7
-    assert first_not_finite(np.full(4, np.finfo(np.float32).max), "fp32") is None
-
-
 @pytest.mark.parametrize(
     ("name", "ours", "value", "shift", "words"),
     [

@@ -118,15 +118,6 @@ def test_blocks_are_kept_bit_for_bit(tmp_path: Path, quant: str) -> None:
         np.testing.assert_array_equal(again, rows_put_back(name, stored, tiny))
 
 
-def test_float_weights_come_back_as_the_model_had_them(tmp_path: Path) -> None:
-    tiny = TinyLlama(seed=3, head_dim=24, kv_heads=1, **BIASED)
-    checkpoint = GgufCheckpoint(
-        write_tiny_gguf(tmp_path / "m.gguf", quant="F32", seed=3, head_dim=24, kv_heads=1, **BIASED)
-    )
-    for name, values in tiny.weights().items():
-        np.testing.assert_array_equal(checkpoint.read(name).codes, values, err_msg=name)
-
-
 def test_reading_in_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ipex_lookahead.checkpoints import gguf as module
 
@@ -184,15 +175,6 @@ def changed(**values: Any) -> tuple[list[Entry], list[Tensor]]:
     wanted = {key.replace("__", "."): value for key, value in values.items()}
     kept = [e for e in entries if e[0] not in wanted]
     return kept + [(key, *value) for key, value in wanted.items() if value is not None], tensors
-
-
-def test_the_smallest_llama(tmp_path: Path) -> None:
-    checkpoint = opened(tmp_path, *llama_parts())
-    assert checkpoint.config["num_key_value_heads"] == 1
-    assert checkpoint.config["vocab_size"] == 4
-    assert checkpoint.config["rope_theta"] == 10000.0
-    assert checkpoint.generation_config == {"eos_token_id": 3}
-    assert checkpoint.metadata["tokenizer.ggml.tokens"] == ["<s>", "a", "é", "</s>"]
 
 
 BAD_SIZES: list[tuple[dict[str, Any], str, str]] = [

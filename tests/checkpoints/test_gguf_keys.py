@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
@@ -16,7 +15,6 @@ import transformers
 
 from ipex_lookahead import AutoModelForCausalLM
 from ipex_lookahead.architectures.families.dense import FAMILIES
-from ipex_lookahead.architectures.keys import GGUF_GIVEN as HONOURED
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
 from ipex_lookahead.errors import UnsupportedModelError
 from tests.support.tiny import write_tiny_gguf, write_tiny_llama
@@ -24,21 +22,8 @@ from tests.support.tiny import write_tiny_gguf, write_tiny_llama
 GGUF = FAMILIES["llama"].GGUF
 NEUTRAL, REFUSED = GGUF.all_neutral(), GGUF.all_refused()
 
-READ_BY_LLAMA_CPP = """
-vocab_size context_length embedding_length embedding_length_out attention.causal pooling_type classifier.pooling_type
-block_count nextn_predict_layers expert_count expert_used_count expert_group_count expert_group_used_count
-feed_forward_length attention.head_count attention.head_count_kv rope.scaling.finetuned
-rope.scaling.original_context_length rope.freq_base rope.scaling.type rope.scaling.factor rope.scale_linear
-rope.scaling.attn_factor rope.scaling.alpha attention.key_length attention.value_length rope.dimension_count
-attention.key_length_swa attention.value_length_swa rope.dimension_count_swa classifier.output_labels
-attention.layer_norm_rms_epsilon
-""".split()
 """What llama.cpp asks a file of architecture ``llama`` for (llama_model_base::load_hparams, llama_model_llama)."""
 
-WRITTEN_BY_CONVERTERS = """
-rope.scaling.yarn_ext_factor rope.scaling.yarn_attn_factor rope.scaling.yarn_beta_fast rope.scaling.yarn_beta_slow
-attention.layer_norm_epsilon tensor_data_layout
-""".split()
 """What converters write beside that."""
 
 
@@ -46,16 +31,6 @@ def opened(folder: Path, **metadata: Any) -> GgufCheckpoint:
     """``__`` stands for a dot."""
     keys = {f"llama.{key.replace('__', '.')}": value for key, value in metadata.items()}
     return GgufCheckpoint(write_tiny_gguf(folder / "m.gguf", metadata=keys))
-
-
-@pytest.mark.parametrize("key", READ_BY_LLAMA_CPP + WRITTEN_BY_CONVERTERS)
-def test_every_key_is_in_one_list(key: str) -> None:
-    assert [key in listed for listed in (HONOURED, NEUTRAL, REFUSED)].count(True) == 1
-
-
-def test_no_key_is_in_two_lists() -> None:
-    for one, two in itertools.combinations([HONOURED, set(NEUTRAL), set(REFUSED)], 2):
-        assert not one & two
 
 
 @pytest.mark.parametrize("key", sorted(set(REFUSED) - {"expert_count"}))  # with experts it is a mixtral

@@ -157,19 +157,6 @@ def test_an_entry_that_comes_twice_is_refused(tmp_path):
         read(tmp_path / "x", struct.pack("<i", 2) + once + once)
 
 
-@pytest.mark.parametrize("make", [gguf_kind, older_kind])
-def test_truncated_anywhere_is_refused_or_whole(tmp_path, make):
-    """Cut at every byte; only what ends in full before the text's name is read."""
-    data = bytes(make(VALUES).data)
-    for length in range(len(data)):
-        try:
-            found = read(tmp_path / "x", data[:length])
-        except ModelFormatError:
-            continue
-        assert make is older_kind
-        assert {name: means.tolist() for name, means in found.means.items()} == {n: m for n, (m, _) in VALUES.items()}
-
-
 # ---- in a plan -------------------------------------------------------------------------------------------------------
 
 

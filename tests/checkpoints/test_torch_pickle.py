@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import random
 import zipfile
 from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ from safetensors.torch import load_file
 from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm
 from ipex_lookahead.checkpoints.torch_pickle import DTYPES, MAX_OPCODES, MAX_PICKLE, TorchFile, chunks
 from ipex_lookahead.errors import InputError, ModelFormatError
-from tests.checkpoints.test_fuzz import little_memory, replacements, truncations
 from tests.support.ipex_llm_folder import write_ipex_llm
 
 MADE: dict[str, Any] = {
@@ -237,52 +234,3 @@ def test_an_index_that_leads_elsewhere(tmp_path: Path) -> None:
         with pytest.raises(ModelFormatError, match="weight_map|the name of a shard"):
             convert_ipex_llm(source, tmp_path / "n")
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
-
-
-def broken(data: bytes, chance: random.Random) -> bytes:
-    """A file with one or two changes: bytes, runs of them doubled or taken out."""
-    made = bytearray(data)
-    for _ in range(chance.randint(1, 2)):
-        at, length = chance.randrange(len(made)), chance.randint(1, 30)
-        way = chance.randrange(4)
-        if way == 0:
-            made[at] ^= 1 << chance.randrange(8)
-        elif way == 1:
-            del made[at : at + length]
-        elif way == 2:
-            made[at:at] = made[at : at + length]
-        else:
-            other = chance.randrange(len(made))
-            made[at : at + length] = made[other : other + length]
-    return bytes(made)
-
-
-def attacks(data: bytes) -> Iterator[bytes]:
-    yield from truncations(data)
-    yield from replacements(data)
-    chance = random.Random(1)
-    for _ in range(1_000):
-        yield broken(data, chance)
-
-
-def test_any_bytes_are_tensors_or_an_error(tmp_path: Path) -> None:
-    """Of a small file: every truncation, five values at every byte, and a thousand changes."""
-    path = tmp_path / "m.bin"
-    torch.save({"a": torch.arange(3, dtype=torch.uint8), "b": torch.ones(2)}, path)
-    data = path.read_bytes()
-    seen = {"read": 0, "refused": 0}
-    with little_memory():
-        for case in attacks(data):
-            path.write_bytes(case)
-            seen[outcome(path, len(case))] += 1
-    assert seen["refused"] > len(data) + 1_000
-    assert seen["read"] > 100  # names, and what an archive pads with
-
-
-def outcome(path: Path, size: int) -> str:
-    try:
-        found = contents(path).values()
-    except ModelFormatError as error:
-        return "refused" if error.field and error.file == str(path) else f"an error that names nothing: {error}"
-    good = all(dtype in DTYPES.values() and len(content) <= size and len(shape) <= 8 for dtype, shape, content in found)
-    return "read" if good else f"tensors that are none: {found}"

@@ -105,7 +105,7 @@ def test_folders_that_other_programs_quantised(settings, says, family, tmp_path,
     assert (facts["quantised_by"], facts["engine"], facts["parameters"]) == (says, None, None)
     assert facts["formats"] == {"i32": {"tensors": 1, "bytes": 2048}, "fp16": {"tensors": 1, "bytes": 128}}
     assert facts["layers"] == 2
-    assert "quantised already" in facts["problem"]
+    assert "already quantized" in facts["problem"]
     assert "quantized by" in words_of(folder, capsys)
 
 

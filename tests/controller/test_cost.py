@@ -120,6 +120,7 @@ def test_what_was_quick_is_not_written(tmp_path: Path, clock: list[float]) -> No
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.rotating(4)
 def test_what_was_measured_beside_another_process_is_kept_and_used(
     seed: int, tmp_path: Path, clock: list[float]
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_noisy_calibration_whose_one_row_takes_much_less_now_is_measured_again
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.rotating(4)
 def test_a_hiccup_is_neither_believed_nor_called_noise(seed: int, tmp_path: Path, clock: list[float]) -> None:
     forwards_of_rounds = len(calibration.ROWS) * calibration.ROUNDS
     hiccups = set(np.random.default_rng(seed).choice(forwards_of_rounds, 3, replace=False) + calibration.WARM_UP)

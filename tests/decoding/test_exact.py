@@ -17,7 +17,6 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
 from ipex_lookahead.drafting.draft import Draft
 from tests.support.generate import generate
-from tests.support.numpy_engine import tiny_numpy_engine
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import ScriptedEngine, markov
 
@@ -99,7 +98,7 @@ def engine() -> ScriptedEngine:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.rotating(30)
+@pytest.mark.rotating(20)
 def test_every_proposer_leaves_tokens_and_logits_alone(
     engine: ScriptedEngine, name: str, mode: str, batch: int
 ) -> None:
@@ -117,7 +116,7 @@ def test_every_proposer_leaves_tokens_and_logits_alone(
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.rotating(30)
+@pytest.mark.rotating(14)
 def test_an_adaptive_budget_leaves_tokens_and_logits_alone(
     engine: ScriptedEngine, name: str, mode: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +159,7 @@ class RandomBudgets(FixedBudget):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.rotating(20)
+@pytest.mark.rotating(10)
 def test_random_budgets_leave_tokens_and_logits_alone(
     engine: ScriptedEngine, name: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,25 +179,6 @@ def test_a_row_of_a_batch_is_what_it_is_alone(engine: ScriptedEngine, mode: str)
         assert new_tokens(together, width)[row] == new_tokens(alone, len(prompt))[0]
         for step, logits in enumerate(alone.logits):
             assert torch.equal(together.logits[step][row], logits[0])
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("mode", ["greedy", "sampling"])
-@pytest.mark.rotating(8)
-def test_on_a_real_model(name: str, mode: str) -> None:
-    """A random Llama in numpy: attention over trees, caches that keep paths."""
-    llama = tiny_numpy_engine(
-        vocab=24, hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32, tie=False, context=64
-    )
-    prompts = [[1, 5, 3, 5, 3, 7], [4, 8]]
-    options = {"eos_token_id": None, "max_new_tokens": 16, **MODES[mode]}
-    plain = run(llama, prompts, **options)
-    texts = [p + row[6:] for p, row in zip(prompts, plain.sequences.tolist(), strict=True)]
-    rows_of_plain = len(llama.rows_seen)
-    out = run(llama, prompts, makers(texts, 24)[name], 4, **options)
-    assert_same(out, plain)
-    if name == "oracle":
-        assert len(llama.rows_seen) - rows_of_plain < rows_of_plain / 2
 
 
 @pytest.mark.parametrize("mode", ["greedy", "sampling"])

@@ -177,23 +177,6 @@ def test_running_sequences_keep_their_pages() -> None:
     assert memory.available == 5
 
 
-def test_a_window_that_has_moved_on_is_a_text_that_was_not_kept() -> None:
-    """A later beginning is forgotten, and what asks for it reads it again: the bytes are the same."""
-    engine = HashedEngine(11, kept_behind=100)
-    memory = PrefixCache(100)
-    text = tuple(tokens(500).tolist())
-    for length in (500, 480, 300, 200, 500):
-        scheduler = Scheduler(engine, memory=memory)
-        submission = Submission(text[:length], 5)
-        group, answer = group_of(engine, submission)
-        scheduler.submit(group)
-        while scheduler.busy:
-            scheduler.step()
-        assert group.error is None
-        assert answer == alone(engine, submission)
-    assert memory.hits > 0
-
-
 def test_an_engine_whose_rows_see_their_neighbours_keeps_nothing() -> None:
     memory = PrefixCache(100, keeps=False)
     kept(memory, tokens(200))
@@ -218,20 +201,6 @@ def run_all(engine: HashedEngine, memory: PrefixCache | None, wanted: list[Submi
         assert group.error is None
         answers.append(answer)
     return answers
-
-
-def test_cached_evicted_and_computed_anew_are_the_same_bytes() -> None:
-    engine = HashedEngine(11)
-    text = tokens(400).tolist()
-    wanted = [Submission(tuple(text[:length]), 9, seed) for seed, length in enumerate((400, 250, 130, 400, 20, 399))]
-    plain = [alone(engine, submission) for submission in wanted]
-    for pages in (8, 20, 100):
-        memory = PrefixCache(pages)
-        assert run_all(engine, memory, wanted) == plain
-        assert run_all(engine, memory, wanted[::-1]) == plain[::-1]
-        memory.clear()
-        assert run_all(engine, memory, wanted) == plain
-        assert memory.hits > 0
 
 
 def test_a_second_turn_reads_the_new_tokens_only() -> None:

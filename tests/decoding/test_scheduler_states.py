@@ -82,6 +82,7 @@ def submitted(
 
 @pytest.mark.parametrize("name", [name for name in HYBRIDS if position_bytes(ENGINES[name])])
 @pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.rotating(5)
 def test_preempted_sequences_lose_nothing(maker: str, name: str) -> None:
     """Three that grow where there is room for fewer: the younger make way, with their states, and go on later.
 
@@ -110,6 +111,7 @@ def test_preempted_sequences_lose_nothing(maker: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", HYBRIDS)
 @pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.rotating(6)
 def test_who_is_cancelled_takes_nothing_from_the_others(maker: str, name: str) -> None:
     """In its prompt and between two steps; what it kept serves the next that begins alike."""
     engine, make = ENGINES[name], MAKERS[maker]()

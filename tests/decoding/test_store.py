@@ -11,7 +11,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting.store import MEMORY_CAPACITY, Store, Stores
+from ipex_lookahead.drafting.store import Store, Stores
 from ipex_lookahead.errors import InputError
 from tests.support.generate import generate
 from tests.support.scripted_engine import ScriptedEngine, scripted
@@ -104,13 +104,6 @@ def test_auto_remembers_by_itself_unless_told_not_to(engine: ScriptedEngine) -> 
     assert accepted(stores, "memory:mine") == first
     suffix = Stores(64)
     assert accepted(suffix, strategy="suffix") == accepted(suffix, strategy="suffix")
-
-
-def test_memory_is_bounded() -> None:
-    stores = Stores(64)
-    for _ in range(40):
-        stores.add("memory", [TEXT * 400])
-    assert MEMORY_CAPACITY // 2 < len(stores.get("memory")) <= MEMORY_CAPACITY
 
 
 def test_a_damaged_store_is_an_error_before_anything_is_generated(engine: ScriptedEngine, tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ from ipex_lookahead.drafting import Draft, Jacobi, Outcome, make_proposer
 from ipex_lookahead.drafting.draft import Draft as FlatTree
 from ipex_lookahead.drafting.window import Window
 from ipex_lookahead.errors import InputError
-from tests.support.generate import generate
-from tests.support.scripted_engine import ScriptedEngine, markov
 
 
 def path(draft: FlatTree, row: int) -> list[int]:
@@ -169,16 +167,6 @@ def test_a_step_without_the_window_does_not_lose_its_place() -> None:
     assert [len(ids) for ids in window_of(proposer).levels] == [3, 4]
     proposer.observe(Outcome(Draft([1], [-1]), [], [4]))  # cut by a controller: no answers
     assert [len(ids) for ids in window_of(proposer).levels] == [3, 4]
-
-
-def test_several_end_tokens_end_the_text_where_plain_decoding_does() -> None:
-    engine: ScriptedEngine = markov(vocab_size=12, order=1, seed=5)
-    config = LookaheadConfig("jacobi", 64, window=4, ngram=4, guesses=4, adaptive=False)
-    for ends in ([0], [0, 3], [2, 3, 7, 9]):
-        for first in range(12):
-            kwargs = {"input_ids": [[first, 5, first]], "max_new_tokens": 30, "eos_token_id": ends, "pad_token_id": 0}
-            plain = generate(engine, **kwargs)
-            assert generate(engine, lookahead=config, **kwargs).tolist() == plain.tolist()
 
 
 @pytest.mark.parametrize(("field", "value"), [("window", 0), ("ngram", 1), ("guesses", 0), ("window", 61)])

@@ -123,12 +123,6 @@ def test_a_long_copy_goes_on_past_the_longest_context() -> None:
     assert list(proposer.propose(40).tokens) == text[3:43]
 
 
-def test_what_never_came_is_not_drafted() -> None:
-    proposer = PartialMatching(depth=4, width=8)
-    proposer.begin([1, 2, 3])
-    assert len(proposer.propose(5)) == 0
-
-
 @pytest.mark.parametrize("prompt", [[-1], [2**31], [1.5, "x"]])
 def test_what_is_no_token_id_is_refused(prompt: list[int]) -> None:
     with pytest.raises(InputError, match="token id"):

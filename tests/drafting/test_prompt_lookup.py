@@ -35,24 +35,6 @@ def brute_force(tokens: list[int], max_ngram: int, budget: int, occurrence: str 
     return []
 
 
-@pytest.mark.parametrize(
-    ("tokens", "budget", "expected"),
-    [
-        ([1, 2, 3, 4, 2, 3], 2, [4, 2]),
-        ([1, 2, 9, 3, 2], 2, [9, 3]),
-        ([7, 8, 7, 8], 5, [7, 8, 7, 8, 7]),
-        ([5, 1, 5, 2, 5], 1, [2]),  # the most recent of two occurrences
-        ([1, 2, 8, 3, 2, 9, 1, 2], 1, [8]),  # the longer n-gram wins over the more recent shorter one
-        ([1, 2, 3], 3, []),
-        ([4], 3, []),
-        ([], 3, []),
-        ([6, 6], 3, [6, 6, 6]),
-    ],
-)
-def test_examples(tokens: list[int], budget: int, expected: list[int]) -> None:
-    assert chain(begun(tokens).propose(budget)) == expected
-
-
 def test_ngrams_inside_an_accepted_draft_are_indexed() -> None:
     proposer = begun([1, 2, 3])
     proposer.observe(Outcome(Draft(), [], [40, 41, 42, 43]))

@@ -46,7 +46,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("low_bit", ["sym_int8", "bf16", "fp16", None])
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.rotating(16)
+@pytest.mark.rotating(8)
 def test_the_text_is_that_of_plain_decoding(folder: Path, low_bit: str | None, how: dict[str, Any]) -> None:
     model = load(folder, low_bit, speculative=True)
     plain = model.generate(IDS, lookahead=0, **OPTIONS, **how)
@@ -64,7 +64,7 @@ def test_the_text_is_that_of_plain_decoding(folder: Path, low_bit: str | None, h
 
 
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.rotating(6)
+@pytest.mark.rotating(4)
 def test_the_logits_are_those_of_plain_decoding(folder: Path, how: dict[str, Any]) -> None:
     """The copy writes behind the committed positions of the target's own cache: not a bit of these may change."""
     model = load(folder, speculative=True)

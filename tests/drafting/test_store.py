@@ -26,7 +26,7 @@ from ipex_lookahead.drafting.store import (
     vocabulary_digest,
 )
 from ipex_lookahead.drafting.store_file import Appender, Owner
-from ipex_lookahead.errors import InputError, LookaheadError, SaveError
+from ipex_lookahead.errors import InputError, SaveError
 
 DIGEST = vocabulary_digest({"a": 0, "b": 1})
 
@@ -304,32 +304,11 @@ def test_nobody_is_told_to_delete_a_file_of_their_own(tmp_path: Path, content: s
     assert file.read_text() == content
 
 
-def test_nobody_is_told_to_delete_a_good_store(saved: Path) -> None:
-    with pytest.raises(InputError, match="another vocabulary") as caught:
-        Store.open(saved, 64, DIGEST)
-    assert "delete" not in caught.value.hint
-    newer = bytearray(saved.read_bytes())
-    newer[16] = 3
-    saved.write_bytes(newer)
-    with pytest.raises(InputError, match="has version 3") as caught:
-        Store.open(saved, 100, DIGEST)
-    assert "delete" not in caught.value.hint
-
-
 def test_a_store_that_is_damaged_may_be_deleted(saved: Path) -> None:
     saved.write_bytes(saved.read_bytes()[:-1])
     with pytest.raises(InputError, match="is damaged") as caught:
         Store.open(saved, 100, DIGEST)
     assert caught.value.hint.startswith("delete the file")
-
-
-@given(st.binary(max_size=300))
-@settings(max_examples=50, deadline=None)
-def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    file = tmp_path_factory.getbasetemp() / "any.store"
-    file.write_bytes(content)
-    with pytest.raises(LookaheadError):
-        Store.open(file, 100)
 
 
 def head(texts: int, tokens: int, *, version: int = 1, vocab: int = 100) -> bytes:
@@ -351,8 +330,10 @@ def head(texts: int, tokens: int, *, version: int = 1, vocab: int = 100) -> byte
 def test_what_lies_under_a_right_checksum_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "x"
     file.write_bytes(content)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as caught:
         Store.open(file, 100, DIGEST)
+    good = "version 3" in message or "vocabulary" in message
+    assert ("delete" in caught.value.hint) != good, "nobody is told to delete a good store"
 
 
 def test_another_models_store_is_refused(saved: Path) -> None:

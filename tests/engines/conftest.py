@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,3 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         context=700,
         seed=5,
     )
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Torch's operators on one thread: other tests run beside."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

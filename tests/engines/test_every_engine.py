@@ -8,7 +8,6 @@ or within ``MARGIN`` of it, and the share of equal texts is printed.
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from ipex_lookahead.controller.calibration import calibrate
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.native.core import core_missing
-from tests.support.byte_tokenizer import EOS, PAD, VOCAB, byte_tokenizer
+from tests.support.byte_tokenizer import PAD, VOCAB, byte_tokenizer
 from tests.support.families import shortfall
 from tests.support.tiny import write_tiny_llama
 
@@ -60,17 +59,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def model(request: pytest.FixtureRequest, folder: Path) -> Iterator[Any]:
+def model(request: pytest.FixtureRequest, folder: Path) -> Any:
     if request.param == "native" and core_missing():
         pytest.skip(f"the native core is not built: {core_missing()}")
     if request.param == "ipex-llm" and importlib.util.find_spec("ipex_llm") is None:
         pytest.skip("ipex-llm is not installed (make test-ipex-llm runs this suite on its own stack)")
     if request.param.startswith("opencl") and importlib.util.find_spec("pyopencl") is None:
         pytest.skip("pyopencl is not installed (make test-opencl runs this suite on Intel's runtime for CPUs)")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load(folder, **CASES[request.param])
-    torch.set_num_threads(before)
+    return load(folder, **CASES[request.param])
 
 
 def load(folder: Path, low_bit: str | None = "sym_int4", **kwargs: Any) -> Any:
@@ -115,7 +111,7 @@ def test_greedy_text_is_what_its_logits_say(model: Any, text: str) -> None:
 
 @pytest.mark.parametrize("adaptive", [True, False])
 @pytest.mark.parametrize("strategy", PROPOSERS)
-@pytest.mark.rotating(25)
+@pytest.mark.rotating(18)
 def test_lookahead_with_every_proposer(model: Any, strategy: str, adaptive: bool) -> None:
     config = LookaheadConfig(strategy=strategy, num_draft_tokens=40, window=4, ngram=4, guesses=4, adaptive=adaptive)
     equal = drafted = 0
@@ -169,49 +165,6 @@ def test_self_speculation_runs_or_is_refused(model: Any, folder: Path) -> None:
     assert torch.equal(own.generate(ids, max_new_tokens=40, adaptive=False, **GREEDY), plain)
 
 
-class Listener:
-    def __init__(self) -> None:
-        self.heard: list[int] = []
-        self.ended = 0
-
-    def put(self, value: torch.Tensor) -> None:
-        self.heard.extend(value.reshape(-1).tolist())
-
-    def end(self) -> None:
-        self.ended += 1
-
-
-@pytest.mark.parametrize("lookahead", [None, 4, "auto"])
-@pytest.mark.rotating(9)
-def test_streaming_tells_every_token_once(model: Any, lookahead: Any) -> None:
-    listener = Listener()
-    out = model.generate(prompt(TEXTS[0]), max_new_tokens=30, streamer=listener, lookahead=lookahead, **GREEDY)
-    assert listener.heard == out[0].tolist()
-    assert listener.ended == 1
-
-
-@pytest.mark.parametrize("lookahead", [None, 6])
-def test_stops_cut_the_text_where_they_apply(model: Any, lookahead: Any) -> None:
-    ids = prompt(TEXTS[0])
-    start = ids.shape[1]
-    options = {**GREEDY, "lookahead": lookahead, "adaptive": False if lookahead else None}
-    whole = model.generate(ids, max_new_tokens=40, **options)[0].tolist()
-    end = whole[start + 20]
-    at = start + whole[start:].index(end) + 1
-    assert model.generate(ids, max_new_tokens=40, **{**options, "eos_token_id": [end, EOS]})[0].tolist() == whole[:at]
-    assert model.stats.finish_reasons == ["stop"]
-    six = model.generate(
-        ids, max_new_tokens=40, stopping_criteria=[lambda ids, _: ids.shape[1] >= start + 6], **options
-    )
-    assert six[0].tolist() == whole[: start + 6]
-    tokens = [t for t in whole[start:] if t < 256]
-    word = bytes(tokens[10:12]).decode("ascii", "ignore") or bytes(tokens[:1]).decode("latin-1")
-    stopped = model.generate(ids, max_new_tokens=40, stop_strings=[word], **options)
-    text = model.tokenizer.decode(stopped[0, start:])
-    assert word in text or stopped.shape[1] == start + 40
-    assert stopped[0].tolist() == whole[: stopped.shape[1]]
-
-
 @pytest.mark.parametrize("strategy", ["prompt_lookup", "auto", "recycling"])
 @pytest.mark.rotating(9)
 def test_sampling_is_repeatable_and_lookahead_keeps_it(model: Any, strategy: str) -> None:
@@ -222,21 +175,6 @@ def test_sampling_is_repeatable_and_lookahead_keeps_it(model: Any, strategy: str
     assert not torch.equal(model.generate(ids, max_new_tokens=40, **{**SAMPLED, "seed": 8}), plain)
     out = model.generate(ids, max_new_tokens=40, lookahead=config, **SAMPLED)
     assert out.shape == plain.shape
-    assert torch.equal(out, plain) or not exact(model)
-
-
-def test_processors_see_every_position_in_order(model: Any) -> None:
-    ids = prompt(TEXTS[0])
-    seen: list[int] = []
-
-    def watch(prefix: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        seen.append(prefix.shape[1])
-        return scores
-
-    options = {**GREEDY, "repetition_penalty": 1.3, "logits_processor": [watch]}
-    plain = model.generate(ids, max_new_tokens=30, **options)
-    out = model.generate(ids, max_new_tokens=30, lookahead=5, adaptive=False, **options)
-    assert seen == 2 * list(range(ids.shape[1], ids.shape[1] + 30))
     assert torch.equal(out, plain) or not exact(model)
 
 
@@ -266,20 +204,6 @@ def test_a_call_gives_logits(model: Any) -> None:
     assert every.dtype == torch.float32
     last = model(ids, logits_to_keep=1).logits
     assert (last[0, 0] - every[0, -1]).abs().max() < MARGIN * every.std()
-
-
-def test_an_interrupted_generation_leaves_nothing_behind(model: Any) -> None:
-    ids = prompt(TEXTS[0])
-    plain = model.generate(ids, max_new_tokens=30, **GREEDY)
-
-    def fail(ids: torch.Tensor, scores: Any) -> bool:
-        if ids.shape[1] > 45:
-            raise KeyboardInterrupt
-        return False
-
-    with pytest.raises(KeyboardInterrupt):
-        model.generate(ids, max_new_tokens=30, stopping_criteria=[fail], lookahead=4, **GREEDY)
-    assert torch.equal(model.generate(ids, max_new_tokens=30, **GREEDY), plain)
 
 
 def test_saved_and_loaded_again(model: Any, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ipex_lookahead.formats import FLOATS, FORMATS, PackedWeight, dequantize, qu
 from ipex_lookahead.formats.blocks import MAX_EXPONENT, BlockFormat, half_powers, join, split
 
 BLOCKS = [name for name, low_bit in FORMATS.items() if isinstance(low_bit, BlockFormat)]
+LOW = [*BLOCKS, "sym_int4", "asym_int4", "sym_int8"]
 IN_GGUF = [name for name in BLOCKS if FORMATS[name].gguf is not None]
 RAGGED = (1, 31, 32, 33, 172, 256, 257, 352, 576)
 
@@ -91,10 +92,10 @@ def test_join_undoes_split(bits, run):
 LEAST_DB = {"q2_k": 10.5, "q3_k": 15.5, "q4_k": 22, "q5_k": 28, "q6_k": 34, "sym_int5": 26, "asym_int5": 28,
             "iq4_nl": 21, "iq4_xs": 21, "mxfp4": 18, "fp4": 19, "nf4": 20, "nf3": 14, "fp6": 26, "fp8_e4m3": 31,
             "fp8_e5m2": 25, "sym_int3": 13, "sym_int2": 6, "bnb_nf4": 20, "bnb_fp4": 17, "sym_int8_fp32": 41,
-            "fp8_e4m3_fp32": 31}  # fmt: skip
+            "fp8_e4m3_fp32": 31, "sym_int4": 18, "asym_int4": 20, "sym_int8": 42}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", LOW)
 @pytest.mark.rotating(11)
 def test_signal_to_noise(name):
     """Floors for Gaussian weights, in dB."""
@@ -190,15 +191,14 @@ def test_ragged_rows(name, n_in):
     assert not parts.codes[:, -1, reached:].any()
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", LOW)
 def test_zeros_and_tiny_values_give_finite_values(name):
     for value in (0.0, -0.0, 1e-12, -1e-9, 1e-45):
         got = dequantize(quantize(fp32(np.full((2, 300), value)), name))
-        assert np.isfinite(got).all()
-        assert np.abs(got).max() <= 2.0**-14
+        assert np.abs(got).max() <= (2.0**-14 if name in BLOCKS else 2.0**-24)
 
 
-@pytest.mark.parametrize("name", [name for name in BLOCKS if block_format(name).record["scale"] == np.uint16])
+@pytest.mark.parametrize("name", [n for n in LOW if n not in BLOCKS or block_format(n).record["scale"] == np.uint16])
 def test_a_scale_beyond_binary16_is_refused(name):
     weight = gaussian(6, 300)
     weight[4, 266] = 1e13
@@ -238,22 +238,25 @@ def test_a_scale_that_is_no_number_is_found(name):
     assert found.index // low_bit.record.itemsize == 9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(
     n_out=st.integers(1, 3),
     n_in=st.integers(1, 600),
-    name=st.sampled_from(BLOCKS),
+    name=st.sampled_from(LOW),
+    group_size=st.sampled_from([32, 64]),
     exponent=st.integers(-30, 10),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_any_finite_weight_gives_finite_values_near_it(n_out, n_in, name, exponent, seed):
+def test_any_finite_weight_gives_finite_values_near_it(n_out, n_in, name, group_size, exponent, seed):
+    """Within a step of the format, and where a scale is a subnormal binary16, half its unit times the code."""
     rng = np.random.default_rng(seed)
     exponent = min(exponent, 3) if name == "fp6" else exponent  # its values end at 447
     values = (rng.standard_normal((n_out, n_in)) * 2.0 ** (exponent + rng.integers(-3, 4, (n_out, n_in)))).astype("f4")
-    restored = dequantize(quantize(fp32(values), name))
+    restored = dequantize(quantize(fp32(values), name, group_size))
     assert restored.shape == values.shape
     assert np.isfinite(restored).all()
-    assert np.abs(restored - values).max() <= np.abs(values).max() * 0.6 + 2.0**-12
+    near = np.abs(values).max() * 0.6 + 2.0**-12 if name in BLOCKS else np.abs(values).max() * 0.13 + 127 * 2.0**-25
+    assert np.abs(restored - values).max() <= near + 1e-7
 
 
 # ---- floats of few bits ----------------------------------------------------------------------------------------------

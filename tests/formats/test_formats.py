@@ -8,8 +8,6 @@ import gguf
 import numpy as np
 import pytest
 from gguf import quants
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ipex_lookahead.errors import LowBitFormatError
 from ipex_lookahead.formats import FLOATS, FORMATS, PackedWeight, dequantize, get_format, quantize
@@ -84,16 +82,6 @@ def test_codes_are_those_of_the_nearest_values(name, n_in, group_size):
     assert (np.abs(dequantize(packed) - weight.codes) <= least + 1e-4 * np.abs(scale)).all()
 
 
-@pytest.mark.parametrize(("name", "floor"), [("sym_int4", 18.0), ("asym_int4", 20.0), ("sym_int8", 42.0)])
-@pytest.mark.parametrize("group_size", [32, 64])
-def test_signal_to_noise(name, floor, group_size):
-    """Floors for Gaussian weights, in dB: about 6 dB a bit less the crest factor of a group."""
-    weight = fp32(gaussian(256, 512))
-    noise = dequantize(quantize(weight, name, group_size)) - weight.codes
-    ratio = 10 * np.log10(np.square(weight.codes, dtype=np.float64).sum() / np.square(noise, dtype=np.float64).sum())
-    assert ratio > floor - (1.5 if group_size == 64 else 0)
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -139,21 +127,6 @@ def test_padding_has_the_code_of_zero(name, padding, n_in):
     else:
         assert (block & 0xF0 == padding & 0xF0).all()
         assert (block[:, last:] & 15 == padding & 15).all()
-
-
-@pytest.mark.parametrize("value", [0.0, -0.0, 1e-12, -1e-9, 1e-45])
-@pytest.mark.parametrize("name", INTEGER)
-def test_scales_that_underflow_give_zeros(name, value):
-    values = dequantize(quantize(fp32(np.full((2, 40), value)), name))
-    assert np.abs(values).max() <= 2.0**-24
-
-
-@pytest.mark.parametrize("name", INTEGER)
-def test_a_scale_beyond_binary16_is_refused(name):
-    weight = gaussian(6, 70)
-    weight[4, 66] = 1e8
-    with pytest.raises(LowBitFormatError, match=r"row 4, group 2: the (scale|minimum) would be .*65504"):
-        quantize(fp32(weight), name)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -253,22 +226,3 @@ def test_large_matrices_are_worked_through_in_chunks_of_rows(name):
         assert np.array_equal(dequantize(chunked), dequantize(whole))
         half = quantize(fp32(weight), "fp16")
     assert np.array_equal(half.codes, quantize(fp32(weight), "fp16").codes)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    n_out=st.integers(1, 4),
-    n_in=st.integers(1, 140),
-    group_size=st.sampled_from([32, 64]),
-    name=st.sampled_from(INTEGER),
-    exponent=st.integers(-30, 10),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_any_finite_weight_gives_finite_values_near_it(n_out, n_in, group_size, name, exponent, seed):
-    rng = np.random.default_rng(seed)
-    values = (rng.standard_normal((n_out, n_in)) * 2.0 ** (exponent + rng.integers(-3, 4, (n_out, n_in)))).astype("f4")
-    restored = dequantize(quantize(fp32(values), name, group_size))
-    assert restored.shape == values.shape
-    assert np.isfinite(restored).all()
-    # One step of sixteen (sym_int4's clamp), and where the scale is a subnormal binary16, half its unit times the code.
-    assert np.abs(restored - values).max() <= np.abs(values).max() * 0.13 + 127 * 2.0**-25 + 1e-7

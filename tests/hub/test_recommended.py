@@ -172,6 +172,7 @@ def test_it_can_be_loaded(name):
 
 
 @EVERY
+@pytest.mark.rotating(8)
 def test_figures_follow_from_the_shape(name):
     model, spec = MODELS[name], spec_of(name)
     assert model.parameters == pytest.approx(sum(prod(tensor.shape) for tensor in spec.tensors()), rel=0.002)

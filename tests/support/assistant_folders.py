@@ -78,26 +78,21 @@ class Pair:
         return out.last_hidden_state[0].numpy(), {**out.shared_kv_states}
 
     @torch.no_grad()
-    def draft(
-        self, text: Ids, last: int, count: int, *, position: int = 0, seen: int = 0
-    ) -> Iterator[tuple[int, Floats, Floats]]:
+    def draft(self, text: Ids, last: int, count: int) -> Iterator[tuple[int, Floats, Floats]]:
         """What follows ``text``, which is committed, and the token ``last``, greedily: (token, logits, state).
 
         The token is what a row is made of, logits [vocab] and state [hidden], after the final norm, what it comes to;
-        logits of tokens that are no candidates are -inf. A wrong reading: ``position`` is added to the row's, and
-        ``seen`` to how many positions a layer with a window sees.
+        logits of tokens that are no candidates are -inf.
         """
         found, kept = self.states(text)
         states, own = torch.from_numpy(found[None, -1:]), []
-        config = self.assistant.config.text_config
-        window, config.sliding_window = config.sliding_window, config.sliding_window + seen
         hook = self.assistant.model.register_forward_hook(lambda _, given, out: own.append(out.last_hidden_state[0, 0]))
         for _ in range(count):
             embedded = self.target.get_input_embeddings()(torch.tensor([[last]]))
             with _said():
                 out = self.assistant(
                     inputs_embeds=torch.cat([embedded, states], dim=-1),
-                    position_ids=torch.tensor([[len(text) + position]]),
+                    position_ids=torch.tensor([[len(text)]]),
                     shared_kv_states=kept,
                 )
             logits = out.logits[0, 0]
@@ -106,7 +101,6 @@ class Pair:
             yield last, logits.numpy(), own[-1].numpy()
             last, states = int(logits.argmax()), out.last_hidden_state
         hook.remove()
-        config.sliding_window = window
 
 
 def _assistant(target: Any, ordered: bool, values: dict[str, Any]) -> Any:

@@ -45,8 +45,8 @@ SWITCHES: dict[str, Any] = {
     "value_norm": None, "one_projection": False, "shared": None, "output_scale": False, "per_layer": 0,
 }  # fmt: skip
 """A Llama's. ``bias``: those of "qkvogudrh" (gate, up, down, router, head) that have one. A list for one of a block's
-switches, of its heads, their size and its norms' epsilon goes around its layers; a tuple of activations its experts.
-Norms of a model are all layer norms with a bias ("biased"), without ("plain"), or none; a parallel block has one."""
+switches, of its heads, their size and its norms' epsilon goes around its layers. Norms of a
+model are all layer norms with a bias ("biased"), without ("plain"), or none; a parallel block has one."""
 
 NAMED: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -88,41 +88,6 @@ NAMED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """The switches of families as their models have them, and some that no family has."""
 
-MIXED: dict[str, dict[str, Any]] = {
-    "heads_of_several_sizes": {
-        "layers": 3, "heads": [4, 2, 6], "kv_heads": [2, 2, 1], "head_dim": [16, 40, 8], "window": [None, 20, None],
-        "q_norm": ["none", "head", "whole"], "sinks": [False, True, False], "rope": ["whole", "local", "half"],
-        "epsilon": [1e-5, 0.1, 1e-6], "experts": [0, 3, 0], "used": [0, 2, 0],
-        "activation": (Activation("silu"), Activation("gelu_tanh"), Activation("clamped", 1.702, 0.7)),
-    },
-    "starcoder2": {
-        "layer_norm": "biased", "gated": False, "activation": Activation("gelu_tanh"), "bias": "qkvoud", "hidden": 72,
-        "heads": 3, "kv_heads": 1, "head_dim": 24,
-    },
-    "cohere2": {
-        "layer_norm": "plain", "parallel": True, "rope": ["interleaved", "none"], "window": [9, None],
-        "logit_multiplier": 0.25,
-    },
-    "glm4": {"mixer_after": True, "feed_forward_after": True, "rope": "interleaved half", "bias": "qkv"},
-    "hunyuan": {"q_norm": "head", "k_norm": "head", "norm_after_rope": True, "rope": ["whole", "beta"], "head_dim": 24},
-    "apertus": {"q_norm": "head", "k_norm": "head", "gated": False, "activation": Activation("xielu")},
-    "arcee": {"gated": False, "activation": Activation("relu_squared"), "intermediate": 37},
-    "gemma4": {
-        "layers": 3, "heads": [4, 2, 4], "kv_heads": [2, 1, 2], "head_dim": [24, 48, 24], "q_norm": "head",
-        "k_norm": ["head", "head", "none"], "value_norm": [1e-6, 0.3, None], "one_projection": [False, True, False],
-        "shared": [None, None, 0], "window": [9, None, 9], "rope": ["local", "still", "local"], "output_scale": True,
-        "mixer_after": True, "feed_forward_after": True, "activation": Activation("gelu_tanh"), "per_layer": 11,
-        "intermediate": [96, 96, 192],
-    },
-    "shared_alone": {
-        "layers": 4, "shared": [None, None, 0, 0], "window": [40, None, 40, 40], "bias": "qkvo", "head_dim": 40,
-        "output_scale": [True, False, True, False], "kv_heads": 1, "per_layer": 32, "one_projection": True,
-    },
-    "parallel_mixture": {"parallel": [True, False], "experts": 5, "used": 2, "sinks": True, "bias": "od"},
-}  # fmt: skip
-"""Layers, norms and experts that differ in what they have alike in every family, and words that other engines have not;
-the native engine takes them."""
-
 
 def tensor(name: str, *shape: int) -> Tensor:
     """A weight that is a whole tensor of that name in every file."""
@@ -155,9 +120,8 @@ def make_spec(**options: Any) -> ModelSpec:
             bias = tensor(f"{at}{name}.bias", n_out) if letter in s("bias") else None
             return Linear(tensor(f"{at}{name}.weight", n_out, n_in), bias)
 
-        def mlp(name: str, number: int = 0) -> GatedMlp:
-            inner, kinds = s("intermediate"), s("activation")
-            kind = kinds[number % len(kinds)] if isinstance(kinds, tuple) else kinds
+        def mlp(name: str) -> GatedMlp:
+            inner, kind = s("intermediate"), s("activation")
             return GatedMlp(
                 linear(name + "gate", "g", inner, hidden) if s("gated") else None,
                 linear(name + "up", "u", inner, hidden),
@@ -190,7 +154,7 @@ def make_spec(**options: Any) -> ModelSpec:
         experts = s("experts")
         mixture = experts and Experts(
             router=linear("router", "r", experts, hidden),
-            experts=tuple(mlp(f"experts.{e}.", e) for e in range(experts)),
+            experts=tuple(mlp(f"experts.{e}.") for e in range(experts)),
             used=s("used"),
             scores=s("scores"),
             renormalise=s("renormalise"),
@@ -250,9 +214,6 @@ def make_spec(**options: Any) -> ModelSpec:
 
 
 def _rope(kind: str, head_dim: int) -> Rope:
-    if kind == "still":  # all pairs are turned, most of them not at all
-        few = np.where(np.arange(head_dim // 2) < head_dim // 8, 1 / np.arange(1, head_dim // 2 + 1), 0)
-        return Rope(few.astype(np.float32))
     rotated = max(head_dim // 2 // 2 * 2, 2) if kind.endswith("half") else head_dim
     theta = 100.0 if kind == "local" else 10000.0
     frequencies = (theta ** -(np.arange(0, rotated, 2) / rotated)).astype(np.float32)

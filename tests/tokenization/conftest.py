@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import sentencepiece
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from ipex_lookahead.tokenization import chat_template
 from ipex_lookahead.tokenization.sentencepiece_model import SentencePieceModel, read_model
 
 SENTENCES = [
@@ -35,6 +37,20 @@ CHATML = (
     "{% for m in messages %}{{ '<|start|>' + m['role'] + '\\n' + m['content'] + '<|end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}"
 )
+
+
+@pytest.fixture(scope="session")
+def renderer_for_all() -> Iterator[chat_template.Renderer]:
+    made = chat_template.Renderer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def kept_renderer(renderer_for_all: chat_template.Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates are rendered in processes forked from one that is kept, as a server has it: in 3 ms, not in 80."""
+    answer = chat_template._answer
+    monkeypatch.setattr(chat_template, "_answer", lambda question, own: answer(question, own or renderer_for_all))
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,7 @@ def test_the_usual_templates():
 @pytest.mark.parametrize(
     "template", [CHATML, LLAMA2, "{% generation %}\n  x{% endgeneration %}\n{{ messages|length }}\n"]
 )
+@pytest.mark.usefixtures("kept_renderer")
 def test_equal_to_transformers(template):
     from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -74,6 +75,7 @@ def test_equal_to_transformers(template):
         ("{{ '<b>' }}", "<b>"),
     ],
 )  # fmt: skip
+@pytest.mark.usefixtures("kept_renderer")
 def test_what_templates_may_use(template, expected):
     assert render(template) == expected
 
@@ -114,6 +116,7 @@ def test_only_json_goes_in(value):
         ("{{ 'x'|nofilter }}", "nofilter"),
     ],
 )
+@pytest.mark.usefixtures("kept_renderer")
 def test_faulty_templates_are_named(template, reason):
     with pytest.raises(ModelFormatError, match=reason):
         render(template)
@@ -137,6 +140,8 @@ def test_faulty_templates_are_named(template, reason):
         "{{ ('%c' % 95)|format and ''|attr('__class__')|attr('__base__') }}",
     ],
 )
+@pytest.mark.rotating(7)
+@pytest.mark.usefixtures("kept_renderer")
 def test_the_sandbox_holds(template):
     try:
         assert "class" not in render(template)
@@ -168,6 +173,7 @@ def test_the_sandbox_holds(template):
         "{{ 1" + " + 1" * 60000 + " }}",
     ],
 )
+@pytest.mark.rotating(7)
 def test_runaway_templates_are_stopped(template):
     with pytest.raises(ModelFormatError, match="more than|too much|too deep|too large|Range|Error"):
         render(template)

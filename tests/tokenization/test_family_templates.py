@@ -15,6 +15,8 @@ from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from tests.support.tool_templates import TOOL_TEMPLATES
 
+pytestmark = pytest.mark.usefixtures("kept_renderer")
+
 WEATHER = {
     "type": "function",
     "function": {
@@ -161,73 +163,15 @@ TYPED = """{#- Types in the way of a programming language -#}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"""
 
-ALTERNATING = """{{ bos_token }}
-{%- set lead = '' -%}{%- set turns = messages -%}
-{%- if messages[0]['role'] == 'system' -%}
-    {%- set lead = messages[0]['content'] + '\\n\\n' -%}{%- set turns = messages[1:] -%}
-{%- endif -%}
-{%- for turn in turns -%}
-    {%- if loop.index0 is odd and turn['role'] == 'user' or loop.index0 is even and turn['role'] != 'user' -%}
-        {{ raise_exception('the roles must take turns') }}
-    {%- endif -%}
-    {%- set who = 'model' if turn['role'] == 'assistant' else turn['role'] -%}
-    {{ '<turn>' ~ who ~ '\\n' ~ (lead if loop.first else '') }}
-    {%- if turn['content'] is string -%}{{ turn['content'] | trim }}
-    {%- elif turn['content'] is iterable -%}
-        {%- for part in turn['content'] if part['type'] == 'text' -%}{{ part['text'] | trim }}{%- endfor -%}
-    {%- endif -%}
-    {{ '</turn>\\n' }}
-{%- endfor -%}
-{{ '<turn>model\\n' if add_generation_prompt }}"""
-
-MODES = """{%- set thinking = enable_thinking | default(true) -%}
-{%- if messages[0].role == 'system' -%}
-    {%- if '/quick' in messages[0].content -%}{%- set thinking = false -%}{%- endif -%}
-    {%- set own = messages[0].content.replace('/quick', '').rstrip() -%}
-{%- endif -%}
-{{- strftime_now('%Y') ~ ' ' ~ ('slow' if thinking else 'quick') ~ '\\n' -}}
-{{- own ~ '\\n' if own -}}
-{%- if xml_tools or tools -%}
-    {%- set lines = namespace(all='') -%}
-    {%- for tool in xml_tools or tools -%}{%- set lines.all = lines.all ~ tool | string ~ '\\n' -%}{%- endfor -%}
-    {{- lines.all -}}
-{%- endif -%}
-{%- for turn in messages -%}
-    {%- if turn.role == 'assistant' -%}
-    {% generation %}
-        {%- if thinking -%}{{ turn.content.lstrip() }}{%- else -%}{{ '()' + turn.content }}{%- endif -%}
-    {% endgeneration %}
-    {%- elif turn.content is string -%}{{ turn.content }}
-    {%- else -%}{{ turn.content | map(attribute='text') | join }}
-    {%- endif -%}
-{%- endfor -%}"""
-
-DOCUMENTS = """{%- set opening = 'Hello.' %}
-{%- if tools %}{%- set opening = opening + ' Tools.' %}{%- endif %}
-{%- if 'citations' in controls %}{%- set opening = opening + ' Cite.' %}{%- endif %}
-{{- opening }}
-{%- for document in documents or [] %}{{- document['doc_id'] | string + document['text'] | upper }}{%- endfor %}
-{%- for turn in messages %}
-    {{- '<' + turn['role'] + '>' }}
-    {%- if turn.content is string %}{{- turn['content'] | replace('H', 'h') }}{%- endif %}
-    {%- if loop.last and add_generation_prompt %}
-        {{- '<assistant>' }}{%- if controls %}{{- controls | tojson() }}{%- endif %}
-    {%- endif %}
-{%- endfor %}
-{% if not add_generation_prompt %}
-{{ eos_token }}
-{% endif %}"""
-
-TEMPLATES = {"qwen3": THINKING, "mistral": CHECKED, "gpt_oss": TYPED, "gemma": ALTERNATING, "smollm3": MODES,
-             "granite": DOCUMENTS,
+TEMPLATES = {"qwen3": THINKING, "mistral": CHECKED, "gpt_oss": TYPED,
              **{f"{family}, tools": template for family, template in TOOL_TEMPLATES.items()}}  # fmt: skip
 """By the family whose own template has those features: among them namespaces, recursive macros, loops with conditions,
-``break`` and ``continue``, blocks of ``generation``, the time, JSON in each of its forms, and refusals."""
+``break`` and ``continue``, the time, JSON in each of its forms, and refusals."""
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
 @pytest.mark.parametrize("chat", CHATS)
-@pytest.mark.rotating(30)
+@pytest.mark.rotating(14)
 def test_what_the_families_use(family: str, chat: str) -> None:
     from jinja2.exceptions import TemplateError
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -240,9 +184,8 @@ def test_what_the_families_use(family: str, chat: str) -> None:
             "add_generation_prompt": True,
             "enable_thinking": False,
             "reasoning_effort": "low",
-            "controls": {"citations": 1},
         },
-        {"tools": [WEATHER], "documents": [{"doc_id": 1, "title": "t", "text": "a text"}]},
+        {"tools": [WEATHER]},
     ):
         told |= {"bos_token": "<s>", "eos_token": "</s>"}
         try:
@@ -261,7 +204,7 @@ def test_what_the_families_use(family: str, chat: str) -> None:
     assert rendered or (family, chat) in REFUSED
 
 
-REFUSED = {("gemma", "tools"), ("granite, tools", "parts")}
+REFUSED = {("granite, tools", "parts")}
 
 
 def test_tools_and_variables_reach_the_template(tmp_path: Path, bpe_metadata: dict[str, Any]) -> None:

@@ -176,14 +176,22 @@ def test_rules_that_grow_are_refused(spm_bytes: bytes) -> None:
             read_model(model.serialize(), "tokenizer.model")
 
 
-@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
-def test_pieces_that_python_looks_for_are_short_and_few(spm_bytes: bytes, kind: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "more", "named"),
+    [
+        (CONTROL, ["x" * 257], "257 characters; 256"),
+        (USER_DEFINED, ["x" * 257], "257 characters; 256"),
+        (CONTROL, [f"<{i}>" for i in range(65537)], "tokens are to be"),
+    ],
+    ids=["control", "user defined", "many"],
+)
+def test_pieces_that_python_looks_for_are_short_and_few(
+    spm_bytes: bytes, kind: int, more: list[str], named: str
+) -> None:
     model = read_model(spm_bytes, "tokenizer.model")
-    for more, named in ((["x" * 257], "257 characters; 256"), ([f"<{i}>" for i in range(65537)], "tokens are to be")):
-        longer = [*model.pieces, *(Piece(text, 0.0, kind) for text in more)]
-        changed = type(model)(longer, byte_fallback=True)
-        with pytest.raises(ModelFormatError, match=named):
-            read_model(changed.serialize(), "tokenizer.model")
+    longer = [*model.pieces, *(Piece(text, 0.0, kind) for text in more)]
+    with pytest.raises(ModelFormatError, match=named):
+        read_model(type(model)(longer, byte_fallback=True).serialize(), "tokenizer.model")
 
 
 def test_what_stands_for_unknown_text_is_short(spm_bytes: bytes) -> None:

@@ -11,6 +11,8 @@ from ipex_lookahead.tokenization.prompts import build_prompt, llama2_prompt, tur
 from tests.support.full_tokenizers import tokenizer_from_gguf
 from tests.support.tool_templates import TOOL_TEMPLATES
 
+pytestmark = pytest.mark.usefixtures("kept_renderer")
+
 LLAMA2 = {"model_type": "llama", "vocab_size": 32000}
 
 
@@ -54,6 +56,7 @@ def test_text_that_is_no_unicode_is_refused(bpe_metadata, text, system):
 
 
 @pytest.mark.parametrize("template", TOOL_TEMPLATES.values(), ids=list(TOOL_TEMPLATES))
+@pytest.mark.rotating(5)
 def test_where_turns_begin_is_found_in_a_prompt(bpe_metadata, template):
     """Of each of the user's texts behind an answer or a system prompt, by one look at the template."""
     tokenizer = text_from_gguf({**bpe_metadata, "tokenizer.chat_template": template}, "x.gguf")

@@ -19,9 +19,12 @@ from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.isolated import IsolatedText
 from ipex_lookahead.tokenization.sentencepiece_model import NORMAL, Piece, read_model
+from tests.gates import cases
 from tests.support.full_tokenizers import tokenizer_from_folder
 
 from .conftest import CHATML, TEXTS, metadata_of
+
+pytestmark = pytest.mark.usefixtures("kept_renderer")
 
 CONFIG = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2}
 PARTS = [
@@ -97,7 +100,7 @@ def test_transformers_and_we_read_what_is_saved_with_the_same_ids(tmp_path, sour
         folder = saved(ours, tmp_path / f"saved{number}")
         read[name] = (ours, AutoTokenizer.from_pretrained(folder), tokenizer_from_folder(folder, CONFIG))
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=cases(25, 60), deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(STRINGS)
     def check(text: str) -> None:
         for name, (ours, *others) in read.items():
@@ -114,11 +117,16 @@ def test_transformers_and_we_read_what_is_saved_with_the_same_ids(tmp_path, sour
                 assert other(text)["input_ids"] == ours(text)["input_ids"], (name, text)
 
 
-def test_settings_survive(tmp_path, sources):
+def test_settings_and_decoding_survive(tmp_path, sources):
+    """The class that runs the sentencepiece package spells bytes out; the library's tokenizers give the text."""
     chat = [{"role": "user", "content": "the cat"}]
+    slow = set()
     for number, (name, ours) in enumerate(sources.items()):
         folder = saved(ours, tmp_path / f"saved{number}")
-        for other in (AutoTokenizer.from_pretrained(folder), tokenizer_from_folder(folder, CONFIG)):
+        kind = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
+        assert re.fullmatch("PreTrainedTokenizerFast|SentencePieceBackend|LlamaTokenizer", kind)
+        theirs = AutoTokenizer.from_pretrained(folder)
+        for other in (theirs, tokenizer_from_folder(folder, CONFIG)):
             for role in ("bos_token", "eos_token", "pad_token"):
                 assert getattr(other, f"{role}_id") == getattr(ours, f"{role}_id"), (name, role)
             assert other.padding_side == "left", name
@@ -132,30 +140,14 @@ def test_settings_survive(tmp_path, sources):
             for token in ("<extra>", "<last>", "[INST]", "<|end|>"):
                 if token in ours.get_vocab():
                     assert other.convert_tokens_to_ids(token) == ours.convert_tokens_to_ids(token), (name, token)
-
-
-def test_transformers_decodes_what_its_tokenizers_library_reads(tmp_path, sources):
-    """The class that runs the sentencepiece package spells bytes out; the library's tokenizers give the text."""
-    fast = 0
-    for number, (name, ours) in enumerate(sources.items()):
-        theirs = AutoTokenizer.from_pretrained(saved(ours, tmp_path / f"saved{number}"))
         if not theirs.is_fast:
-            assert name in ("spm unigram", "spm both", "spm gguf equal scores")
+            slow.add(name)
             continue
-        fast += 1
         for text in TEXTS:
             ids = ours(text, add_special_tokens=False)["input_ids"]
             if ours.unk_token_id not in ids:
                 assert theirs.decode(ids) == ours.decode(ids), (name, text)
-    assert fast == len(sources) - 3
-
-
-def test_the_saved_class_is_one_of_transformers(tmp_path, sources):
-    for number, ours in enumerate(sources.values()):
-        folder = saved(ours, tmp_path / f"saved{number}")
-        name = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
-        assert re.fullmatch("PreTrainedTokenizerFast|SentencePieceBackend|LlamaTokenizer", name)
-        assert hasattr(__import__("transformers"), name)
+    assert slow == {"spm unigram", "spm both", "spm gguf equal scores"}
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import random
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -20,6 +18,8 @@ from ipex_lookahead.tokenization.sentencepiece_model import read_model
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 from .conftest import CHATML, TEXTS, metadata_of
+
+pytestmark = pytest.mark.usefixtures("kept_renderer")
 
 CONFIG = {"vocab_size": 512, "bos_token_id": 1, "eos_token_id": 2}
 MIXED = [
@@ -80,6 +80,7 @@ def test_it_equals_transformers(made):
                 assert made.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
 
 
+@pytest.mark.rotating(6)
 def test_it_decodes_any_ids_as_transformers_does(made):
     theirs, random_ids = made.for_transformers(), random.Random(1)
     for _ in range(100):
@@ -90,6 +91,7 @@ def test_it_decodes_any_ids_as_transformers_does(made):
         assert made.decode([i for i in ids if i not in silent]) == made.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.rotating(4)
 def test_it_makes_the_same_prompts(made):
     for system in (None, "be brief"):
         ours, theirs = (build_prompt(t, {}, "the cat", system) for t in (made, made.for_transformers()))
@@ -103,17 +105,8 @@ def test_a_chat_needs_a_template(bpe_metadata):
         made.apply_chat_template([{"role": "user", "content": "hi"}])
 
 
+@pytest.mark.rotating(4)
 def test_transformers_tokenizers_are_copied_and_pickled(made):
     theirs = made.for_transformers()
     again = pickle.loads(pickle.dumps(theirs))
     assert again.encode("the cat<|tool|>") == theirs.encode("the cat<|tool|>")
-
-
-def test_neither_torch_nor_transformers_is_imported():
-    code = (
-        "import sys, ipex_lookahead.tokenization.gguf, ipex_lookahead.tokenization.folder, ipex_lookahead.hf.auto\n"
-        "import ipex_lookahead.tokenization.prompts, ipex_lookahead.engines.native.load\n"
-        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -12,6 +12,8 @@ from tests.support.full_tokenizers import tokenizer_from_gguf
 
 from .conftest import CHATML
 
+pytestmark = pytest.mark.usefixtures("kept_renderer")
+
 CHAT = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on "}]
 
 

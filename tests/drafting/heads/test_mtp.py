@@ -230,32 +230,6 @@ def test_a_cut_vocabulary_drafts_its_own_tokens_and_those_of_the_text(folder: Pa
     assert np.isfinite(cut.next_logits(cache, 5, first=True)[64:80]).all()
 
 
-@pytest.mark.parametrize(
-    "sampling", [{}, {"do_sample": True, "temperature": 0.8, "seed": 5}], ids=["greedy", "sampled"]
-)
-@pytest.mark.parametrize("low_bit", [None, "sym_int4"])
-def test_what_it_drafts_changes_no_token(folder: Path, low_bit: str | None, sampling: dict[str, Any]) -> None:
-    options = {} if low_bit is None else {"load_in_low_bit": low_bit}
-    model = AutoModelForCausalLM.from_pretrained(folder, engine="native", progress=False, **options)
-    for seed in range(3):
-        ids = torch.from_numpy(text(20 + seed, seed=seed)).long()[None]
-        plain = model.generate(ids, max_new_tokens=40, **sampling)
-        for config in ("head", LookaheadConfig("head", num_draft_tokens=5, adaptive=False, draft_min_prob=0.0)):
-            drafted = model.generate(ids, max_new_tokens=40, lookahead=config, **sampling)
-            assert drafted.tolist() == plain.tolist()
-    assert model.stats.drafted > 0
-
-
-def test_a_batch_and_a_prompt_found_again(folder: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder, engine="native", progress=False)
-    ids = torch.stack([torch.from_numpy(text(24, seed=seed)).long() for seed in range(3)])
-    config = LookaheadConfig("head", num_draft_tokens=3, adaptive=False, draft_min_prob=0.0)
-    assert (
-        model.generate(ids, max_new_tokens=30, lookahead=config).tolist()
-        == model.generate(ids, max_new_tokens=30).tolist()
-    )
-
-
 def test_a_model_without_a_head_says_so(tmp_path: Path) -> None:
     write_folder(tmp_path, build("qwen3_5_text", variants("qwen3_5_text")[0]))
     model = AutoModelForCausalLM.from_pretrained(tmp_path, engine="native", progress=False)

@@ -1,14 +1,15 @@
-"""A trained EAGLE-3 head on the native engine accepts what the torch reference accepts; wrong readings lose.
+"""A trained EAGLE-3 head: its drafts are accepted about as often as in training, and change no token.
 
 ``stories260K_eagle3`` is a head of one layer in SpecForge's layout, trained for stories260K: 450 steps on 384 of the
-model's own greedy answers. ``unseen.json`` holds prompts, as token ids, that it was not trained on.
+model's own greedy answers. ``unseen.json`` holds prompts, as token ids, that it was not trained on. ``test_eagle3.py``
+compares random heads with the formulas.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,6 @@ import torch
 
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
 from ipex_lookahead.engines.prefill import chain
-from ipex_lookahead.runtime.loading import load_text_model
-from tests.support.eagle3_chain import WRONG, Reference, acceptance, greedy_texts
-from tests.support.eagle3_torch import Acceptance
 
 DEPTH = 4
 HEAD = Path(__file__).parent / "stories260K_eagle3"
@@ -26,69 +24,34 @@ UNSEEN: list[list[int]] = json.loads((HEAD / "unseen.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def target(shared: Path) -> Path:
-    return shared / "models" / "stories260K"
+def model(shared: Path) -> Any:
+    target = shared / "models" / "stories260K"
+    return AutoModelForCausalLM.from_pretrained(target, drafter=HEAD, progress=False, threads=1)
 
 
-@pytest.fixture(scope="module")
-def reference(target: Path) -> Reference:
-    return Reference.load(target, HEAD)
-
-
-@pytest.fixture(scope="module")
-def texts(reference: Reference) -> list[tuple[list[int], int]]:
-    return greedy_texts(reference.model, UNSEEN[:16], 80)
-
-
-@pytest.fixture(scope="module")
-def right(reference: Reference, texts: list[tuple[list[int], int]]) -> Acceptance:
-    return acceptance(reference, texts)
-
-
-def native_acceptance(engine: object, texts: Sequence[tuple[Sequence[int], int]]) -> Acceptance:
-    """Chains along texts, begun where the last one's accepted tokens and the target's own end, as decoding goes."""
-    drafted, accepted = [0] * DEPTH, [0] * DEPTH
-    for text, prompt in texts:
-        tokens, cache = np.array(text, np.int32), engine.new_cache()
-        engine.head.follow(cache)
-        at = prompt  # tokens that the target has run
+def test_a_third_of_its_drafts_is_accepted(model: Any) -> None:
+    """Chains along greedy texts, each begun where the accepted tokens of the last one and the target's own end."""
+    drafted, accepted = 0, [0] * DEPTH
+    for prompt in UNSEEN[:16]:
+        tokens = model.generate(torch.tensor([prompt]), max_new_tokens=80)[0].numpy().astype(np.int32)
+        cache, at = model.engine.new_cache(), len(prompt)  # ``at``: number of tokens that the target has run
+        model.engine.head.follow(cache)
         while at + 1 + DEPTH <= len(tokens) - 1:
-            engine.forward(chain(cache, tokens[cache.length : at]))
+            model.engine.forward(chain(cache, tokens[cache.length : at]))
             cache.keep(list(range(at - cache.length)))
-            found, _ = engine.head.draft(cache, int(tokens[at]), DEPTH)
+            found, _ = model.engine.head.draft(cache, int(tokens[at]), DEPTH)
             right = [one == true for one, true in zip(found, tokens[at + 1 :], strict=False)]
             taken = right.index(False) if False in right else len(right)
-            for depth in range(DEPTH):
-                drafted[depth] += 1
-                accepted[depth] += depth < taken
+            drafted += 1
+            for depth in range(taken):
+                accepted[depth] += 1
             at += 1 + taken
-    return Acceptance(tuple(drafted), tuple(accepted))
+    assert drafted > 100
+    assert sum(accepted) / (drafted * DEPTH) > 0.3
+    assert accepted == sorted(accepted, reverse=True)
 
 
-def test_the_torch_reference_accepts_a_third(right: Acceptance) -> None:
-    assert right.rate > 0.3
-    assert list(right.by_depth) == sorted(right.by_depth, reverse=True)
-
-
-@pytest.mark.parametrize("reading", WRONG)
-def test_a_wrong_reading_loses(
-    reference: Reference, texts: list[tuple[list[int], int]], right: Acceptance, reading: str
-) -> None:
-    assert acceptance(reference, texts, reading).rate < right.rate - 0.02
-
-
-def test_the_native_engine_accepts_what_torch_does(
-    target: Path, texts: list[tuple[list[int], int]], right: Acceptance
-) -> None:
-    engine = load_text_model(str(target), drafter=str(HEAD), progress=False, threads=1).engine
-    mine = native_acceptance(engine, texts)
-    assert sum(right.drafted) > 500
-    assert mine.rate == pytest.approx(right.rate, abs=0.01)
-    assert mine.by_depth == pytest.approx(right.by_depth, abs=0.02)
-
-
-def test_its_drafts_change_no_token(target: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(target, drafter=HEAD, progress=False, threads=1)
+def test_its_drafts_change_no_token(model: Any) -> None:
     accepted = 0
     for prompt in UNSEEN[:6]:
         ids = torch.tensor([prompt])

@@ -13,52 +13,12 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError
+from tests.gates import cases
 from tests.support.cache_walk import Plain, walk
 from tests.support.hybrids import HYBRIDS, hybrid
-from tests.support.native import ids_of, load, one_by_one, run
+from tests.support.native import ids_of, load, run
 from tests.support.specs import make_spec, native_engine, random_weights
 from tests.support.tiny import write_tiny_llama
-
-
-def test_forks_share_a_prefix_and_then_part(folder: Path) -> None:
-    engine = load(folder, threads=2)
-    prompt, left, right = ids_of(engine, 70), ids_of(engine, 30, seed=1), ids_of(engine, 30, seed=2)
-    cache = engine.new_cache()
-    run(engine, cache, prompt)
-    cache.keep(range(70))
-    other = cache.fork()
-    for tokens, sequence in ((left, cache), (right, other)):
-        for token in tokens:
-            last = run(engine, sequence, token[None])
-            sequence.keep([0])
-        assert last.tobytes() == one_by_one(engine, np.concatenate([prompt, tokens]))[-1:].tobytes()
-    assert (cache.length, other.length) == (100, 100)
-
-
-def test_crop_is_absolute_and_forgets_what_came_after(folder: Path) -> None:
-    engine = load(folder)
-    tokens = ids_of(engine, 90)
-    cache = engine.new_cache()
-    whole = run(engine, cache, tokens)
-    cache.keep(range(90))
-    cache.crop(40)
-    assert cache.length == 40
-    assert run(engine, cache, tokens[40:]).tobytes() == whole[40:].tobytes()
-    with pytest.raises(InputError, match="crop"):
-        cache.crop(41)
-    with pytest.raises(InputError, match="crop"):
-        cache.crop(-1)
-
-
-def test_a_step_that_is_not_kept_leaves_no_trace(folder: Path) -> None:
-    engine = load(folder)
-    tokens = ids_of(engine, 12)
-    cache = engine.new_cache()
-    run(engine, cache, tokens[:5])
-    cache.keep(range(5))
-    run(engine, cache, ids_of(engine, 30, seed=9))
-    assert cache.length == 5
-    assert run(engine, cache, tokens[5:]).tobytes() == one_by_one(engine, tokens)[5:].tobytes()
 
 
 def test_keep_wants_a_path_from_the_root(folder: Path) -> None:
@@ -73,6 +33,9 @@ def test_keep_wants_a_path_from_the_root(folder: Path) -> None:
     assert cache.length == 3
     with pytest.raises(InputError, match="keep"):
         cache.keep([0])
+    for length in (4, -1):
+        with pytest.raises(InputError, match="crop"):
+            cache.crop(length)
 
 
 def test_bad_steps_are_refused_and_change_nothing(folder: Path) -> None:
@@ -144,12 +107,12 @@ def test_the_context_ends_where_the_config_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 def test_blank_positions_are_memory_and_pages_are_given_back_one_by_one(kv_cache: str) -> None:
     def resident() -> int:
-        gc.collect()
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
     spec = make_spec(context=8192, head_dim=64, heads=8, kv_heads=8, layers=4, vocab=33)
     engine = native_engine(spec, random_weights(spec), "sym_int4", kv_cache=kv_cache)
     whole = 8000 * engine.describe()["kv_bytes_per_token"]
+    gc.collect()
     before = resident()
     cache = engine.new_cache(8000)
     assert 0.9 * whole < resident() - before < 1.2 * whole  # not one page of zeros, seen 125 times
@@ -162,19 +125,15 @@ def test_blank_positions_are_memory_and_pages_are_given_back_one_by_one(kv_cache
     assert resident() - before < 0.2 * whole
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
-def test_walks_over_states(name: str) -> None:
-    """A crop goes back as far as it says, at times to the beginning."""
-    engine = hybrid(name)
-    plain = Plain(engine)
-    for seed in range(10):
-        walk(engine, seed, plain=plain)
-
-
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
-def test_walks_over_keys_that_layers_share(kv_cache: str) -> None:
-    """Past windows of seven positions, in batches with others, on forks: rows are those of decoding one by one."""
-    engine = hybrid("shared keys", kv_cache=kv_cache)
+@pytest.mark.parametrize("name", [*HYBRIDS, "dense", "shared keys"])
+@pytest.mark.rotating(7)
+def test_walks(name: str, kv_cache: str) -> None:
+    """Rows of trees in batches, on forks, after crops and steps that are not kept are those of decoding one by one.
+
+    A crop goes back as far as it says, with states at times to the beginning.
+    """
+    engine = hybrid(name, kv_cache=kv_cache)
     plain = Plain(engine)
-    for seed in range(10):
+    for seed in range(cases(4, 10)):
         walk(engine, seed, plain=plain)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ipex_lookahead.formats import FLOATS, dequantize, quantize
 from ipex_lookahead.formats import FORMATS as ALL
 from ipex_lookahead.formats.base import PackedWeight
+from tests.gates import large
 
 native = pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
@@ -115,7 +116,7 @@ def test_every_code_is_the_number_that_it_stands_for(name: str, isa: str) -> Non
 
 @pytest.mark.parametrize(("name", "group"), WITH_GROUPS)
 @pytest.mark.parametrize("shape", [(17, 33), (48, 172), (105, 128), (33, 576)], ids=str)
-@pytest.mark.rotating(78)
+@pytest.mark.rotating(40)
 def test_every_isa_thread_count_and_number_of_rows_gives_the_same_bytes(
     name: str, group: int, shape: tuple[int, int]
 ) -> None:
@@ -126,9 +127,9 @@ def test_every_isa_thread_count_and_number_of_rows_gives_the_same_bytes(
     scalar = probe_of(weight, isa="scalar", threads=1, bias=bias)
     oracle = np.concatenate([scalar(row[None]) for row in x])
     for isa in ISAS:
-        for threads in (1, 2, 3, 5):
+        for threads in (1, 2, 3, 5) if large() else (1, 3):
             probe = probe_of(weight, isa=isa, threads=threads, bias=bias)
-            for rows in (*range(1, 34), 64, 100, 257):
+            for rows in (*range(1, 18), 33, 64, 257):
                 assert probe(x[:rows]).tobytes() == oracle[:rows].tobytes(), (isa, threads, rows)
 
 
@@ -149,19 +150,6 @@ def test_the_largest_codes_and_steps_are_the_same_on_every_isa(name: str, byte: 
     assert np.abs(oracle - exact).max() <= 1e-5 * np.abs(dequantize(weight)).sum(axis=1, dtype=np.float64).max()
     for isa in ISAS:
         assert linear(weight, x, isa=isa).tobytes() == oracle.tobytes()
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.rotating(30)
-def test_a_row_does_not_depend_on_its_neighbours(name: str, isa: str) -> None:
-    weight = make_weight(name, 40, 96, seed=7)
-    x = np.random.default_rng(8).standard_normal((100, 96), dtype=np.float32) * 3
-    alone = np.concatenate([linear(weight, row[None], isa=isa) for row in x])
-    for rows in [*range(1, 34), 64, 100]:
-        assert linear(weight, x[:rows], isa=isa).tobytes() == alone[:rows].tobytes()
-    order = np.random.default_rng(9).permutation(100)
-    assert linear(weight, x[order], isa=isa).tobytes() == alone[order].tobytes()
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
@@ -22,7 +24,7 @@ from tests.support.family_table import variants
 from tests.support.native import ids_of, load, one_by_one, run
 from tests.support.native_subjects import whole_decoder
 from tests.support.quantized_folders import ORDERED, Kind, gptq, write_quantized, write_tensors
-from tests.support.tiny_families import build
+from tests.support.tiny_families import build, write_folder
 
 SHARED = [kind for kind in ORDERED if "apart" not in kind.name]
 APART = next(kind for kind in ORDERED if "apart" in kind.name)
@@ -54,32 +56,10 @@ def test_where_neighbours_have_other_orders_they_are_floats_with_the_same_values
 def test_experts_have_no_order_and_become_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kind = gptq(4, 32, True, ordered="shared")
     model = build("mixtral", variants("mixtral")[0])
-    weights = {name: value.float().numpy() for name, value in model.state_dict().items()}
-    named: dict[str, Any] = {}
-    for name, value in weights.items():
-        if name.endswith("experts.gate_up_proj"):
-            for expert, both in enumerate(value):
-                gate, up = np.split(both, 2)
-                named[name.replace("gate_up_proj", f"{expert}.gate_proj.weight")] = gate
-                named[name.replace("gate_up_proj", f"{expert}.up_proj.weight")] = up
-        elif name.endswith("experts.down_proj"):
-            named |= {name.replace("down_proj", f"{i}.down_proj.weight"): rows for i, rows in enumerate(value)}
-        else:
-            named[name] = value
-    model_names = {
-        ".mlp.experts.": ".block_sparse_moe.experts.", "gate_proj": "w1", "up_proj": "w3", "down_proj": "w2",
-        ".mlp.gate.": ".block_sparse_moe.gate.",
-    }  # fmt: skip
-
-    def as_in_files(name: str) -> str:
-        for ours, theirs in model_names.items() if "experts" in name or ".mlp.gate." in name else ():
-            name = name.replace(ours, theirs)
-        return name
-
-    renamed = {as_in_files(name): value for name, value in named.items()}
-    values = write_tensors(tmp_path, kind, model.config.to_dict(), renamed)
+    weights = load_file(write_folder(tmp_path / "floats", model) / "model.safetensors")
+    values = write_tensors(tmp_path / "low", kind, model.config.to_dict(), weights)
     with caplog.at_level(logging.WARNING):
-        engine = load(tmp_path)
+        engine = load(tmp_path / "low")
     assert "are kept in float32" in caplog.text
     places = {tensor.name: tensor.hf.name for tensor in engine.spec.tensors()}
     for name, weight in engine.weights():
@@ -129,9 +109,6 @@ def test_a_layer_by_itself_refuses_what_it_would_pass_over() -> None:
 
 
 def test_a_saved_order_that_is_no_permutation_is_an_error(tmp_path: Path) -> None:
-    from safetensors import safe_open
-    from safetensors.numpy import load_file, save_file
-
     write_quantized(tmp_path / "theirs", SHARED[0])
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "theirs", threads=1, progress=False)
     model.save_low_bit(tmp_path / "ours")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ipex_lookahead.formats import FLOATS, FORMATS
 from ipex_lookahead.formats.base import PackedWeight
+from tests.gates import cases
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
@@ -36,7 +37,7 @@ def weight(name: str, shape: tuple[int, int], group: int, seed: int) -> PackedWe
 @pytest.mark.parametrize(
     ("name", "group"), [(name, group) for name, one in FORMATS.items() for group in one.group_sizes]
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=cases(10, 25))
 @given(
     n_out=st.integers(1, 50), n_in=st.integers(1, 600), threads=st.sampled_from([1, 2, 3]), seed=st.integers(0, 1 << 16)
 )

@@ -18,7 +18,6 @@ from ipex_lookahead.engines.opencl import programs, self_test
 from ipex_lookahead.engines.opencl.device import Device, listed, what_to_do
 from ipex_lookahead.engines.opencl.programs import DOT, SUBGROUPS, flags
 from ipex_lookahead.errors import EngineError, InputError, OutOfMemoryError
-from tests.engines.opencl.conftest import need
 
 
 def test_without_pyopencl_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,23 +173,6 @@ def test_a_forced_spelling_that_does_not_compile_is_reported_as_that(monkeypatch
     assert "leave the spelling out" in caught.value.hint
     with pytest.raises(EngineError, match=r"^the device .* could not be programmed"):
         Device()
-
-
-@pytest.mark.parametrize(
-    ("state", "skips"),
-    [("used", False), ("offered, and slower than plain on processors", False), ("not offered", True),
-     ("its self-test failed: fma", True)],
-)  # fmt: skip
-def test_tests_of_a_spelling_run_where_the_device_has_it(state: str, skips: bool) -> None:
-    """``need`` itself: a device without subgroups skips those tests with its own reason, every other one runs them."""
-    paths = dict.fromkeys(module.SPELT.values(), "used")
-    device: Any = SimpleNamespace(name="H200", paths={**paths, "subgroups": state})
-    need(device, DOT)
-    if not skips:
-        need(device, DOT, SUBGROUPS)
-        return
-    with pytest.raises(pytest.skip.Exception, match=f"^H200, subgroups: {state}$"):
-        need(device, DOT, SUBGROUPS)
 
 
 def test_division_and_roots_are_tried_over_the_whole_range() -> None:

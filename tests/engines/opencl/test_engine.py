@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
-from ipex_lookahead.architectures.spec import Activation, ModelSpec, Tensor
+from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
-from ipex_lookahead.engines.opencl.supported import check_spec
-from ipex_lookahead.errors import BusyError, ContextLengthError, InputError, NonFiniteError, UnsupportedModelError
+from ipex_lookahead.errors import BusyError, ContextLengthError, InputError, NonFiniteError
 from ipex_lookahead.formats import FORMATS, quantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.cache_walk import Plain, walk
@@ -314,31 +312,6 @@ def test_logits_that_are_not_finite_are_an_error(device: Device) -> None:
     )
     with pytest.raises(NonFiniteError, match="not finite"):
         engine.forward(Batch([engine.new_cache()], [1], ids_of(engine, 1), chain(1)))
-
-
-@pytest.mark.parametrize("name", [name for name in NAMED if "experts" in NAMED[name]])
-def test_experts_are_counted(device: Device, name: str) -> None:
-    native, engine = both(make_spec(**NAMED[name]), device)
-    for rows in (1, 2, 20, 3):
-        tokens = ids_of(native, rows, rows)
-        one, other = (e.forward(Batch([e.new_cache()], [rows], tokens, chain(rows))) for e in (native, engine))
-        assert one.experts == other.experts > 0
-    facts, theirs = engine.describe(), native.describe()
-    assert facts["experts"] == theirs["experts"]
-    assert 0 < facts["expert_bytes"] < facts["step_bytes"] < facts["weight_bytes"]
-
-
-def test_what_kernels_do_not_run_is_refused_by_name(device: Device) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"rows that go to 65 experts \(of at most 64\), which the OpenCL"):
-        both(make_spec(experts=70, used=65), device)
-    spec = make_spec()
-    block, mlp = spec.layers[0], spec.layers[0].feed_forward
-    plain = replace(block, feed_forward=replace(mlp, gate=None, activation=Activation("relu_squared")))
-    with pytest.raises(UnsupportedModelError, match="has MLPs without a gate, the activation relu_squared, which the"):
-        check_spec(replace(spec, layers=(plain,)))
-    wide = replace(block, mixer=replace(block.mixer, head_dim=1032))
-    with pytest.raises(UnsupportedModelError, match="heads have 1032 values"):
-        check_spec(replace(spec, layers=(wide,)))
 
 
 def test_bad_steps_are_refused_and_nothing_is_lost(device: Device) -> None:

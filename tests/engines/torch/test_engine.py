@@ -23,8 +23,6 @@ from tests.support.families import CHAINS, CONTEXT, FAMILIES, STATEFUL, VOCAB, b
 CLOSE = 2e-3
 """Largest difference of logits (of size 10) between two ways to compute them in float32."""
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def engine() -> TorchEngine:
@@ -350,7 +348,7 @@ def test_one_logit_that_is_not_finite_is_an_error(value: float) -> None:
     forward(engine, [engine.new_cache()], [[1, 2]], [[-1, 0]])
 
 
-def test_threads_are_put_back(one_thread: None) -> None:
+def test_threads_are_put_back() -> None:
     engine = TorchEngine(build("llama"), threads=2)
     seen: list[int] = []
     engine.model.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))

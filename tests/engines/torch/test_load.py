@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,16 +15,14 @@ from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadDecoding, 
 from ipex_lookahead import wrap as wrap_model
 from ipex_lookahead.architectures import model_types
 from ipex_lookahead.engines.torch.load import ParametersOnMeta, compute_dtype
+from tests.gates import cases
 from tests.support import family_table, tiny_families
 from tests.support.families import CHAINS, FAMILIES, STATEFUL, build, shortfall, write
 from tests.support.gguf_families import write_gguf
-from tests.support.numpy_engine import NumpyEngine
-from tests.support.tiny import TinyLlama, write_tiny_gguf, write_tiny_llama
+from tests.support.tiny import write_tiny_llama
 
 IDS = torch.tensor([[5, 9, 33, 2, 17, 60, 5, 9, 33]])
 GREEDY: dict[str, Any] = {"max_new_tokens": 32, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def load(path: Path, **kwargs: Any) -> Any:
@@ -39,35 +36,9 @@ def logits(model: Any) -> Any:
 # ---- our own families ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [{}, {"tie": False, "attention_bias": True, "mlp_bias": True, "head_dim": 24}])
-def test_a_float_llama_computes_what_the_oracle_does(tmp_path: Path, sizes: dict[str, Any]) -> None:
-    tiny = TinyLlama(seed=3, **sizes)
-    model = load(write_tiny_llama(tmp_path / "m", seed=3, **sizes), engine="torch")
-    oracle = NumpyEngine(tiny.config("float32"), tiny.weights())
-    cache = oracle.new_cache()
-    from tests.support.cache_walk import forward
-
-    expected = forward(oracle, [cache], [IDS[0].tolist()], [list(range(-1, IDS.shape[1] - 1))])
-    np.testing.assert_allclose(logits(model)[0].numpy(), expected, atol=2e-3)
-    assert model.low_bit == "fp32"
-    assert model.dtype == torch.float32
-    assert model.device == torch.device("cpu")
-
-
-@pytest.mark.parametrize("quant", ["Q4_0", "Q4_1", "Q8_0", "F16"])
-def test_a_gguf_file_is_near_the_native_engine(tmp_path: Path, quant: str) -> None:
-    pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
-    scaling = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }  # fmt: skip
-    file = write_tiny_gguf(tmp_path / "m.gguf", quant=quant, seed=3, rope_scaling=scaling)
-    torch_logits, native_logits = logits(load(file, engine="torch")), logits(load(file))
-    assert (torch_logits - native_logits).norm() < 0.04 * native_logits.norm()
-
-
 @pytest.mark.parametrize("low_bit", ["sym_int4", "asym_int4", "sym_int8", "bf16", "fp16", None])
 @pytest.mark.parametrize("tie", [True, False])
+@pytest.mark.rotating(4)
 def test_a_saved_llama_computes_the_same_bytes_and_serves_both_engines(
     tmp_path: Path, low_bit: str | None, tie: bool
 ) -> None:
@@ -83,15 +54,6 @@ def test_a_saved_llama_computes_the_same_bytes_and_serves_both_engines(
     assert native is not None
     other = logits(load(tmp_path / "saved", engine="native"))
     assert (other - expected).norm() < 0.06 * expected.norm()
-
-
-def test_the_native_engines_saves_load_too(tmp_path: Path) -> None:
-    pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
-    native = load(write_tiny_llama(tmp_path / "m", seed=3), load_in_low_bit="sym_int4")
-    native.save_low_bit(tmp_path / "saved")
-    model = AutoModelForCausalLM.load_low_bit(tmp_path / "saved", engine="torch", threads=1, progress=False)
-    assert model.engine.name == "torch"
-    assert np.isfinite(logits(model).numpy()).all()
 
 
 # ---- the choice ------------------------------------------------------------------------------------------------------
@@ -155,7 +117,7 @@ def test_the_dtype_follows_what_is_asked_and_what_is_there() -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "opt", "falcon", "bloom", "gpt_neox", "phi", "gemma2", "mixtral"])
 @pytest.mark.parametrize("low_bit", ["sym_int4", "sym_int8", None])
-@pytest.mark.rotating(10)
+@pytest.mark.rotating(4)
 def test_another_family_loads_saves_and_looks_ahead(tmp_path: Path, name: str, low_bit: str | None) -> None:
     engine = "torch" if name in model_types() else "auto"
     model = load(write(tmp_path / "m", name), load_in_low_bit=low_bit, engine=engine)
@@ -266,7 +228,7 @@ def build_without_scaling() -> Any:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.rotating(6)
+@pytest.mark.rotating(3)
 def test_a_wrapped_model_generates_its_own_text(name: str) -> None:
     model = build(name)
     attention = model.config._attn_implementation
@@ -298,12 +260,6 @@ def test_lookahead_decoding_wraps_by_itself() -> None:
         LookaheadDecoding(object())
 
 
-def test_a_wrapped_model_saves_and_comes_back(tmp_path: Path) -> None:
-    model = wrap_model(build("opt"))
-    model.save_low_bit(tmp_path / "saved")
-    assert torch.equal(logits(load(tmp_path / "saved")), logits(model))
-
-
 class EightBits(torch.nn.Module):
     """A linear layer as another library might quantise it: no ``weight`` of a float dtype anywhere."""
 
@@ -332,20 +288,15 @@ def test_a_model_that_another_library_quantised_runs_as_it_is() -> None:
     assert wrapped.stats.drafted > 0
 
 
-def test_a_model_that_another_library_quantised_is_called_what_it_is() -> None:
-    model = build("llama")
-    model.config.quantization_config = {"quant_method": "awq", "bits": 4}
-    assert wrap_model(model).low_bit == "awq"
-
-
 @pytest.mark.parametrize("tokens", [3, 20])
 @pytest.mark.parametrize("low_bit", ["sym_int4", None])
+@pytest.mark.rotating(2)
 def test_deterministic_text_is_the_same_with_lookahead(tmp_path: Path, low_bit: str | None, tokens: int) -> None:
     from ipex_lookahead import LookaheadConfig
 
     model = load(write(tmp_path / "m", "gpt2"), load_in_low_bit=low_bit, deterministic=True)
     for options in (GREEDY, {**GREEDY, "do_sample": True, "temperature": 0.9, "seed": 3}):
-        options = {**options, "max_new_tokens": 150}
+        options = {**options, "max_new_tokens": cases(60, 150)}
         plain = model.generate(IDS, **options)
         for strategy in ("prompt_lookup", "suffix", "recycling", "auto"):
             config = LookaheadConfig(strategy=strategy, num_draft_tokens=tokens, adaptive=False)

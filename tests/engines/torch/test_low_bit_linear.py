@@ -35,7 +35,6 @@ from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats import FORMATS, dequantize
 from tests.support.int4_operator import NEEDS_HALF, int4_product
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 ALL = sorted(FORMATS)

@@ -24,7 +24,6 @@ from ipex_lookahead.engines.weights import WeightPlan, random_matrix
 from ipex_lookahead.errors import InputError, LowBitFormatError
 from ipex_lookahead.formats import dequantize
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 NATIVE = LinearBackends(only="native", threads=2)

@@ -17,7 +17,7 @@ from ipex_lookahead.formats import dequantize, quantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.int4_operator import NEEDS_HALF, int4_product
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), NEEDS_HALF]
+pytestmark = NEEDS_HALF
 
 CPU = torch.device("cpu")
 
