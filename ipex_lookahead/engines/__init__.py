@@ -1,4 +1,4 @@
-"""Where models run. A new device is a new file and a line in ``ENGINES``."""
+"""Engines, which run models. A new engine is a new folder and a line in ``ENGINES``."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ ENGINES = {
     "ipex-llm": "ipex_lookahead.engines.ipex_llm.engine",
     "opencl": "ipex_lookahead.engines.opencl.load",
 }
-"""Name to the module whose ``load(LoadRequest) -> LoadedModel`` loads onto it; imported when it is first used."""
+"""Name -> the module with the engine's ``load(LoadRequest) -> LoadedModel``, imported on first use."""

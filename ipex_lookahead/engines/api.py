@@ -1,4 +1,4 @@
-"""Where a model runs: the two protocols every engine fulfils, and what some report besides."""
+"""The protocols of engines: cache and engine, which all implement, and optional ones."""
 
 from __future__ import annotations
 
@@ -12,77 +12,76 @@ import numpy.typing as npt
 FINAL_NORM = -1
 """In ``OutputRequest.hidden``: after all layers and the final norm."""
 MOST_TOP = 64
-"""Most likely ids of a row that may be wanted."""
+"""Maximum of ``OutputRequest.top``."""
 
 
 class Cache(Protocol):
-    """Keys and values of one sequence. ``length`` counts the committed positions."""
+    """The KV cache of one sequence."""
 
     @property
     def length(self) -> int:
-        """Committed positions."""
+        """The number of committed positions."""
         ...
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last forward, a path root first, at positions length, length + 1, ...; drop the others.
 
-        ``rows`` are indices among this sequence's own rows in that forward. Raises InputError where they are no path.
+        ``rows`` are indices among this sequence's own rows in that forward. Raises InputError if they are no path.
         """
         ...
 
     def crop(self, length: int) -> int:
-        """Go back to the first ``length`` positions (absolute), or to fewer where a layer's state cannot.
+        """Roll back to the first ``length`` positions (absolute), or to fewer if a layer cannot restore its state.
 
-        Layers with a sliding window give back keys more than 1,024 positions behind it: further back there is only 0.
-        Recurrent layers go back over the last step's rows that were not ``settled``, over those of steps that were
-        ``HELD``, and to where ``checkpoint`` was called (:class:`Checkpointed`).
+        Layers with a sliding window release keys more than 1,024 positions behind the window; they can only restore
+        lengths after those, or 0. Recurrent layers can roll back the last step's rows that were not ``settled``, the
+        rows of steps that were ``HELD``, and to the lengths of :meth:`Checkpointed.checkpoint`.
 
         Returns:
-            the length now; whoever wanted more runs the tokens from there on again.
+            The new length. The caller runs the tokens after it again.
 
-        Raises InputError beyond the present length.
+        Raises InputError for a length beyond the current one.
         """
         ...
 
     def fork(self) -> Cache:
-        """A second sequence that shares this one's committed prefix and goes on independently."""
+        """Return a second, independent sequence that shares this one's committed prefix."""
         ...
 
 
 @runtime_checkable
 class Checkpointed(Protocol):
-    """A cache that may hold memory that does not grow with the positions: recurrent states, and features for a head.
+    """A cache with memory that does not grow with the positions: recurrent states, and features for a head.
 
-    Recurrent states cannot be cropped. Features are hidden states of up to 64 rows that a head has yet to read.
+    Recurrent states cannot be cropped. Features are hidden states of up to 64 rows that a head has not read yet.
     """
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of both now, states shared with forks included, and of what the last rows left; 0 = there are none."""
+        """Current bytes of states (shared ones included), of features, and of the last step's data for rollback."""
         ...
 
     def checkpoint(self) -> None:
-        """Make the present length one that ``crop`` can go back to; only the last four are, and each keeps its states.
+        """Make the current length one that ``crop`` can restore. The last four checkpoints are retained.
 
-        Nothing is copied, but the next step writes elsewhere.
+        The states are not copied: the next step writes to new memory.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OutputRequest:
-    """What a forward is to return.
+    """The requested outputs of a forward.
 
     Attributes:
-        rows: int32 [n], rows of the batch, ascending, that get an argmax and what ``logits`` and ``top`` say; None =
-            all of them.
-        logits: whether the logits of these rows are returned.
-        top: how many of the most likely ids of each of these rows, 0 to ``MOST_TOP``.
-        hidden: whose hidden states are returned: i = those after i layers, which layer i reads (0 = the embeddings);
-            ``FINAL_NORM`` = those after all layers and the final norm, which the lm_head reads. Those after all layers
-            alone the native engine has, others refuse them.
-        hidden_rows: int32 [n], rows of the batch, ascending, whose hidden states are returned; None = all of them.
-        timings: whether the times of the forward's phases are returned, on an engine that ``TimesPhases``.
+        rows: int32 [n], ascending rows of the batch with an argmax, ``logits`` and ``top``; None = all rows.
+        logits: whether to return the logits of these rows.
+        top: number of most likely ids to return for each of these rows, 0 to ``MOST_TOP``.
+        hidden: the hidden states to return: i = those after i layers, which layer i reads (0 = the embeddings);
+            ``FINAL_NORM`` = those after the final norm, which the lm_head reads. Only the native engine returns those
+            after all layers, before the final norm.
+        hidden_rows: int32 [n], ascending rows of the batch with hidden states; None = all rows.
+        timings: whether to return the times of the forward's phases, on an engine that ``TimesPhases``.
     """
 
     rows: npt.NDArray[np.int32] | None = None
@@ -93,27 +92,27 @@ class OutputRequest:
     timings: bool = False
 
     def __or__(self, other: OutputRequest) -> OutputRequest:
-        """What serves both, of all rows."""
+        """Return a request for the outputs of both, of all rows."""
         hidden = self.hidden if self.hidden == other.hidden else tuple(sorted({*self.hidden, *other.hidden}))
         logits, timings = self.logits or other.logits, self.timings or other.timings
         return OutputRequest(None, logits, max(self.top, other.top), hidden, None, timings)
 
 
 ARGMAX = OutputRequest()
-"""The argmax of every row, and nothing else."""
+"""The argmax of every row only."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """One kind of phases of a forward, those of all layers together, as the first thread sees them.
+    """The time of one kind of phase in a forward, summed over all layers, measured by the first thread.
 
     Attributes:
         name: embedding, qkv, heads (norms and ropes that are not done with q, k and v), attention, output, router,
-            gate_up, down or head. Norms and quantising belong to the matrices that read their rows.
-        count: phases.
-        seconds: until all threads were through.
-        busy: seconds of them in which this thread worked; in the others it waited.
-        weight_bytes: of weights that a step of one row reads in them.
+            gate_up, down or head. Norms and quantization count for the matrices that read their rows.
+        count: number of phases.
+        seconds: time until all threads had finished.
+        busy: seconds in which the first thread worked; the rest of ``seconds`` it waited.
+        weight_bytes: bytes of weights that a step of one row reads in these phases.
     """
 
     name: str
@@ -124,10 +123,10 @@ class PhaseTime:
 
 
 HELD = -1
-"""In ``Batch.settled``: ``crop`` is to go back over this step's rows and those before it, as a draft model's."""
+"""In ``Batch.settled``: ``crop`` must be able to roll back this step's rows and earlier ones (draft models)."""
 
 Hidden = Mapping[int, npt.NDArray[np.float32]]
-"""Hidden states, float32 [rows, hidden size], by what of ``OutputRequest.hidden`` they are."""
+"""Hidden states, float32 [rows, hidden size], by their entry in ``OutputRequest.hidden``."""
 
 
 @dataclass(slots=True)
@@ -135,16 +134,16 @@ class Batch:
     """Rows of one or several sequences for one forward.
 
     Attributes:
-        caches: one cache a sequence, no cache twice.
+        caches: one distinct cache per sequence.
         counts: rows of each sequence, each >= 1; the rows of a sequence are contiguous.
         tokens: int32 [rows], token ids.
         parents: int32 [rows]; index of the parent among the same sequence's rows (smaller than the row's own), or -1:
             the row follows the committed prefix. A row's position is ``cache.length`` + its depth, and it attends to
             the committed prefix, its ancestors and itself.
-        wants: what is to be returned of which rows.
-        settled: of each sequence's rows the first so many, a chain that the others follow, are certain to be kept, if
-            the forward is not dropped as a whole: layers with states take them in at once, and the rows that the last
-            step left and that were kept. ``HELD``: neither of them. () = none.
+        wants: the requested outputs.
+        settled: for each sequence, the number of leading rows (a chain that the other rows follow) that cannot be
+            rejected, unless the whole forward is dropped. Recurrent states advance in this forward over these rows
+            and over the committed rows of the previous step. ``HELD``: over neither. () = none.
     """
 
     caches: Sequence[Cache]
@@ -157,16 +156,16 @@ class Batch:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What the batch's ``wants`` says, in the order of its ``rows``.
+    """The outputs that ``Batch.wants`` requests, in the order of its ``rows``.
 
     Attributes:
         argmax: int32 [wanted]; the lowest id wins a tie.
         logits: float32 [wanted, vocab_size], owned by the caller, or None.
-        top: int32 [wanted, top], most likely first, the lowest id first among equals (-1 where the vocabulary has no
-            more); None unless wanted.
-        experts: how many experts of a mixture the forward read, the distinct ones of each layer; 0 in other models.
-        hidden: hidden states of ``hidden_rows``; None unless wanted.
-        timings: where the forward's time went, in its order; None unless wanted.
+        top: int32 [wanted, top], most likely first, the lowest id first among equals (-1 beyond the vocabulary's
+            size); None unless requested.
+        experts: number of experts of a mixture that the forward read, summed over layers; 0 in other models.
+        hidden: hidden states of ``hidden_rows``; None unless requested.
+        timings: times of the phases in the order of the forward; None unless requested.
     """
 
     argmax: npt.NDArray[np.int32]
@@ -178,60 +177,56 @@ class StepOutput:
 
 
 class Engine(Protocol):
-    """A loaded model. Thread-compatible: one forward at a time; caches of different generations do not interact."""
+    """A loaded model. One forward at a time; caches of different sequences do not interact."""
 
     name: str
     row_invariant: bool
     supports_tree: bool
-    """Whether drafts may branch; where not, the loop cuts them to one path."""
+    """Whether drafts may branch. If not, the loop cuts them to one path."""
     vocab_size: int
     max_context: int
-    """Positions a sequence may have at most."""
+    """Maximum number of positions of a sequence."""
 
     def new_cache(self) -> Cache:
-        """An empty sequence."""
+        """Return an empty sequence."""
         ...
 
     def forward(self, batch: Batch) -> StepOutput:
-        """One pass over the batch's rows. Nothing is committed: call ``keep`` on each cache, or forward again to drop.
+        """Run the batch's rows. No row is committed: call ``keep`` on each cache; the next forward drops the rest.
 
         Raises:
             ContextLengthError: a row's position would not be below ``max_context``.
-            InputError: a token id outside the vocabulary, parents that are no forest, or a request for what the engine
-                or the model does not have.
+            InputError: a token id outside the vocabulary, parents that are no forest, or a request for an output that
+                the engine or the model does not have.
         """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Facts for ``info`` and for reports: engine, isa, threads, low_bit, weight_bytes, kv_bytes_per_token.
+        """Return facts for ``info`` and reports: engine, isa, threads, low_bit, weight_bytes, kv_bytes_per_token.
 
-        ``state_bytes``, where it is there: as :class:`KeepsStates`.
-        ``step_bytes``, where it is there: what of the weights a step of one row reads, all but idle experts;
-        ``experts``, in a mixture: how many there are, in all layers.
+        Optional: ``state_bytes``, as :class:`KeepsStates`; ``step_bytes``, the bytes of weights that a step of one row
+        reads, without idle experts; ``experts``, the number of a mixture's experts in all layers.
         """
         ...
 
 
 @runtime_checkable
 class KeepsStates(Protocol):
-    """An engine whose caches are ``Checkpointed``."""
+    """An engine with ``Checkpointed`` caches."""
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one state of a sequence, in all its recurrent layers; 0 = the model has none."""
+        """Bytes of one recurrent state of a sequence, over all layers; 0 = the model has none."""
         ...
 
 
 def state_bytes(engine: Engine) -> int:
-    """Bytes of a sequence's states beside its keys and values; 0 where all of it grows with the positions."""
+    """Return the bytes of a sequence's recurrent states; 0 if the model has none."""
     return engine.state_bytes if isinstance(engine, KeepsStates) else 0
 
 
 def position_bytes(engine: Engine) -> int:
-    """Bytes of keys and values of a position, and of what a head that drafts keeps of it beside these.
-
-    0 where there are none, or the engine does not say.
-    """
+    """Return the bytes of a position in the KV cache, a drafting head's included; 0 if the engine reports none."""
     own = int(engine.describe().get("kv_bytes_per_token") or 0)
     head = engine.head if isinstance(engine, HasHead) else None
     return own + head.position_bytes if own and head is not None else own
@@ -239,21 +234,21 @@ def position_bytes(engine: Engine) -> int:
 
 @runtime_checkable
 class HasHead(Protocol):
-    """An engine whose model may bring a head for drafting."""
+    """An engine that may have a drafting head."""
 
     @property
     def head(self) -> Any:
-        """An :class:`ipex_lookahead.engines.native.head.NativeHead`, or None."""
+        """The :class:`ipex_lookahead.engines.native.head.NativeHead`, or None."""
         ...
 
 
 @runtime_checkable
 class NamesKernels(Protocol):
-    """An engine that names its kernels: what was timed on those of another version is not true of it."""
+    """An engine with a name for its kernels: times that other kernels took do not apply to it."""
 
     @property
     def kernels(self) -> str:
-        """Which kernels it runs, in a word that another build of them does not have."""
+        """An identifier of the kernels that changes with each build of them."""
         ...
 
 
@@ -263,9 +258,9 @@ class TimesPhases(Protocol):
 
     @property
     def times_phases(self) -> Literal[True]:
-        """It does."""
+        """Always True."""
         ...
 
     def new_cache(self, blank: int = 0) -> Cache:
-        """A sequence of ``blank`` positions that nothing has been computed for."""
+        """Return a sequence of ``blank`` positions of zeros."""
         ...

@@ -1,4 +1,4 @@
-"""A checkpoint into a folder of ours, tensor by tensor: no engine is made, and one matrix at a time is in memory."""
+"""Converting a checkpoint to a low-bit folder without an engine, with one matrix at a time in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ipex_lookahead.checkpoints.low_bit_save import Progress
 from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.hf_config import config_to_save, generation_defaults
 from ipex_lookahead.engines.loading import LoadRequest
-from ipex_lookahead.engines.weights import PlannedWeights, WeightPlan, check_shape, read_vector
+from ipex_lookahead.engines.weights import PlannedWeights, WeightPlan, check_shape
 from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
@@ -26,16 +26,15 @@ log = logging.getLogger(__name__)
 def convert(
     request: LoadRequest, folder: str | PathLike[str], *, overwrite: bool = False, progress: Progress | None = None
 ) -> str:
-    """Write the weights that ``request`` asks for as a folder of ours, and return the name of their format.
+    """Write the requested weights as a low-bit folder, and return the name of their format.
 
-    The folder is the one that a model on the native engine saves, to the last byte of its tensors. Of rules that let a
-    matrix choose among formats, those matrices are quantised twice: once to know which, since a file begins with what
-    is in it.
+    The tensors have the bytes that a model on the native engine saves. Matrices for which rules give several formats
+    are quantized twice, since the file's header, which is written first, names the format.
 
     Raises:
-        InputError: the folder is something else.
-        ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
-        SaveError: writing failed; what was there before is as it was.
+        InputError: the folder holds something else.
+        ModelFormatError: a tensor is missing, has another shape than the config implies, or has NaN or infinity.
+        SaveError: writing failed; the folder's former content is unchanged.
     """
     checkpoint = open_checkpoint(request.path)
     parts: list[_Conversion] = []
@@ -47,7 +46,7 @@ def convert(
         tokenizer, _ = request.tokenizer(checkpoint.text_tokenizer)
         made = _Conversion(checkpoint, spec, spec.tensors(), plan, request.threads)
         infos = made.infos()
-        (drafting, beside), config = _drafting(checkpoint, request, plan, label), checkpoint.config
+        (drafting, copied), config = _drafting(checkpoint, request, plan, label), checkpoint.config
         parts.append(made)
         of_head: dict[str, TensorInfo] = {}
         if drafting is not None:
@@ -67,7 +66,7 @@ def convert(
             low_bit=low_bit | ({} if rounded_from is None else {"requantized_from": rounded_from}),
             tokenizer=tokenizer,
             source=Path(request.path),
-            drafter=beside,
+            drafter=copied,
             progress=progress,
             overwrite=overwrite,
         )
@@ -81,9 +80,9 @@ def convert(
 def _drafting(
     checkpoint: Checkpoint, request: LoadRequest, plan: WeightPlan, label: str
 ) -> tuple[_Conversion | None, Path | None]:
-    """The head that the model brings, or that lies beside it, if it can be used: to convert, or files to copy.
+    """Return the usable head in or next to the model's files: one to convert, or files to copy.
 
-    Raises InputError for a ``drafter_low_bit`` where there is none, or one whose files stay as they are.
+    Raises InputError for a ``drafter_low_bit`` if there is no head, or one with files that are copied.
     """
     if (found := drafter_of(checkpoint, Path(request.path))) is not None:
         head, where = found
@@ -122,7 +121,7 @@ class _Conversion:
         self._planned = PlannedWeights(checkpoint, spec, plan, threads)
 
     def infos(self) -> dict[str, TensorInfo]:
-        """What each tensor will be."""
+        """Return each tensor's shape and format in the folder."""
         return {tensor.name: self._info(tensor) for tensor in self._tensors}
 
     def close(self) -> None:
@@ -136,10 +135,6 @@ class _Conversion:
         return choices[0] if len(choices) == 1 else TensorInfo.of(self._planned.read(tensor))
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
-        """Every weight under its name."""
+        """Yield each weight under its name."""
         for tensor in self._tensors:
-            if tensor.is_matrix:
-                yield tensor.name, self._planned.read(tensor)
-            else:
-                values = PackedWeight("fp32", tensor.shape, read_vector(self._checkpoint, tensor).reshape(tensor.shape))
-                yield tensor.name, with_offset(values, -tensor.hf.offset)
+            yield tensor.name, with_offset(self._planned.read(tensor), -tensor.hf.offset)

@@ -1,7 +1,7 @@
-"""Other families' ``config.json`` on its way to transformers: cleaned of what would import code, numbers bounded.
+"""Checks of other families' ``config.json`` for transformers: keys that import code are removed, numbers bounded.
 
-transformers believes every number: a hundred thousand layers are built one by one, a hundred million labels are listed
-before anything else. What a config may want is therefore measured by the tensors that are there.
+transformers trusts every number: it builds a hundred thousand layers one by one, and lists a hundred million labels.
+Counts in a config are therefore bounded by the checkpoint's tensors.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from ipex_lookahead.checkpoints.low_bit import MARKER
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 
 _DROPPED = ("auto_map", "custom_pipelines", "attn_implementation", "experts_implementation", MARKER)
-"""Keys that make transformers import code or choose kernels, and our own. They go wherever they stand."""
+"""Keys that make transformers import code or choose kernels, and our own. They are removed at every depth."""
 
 _COUNTS = re.compile(r"(^n_|^num_|_num$|^depth$)")
-"""Names of what transformers loops over: layers, heads, experts, labels, stages, ..."""
+"""Names of counts that transformers loops over: layers, heads, experts, labels, stages, ..."""
 _NO_COUNTS = re.compile(r"(positions|embeddings|tokens|ctx|return_sequences|beams)")
-"""Names of that form that only give a length, ``n_positions``: what is made of them is bounded when it is made."""
+"""Names of that form that are lengths, such as ``n_positions``; allocations by them are bounded elsewhere."""
 _WHOLE = 1 << 53
-"""Beyond this a number is no size of anything, and Python's integers would go on for ever."""
+"""Largest integer in a config."""
 _MOST = 1 << 16
-"""Of anything that is counted, where the tensors are not known."""
+"""Largest count if the tensors are not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much there is in a checkpoint.
+    """The size of a checkpoint.
 
     Attributes:
-        tensors: how many.
-        elements: of all of them together.
+        tensors: number of tensors.
+        elements: number of elements of all tensors.
         longest: the largest dimension.
     """
 
@@ -46,14 +46,14 @@ class Extent:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Extent:
-        """Read off the header."""
+        """Return the extent of an open checkpoint."""
         shapes = [checkpoint.info(name).shape for name in checkpoint.names()]
         longest = max((max(shape, default=1) for shape in shapes), default=1)
         return cls(len(shapes), sum(math.prod(shape) for shape in shapes), longest)
 
     @classmethod
     def of_folder(cls, path: Path) -> Extent:
-        """Of a folder of another family. Raises ModelFormatError where a header is damaged."""
+        """Return the extent of a folder of another family. Raises ModelFormatError for a damaged header."""
         checkpoint = open_other_family(path)
         try:
             return cls.of(checkpoint)
@@ -62,19 +62,19 @@ class Extent:
 
 
 def foreign_config(raw: Mapping[str, Any], path: Path, extent: Extent | None = None) -> tuple[Any, dict[str, Any]]:
-    """A config that only transformers knows, without the keys that would make it import code.
+    """Make transformers' config of a family that only transformers knows, without keys that import code.
 
     Args:
-        raw: what ``config.json`` holds.
+        raw: the content of ``config.json``.
         path: the checkpoint's folder.
-        extent: what the checkpoint holds; None where nothing will be built from the config.
+        extent: the checkpoint's size; None if no model is built from the config.
 
     Returns:
-        transformers' config, and the plain values it was made of.
+        transformers' config, and the values it was made of.
 
     Raises:
-        ModelFormatError: a number that the tensors contradict, or values that the family's config refuses.
-        UnsupportedModelError: transformers does not know the family, or the checkpoint is quantised by another library.
+        ModelFormatError: a number that contradicts the tensors, or values that the family's config refuses.
+        UnsupportedModelError: transformers does not know the family, or another library quantized the checkpoint.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -99,15 +99,15 @@ def foreign_config(raw: Mapping[str, Any], path: Path, extent: Extent | None = N
         )
     try:
         config = AutoConfig.for_model(family, **{key: value for key, value in plain.items() if key != "model_type"})
-    except Exception as error:  # whatever the code of any family makes of values that it does not expect
+    except Exception as error:  # the code of a family may raise anything for unexpected values
         raise ModelFormatError(file, "values", None, f"are refused by transformers' {family}: {said(error)}") from None
     return config, plain
 
 
 def said(error: BaseException) -> str:
-    """The first line of what a library said, 200 characters at most; its kind where it said nothing that helps.
+    """Return the first line of a library's message, at most 200 characters, or the exception's class.
 
-    Of an error of huggingface_hub's checks of configs, that is what the failed check said.
+    For errors of huggingface_hub's config checks, it is the message of the failed check.
     """
     if type(error).__name__.startswith("StrictDataclass") and error.__cause__ is not None:
         error = error.__cause__
@@ -117,7 +117,7 @@ def said(error: BaseException) -> str:
 
 
 def _cleaned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what would import code or choose kernels, at every depth."""
+    """Return the values without keys that import code or choose kernels, at every depth."""
     return {
         key: _cleaned_value(value)
         for key, value in values.items()
@@ -134,7 +134,7 @@ def _cleaned_value(value: Any) -> Any:
 
 
 def _check_numbers(value: Any, file: Path, extent: Extent | None, name: str) -> None:
-    """Raise ModelFormatError for a count beyond what the tensors can hold, and for numbers that are no size."""
+    """Raise ModelFormatError for a count beyond the tensors, and for numbers beyond any size."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_numbers(inner, file, extent, f"{name}.{key}" if name else str(key))

@@ -1,4 +1,4 @@
-"""Configs for transformers, made of ours, which are checked. ``foreign.py`` has those of other families."""
+"""transformers configs of known families, made of our checked configs. ``foreign.py`` has other families."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def transformers_config(config: dict[str, Any], path: str | PathLike[str], *, st
     Args:
         config: the checked config of a checkpoint.
         path: the checkpoint, for messages.
-        strict: refuse a config that the class refuses. False: the model is not transformers' to run, so a warning is
-            logged, and the object holds the config's values without the class's own checks.
+        strict: raise for a config that the class refuses. False: log a warning and return an object with the config's
+            values without the class's checks, since transformers does not run the model.
 
     Raises UnsupportedModelError, also for a family that this release of transformers does not know.
     """
@@ -30,7 +30,7 @@ def transformers_config(config: dict[str, Any], path: str | PathLike[str], *, st
         return config_object(config, checked=True)
     except UnsupportedModelError:
         raise
-    except Exception as error:  # the checks of any family's class, and what huggingface_hub makes of their errors
+    except Exception as error:  # the checks of any family's class, and huggingface_hub's wrappers of them
         problem = f"{path}: transformers' {config['model_type']} refuses this config: {said(error)}"
         if strict:
             raise UnsupportedModelError(problem, hint=f"use {arg('engine', 'native')}") from None
@@ -39,7 +39,7 @@ def transformers_config(config: dict[str, Any], path: str | PathLike[str], *, st
 
 
 def config_object(config: dict[str, Any], *, checked: bool) -> Any:
-    """Return the object; ``checked``: by transformers' class, which raises what it likes."""
+    """Return the object; ``checked``: run the checks of transformers' class, which may raise anything."""
     from ipex_lookahead.system.compat import family_config, llama_config
 
     values = {k: v for k, v in config.items() if k not in ("model_type", "rope_theta", "rope_scaling")}
@@ -57,15 +57,15 @@ def config_object(config: dict[str, Any], *, checked: bool) -> Any:
 
 
 def config_to_save(config: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """The config of a model with weights of these ``names``: an lm_head packed apart from the embedding is untied."""
+    """Return the config to save with weights of these names: a separately packed lm_head is not tied."""
     if "lm_head.weight" not in names or not any(name.endswith("embed_tokens.weight") for name in names):
         return config
-    untied = {"tie_word_embeddings": False}  # said outright: several families tie where nothing is said
+    untied = {"tie_word_embeddings": False}  # explicit, since several families tie by default
     part = {"text_config": {**config["text_config"], **untied}} if isinstance(config.get("text_config"), dict) else {}
     return {**config, **untied, **part}
 
 
 def generation_defaults(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The checkpoint's defaults for ``generate``, by the names of transformers' GenerationConfig."""
+    """Return the checkpoint's defaults for ``generate``, by the names of transformers' GenerationConfig."""
     tokens = {k: v for k, v in checkpoint.config.items() if k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     return {**tokens, **checkpoint.generation_config}

@@ -1,4 +1,4 @@
-"""What an engine is, for what is kept of it between two runs: which machine, engine and shape of model it was."""
+"""The identity of an engine (machine, engine, shape of the model), which keys measurements that are cached on disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ipex_lookahead.errors import LookaheadError
 
 
 def identity(engine: Engine) -> dict[str, Any]:
-    """What the time of a forward depends on, beside the build of the kernels."""
+    """Return the facts that a forward's time depends on, without the build of the kernels."""
     facts = engine.describe()
     names = ("engine", "isa", "threads", "low_bit", "weight_bytes", "kv_cache", "kv_bytes_per_token")
     where = {
@@ -25,11 +25,11 @@ def identity(engine: Engine) -> dict[str, Any]:
         if name in facts
     }
     known = {"processor": processor(), "vocab_size": engine.vocab_size, **{name: facts.get(name) for name in names}}
-    return known | where  # what only some engines tell comes last, so that others' calibrations keep their names
+    return known | where  # optional facts come last, so that other engines' calibrations keep their names
 
 
 def processor() -> str:
-    """The processor's model name."""
+    """Return the processor's model name."""
     try:
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(errors="replace"), re.MULTILINE)
     except OSError:
@@ -38,17 +38,17 @@ def processor() -> str:
 
 
 def kernels_of(engine: Engine) -> str:
-    """Which kernels it runs; "" where it cannot tell them from those of another version."""
+    """Return the identifier of an engine's kernels; "" if it has none."""
     return engine.kernels if isinstance(engine, NamesKernels) else ""
 
 
 def is_of_here(engine: Mapping[str, Any], kernels: Any) -> bool:
-    """Whether an identity, with the kernels that ran, is of this processor, and of this build of the native core."""
+    """Return True if an identity is of this processor, and a native one of this build of the core."""
     return engine.get("processor") == processor() and (engine.get("engine") != "native" or kernels == core_build())
 
 
 def may_be_of(engine: Mapping[str, Any], config: Mapping[str, Any] | None) -> bool:
-    """Whether an engine's identity may be that of a model with this config."""
+    """Return True if an engine's identity may belong to a model with this config."""
     if config is None:
         return True
     if engine.get("vocab_size") != config.get("vocab_size"):

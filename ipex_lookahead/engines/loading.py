@@ -1,4 +1,4 @@
-"""What an engine's loader gets, and what it returns."""
+"""The request that an engine's loader gets, the model that it returns, and the steps that loaders share."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ipex_lookahead.architectures import HEADS, ModelSpec, spec_for
 from ipex_lookahead.checkpoints import Checkpoint, open_checkpoint
 from ipex_lookahead.checkpoints.imatrix import read_imatrix
 from ipex_lookahead.engines.hf_config import generation_defaults
+from ipex_lookahead.engines.load_weights import Progress
 from ipex_lookahead.engines.requantize import warn_of_requantizing
 from ipex_lookahead.engines.weights import WeightPlan, label_in, log_fallbacks, matrices
 from ipex_lookahead.errors import InputError, LookaheadError, UnsupportedModelError, arg
@@ -22,36 +23,32 @@ from ipex_lookahead.tokenization.text import TextTokenizer
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int, str], None]
-"""Called as progress(tensors done, tensors in all, name of the tensor in hand); before there are tensors as progress(0,
-0, what is being done)."""
-
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """The arguments of ``from_pretrained`` that engines look at.
+    """The arguments of ``from_pretrained`` that engines use.
 
     Attributes:
-        path: a checkpoint's folder or GGUF file, which exists.
+        path: an existing folder or GGUF file of a checkpoint.
         low_bit, group_size, mixed_precision, embedding_qtype, not_converted: as in ``WeightPlan``.
         device: "cpu", "xpu", "cuda", or with a number, "xpu:1"; None = the engine's default.
-        dtype: of activations and of weights in no low-bit format; a torch dtype, its name, "auto" or None.
+        dtype: the dtype of activations and of float weights; a torch dtype, its name, "auto" or None.
         deterministic: see ``TorchEngine``.
-        gpu_layers: of the last layers how many are on the device, for the OpenCL engine; None: as many as fit.
+        gpu_layers: number of last layers on the device, for the OpenCL engine; None: all that fit.
         threads: see ``from_pretrained``.
         kv_cache: "fp16" or "int8", for the native engine.
-        max_context: positions that a sequence may have, for the native engine; None: see ``architectures.spec_for``.
-        check_label: raises where the model's format is not what is wanted, before weights are read.
-        imatrix: an importance matrix's file, whose weights quantised errors have.
+        max_context: most positions of a sequence, for the native engine; None: see ``architectures.spec_for``.
+        check_label: raises if the model's format does not suit, before weights are read.
+        imatrix: the file of an importance matrix, which weights quantization errors.
         others: further arguments of ipex-llm's: ``optimize_model``, ``cpu_embedding``.
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
-        drafter: a folder or GGUF file with a head that drafts, for the native engine; None: the one that the model's
-            own files bring, or that lies beside them.
-        draft_vocab: tokens of the vocabulary that a head may draft, or a file that names them; 0: all; None:
+        drafter: a folder or GGUF file with a drafting head, for the native engine; None: the head in the model's own
+            files or next to them.
+        draft_vocab: number of tokens that a head may draft, or a file that lists them; 0: all; None:
             ``config.DRAFT_VOCAB``.
-        drafter_low_bit: as ``low_bit``, of a head; None: ``low_bit``'s where that has 6 bits or more, else sym_int8.
-        progress: see :data:`Progress`.
-        text: text is to go in and come out, so that a tokenizer is needed.
+        drafter_low_bit: the format of a head; None: ``low_bit`` if that has 6 bits or more, else sym_int8.
+        progress: see :data:`Progress`; before weights are read, progress(0, 0, description of the step).
+        text: whether the model is used with text, which needs a tokenizer.
     """
 
     path: Path
@@ -79,11 +76,11 @@ class LoadRequest:
 
     @property
     def label(self) -> str | None:
-        """What a model in ``low_bit`` is called; None: it is as in the file."""
+        """The name of ``low_bit``; None: the file's format."""
         return None if self.low_bit is None else label_of(self.low_bit)
 
     def plan(self, label: str, head: str = "") -> WeightPlan:
-        """The formats of a model whose lm_head is the tensor ``head``."""
+        """Return the plan of formats for a model with the lm_head in the tensor ``head``."""
         return WeightPlan(
             self.low_bit,
             self.group_size,
@@ -96,26 +93,26 @@ class LoadRequest:
         )
 
     def planned(self, checkpoint: Checkpoint, spec: ModelSpec) -> tuple[str, WeightPlan, str | None]:
-        """The name of the format that ``checkpoint`` is loaded in, the plan, and the format whose weights it rounds.
+        """Return the name of the format to load, the plan, and the low-bit format that the plan rounds again, or None.
 
-        What becomes of the weights is said through logging. Raises as ``check_label`` and ``WeightPlan.of_spec``.
+        Requantization and fallbacks are logged. Raises as ``check_label`` and ``WeightPlan.of_spec``.
         """
         label = self.label or label_in(checkpoint, spec)
         if self.check_label is not None:
             self.check_label(label)
         plan = self.plan(label).of_spec(spec)
         rounded_from = warn_of_requantizing(checkpoint, plan, kept=spec.kept())
-        if rounded_from is None:  # else what becomes of it was said, and one sentence is enough
+        if rounded_from is None:  # else a warning was logged, and one is enough
             log_fallbacks(plan, matrices(spec))
         return label, plan, rounded_from
 
     def tokenizer(self, read: Callable[[], TextTokenizer | None]) -> tuple[TextTokenizer | None, str]:
-        """The checkpoint's tokenizer, which ``read`` makes, or None and why it cannot be used; before weights are read.
+        """Return the tokenizer that ``read`` makes, or None and the reason why it cannot be used.
 
-        A model needs none to run: a tokenizer that cannot be read is a warning, and the model has none.
+        A model runs without a tokenizer, so a tokenizer that cannot be read is a warning.
 
         Raises:
-            LookaheadError: with ``text``, what is wrong with it, or that there is none.
+            LookaheadError: with ``text``, the tokenizer is missing or cannot be read.
         """
         if self.progress is not None:
             self.progress(0, 0, "reading the tokenizer")
@@ -136,16 +133,16 @@ class LoadRequest:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A running model, and what goes with it.
+    """A loaded model.
 
     Attributes:
-        engine: where it runs; its ``facts`` are entries of ``describe()`` that the caller may add to.
+        engine: its engine. The caller may add to ``engine.facts``, which are entries of ``describe()``.
         low_bit: name of its format.
-        checkpoint_config: the config as it is saved.
+        checkpoint_config: the config to save.
         generation_config: the checkpoint's defaults for ``generate``, by transformers' names.
-        tokenizer: or None.
-        no_tokenizer: why there is none where the checkpoint's cannot be used.
-        config: its transformers config where loading made one; None: it is to be made of ``checkpoint_config``.
+        tokenizer: the tokenizer, or None.
+        no_tokenizer: the reason why the checkpoint's tokenizer cannot be used.
+        config: the transformers config if loading made one; None: it is made of ``checkpoint_config`` on demand.
     """
 
     engine: Any
@@ -162,7 +159,10 @@ def load_by_spec(
     load: Callable[[Checkpoint, ModelSpec, WeightPlan], Any],
     check: Callable[[ModelSpec], None] = lambda spec: None,
 ) -> LoadedModel:
-    """Load a checkpoint onto an engine that runs specs: ``load`` makes it, ``check`` refuses what it cannot run."""
+    """Load a checkpoint onto an engine that runs specs.
+
+    ``load`` makes the engine; ``check`` raises for a model that the engine does not support.
+    """
     checkpoint = open_checkpoint(request.path)
     try:
         spec = spec_for(checkpoint.config, request.max_context)
@@ -182,7 +182,7 @@ def load_by_spec(
 
 
 def refuse_head(path: Path, family: str | None) -> None:
-    """Raise UnsupportedModelError where what is to be loaded as a model is a head that drafts for one."""
+    """Raise UnsupportedModelError if the model to load is a drafting head."""
     if family in HEADS:
         raise UnsupportedModelError(
             f"{path}: is a {family}, which drafts for another model and answers nothing by itself",
@@ -192,10 +192,10 @@ def refuse_head(path: Path, family: str | None) -> None:
 
 @contextmanager
 def cycles_left_alone() -> Iterator[None]:
-    """No search for garbage in cycles meanwhile.
+    """Disable the search for cyclic garbage inside the context.
 
-    A tokenizer is some hundred thousand strings and pairs, no cycle among them; Python's collector would go through all
-    objects of torch and transformers several times while they are made, which takes as long as all the rest.
+    A tokenizer has some hundred thousand strings and pairs without cycles. While they are made, the collector would
+    visit all objects of torch and transformers several times, which doubles the time.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -207,7 +207,7 @@ def cycles_left_alone() -> Iterator[None]:
 
 
 def refuse_options(engine: str, why: str, **given: Any) -> None:
-    """Raise InputError for the first option that is set and that the engine has not."""
+    """Raise InputError for the first given option that is set, as one that the engine does not support."""
     for name, value in given.items():
         if value:
             raise InputError(f"{arg(name, value)} is not for the {engine} engine: {why}; leave it out")

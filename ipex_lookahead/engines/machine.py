@@ -1,4 +1,4 @@
-"""What of the machine this process may use: physical cores and memory, and no more than its control groups allow."""
+"""The physical cores and memory that this process may use, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ MAX_THREADS = 1024
 
 
 def default_threads() -> int:
-    """Threads to use: ``IPEX_LOOKAHEAD_THREADS`` if set, else physical cores within affinity and cgroup quota."""
+    """Return ``IPEX_LOOKAHEAD_THREADS`` if set, else the number of physical cores within affinity and cgroup quota."""
     if (wanted := os.environ.get("IPEX_LOOKAHEAD_THREADS")) not in (None, ""):
         return check_threads(wanted, "IPEX_LOOKAHEAD_THREADS")
     cores = len(_physical_cores(_allowed_cpus()))
     quota = cpu_quota()
-    # Rounded down: one thread more than the quota pays is stopped half-way through every step.
+    # Rounded down: a thread beyond the quota is stopped in the middle of every step.
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
 def machine_memory() -> int:
-    """Bytes of memory that this process can have: the machine's, or what its control groups allow if that is less."""
+    """Return the machine's memory in bytes, or the limit of the control groups if that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit()
     return physical if limit is None else min(physical, limit)
 
 
 def peak_memory() -> int | None:
-    """The most memory that this process has had resident, bytes; None where Linux does not say.
+    """Return this process's peak resident memory in bytes; None if Linux does not report it.
 
-    Not ``getrusage``'s: that is handed on through fork and exec, so a small process that a large one has started would
-    show the large one's. Since the kernel counts from the start, or from the last write to ``/proc/self/clear_refs``.
+    ``getrusage`` is not used: fork and exec hand its value on, so that a small process started by a large one would
+    report the large one's. The kernel counts from the start, or from the last write to ``/proc/self/clear_refs``.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
@@ -42,7 +42,7 @@ def peak_memory() -> int | None:
 
 
 def check_threads(value: object, name: str = "threads") -> int:
-    """``value`` as a number of threads. Raises InputError outside 1 to 1024."""
+    """Return ``value`` as a number of threads. Raises InputError outside 1 to 1024."""
     try:
         threads = int(str(value))
     except ValueError:
@@ -60,7 +60,7 @@ def _allowed_cpus() -> set[int]:
 
 
 def _physical_cores(cpus: set[int]) -> set[str]:
-    """One key a physical core, so that two hyper-threads of one core count once."""
+    """Return one key per physical core: two hyper-threads of a core count once."""
     cores = set()
     for cpu in cpus:
         try:

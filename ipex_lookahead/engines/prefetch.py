@@ -1,4 +1,4 @@
-"""Reading ahead: one thread reads and checks what is next while another packs what is there."""
+"""Reading ahead: one thread reads and checks the next items while another packs those before."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ T = TypeVar("T")
 def prefetched(
     make: Callable[[S], T], wanted: Iterable[S], size: Callable[[S], int], *, run: int, most: int
 ) -> Iterator[Iterator[T]]:
-    """What ``make`` makes of each of ``wanted``, in their order, by a thread of its own while those before are in use.
+    """Call ``make`` for each of ``wanted``, in order, in a thread that works ahead of the caller.
 
-    They are made and handed over in runs, since taking turns costs more than a small item does. A further run is begun
-    as long as it and those that are being made or wait come to at most ``most`` bytes; one always is. What making an
-    item raises is raised in place of its run. Leaving the context waits for the run in hand, and begins no more.
+    Items are made and handed over in runs, since a handover costs more than a small item. The next run starts while
+    all runs that are in progress or wait have at most ``most`` bytes; one is always in progress. An exception of
+    ``make`` is raised where the caller takes the item's run. Leaving the context waits for the run in progress.
 
     Args:
-        make: called in that thread alone.
-        wanted: what to make.
-        size: bytes of what is made of it.
+        make: called in that thread only.
+        wanted: the arguments of the calls.
+        size: returns the bytes of an item.
         run: bytes at which a run ends.
-        most: bytes that may be in the making or wait.
+        most: bytes of items that may be in progress or wait.
     """
     runs = deque(_runs(wanted, size, run))
     going: deque[tuple[Future[deque[T]], int]] = deque()
@@ -53,7 +53,7 @@ def prefetched(
 
 
 def _runs(wanted: Iterable[S], size: Callable[[S], int], least: int) -> Iterator[tuple[list[S], int]]:
-    """Items of at least so many bytes together, and how many; the last may have fewer."""
+    """Yield runs of items with at least ``least`` bytes (the last one may have fewer), and their bytes."""
     items: list[S] = []
     held = 0
     for item in wanted:

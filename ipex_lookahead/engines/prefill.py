@@ -1,4 +1,4 @@
-"""A prompt, or any other chain of tokens, through an engine in chunks."""
+"""Running prompts, or other chains of tokens, through an engine in chunks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy.typing as npt
 from ipex_lookahead.engines.api import ARGMAX, HELD, Batch, Cache, Engine, OutputRequest, StepOutput
 
 PREFILL_ROWS = 512
-"""Rows in one forward: enough to be compute bound, few enough to bound the engine's scratch memory."""
+"""Most rows in one forward: enough to be compute bound, and a bound for the engine's scratch memory."""
 TAIL = 8
-"""Last rows of a text that are not settled: states go back over them, as to where a template's ``<think>`` begins."""
+"""Last rows of a text that are not settled, so that states can roll back, for example to a template's ``<think>``."""
 
 
 @dataclass(slots=True)
@@ -22,12 +22,12 @@ class CommittedChunk:
     """Tokens of one chain that a forward has committed.
 
     Attributes:
-        chain: number of the chain.
-        first, count: which of its tokens: ``first`` to ``first + count - 1``.
+        chain: index of the chain.
+        first, count: its tokens ``first`` to ``first + count - 1``.
         done: whether the chain ends with them.
-        wanted: those whose output was wanted, indices into the chain's tokens, ascending.
-        answers: for each of ``wanted`` the row of the forward's output.
-        rows: for each of its tokens the row of the forward's hidden states.
+        wanted: the tokens with a requested output: ascending indices into the chain's tokens.
+        answers: for each of ``wanted``, the row of the forward's output.
+        rows: for each of its tokens, the row of the forward's hidden states.
     """
 
     chain: int
@@ -44,7 +44,7 @@ def chain(
     tokens: npt.NDArray[np.int32],
     wants: OutputRequest = ARGMAX,
 ) -> Batch:
-    """A forward of one chain: int32 [n] tokens, n >= 1, that follow what ``cache`` holds."""
+    """Return the batch of one chain: int32 [n] tokens, n >= 1, that follow the positions of ``cache``."""
     return Batch([cache], [len(tokens)], tokens, _in_a_row(len(tokens)), wants)
 
 
@@ -57,20 +57,20 @@ def prefill(
     rows: int = PREFILL_ROWS,
     held: bool = False,
 ) -> Iterator[tuple[list[CommittedChunk], StepOutput]]:
-    """Feed chains of tokens and commit them, several to a forward where they fit.
+    """Run chains of tokens and commit them, several chains per forward if they fit.
 
-    Between two forwards the caller has the word: it may show how far it is, or stop.
+    The caller may report progress, or stop, after each forward.
 
     Args:
-        engine: where the model runs.
-        chains: (cache, int32 [n] tokens that follow what it holds), n >= 1, no cache twice.
-        wanted: for each chain the tokens whose output is wanted, indices, ascending; None = the last one.
-        wants: what is to be returned of those tokens, and the hidden states of all tokens; its rows are not looked at.
+        engine: the engine.
+        chains: (cache, int32 [n] tokens that follow its positions), n >= 1, with distinct caches.
+        wanted: for each chain, the ascending indices of tokens with a requested output; None = the last token.
+        wants: the outputs of those tokens, and the hidden states of all tokens; its ``rows`` are ignored.
         rows: most rows in a forward.
-        held: the caches are to go back over these tokens, as over those kept before (``engines.base.HELD``).
+        held: whether the caches must be able to roll back these tokens (``engines.api.HELD``).
 
     Yields:
-        After each forward what it has committed, and its output.
+        After each forward, the committed chunks and the output.
     """
     left_over = [[len(tokens) - 1] for _, tokens in chains] if wanted is None else [list(found) for found in wanted]
     fed = [0] * len(chains)
@@ -110,10 +110,10 @@ def prefill(
 
 
 def settled_rows(count: int, *, last: bool) -> int:
-    """How many rows of a chunk are settled, which is the last one of a text or not."""
+    """Return the number of settled rows of a chunk; ``last``: it is the last one of a text."""
     return max(0, count - TAIL) if last else count
 
 
 def _in_a_row(count: int) -> npt.NDArray[np.int32]:
-    """Each row's parent is the row before it."""
+    """Return the parents of a chain."""
     return np.arange(-1, count - 1, dtype=np.int32)

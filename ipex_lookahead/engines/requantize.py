@@ -1,7 +1,7 @@
-"""Quantising what is quantised already: what it loses, and that it is said.
+"""Warnings about requantization: its loss, and how to avoid it.
 
-A weight that a file holds in one low-bit format and that is loaded in another is rounded a second time. The embedded
-model in its own Q4_1 has perplexity 29.14 on WikiText-2's first 20,000 tokens, and 38.70 as ``sym_int4`` made from that
+A weight that a file has in one low-bit format is rounded a second time when it is loaded in another. The embedded model
+in its own Q4_1 has perplexity 29.14 on WikiText-2's first 20,000 tokens, and 38.70 as ``sym_int4`` made from that
 (``bench quality``).
 """
 
@@ -24,7 +24,7 @@ log = logging.getLogger("ipex_lookahead")
 
 @dataclass(frozen=True, slots=True)
 class Requantized:
-    """What is rounded twice.
+    """Matrices that are rounded twice.
 
     Attributes:
         path: the checkpoint.
@@ -60,8 +60,8 @@ def requantized(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Collection[st
 
     Args:
         checkpoint: an opened checkpoint.
-        plan: which format each matrix gets.
-        kept: matrices that stay as they are in the file whatever the plan says: an embedding that is no lm_head.
+        plan: the format of each matrix.
+        kept: names of matrices that keep the file's format regardless of the plan: an untied embedding, routers.
     """
 
     def target(name: str, info: TensorInfo) -> str | None:
@@ -73,7 +73,7 @@ def requantized(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Collection[st
 
 
 def requantized_elsewhere(checkpoint: Checkpoint, label: str) -> Requantized | None:
-    """What a program that takes floats only rounds a second time when it makes ``label`` of them; None for nothing."""
+    """Return what a program that only takes floats would round a second time to ``label``; None for nothing."""
     return _rounded_again(checkpoint, lambda name, info: None if label in FLOATS else label, "")
 
 

@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the formats of a plan, checked against the config on the way."""
+"""The plan of weight formats, and reading a checkpoint's tensors in the formats of the plan."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ from ipex_lookahead.low_bits import is_rules_file
 log = logging.getLogger("ipex_lookahead")
 
 LARGEST = 65504.0
-"""The largest value of a norm's weights or a bias: binary16's, in which keys and values are kept."""
+"""The largest value of a vector: the maximum of binary16, the format of the KV cache."""
 HEAD_BITS = 6
-"""Least bits of a drafting head's matrices: it is small beside its model, and fewer bits cost it accepted tokens."""
+"""Least bits of a drafting head's matrices: a head is small, and fewer bits lower its acceptance rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPlan:
-    """Which format each matrix gets.
+    """The format of each matrix.
 
     Attributes:
-        low_bit: a format, an alias, a preset or the path of a file of rules (``formats/rules.py``), or None: every
-            tensor stays as it is in the file.
-        group_size: inputs that share a scale, 32 or 64 (ipex-llm's), in the formats that leave a choice.
-        mixed_precision: a rule before all others: the lm_head in sym_int8.
-        not_converted: substrings of names whose matrices stay in the file's float format.
+        low_bit: a format, an alias, a preset, or the path of a file of rules (``formats/rules.py``); None: every tensor
+            keeps the file's format.
+        group_size: number of inputs that share a scale, 32 or 64 (ipex-llm's), in formats that offer both.
+        mixed_precision: a first rule: the lm_head in sym_int8.
+        not_converted: parts of names. Matrices with such a name keep the file's float format.
         head: name of the tensor that serves as lm_head.
-        label: the name that the model's format goes by.
-        embedding: name of an embedding that is no lm_head, which rules may give a format.
-        embedding_qtype: a rule before all others: that embedding's format.
-        model: what rules look at of the model; see :meth:`over`.
-        imatrix: what the errors of each input's weights count; None: all alike.
-        least_bits: a matrix that would have fewer bits becomes sym_int8, or stays as it is where the file has codes.
-        rules: the rules of ``low_bit``, with those of the other arguments before them.
+        label: name of the model's format.
+        embedding: name of an untied embedding, which rules may give a format.
+        embedding_qtype: a first rule: the format of that embedding.
+        model: the facts about the model that rules use; see :meth:`over`.
+        imatrix: weights of the quantization error of each input; None: all are equal.
+        least_bits: a matrix with fewer bits becomes sym_int8, or keeps the file's low-bit codes.
+        rules: the rules of ``low_bit`` after those of the other arguments.
     """
 
     low_bit: str | None = None
@@ -90,11 +90,11 @@ class WeightPlan:
 
     @property
     def name(self) -> str | None:
-        """What a model made so is called: ``low_bit``, of a file of rules its name without the folder."""
+        """The name of the model's format: ``low_bit``; for a file of rules, its name without the folder."""
         return None if self.low_bit is None else label_of(self.low_bit)
 
     def of_spec(self, spec: ModelSpec) -> WeightPlan:
-        """The plan for a model. See :meth:`over`; says which matrices have no importance, where others have.
+        """Return the plan for a model; see :meth:`over`. Warns about matrices that the importance matrix lacks.
 
         Raises:
             InputError: an ``embedding_qtype`` of a tied embedding.
@@ -104,7 +104,7 @@ class WeightPlan:
             raise InputError(
                 f"embedding_qtype={self.embedding_qtype!r}: this model's embedding is its output layer too, and has one"
                 " format",
-                hint="leave embedding_qtype out; load_in_low_bit, or a rule for 'head', says that format",
+                hint="leave embedding_qtype out; set its format with load_in_low_bit or a rule for 'head'",
             )
         embedding = "" if spec.tied else spec.embedding.name
         plan = replace(self, head=spec.head_weight.name, embedding=embedding).over(matrices(spec))
@@ -115,7 +115,7 @@ class WeightPlan:
             wanted = [one for one in spec.tensors() if one.name in shapes and plan._quantises(one.name, one.shape)]
             if missing := imatrix.missing(wanted, spec):
                 log.warning(
-                    "%s says nothing of %d of %d matrices, whose inputs count alike: %s", self.imatrix.path,
+                    "%s has no entry for %d of %d matrices, which weight all inputs equally: %s", self.imatrix.path,
                     len(missing), len(wanted), ", ".join(_alike(missing)),
                 )  # fmt: skip
         return plan
@@ -124,10 +124,12 @@ class WeightPlan:
         return any(target not in FLOATS for target in self.target(name, shape))
 
     def of_head(self, low_bit: str | None, of_model: str = "") -> WeightPlan:
-        """The plan for a head that drafts for this model: in ``low_bit``, or in this plan's formats of enough bits.
+        """Return the plan for a head that drafts for this model.
 
-        ``of_model``: the name of the format that the model has. Beside one that is in low bits as it lies in its files
-        a head of floats would take twice as long, so these become sym_int8. "": all stays as it is.
+        Args:
+            low_bit: the head's format; None: this plan's formats, with at least ``HEAD_BITS`` bits.
+            of_model: name of the model's format. If its files are in low bits, a head in floats would take twice as
+                long as one in sym_int8, which it gets then. "": the head keeps its file's format.
         """
         if low_bit is None and self.low_bit is None and of_model not in ("", *FLOATS):
             return WeightPlan("sym_int8", head=self.head, least_bits=HEAD_BITS, imatrix=self.imatrix)
@@ -137,24 +139,24 @@ class WeightPlan:
         return WeightPlan(low_bit, groups, head=self.head, label=low_bit, imatrix=self.imatrix)
 
     def stays(self, info: TensorInfo) -> bool:
-        """Whether a matrix stays as it is in the file since it would else be rounded twice for ``least_bits``."""
+        """Return True if a matrix keeps the file's codes, which ``least_bits`` would round a second time."""
         return self.least_bits > 0 and info.format not in FLOATS
 
     def over(self, shapes: Mapping[str, Shape]) -> WeightPlan:
-        """The plan for a model that has matrices of those names and shapes.
+        """Return the plan for a model with matrices of these names and shapes.
 
-        Raises LowBitFormatError for a rule that is for such a model and matches none of them.
+        Raises LowBitFormatError for a rule that applies to such a model and matches no matrix.
         """
         model = ModelFacts.of(shapes)
         self.rules.check(shapes, model, self.head, self.embedding)
         return replace(self, model=model)
 
     def target(self, name: str, shape: Shape) -> Formats:
-        """The formats that the matrix may get, of several the best; empty: it stays as it is in the file."""
+        """Return the formats to choose the best one from for a matrix; empty: it keeps the file's format."""
         return tuple(dict.fromkeys(self._fitting(self._wide_enough(one), shape) for one in self._wanted(name)))
 
     def fallbacks(self, shapes: Mapping[str, Shape]) -> str:
-        """Which matrices get another format than the rules say, since its blocks do not divide their inputs.
+        """Describe the matrices that get a fallback format, since the block size does not divide their inputs.
 
         ``3 of 22 matrices have 96 inputs, no whole blocks: sym_int5 for q4_k (2: down_proj), ...``; empty for none.
         """
@@ -190,7 +192,7 @@ class WeightPlan:
 
 
 def _of_any_layer(name: str) -> str:
-    """``down_proj`` of ``model.layers.3.mlp.down_proj.weight``."""
+    """Return ``down_proj`` for ``model.layers.3.mlp.down_proj.weight``."""
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
@@ -199,18 +201,18 @@ def _of_all_layers(name: str) -> str:
 
 
 def _alike(names: list[str]) -> list[str]:
-    """Names of all layers' tensors together, with how many there are: ``model.layers.*.mlp.down_proj (30)``."""
+    """Return names with their counts, equal ones of all layers as one: ``model.layers.*.mlp.down_proj (30)``."""
     return [f"{name} ({count})" for name, count in Counter(map(_of_all_layers, names)).items()]
 
 
 def matrices(spec: ModelSpec) -> dict[str, Shape]:
-    """Names and shapes of a model's matrices, without the routers, which are in no low-bit format."""
+    """Return the names and shapes of a model's matrices, without routers, which are always in floats."""
     kept = {*spec.kept()} - {spec.embedding.name}
     return {tensor.name: tensor.shape for tensor in spec.tensors() if tensor.is_matrix and tensor.name not in kept}
 
 
 def label_in(checkpoint: Checkpoint, spec: ModelSpec) -> str:
-    """What a checkpoint's format is called: as it was saved, else the one that most matrices of its layers are in."""
+    """Return the name of a checkpoint's format: the saved one, else the most frequent one in its layers."""
     if isinstance(saved := getattr(checkpoint, "low_bit", {}).get("low_bit"), str):
         return saved
     outside = (spec.embedding.name, spec.head_weight.name)
@@ -219,25 +221,25 @@ def label_in(checkpoint: Checkpoint, spec: ModelSpec) -> str:
 
 
 def log_fallbacks(plan: WeightPlan, shapes: Mapping[str, Shape]) -> None:
-    """Say in a line which matrices get another format than the plan's rules want for them."""
+    """Log the matrices that get a fallback format."""
     if said := plan.fallbacks(shapes):
         log.warning("%s: %s", plan.name, said)
 
 
 def check_low_bit(name: object) -> str:
-    """``name`` as the name of what weights can be loaded in: a format's own, a preset's, or a file's whole path."""
+    """Return a format's or preset's canonical name, or a rules file's absolute path."""
     rules_of(name)
     assert isinstance(name, str)  # rules_of takes nothing else
     return str(given_path(name).absolute()) if is_rules_file(name) else label_of(name)
 
 
 def check_format(name: object) -> str:
-    """``name`` as the name of one format, where all weights are to be alike."""
+    """Return the canonical name of a single format."""
     return format_of(name)
 
 
 def check_shape(checkpoint: Checkpoint, tensor: Tensor) -> None:
-    """Raise ModelFormatError for a tensor that is not there, or whose shape is not the one that the config implies."""
+    """Raise ModelFormatError for a tensor that is missing or has another shape than the config implies."""
     got = checkpoint.info(tensor.name).shape
     if tuple(got) != tensor.shape:
         raise ModelFormatError(
@@ -258,33 +260,38 @@ def read_matrix(
     keep: bool = False,
     threads: int | None = None,
 ) -> PackedWeight:
-    """A weight matrix in the format of the plan; ``keep`` leaves it as it is in the file (the embedding).
-
-    A weight that is low bit in the file and wanted in another format is dequantised to float32 and quantised again.
-    """
+    """Read a matrix in the format of the plan; with ``keep``, in the file's format."""
     weight = _read(checkpoint, tensor)
-    targets = () if keep else plan.target(tensor.name, tensor.shape)
-    if not targets or weight.format in targets and weight.group_size in (0, plan.group_size):
-        return weight
-    weight = as_floats(weight)
     try:
-        importance = None if plan.imatrix is None else plan.imatrix.of(tensor)
-        return quantize_best(weight, targets, plan.group_size, threads, importance)
+        return weight if keep else in_plan(weight, tensor, plan, threads)
     except LowBitFormatError as error:
         raise ModelFormatError(checkpoint.path, tensor.name, None, str(error)) from None
 
 
-class PlannedWeights:
-    """A checkpoint's matrices in the formats of a plan, as every engine and every saved folder has them.
+def in_plan(weight: PackedWeight, tensor: Tensor, plan: WeightPlan, threads: int | None = None) -> PackedWeight:
+    """Return a matrix in the format that the plan has for it.
 
-    An embedding that is no lm_head stays as it is in the file, unless the plan names it. Routers and gates of shared
-    experts are in floats: low-bit codes of a file are decoded, since quantised activations would give other bits.
+    Low-bit codes in another format are decoded to float32 and quantized again. Raises LowBitFormatError for values
+    that the format cannot hold.
+    """
+    targets = plan.target(tensor.name, tensor.shape)
+    if not targets or weight.format in targets and weight.group_size in (0, plan.group_size):
+        return weight
+    importance = None if plan.imatrix is None else plan.imatrix.of(tensor)
+    return quantize_best(as_floats(weight), targets, plan.group_size, threads, importance)
+
+
+class PlannedWeights:
+    """A checkpoint's weights in the formats of a plan, for engines and saved folders.
+
+    An untied embedding keeps the file's format unless the plan names it. Routers and gates of shared experts are in
+    floats: low-bit codes are decoded, since products with quantized activations would give other bits.
 
     Args:
-        checkpoint: where they are read.
+        checkpoint: the source.
         spec: the model.
-        plan: their formats, over that model.
-        threads: to quantise with; None: one on each CPU that this process may use.
+        plan: the formats, for this model.
+        threads: number of threads that quantize; None: one for each CPU that this process may use.
     """
 
     def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, plan: WeightPlan, threads: int | None = None) -> None:
@@ -292,7 +299,7 @@ class PlannedWeights:
         self._kept, self._routers = {*spec.kept()} - {plan.embedding}, {*spec.routers()}
 
     def choices(self, tensor: Tensor) -> list[TensorInfo]:
-        """What a matrix may become: one entry, but where its values decide among several formats."""
+        """Return the possible formats of a matrix: one, or several if its values decide."""
         info, plan = self._checkpoint.info(tensor.name), self._plan
         if tensor.name in self._routers and info.format not in FLOATS:
             return [TensorInfo(tensor.shape, "fp32")]
@@ -304,7 +311,9 @@ class PlannedWeights:
         return [TensorInfo(tensor.shape, name, group) for name, group in zip(targets, groups, strict=True)]
 
     def read(self, tensor: Tensor) -> PackedWeight:
-        """The matrix. Raises as :func:`read_matrix`."""
+        """The matrix, or a vector's values in fp32. Raises as :func:`read_matrix` and :func:`read_vector`."""
+        if not tensor.is_matrix:
+            return read_vector(self._checkpoint, tensor)
         weight = read_matrix(self._checkpoint, tensor, self._plan, keep=self._stays(tensor), threads=self._threads)
         return as_floats(weight) if tensor.name in self._routers else weight
 
@@ -319,7 +328,7 @@ def quantize_best(
     threads: int | None = None,
     importance: npt.NDArray[np.float32] | None = None,
 ) -> PackedWeight:
-    """A float matrix in that of several formats whose values have the least squared error; the first among equals.
+    """Quantize a float matrix to the format with the least squared error; of equal ones, the first.
 
     ``importance`` as in ``LowBitFormat.quantize``.
     """
@@ -342,17 +351,17 @@ def _squared_error(
 
 
 ROWS_OF = 1 << 20
-"""Values that are compared at a time."""
+"""Number of values that are compared at a time."""
 
 
 def outputs_of(weight: PackedWeight, rows: slice | npt.NDArray[np.integer[Any]]) -> PackedWeight:
-    """Some outputs of a matrix, as a matrix."""
+    """Return the selected outputs of a matrix as a matrix."""
     arrays: dict[str, Any] = {name: array[rows] for name, array in weight.arrays()}
     return replace(weight, shape=(len(arrays["codes"]), weight.shape[1]), **arrays)
 
 
 def together(parts: Sequence[PackedWeight]) -> PackedWeight:
-    """Matrices of one format and width one below the other, as one; the opposite of :func:`outputs_of`."""
+    """Concatenate the outputs of matrices of one format and width; the opposite of :func:`outputs_of`."""
     if len(parts) == 1:
         return parts[0]
     named = [dict(part.arrays()) for part in parts]
@@ -361,30 +370,28 @@ def together(parts: Sequence[PackedWeight]) -> PackedWeight:
 
 
 def random_matrix(shape: tuple[int, int], name: str, group_size: int, rng: np.random.Generator) -> PackedWeight:
-    """A matrix of random codes with values of about 1 / sqrt(n_in), so that activations stay of one size."""
+    """Return a matrix of random codes with values of about 1 / sqrt(n_in), which keep the size of activations."""
     return get_format(name).random(shape, group_size, rng)
 
 
-def read_vector(checkpoint: Checkpoint, tensor: Tensor) -> npt.NDArray[np.float32]:
-    """A norm's weights, a bias or sinks, as float32 [n]; a number as [1].
+def read_vector(checkpoint: Checkpoint, tensor: Tensor) -> PackedWeight:
+    """Read a norm's weights, a bias, sinks or a number, in fp32.
 
-    Raises ModelFormatError for values beyond ``LARGEST``: a step's products would overflow, far from what is wrong.
+    Raises ModelFormatError for values beyond ``LARGEST``, which would make a later product overflow.
     """
-    values = np.require(dequantize(_read(checkpoint, tensor)), np.float32, ("C", "A")).reshape(
-        -1
-    )  # as the core takes it
+    values = np.require(dequantize(_read(checkpoint, tensor)), np.float32, ("C", "A"))  # as the core takes it
     at = int(np.argmax(np.abs(values)))
-    if abs(values[at]) > LARGEST:
+    if abs(found := values.reshape(-1)[at]) > LARGEST:
         raise ModelFormatError(
             checkpoint.path, tensor.name, None,
-            f"value {at} is {values[at]:g}; values of vectors are at most {LARGEST:g}",
+            f"value {at} is {found:g}; values of vectors are at most {LARGEST:g}",
             hint="the checkpoint is damaged: download or convert it again",
         )  # fmt: skip
-    return values
+    return PackedWeight("fp32", tensor.shape, values)
 
 
 def read_order(checkpoint: Checkpoint, tensor: Tensor) -> npt.NDArray[np.int32]:
-    """Numbers that a vector holds in some order, 0 to n - 1, as int32 [n]. Raises ModelFormatError for others."""
+    """Read a permutation of 0 to n - 1 as int32 [n]. Raises ModelFormatError if the vector is none."""
     order: npt.NDArray[np.int32] = dequantize(_read(checkpoint, tensor)).astype(np.int32)
     if not np.array_equal(np.sort(order), np.arange(len(order))):
         raise ModelFormatError(checkpoint.path, tensor.name, None, f"does not name each of {len(order)} tokens once")
@@ -392,7 +399,7 @@ def read_order(checkpoint: Checkpoint, tensor: Tensor) -> npt.NDArray[np.int32]:
 
 
 def not_converted(names: object) -> tuple[str, ...]:
-    """``modules_to_not_convert`` as a tuple of name parts. Raises InputError if it is not a list of strings."""
+    """Return ``modules_to_not_convert`` as a tuple. Raises InputError if it is no list of strings."""
     if names is None:
         return ()
     if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""An engine around a model that is already loaded: by transformers, or by ipex-llm."""
+"""Engines for models that transformers or ipex-llm has loaded."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ipex_lookahead.engines.torch.engine import TorchEngine
 
 
 def wrap_hf(hf_model: Any, **options: Any) -> TorchEngine:
-    """The engine that runs a causal language model of transformers as it is, where it lies.
+    """Return an engine that runs a causal language model of transformers without changing or moving it.
 
     Args:
-        hf_model: quantised or not, by whatever library.
+        hf_model: the model, which any library may have quantized.
         **options: of :class:`TorchEngine`.
 
     Raises:
-        UnsupportedModelError: no transformers model, or one whose past cannot be rolled back (recurrent states).
+        UnsupportedModelError: no transformers model, or one with recurrent states, which cannot be rolled back.
     """
     kind = IpexLlmEngine if is_ipex_llm_model(hf_model) else TorchEngine
     facts = {"chosen": f"{kind.name}: it was given a loaded model"}
@@ -24,7 +24,7 @@ def wrap_hf(hf_model: Any, **options: Any) -> TorchEngine:
 
 
 def _quantised_by(hf_model: Any) -> str:
-    """What the library that quantised a model calls its method, "" for a model that none has quantised."""
+    """Return the name of the method that quantized a model; "" for a model that is not quantized."""
     config = getattr(hf_model, "config", None)
     found = getattr(config, "quantization_config", None)
     if found is None:

@@ -103,7 +103,7 @@ def test_keys_of_layers_that_share_are_not_missed(tmp_path: Path, caplog: pytest
 
 
 def test_the_opencl_engine_names_what_it_lacks(tmp_path: Path) -> None:
-    for values, words in ((LARGE, "blocks whose output is scaled"), (SMALL, "embeddings by layer")):
+    for values, words in ((LARGE, "scaled block outputs"), (SMALL, "embeddings by layer")):
         with pytest.raises(UnsupportedModelError, match=f"{words}.*does not run"):
             check_spec(of(tmp_path, **values))
 

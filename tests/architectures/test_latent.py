@@ -68,35 +68,6 @@ def test_yarns_temperature_is_in_the_scale_of_scores(tmp_path: Path) -> None:
     assert plain.rope.factor == pytest.approx(0.1 * np.log(40) + 1)
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"num_key_value_heads": 2}, "num_key_value_heads is 2, but there are 4 heads"),
-        ({"qk_rope_head_dim": 15}, "must be even"),
-        ({"kv_lora_rank": 30}, "a multiple of 8"),
-        ({"kv_lora_rank": 1020}, "up to 1024"),
-    ],
-)
-def test_sizes_that_do_not_run_are_refused(tmp_path: Path, values: dict[str, Any], words: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=words):
-        read(tmp_path, "deepseek_v3", **values)
-
-
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"kv_lora_rank": 0}, "kv_lora_rank"),
-        ({"kv_lora_rank": 1 << 40}, "kv_lora_rank"),
-        ({"q_lora_rank": -1}, "q_lora_rank"),
-        ({"num_attention_heads": 1 << 15, "num_key_value_heads": 1 << 15}, "num_attention_heads"),
-    ],
-)
-def test_sizes_that_cannot_be_are_named(tmp_path: Path, values: dict[str, Any], field: str) -> None:
-    with pytest.raises(ModelFormatError) as caught:
-        read(tmp_path, "deepseek_v3", **values)
-    assert caught.value.field == field
-
-
 @pytest.mark.parametrize("low_bit", [None, "sym_int4"])
 def test_files_of_before_heads_had_matrices_of_their_own(tmp_path: Path, low_bit: str | None) -> None:
     """Keys of sizes as heads have them, and both matrices of all heads in one: the same bytes come out."""

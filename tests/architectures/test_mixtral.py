@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.architectures.experts import MAX_EXPERTS, MAX_TOTAL
-from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
+from ipex_lookahead.checkpoints import GgufCheckpoint
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.weights import WeightPlan
@@ -104,32 +104,6 @@ def test_counts_that_cannot_be_are_found_in_the_config(
         read_config(path)
     assert caught.value.field == field
     assert caught.value.offset == path.read_text(encoding="utf-8").index(f'"{field}"') + len(f'"{field}": ')
-
-
-@pytest.mark.parametrize("experts", [3, 5])
-def test_a_folder_that_holds_another_number_of_experts(tmp_path: Path, experts: int) -> None:
-    checkpoint = open_checkpoint(changed(tmp_path, num_local_experts=experts).parent)
-    with pytest.raises(ModelFormatError, match=rf"has shape \[4, 64\], but the config implies \[{experts}, 64\]"):
-        NativeEngine.load(checkpoint, checkpoint.spec, WeightPlan())
-    checkpoint.close()
-
-
-@pytest.mark.parametrize("experts", [3, 5])
-def test_a_file_that_holds_another_number_of_experts(tmp_path: Path, experts: int) -> None:
-    model = build("mixtral", PLAIN)
-    file = _written(tmp_path / "m.gguf", model, {"llama.expert_count": experts})
-    with pytest.raises(ModelFormatError, match=rf"the metadata imply \[{experts}, ") as caught:
-        GgufCheckpoint(file)
-    assert caught.value.offset is not None
-
-
-def test_a_llama_with_experts_is_a_mixtral_and_without_is_none(tmp_path: Path) -> None:
-    for model_type in ("mixtral", "llama"):
-        file = write_gguf(tmp_path / f"{model_type}.gguf", build(model_type, variants(model_type)[0]))
-        checkpoint = GgufCheckpoint(file)
-        assert checkpoint.config["model_type"] == model_type
-        assert checkpoint.unknown_keys == []
-        checkpoint.close()
 
 
 @pytest.mark.parametrize("key", ["llama.expert_used_count"])

@@ -51,29 +51,3 @@ def test_kinds_go_before_what_stands_beside_them(tmp_path: Path) -> None:
         checked(tmp_path, "olmo3", rope_parameters={**kinds, "others": {}})
     with pytest.raises(ModelFormatError, match=r"rope_parameters.factor at byte \d+"):
         checked(tmp_path, "olmo3", rope_parameters={**YARN, "factor": -1})
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        ({"layer_types": ["full_attention"] * 9}, "names 9 layers; there are 2"),
-        ({"sliding_window": -4}, "sliding_window.*-4"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "has no factor"),
-    ],
-)
-def test_what_a_config_may_not_say(tmp_path: Path, values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ModelFormatError, match=words):
-        checked(tmp_path, "olmo3", **values)
-
-
-def test_the_files_attention_factor_is_hugging_faces(tmp_path: Path) -> None:
-    file = opened(tmp_path, "olmo3", {"olmo2.rope.scaling.yarn_attn_factor": 1.25})
-    assert [block.mixer.rope.factor for block in file.spec.layers] == [1.0, 1.0, 1.0, 1.25]
-    assert not file.unknown_keys
-
-
-def test_a_file_with_two_bases_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="freq_base_swa is 10.0, but freq_base is 500000"):
-        opened(tmp_path, "olmo3", {"olmo2.rope.freq_base_swa": 10.0})
-    with pytest.raises(ModelFormatError, match="has 2 values for 4 layers"):
-        opened(tmp_path, "olmo3", {"olmo2.attention.sliding_window_pattern": [True, False]})

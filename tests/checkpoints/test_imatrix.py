@@ -182,7 +182,10 @@ def test_what_has_no_entry_is_said(tmp_path, caplog):
     assert "says nothing" not in caplog.text
     del means["blk.0.ffn_down.weight"], means["blk.1.ffn_down.weight"]
     plan_over(file, means)
-    assert "says nothing of 2 of 15 matrices, whose inputs count alike: model.layers.*.mlp.down_proj (2)" in caplog.text
+    assert (
+        "has no entry for 2 of 15 matrices, which weight all inputs equally: model.layers.*.mlp.down_proj (2)"
+        in caplog.text
+    )
 
 
 def test_an_importance_matrix_of_another_model_is_refused(tmp_path):

@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead import AutoModelForCausalLM
-from ipex_lookahead.engines import low_bit_copy as module
 from ipex_lookahead.engines.low_bit_copy import check_gains, low_bit_copy
-from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import dequantize, quantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.numpy_engine import tiny_numpy_engine
@@ -63,15 +62,3 @@ def test_an_engine_that_keeps_its_weights_is_refused() -> None:
 def test_formats_that_gain() -> None:
     for low_bit in ("sym_int8", "bf16", "fp16", "fp32"):
         check_gains(low_bit)
-
-
-def test_a_stream_of_weights_is_read_in_any_order(folder: Path) -> None:
-    values = {name: PackedWeight("fp32", (2,), np.full(2, i, np.float32)) for i, name in enumerate("abc")}
-    weights = module._Weights(load(folder).engine.spec, iter(values.items()))
-    assert weights.info("b").shape == (2,)
-    assert weights.read("c") is values["c"]
-    assert sorted(weights.names()) == ["a", "b"]
-    assert weights.read("a") is values["a"]
-    assert weights.read("b") is values["b"]
-    with pytest.raises(ModelFormatError, match="is missing"):
-        weights.info("a")

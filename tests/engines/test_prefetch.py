@@ -83,8 +83,8 @@ def test_leaving_early_stops_the_thread():
 def test_a_model_read_in_small_runs_is_the_same(tmp_path, monkeypatch, model_type, variant):
     folder = write_folder(tmp_path, build(model_type, variant))
     expected = dict(load(folder).weights())
-    monkeypatch.setattr("ipex_lookahead.engines.native.engine.READ_AHEAD", 4096)  # both sides wait now and then
-    monkeypatch.setattr("ipex_lookahead.engines.native.engine.AT_A_TIME", 512)
+    monkeypatch.setattr("ipex_lookahead.engines.load_weights.READ_AHEAD", 4096)  # both sides wait now and then
+    monkeypatch.setattr("ipex_lookahead.engines.load_weights.AT_A_TIME", 512)
     got = dict(load(folder).weights())
     assert got.keys() == expected.keys()
     for name, weight in got.items():

@@ -81,7 +81,7 @@ class NumpyEngine:
     def forward(self, batch: Batch) -> StepOutput:
         caches = list(batch.caches)
         if len({id(c) for c in caches}) != len(caches):
-            raise InputError("a cache stands twice in the batch")
+            raise InputError("the batch has a cache twice")
         if sum(batch.counts) != len(batch.tokens) or min(batch.counts) < 1 or len(batch.counts) != len(caches):
             raise InputError("counts do not fit the rows")
         self.rows_seen.append(len(batch.tokens))

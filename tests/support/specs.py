@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from ipex_lookahead.architectures.spec import (
     Tensor,
     Xielu,
 )
+from ipex_lookahead.engines.load_weights import Read
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.formats import quantize
 from ipex_lookahead.formats.base import PackedWeight
@@ -309,12 +311,18 @@ def random_weights(spec: ModelSpec, seed: int = 0) -> Weights:
     return made
 
 
+def reader(weights: Weights, low_bit: str | Callable[[Tensor], str] = "fp32") -> Read:
+    """Weights as engines read them: matrices in a format, or in what a function returns; routers are quantized too."""
+
+    def read(one: Tensor) -> PackedWeight:
+        values = PackedWeight("fp32", one.shape, weights[one.name])
+        return quantize(values, low_bit(one) if callable(low_bit) else low_bit) if one.is_matrix else values
+
+    return read
+
+
 def native_engine(
     spec: ModelSpec, weights: Weights, low_bit: str = "fp32", *, threads: int = 1, kv_cache: str = "fp16"
 ) -> NativeEngine:
-    """The native engine on those weights; routers in float32 whatever ``low_bit`` says."""
-
-    def matrix(one: Tensor) -> PackedWeight:
-        return quantize(PackedWeight("fp32", one.shape, weights[one.name]), "fp32" if "router" in one.name else low_bit)
-
-    return NativeEngine.build(spec, low_bit, matrix, lambda one: weights[one.name], threads=threads, kv_cache=kv_cache)
+    """The native engine on those weights; see :func:`reader`."""
+    return NativeEngine.build(spec, low_bit, reader(weights, low_bit), threads=threads, kv_cache=kv_cache)

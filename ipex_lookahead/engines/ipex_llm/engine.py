@@ -1,7 +1,7 @@
-"""The ipex-llm engine: models that ipex-llm has loaded and optimised, under our loop, on ipex-llm's own cache.
+"""The ipex-llm engine: models that ipex-llm has loaded and optimized, in our decoding loop.
 
-The model, its kernels and its cache are ipex-llm's; proposers, verification, stop handling and sampling are ours. What
-is driven is a transformers model, so the work is the torch engine's; this file knows what ipex-llm does differently.
+The model, its kernels and its cache are ipex-llm's; proposers, verification, stop handling and sampling are ours. Such
+a model is a transformers model, so the torch engine runs it; this file has what ipex-llm does differently.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ STACK = (
     "sentencepiece==0.2.1",
     "py-cpuinfo==9.0.0",
 )
-"""What the engine was tested with; ipex-llm 2.2.0, the last one, works with no later ones (and does not say that it
-imports py-cpuinfo)."""
+"""The tested packages. ipex-llm 2.2.0, the last release, works with no later ones (and imports py-cpuinfo without
+declaring it)."""
 
 INSTALL = f"pip install {' '.join(STACK)}"
 
 
 class IpexLlmEngine(TorchEngine):
-    """A model of ipex-llm's behind the ``Engine`` protocol.
+    """An ipex-llm model with the ``Engine`` protocol.
 
     Args:
         model: from ``ipex_llm.transformers``, or through ``ipex_llm.optimize_model``.
@@ -61,7 +61,7 @@ class IpexLlmEngine(TorchEngine):
     Raises:
         UnsupportedModelError: see :class:`TorchEngine`; also for ``deterministic=True``, since ipex-llm's cache has no
             fixed shape.
-        EngineError: the environment asks ipex-llm for a cache that drops positions.
+        EngineError: the environment makes ipex-llm's cache drop positions.
     """
 
     name = "ipex-llm"
@@ -73,8 +73,8 @@ class IpexLlmEngine(TorchEngine):
                 "IPEX_LLM_COMPRESS_KV_CACHE=1 makes ipex-llm's cache drop positions: drafts cannot be rolled back",
                 hint="unset it",
             )
-        # ipex-llm's lm_head answers for the last row alone where there are more than ten rows. That is right for a
-        # prompt and wrong for a draft, so it is said for each forward.
+        # ipex-llm's lm_head computes only the last row if there are more than ten rows. That suits a prompt but not a
+        # draft, so each forward sets it.
         self._heads = [module for module in model.modules() if getattr(module, "optimize_lm_head", False)]
         super().__init__(model, new_sequence=ModelSequence, **options)
 
@@ -99,7 +99,7 @@ class IpexLlmEngine(TorchEngine):
 
 
 def is_ipex_llm_model(model: Any) -> bool:
-    """Whether ipex-llm made or changed the model. Does not import ipex-llm."""
+    """Return True if ipex-llm made or changed the model. Does not import ipex-llm."""
     if not isinstance(model, torch.nn.Module):
         return False
     for module in model.modules():
@@ -113,12 +113,12 @@ def is_ipex_llm_model(model: Any) -> bool:
 def load(request: LoadRequest) -> LoadedModel:
     """Load a checkpoint through ``ipex_llm.transformers.AutoModelForCausalLM.from_pretrained``.
 
-    A checkpoint that ipex-llm does not read (GGUF, a folder of ours) is written for it as a Hugging Face folder first,
-    which is removed afterwards. Weights come from safetensors only; nothing of a checkpoint is run.
+    A checkpoint that ipex-llm does not read (GGUF, a low-bit folder) is first written as a temporary Hugging Face
+    folder. Weights come from safetensors only; no code of a checkpoint is run.
 
     Raises:
         EngineError: ipex-llm is not installed or does not import.
-        LowBitFormatError: ipex-llm has no such format.
+        LowBitFormatError: ipex-llm lacks the format.
         InputError: an option of another engine.
         UnsupportedModelError: ipex-llm or its transformers cannot load the model.
     """
@@ -173,7 +173,7 @@ def load(request: LoadRequest) -> LoadedModel:
 
 @contextmanager
 def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
-    """A folder that transformers reads, and everything but the engine of what is loaded."""
+    """Yield a folder that transformers reads, and the loaded model without its engine."""
     family = family_of(request.path)
     if family is not None and family not in model_types():
         from ipex_lookahead.tokenization.folder import text_from_folder
@@ -211,7 +211,7 @@ def _source(request: LoadRequest) -> Iterator[tuple[Path, LoadedModel]]:
 
 
 def _refuse_what_is_newer(checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedModelError for parts of Llama that an old transformers would leave out without a word."""
+    """Raise UnsupportedModelError for parts of Llama that an old transformers would silently ignore."""
     config = checkpoint.config
     scaling = (config.get("rope_scaling") or {}).get("rope_type", "default")
     width = config["hidden_size"] // config["num_attention_heads"]
@@ -230,7 +230,7 @@ def _refuse_what_is_newer(checkpoint: Checkpoint) -> None:
 
 
 def _ipex_llm() -> tuple[Any, dict[str, int]]:
-    """ipex-llm's AutoModelForCausalLM, and its formats."""
+    """Return ipex-llm's AutoModelForCausalLM and its formats."""
     if importlib.util.find_spec("ipex_llm") is None:
         raise EngineError(
             "the engine ipex-llm needs the package ipex-llm, which is not installed",
@@ -239,7 +239,7 @@ def _ipex_llm() -> tuple[Any, dict[str, int]]:
     try:
         from ipex_llm.ggml.quantize import ggml_tensor_qtype
         from ipex_llm.transformers import AutoModelForCausalLM
-    except Exception as error:  # whatever its imports raise beside releases that it was not made for
+    except Exception as error:  # its imports may raise anything with other releases of its dependencies
         raise EngineError(
             f"ipex-llm is there but does not import: {first_line(error)}", hint=f"it works with: {INSTALL}"
         ) from error

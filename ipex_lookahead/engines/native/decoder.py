@@ -1,8 +1,7 @@
-"""The core's decoder of a model: its creation, memory sizes, and the order in which weights are set."""
+"""A model in the core: its decoder, and what a sequence takes in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,13 @@ from ipex_lookahead.architectures.spec import (
     ModelSpec,
     Rope,
     ShortConv,
-    Tensor,
-    named_tensors,
 )
+from ipex_lookahead.engines.load_weights import Order
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import chosen_isa, native_core
+from ipex_lookahead.engines.native.linear import streams
 from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.formats.base import PackedWeight
 
 KV_CACHES = ("fp16", "int8")
 
@@ -56,17 +56,6 @@ def state_bytes(spec: ModelSpec) -> int:
     return total
 
 
-def in_order(spec: ModelSpec) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and tensors in the order in which a step reads them: a tied embedding comes last, as the lm_head."""
-    named = named_tensors(spec)
-    if spec.tied:
-        embedding = next(named)
-        yield from named
-        yield embedding
-    else:
-        yield from named
-
-
 def rope_tables(rope: Rope, positions: int) -> tuple[npt.NDArray[np.float32], ...]:
     """Return cosines and sines [positions, pairs] and the query factors [positions], all float32."""
     return tuple(native_core().rope_tables(rope, positions))
@@ -84,3 +73,17 @@ def empty_decoder(spec: ModelSpec, threads: int | None, kv_cache: str, target: A
         return native_core().Decoder(spec, count, isa, kv_cache, target)
     except (ValueError, TypeError) as error:
         raise UnsupportedModelError(f"the native engine cannot hold a model of this shape: {error}") from None
+
+
+def set_weight(decoder: Any, name: str, weight: PackedWeight, order: Order | None = None) -> None:
+    """Copy a weight into a decoder.
+
+    ``order``: that of the inputs of a matrix, and of all matrices that read the same inputs; None: the model's, or the
+    order that another of them brought.
+    """
+    if order is not None:
+        decoder.set_order(name, order)
+    if len(weight.shape) == 2:
+        decoder.set_matrix(name, *streams(weight))
+    else:
+        decoder.set_vector(name, weight.codes.reshape(-1))

@@ -10,25 +10,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import Linear, ModelSpec, Tensor, named_tensors
+from ipex_lookahead.architectures.spec import Linear, ModelSpec, named_tensors
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.checkpoints.draft_vocab import first_ids
-from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.config import DRAFT_VOCAB
-from ipex_lookahead.engines.input_order import reordered
+from ipex_lookahead.engines.load_weights import (
+    Order,
+    Read,
+    load_weights,
+    random_weights,
+    reading,
+    stored_weights,
+    walk,
+)
 from ipex_lookahead.engines.native.core import CORE_RAISES, core_error
-from ipex_lookahead.engines.native.decoder import empty_decoder, in_order
+from ipex_lookahead.engines.native.decoder import empty_decoder, set_weight
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.engines.native.linear import plain, streams
-from ipex_lookahead.engines.weights import (
-    PlannedWeights,
-    WeightPlan,
-    check_shape,
-    outputs_of,
-    random_matrix,
-    read_order,
-    read_vector,
-)
+from ipex_lookahead.engines.weights import WeightPlan, outputs_of, read_order
 from ipex_lookahead.errors import ContextLengthError
 from ipex_lookahead.formats.base import PackedWeight
 
@@ -67,6 +66,7 @@ class NativeHead:
         self.keeper: Any = None
         self.source: Path | None = None
         self.facts: dict[str, Any] = {}
+        self._orders: dict[str, Order] = {}
 
     @classmethod
     def load(
@@ -87,15 +87,11 @@ class NativeHead:
 
         Raises ModelFormatError for a tensor of another shape than the config specifies, or with NaN or infinity.
         """
-        planned = PlannedWeights(checkpoint, spec, replace(plan, embedding=""), threads)
-
-        def vector(tensor: Tensor) -> Floats:
-            check_shape(checkpoint, tensor)
-            return read_vector(checkpoint, tensor)
-
         if spec.candidates is not None:
             ids = read_order(checkpoint, spec.candidates.ordering)
-        return cls.build(spec, planned.read, vector, target, threads=threads, ids=ids)
+        tensors = (tensor for _, tensor in walk(spec, _elsewhere(spec)))
+        with reading(checkpoint, spec, replace(plan, embedding=""), tensors, threads) as read:
+            return cls.build(spec, read, target, threads=threads, ids=ids)
 
     @classmethod
     def random(
@@ -108,62 +104,40 @@ class NativeHead:
         draft_vocab: int = DRAFT_VOCAB,
         seed: int = 0,
     ) -> NativeHead:
-        """Create a head of that shape with random weights, for benchmarks of its speed."""
-        rng, routers = np.random.default_rng(seed), {*spec.routers()}
-
-        def matrix(tensor: Tensor) -> PackedWeight:
-            shape = (tensor.shape[0], tensor.shape[1])
-            return random_matrix(shape, "fp32" if tensor.name in routers else low_bit, 32, rng)
-
-        def vector(tensor: Tensor) -> Floats:
-            values: Floats = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(0.1)
-            values += np.float32(1)
-            return values
-
+        """A head of that shape with random weights, for measuring: its speed is real, its drafts are not."""
         ids = first_ids(spec.vocab, 0 if spec.candidates is not None else draft_vocab)
-        return cls.build(spec, matrix, vector, target, threads=threads, ids=ids)
+        return cls.build(spec, random_weights(spec, low_bit, seed=seed), target, threads=threads, ids=ids)
 
     @classmethod
     def build(
-        cls,
-        spec: ModelSpec,
-        matrix: Callable[[Tensor], PackedWeight],
-        vector: Callable[[Tensor], Floats],
-        target: NativeEngine,
-        *,
-        threads: int | None = None,
-        ids: Ids | None = None,
+        cls, spec: ModelSpec, read: Read, target: NativeEngine, *, threads: int | None = None, ids: Ids | None = None
     ) -> NativeHead:
-        """Create a head from functions that return its own weights, as :meth:`NativeEngine.build`; see :meth:`load`."""
+        """A head with the weights that a function returns, as for :meth:`NativeEngine.build`; else as :meth:`load`."""
         assert spec.head is not None
         assert spec.features is not None
-        shares, whole = spec.features.shares, spec.head.weight
-        if ids is None:  # tokenizers order merges by frequency
-            ids = first_ids(spec.vocab) if whole.shape[0] == spec.vocab else np.arange(whole.shape[0], dtype=np.int32)
-        spec = replace(spec, head=Linear(replace(whole, shape=(len(ids), spec.hidden))))
-        decoder = empty_decoder(spec, threads, target.kv_cache, target.decoder if spec.target_keys else None)
-        for name, tensor in in_order(spec):
-            if name == "embedding" and name in shares:
-                decoder.share_matrix(name, target.decoder, name)
-            elif name == "head.weight" and "head" in shares:
-                weight = plain(target.decoder.export_matrix("embedding" if target.spec.tied else name))
-                decoder.set_matrix(name, *streams(outputs_of(weight, ids)))
-            elif name == "head.weight" and (spec.candidates is not None or len(ids) != whole.shape[0]):
-                weight = reordered(matrix(whole), None)
-                decoder.set_matrix(name, *streams(outputs_of(weight, ids)))
-                if spec.candidates is None and whole.shape[0] == spec.vocab:
-                    decoder.set_whole_head(*streams(weight))
-            elif name == "candidates.ordering":  # read as ``ids``
-                continue
-            elif tensor.is_matrix:
-                decoder.set_matrix(name, *streams(reordered(matrix(tensor), None)))
-            else:
-                decoder.set_vector(name, vector(tensor))
+        shares, outputs = spec.features.shares, spec.head.weight.shape[0]
+        if ids is None:  # merges come in the order of how often they are met
+            ids = first_ids(spec.vocab) if outputs == spec.vocab else np.arange(outputs, dtype=np.int32)
         ids = np.ascontiguousarray(ids, np.int32)
+        own = replace(spec, head=Linear(replace(spec.head.weight, shape=(len(ids), spec.hidden))))
+        decoder = empty_decoder(own, threads, target.kv_cache, target.decoder if spec.target_keys else None)
+        head = cls(decoder, own, ids)
+        if "embedding" in shares:
+            decoder.share_matrix("embedding", target.decoder, "embedding")
+        whole_head: PackedWeight | None = None
+        for name, _, weight in load_weights(spec, read, head._orders, _elsewhere(spec)):
+            if name == "head.weight" and (spec.candidates is not None or len(ids) != outputs):
+                whole_head, weight = weight, outputs_of(weight, ids)
+            set_weight(decoder, name, weight, head._orders.get(name))
+        if whole_head is not None and spec.candidates is None and outputs == spec.vocab:
+            decoder.set_whole_head(*streams(whole_head))
+        if "head" in shares:
+            theirs = "embedding" if target.spec.tied else "head.weight"
+            set_weight(decoder, "head.weight", outputs_of(plain(target.decoder.export_matrix(theirs)), ids))
         decoder.set_outputs(ids)
         if "head" in shares and len(ids) < spec.vocab:
-            decoder.share_whole_head(target.decoder, "embedding" if target.spec.tied else "head.weight")
-        return cls(decoder, spec, ids)
+            decoder.share_whole_head(target.decoder, theirs)
+        return head
 
     def follow(self, cache: NativeCache) -> None:
         """Let a cache of the target, and its forks, collect the features of all following rows for this head.
@@ -275,16 +249,14 @@ class NativeHead:
         return full, states[0]
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
-        """Yield its own tensors except ``ids`` in plain order, as :meth:`NativeEngine.weights`."""
-        assert self.spec.features is not None
-        for name, tensor in named_tensors(self.spec):
-            if name.removesuffix(".weight") in self.spec.features.shares or name == "candidates.ordering":
-                continue
-            if tensor.is_matrix:
-                yield tensor.name, plain(self._decoder.export_matrix(name))
-            else:
-                values = self._decoder.export_vector(name).reshape(tensor.shape)
-                yield tensor.name, with_offset(PackedWeight("fp32", tensor.shape, values), -tensor.hf.offset)
+        """Its own tensors but ``ids``; see :func:`stored_weights`."""
+        return stored_weights(
+            self.spec,
+            lambda name, _: plain(self._decoder.export_matrix(name)),
+            lambda name, _: self._decoder.export_vector(name),
+            self._orders,
+            _elsewhere(self.spec),
+        )
 
     @property
     def position_bytes(self) -> int:
@@ -299,3 +271,10 @@ class NativeHead:
             "kv_bytes_per_token": self.position_bytes,
             "draft_vocab": len(self.ids),
         }
+
+
+def _elsewhere(spec: ModelSpec) -> set[str]:
+    """The names of a head's tensors that its decoder takes from the target, and of the numbers of its candidates."""
+    shares = () if spec.features is None else spec.features.shares
+    shared = {name for name, _ in named_tensors(spec) if name.partition(".")[0] in shares}
+    return {*shared, "candidates.ordering"}

@@ -1,4 +1,4 @@
-"""Checkpoints onto the native engine. Imports neither torch nor transformers: a command starts in a second."""
+"""Load checkpoints onto the native engine. Imports neither torch nor transformers: commands start in a second."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Keys and values of sequences on a device, in pages of 64 positions that sequences may share.
+"""The KV cache on a device, in pages of 64 positions that sequences may share.
 
-A layer's pages are one buffer, in which a page has the same number in all layers. Slot s of a sequence is position s
-once committed; the rows of a step are written to the slots after ``length``, and what lies beyond is overwritten by the
-next. Unlike the native core's, layers with a window keep every page: a sequence may be cropped to any length.
+A layer's pages are one buffer, and a page has the same number in all layers. Slot s of a sequence is position s once
+committed. The rows of a step are written to the slots after ``length``; the next step overwrites rows that were not
+committed. Unlike the native core's, layers with a window keep every page: a sequence may be cropped to any length.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ PAGE = 64
 
 
 def page_bytes(kv_heads: int, head_dim: int, kv_cache: str) -> int:
-    """Bytes of a page of a layer."""
+    """Return the bytes of one layer's page."""
     return kv_heads * (4 * PAGE * head_dim if kv_cache == "fp16" else 2 * PAGE * head_dim + 8 * PAGE)
 
 
 class Pages:
-    """The pages of one model: as many as were ever needed at once, and who holds them.
+    """The pages of one model, with their reference counts. The number of pages grows and never shrinks.
 
     Attributes:
-        buffers: one a layer; others after ``generation`` has changed.
-        generation: counts how often they have grown.
-        lock: held where buffers must stay those that they are: a thread may fork a cache, and pages grow, while another
-            enqueues what writes to them.
+        buffers: one per layer. Growing replaces them.
+        generation: number of times that the buffers have been replaced.
+        lock: protects the buffers: one thread may fork a cache, which makes pages grow, while another enqueues kernels.
     """
 
     def __init__(self, device: Device, layers: int, kv_heads: int, head_dim: int, kv_cache: str) -> None:
@@ -51,11 +50,11 @@ class Pages:
 
     @property
     def program(self) -> Any:
-        """The kernels over rows and heads, built for how these pages keep them."""
+        """The program of kernels over rows and heads, for the format of these pages."""
         return self.device.program("rows", "heads", "attention", options=self.options)
 
     def take(self, count: int) -> list[int]:
-        """Numbers of pages that nobody holds. Raises EngineError where there is no memory; then nothing is taken."""
+        """Allocate pages and return their numbers. Raises EngineError if there is no memory; then none is allocated."""
         with self.lock:
             if count > len(self._free):
                 needed, twice = len(self._holders) + count - len(self._free), 2 * len(self._holders)
@@ -81,13 +80,13 @@ class Pages:
         self._holders += [0] * (count - len(self._holders))
 
     def hold(self, numbers: Sequence[int]) -> None:
-        """Count one more holder of each."""
+        """Add a reference to each page."""
         with self.lock:
             for number in numbers:
                 self._holders[number] += 1
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Count one holder less of each; what nobody holds is free."""
+        """Drop a reference to each page. A page without references is free."""
         with self.lock:
             for number in numbers:
                 self._holders[number] -= 1
@@ -95,22 +94,22 @@ class Pages:
                     self._free.append(number)
 
     def held(self) -> int:
-        """Pages that somebody holds."""
+        """Return the number of pages in use."""
         return len(self._holders) - len(self._free)
 
     def is_shared(self, number: int) -> bool:
-        """Whether more than one holds it."""
+        """Return True if a page has more than one reference."""
         return self._holders[number] > 1
 
     def clear(self, numbers: Sequence[int]) -> None:
-        """Keys and values of zeros."""
+        """Set the keys and values of pages to zero."""
         with self.lock:
             for buffer in self.buffers:
                 for number in numbers:
                     self.device.clear(buffer, self.bytes, number * self.bytes)
 
     def copied(self, number: int) -> int:
-        """A page of its own with what that one holds."""
+        """Return the number of a new page with a copy of this page's content."""
         with self.lock:
             (fresh,) = self.take(1)
             for buffer in self.buffers:
@@ -118,7 +117,7 @@ class Pages:
             return fresh
 
     def move(self, moves: Sequence[tuple[int, int, int, int]]) -> None:
-        """Copy slots, (page, slot in it, to page, slot in it) each, in that order."""
+        """Copy slots in order; each move is (page, slot in page, target page, slot in target page)."""
         device = self.device
         listed = device.upload(np.array(moves, np.int32))
         sizes = (np.int32(self.kv_heads), np.int32(self.head_dim), listed, np.int32(len(moves)))
@@ -129,14 +128,14 @@ class Pages:
 
 
 class OneUser:
-    """What one thread at a time may use."""
+    """A base for objects that only one thread may use at a time."""
 
     def __init__(self) -> None:
         self._busy = threading.Lock()
 
     @contextmanager
     def claim(self, deed: str) -> Iterator[None]:
-        """Alone at it meanwhile. Raises BusyError where another thread is."""
+        """Lock the object inside the context. Raises BusyError if another thread has locked it."""
         if not self._busy.acquire(blocking=False):
             raise BusyError(
                 f"{deed}: the cache is in use by another thread",
@@ -149,7 +148,7 @@ class OneUser:
 
 
 class OpenClCache(OneUser):
-    """Keys and values of one sequence. See ``engines.base.Cache``."""
+    """Keys and values of one sequence. See ``engines.api.Cache``."""
 
     def __init__(self, pages: Pages) -> None:
         super().__init__()
@@ -170,14 +169,14 @@ class OpenClCache(OneUser):
             self.held += self.pages.take(needed - len(self.held))
 
     def fill_blank(self, positions: int) -> None:
-        """Of an empty sequence one of positions of zeros, for measuring steps at that length."""
+        """Make an empty sequence one of ``positions`` zeros, for measuring steps at that length."""
         with self.claim("filling"):
             self.prepare(positions)
             self.pages.clear(self.held)
             self.length = positions
 
     def set_step(self, parents: list[int]) -> None:
-        """The parents of the step's rows, which ``keep`` checks paths against."""
+        """Set the parents of the step's rows, which ``keep`` checks paths against."""
         self._parents = parents
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -211,7 +210,7 @@ class OpenClCache(OneUser):
         return self.held[slot // PAGE], slot % PAGE
 
     def crop(self, length: int) -> int:
-        """Keep the first ``length`` positions, which is returned. Raises InputError if there are fewer."""
+        """Keep the first ``length`` positions and return ``length``. Raises InputError if there are fewer."""
         try:
             length = operator.index(length)
         except TypeError as error:

@@ -1,14 +1,14 @@
-"""The decoder stack on a device: its weights, and steps of it, whose kernels ``launches`` names."""
+"""The decoder on a device: its weights, and the execution of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.spec import Experts, ModelSpec, Tensor
+from ipex_lookahead.architectures.spec import Experts, ModelSpec
+from ipex_lookahead.engines.load_weights import Read
 from ipex_lookahead.engines.opencl.cache import Pages
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.launches import Binder, Launch, sized
@@ -20,38 +20,36 @@ from ipex_lookahead.engines.opencl.scratch import RopeTable, Scratch
 from ipex_lookahead.engines.opencl.step import SPLIT_ROWS, Plan
 from ipex_lookahead.engines.opencl.supported import attention_of, check_spec
 from ipex_lookahead.errors import EngineError
-from ipex_lookahead.formats.base import PackedWeight
 
 i32, f32 = np.int32, np.float32
 
 PAIRS, QUERIES = 8, 1024
-"""Of a work-group of ``attend``: the most (row, head) pairs, and the most values of all their queries."""
+"""Limits of a work-group of ``attend``: (row, head) pairs, and values of all their queries."""
 MOST_RECORDED = 64
-"""Steps of different sizes that are kept recorded."""
+"""Most recorded steps, each of a different size."""
 
 
 class Decoder:
-    """A model's weights on a device, and its steps.
+    """A model on a device.
 
     Args:
-        device: where.
-        spec: what it is.
-        matrix, vector: a tensor -> its weight, asked in the order a step reads them.
+        device: the device.
+        spec: the model.
+        read: returns a tensor's weight; see ``load_weights``.
         kv_cache: "fp16" or "int8".
-        threads: of this machine, which pack the weights; None: as many as it has cores.
-        embeds: whether the embedding is there; else steps are given the rows that the first layer reads.
+        threads: number of CPU threads that pack the weights; None: one per core.
+        embeds: whether the device embeds tokens. If not, steps get the rows that the first layer reads.
 
     Raises:
-        UnsupportedModelError: the kernels do not run a model like that.
-        EngineError: the device has no memory for it.
+        UnsupportedModelError: kernels do not support the model.
+        EngineError: the device lacks the memory.
     """
 
     def __init__(
         self,
         device: Device,
         spec: ModelSpec,
-        matrix: Callable[[Tensor], PackedWeight],
-        vector: Callable[[Tensor], Floats],
+        read: Read,
         kv_cache: str = "fp16",
         threads: int | None = None,
         embeds: bool = True,
@@ -63,7 +61,7 @@ class Decoder:
         self.pages = Pages(device, len(spec.layers), attention.kv_heads, attention.head_dim, kv_cache)
         self._share = min(PAIRS, QUERIES // attention.head_dim)
         self._joint_heads = min(self._share, attention.heads // attention.kv_heads)
-        self.weights = Weights(device, spec, matrix, vector, threads, embeds)
+        self.weights = Weights(device, spec, read, threads, embeds)
         self.ropes: dict[int, RopeTable] = {}
         for block in spec.layers:
             if (rope := attention_of(block).rope) is not None and id(rope) not in self.ropes:
@@ -76,7 +74,7 @@ class Decoder:
         self._bound: object = None
 
     def _experts_touched(self, chosen: npt.NDArray[np.int32], rows: int) -> int:
-        """How many experts a step of so many rows read in all layers, of those chosen, [layers][pairs]."""
+        """Return the number of experts that a step of ``rows`` rows read, over all layers; chosen: [layers][pairs]."""
         return sum(
             len(np.unique(own[: rows * layer.block.feed_forward.used]))
             for own, layer in zip(chosen, self.weights.layers, strict=True)
@@ -88,10 +86,10 @@ class Decoder:
     def run(
         self, plan: Plan, top: int, logits: bool, hidden: Floats | None = None
     ) -> tuple[npt.NDArray[np.int32], Floats | None, int]:
-        """The ids of each wanted row's ``top`` largest logits, the logits, and how many experts all layers have read.
+        """Return the ids of each wanted row's ``top`` largest logits, the logits, and the number of experts read.
 
-        Ids are below 0 where logits are not finite. ``hidden``, float32 [rows, hidden]: what the first layer reads,
-        where the embedding is elsewhere.
+        Ids are negative if logits are not finite. ``hidden``, float32 [rows, hidden]: the first layer's input where the
+        device does not embed tokens.
         """
         try:
             return self._run(plan, top, logits, hidden)
@@ -153,7 +151,7 @@ class Decoder:
                     enqueue(queue, kernel, size, local)
 
     def _record(self, launches: list[Launch], plan: Plan, joint: int, recorder: Recorder) -> Recorded:
-        """Recorded for as many rows, wanted ones, joint ones and, up to the next power of two, blocks of positions."""
+        """Return the recorded step for these numbers of rows; blocks of positions are rounded up to a power of two."""
         blocks = 1 << (plan.blocks - 1).bit_length()
         key = (plan.rows, len(plan.want), blocks, joint)
         recorded = self._recorded.pop(key, None) or recorder.record(list(sized(launches, plan, blocks, joint)))
@@ -163,11 +161,11 @@ class Decoder:
         return recorded
 
     def _forget(self) -> None:
-        """Launches whose arguments are others now."""
+        """Drop bound launches after a change of their buffers."""
         self._launches, self._recorded, self._bound = {}, {}, None
 
     def _reserve(self, plan: Plan, top: int) -> Scratch:
-        """Scratch that holds the step: grown by doubling, so that it is seldom made anew."""
+        """Return scratch that holds the step. It grows by doubling, so that it is rarely replaced."""
         for rope in self.ropes.values():
             rope.reserve(plan.positions, self.spec.max_context)
         need = (plan.rows, max(len(plan.want), 1), plan.rows * plan.blocks, top)

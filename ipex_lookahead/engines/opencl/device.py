@@ -1,8 +1,8 @@
-"""OpenCL devices: which there are, whether one computes as is promised, and the programs built for it.
+"""OpenCL devices: the list of devices, their self-test, and the programs built for them.
 
-A device is chosen by its number over all platforms, "opencl:0". Before it is used it must give the bits that kernels
-rest on (``kernels/self_test.cl``): with subgroups and integer dot products where it has them, plainly where those do
-not pass, and not at all where that does not either.
+A device is chosen by its number over all platforms, "opencl:0". Before its first use it must pass the self-test
+(``kernels/self_test.cl``): with subgroups and integer dot products if it offers them, else with plain kernels. A device
+that fails with plain kernels is refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ipex_lookahead.system.extras import installing
 
 LANES = 16
 MAJOR = 22
-"""The bit of OpenCL's versions from which on they are the major one."""
+"""The lowest bit of the major number in OpenCL's version numbers."""
 SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products", ARRIVALS: "arrivals of work-groups"}
 USED, NOT_OFFERED = "used", "not offered"
 SMALLER = (
@@ -55,7 +55,7 @@ SMALLER = (
 
 
 def what_to_do(devices: Path = Path("/dev")) -> str:
-    """For whoever has an Intel GPU that no driver shows."""
+    """Return the hint for a machine with an Intel GPU that no driver reports."""
     nodes = sorted((devices / "dri").glob("renderD*"))
     closed = [str(node) for node in nodes if not access(node, R_OK | W_OK)]
     if (devices / "dxg").exists() and not nodes:
@@ -72,7 +72,7 @@ def what_to_do(devices: Path = Path("/dev")) -> str:
 
 
 def opencl() -> Any:
-    """The module ``pyopencl``. Raises EngineError where it is not installed, or finds no OpenCL loader."""
+    """Return the module ``pyopencl``. Raises EngineError if it is not installed or finds no OpenCL loader."""
     try:
         return importlib.import_module("pyopencl")
     except ImportError as error:
@@ -83,7 +83,7 @@ def opencl() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A device as ``info`` lists it: its number, what it is and what drives it."""
+    """A device as ``info`` lists it."""
 
     number: int
     name: str
@@ -95,7 +95,7 @@ class Listed:
 
 
 def listed() -> list[Listed]:
-    """Every OpenCL device of every platform, in the order of their numbers. Raises EngineError as ``opencl`` does."""
+    """Return the OpenCL devices of all platforms in the order of their numbers. Raises as ``opencl``."""
     return [
         Listed(
             number,
@@ -112,12 +112,12 @@ def listed() -> list[Listed]:
 
 @cache
 def _first_process() -> int:
-    """The process that OpenCL was first used in; a forked one inherits the answer."""
+    """Return the id of the process that used OpenCL first; a forked process inherits it."""
     return getpid()
 
 
 def _check_process() -> None:
-    """Drivers share a device's memory and commands with a forked process, and do not say what either then reads."""
+    """Raise EngineError in a forked process: drivers share memory and commands with it, with undefined results."""
     if _first_process() != getpid():
         raise EngineError(
             "OpenCL has been used in the process that this one was forked from, and its drivers do not work in both",
@@ -130,7 +130,7 @@ def _devices() -> list[Any]:
     _check_process()
     try:
         platforms = cl.get_platforms()
-    except cl.Error:  # the loader's way of saying that there is none
+    except cl.Error:  # the loader's error where there is none
         platforms = []
     found = []
     for platform in platforms:
@@ -150,12 +150,12 @@ def _no_devices_is_an_empty_list() -> Iterator[None]:
 
 
 def installed() -> bool:
-    """Whether there is a pyopencl to ask for devices."""
+    """Return True if pyopencl is installed."""
     return importlib.util.find_spec("pyopencl") is not None
 
 
 def _chosen(name: str | None) -> tuple[int, Any]:
-    """The device of that name: "opencl:1" of all, "xpu:1" of the GPUs; for None the first GPU, or the first device."""
+    """Return number and device for a name: "opencl:1" of all, "xpu:1" of the GPUs; None: the first GPU or device."""
     found = _devices()
     if not found:
         raise EngineError("there is no OpenCL device on this machine", hint=what_to_do())
@@ -174,14 +174,14 @@ def _chosen(name: str | None) -> tuple[int, Any]:
 
 
 class Objects:
-    """The live OpenCL objects of a device: buffers, whose bytes are counted, kernels, queues and recorded commands.
+    """The live OpenCL objects of a device: buffers, kernels, queues and recorded commands.
 
     A forked process inherits them, and some drivers crash when it releases one, also at its exit. So each object gets
     one more reference there, which is never dropped.
 
     Args:
         cl: pyopencl.
-        device: what holds the context and the programs, which a forked process must not release either.
+        device: the owner of the context and the programs, which a forked process must not release either.
     """
 
     def __init__(self, cl: Any, device: Device) -> None:
@@ -196,11 +196,11 @@ class Objects:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers."""
+        """The bytes of all buffers."""
         return sum(nbytes for _, nbytes in list(self._alive.values()))
 
     def make(self, kind: str, *arguments: Any, nbytes: int = 0, **named: Any) -> Any:
-        """An object of a class of pyopencl's, counted with ``nbytes`` as long as it lives."""
+        """Make an object of a pyopencl class, which counts ``nbytes`` until it is collected."""
         return self.add(self.kinds[kind](*arguments, **named), nbytes)
 
     def add(self, made: Any, nbytes: int = 0) -> Any:
@@ -219,16 +219,16 @@ class Objects:
 
 
 class Device:
-    """One device with a queue of its own, whose kernels run in the order in which they are enqueued.
+    """One device with an in-order queue.
 
     Args:
         name: "opencl:1" of all devices, "xpu:1" of the GPUs, "xpu" the first of them; None and "opencl": the first GPU,
             or the first device where there is none.
-        spelling: of kernels; None: the best one that the device has and whose self-test passes.
+        spelling: the features that kernels use; None: the best combination that passes the self-test.
 
     Raises:
         InputError: there is no device of that name.
-        EngineError: no pyopencl, no device, or one that does not compute as is promised.
+        EngineError: no pyopencl, no device, or the device fails the self-test.
     """
 
     def __init__(self, name: str | None = None, spelling: Spelling | None = None) -> None:
@@ -241,13 +241,13 @@ class Device:
             self.context = self.cl.Context([self.raw])
             self.queue = self.objects.make("CommandQueue", self.context)
         self.launch: Any = self.cl.enqueue_nd_range_kernel
-        """Enqueues a kernel: queue, kernel, work-items, those of a work-group; a profile puts its own here."""
+        """Enqueues a kernel: queue, kernel, work-items, work-items of a work-group. A profile replaces it."""
         self.extensions = frozenset(str(self.raw.extensions).split())
         self.lock = threading.RLock()
-        """Held while it is found out what the device can."""
+        """Held while the device's abilities are tested."""
         self._programs: dict[tuple[str, ...], Any] = {}
         self.paths = dict.fromkeys(SPELT.values(), NOT_OFFERED)
-        """What kernels do without -> whether it is used here, and if not, why."""
+        """Optional features of kernels -> "used", or the reason why not."""
         self.spelling: Spelling = ()
         self._first_that_passes(self._spellings() if spelling is None else [spelling])
         self.recorder, self.paths["command buffers"] = recorder_of(self)
@@ -255,11 +255,11 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it says that it is one."""
+        """True if the driver reports a GPU."""
         return bool(self.raw.type & self.cl.device_type.GPU)
 
     def _spellings(self) -> list[Spelling]:
-        """Those that the device says it has, best first."""
+        """Return the combinations of features that the device reports, best first."""
         best: Spelling = ()
         if self.extensions >= {"cl_intel_subgroups", "cl_intel_required_subgroup_size"}:
             best += (SUBGROUPS,)
@@ -281,7 +281,7 @@ class Device:
             failed = False
             try:
                 wrong = check(self)
-            except EngineError as error:  # where plain kernels do not compile either, that is what is said
+            except EngineError as error:  # plain kernels that do not compile are an error of their own
                 if not self.spelling:
                     raise
                 wrong, failed = str(error), True
@@ -289,20 +289,20 @@ class Device:
                 self.paths[SPELT[name]] = f"its self-test failed: {wrong}" if wrong else USED
             if not wrong:
                 return
-        if failed:  # the only spelling that was to be tried
+        if failed:  # only the given spelling was tried
             raise EngineError(
                 f"kernels with {', '.join(SPELT[name] for name in self.spelling)} do not run on the device {self.name}:"
                 f" {wrong}",
                 hint="leave the spelling out: the device then gets the best one that runs on it",
             )
         raise EngineError(
-            f"the device {self.name} does not compute as IEEE 754 says ({wrong}), so a text on it would not be exact",
+            f"the device {self.name} does not follow IEEE 754 ({wrong}), so its output would not be exact",
             hint=f"update its driver, or use {arg('device', 'cpu')}",
         )
 
     @contextmanager
     def errors(self, deed: str) -> Iterator[None]:
-        """What OpenCL says when something fails, as errors of this package."""
+        """Raise OpenCL's errors as errors of this package. ``deed`` is a participle for the message."""
         _check_process()
         try:
             yield
@@ -313,7 +313,7 @@ class Device:
                     f"the device {self.name} has no memory left to be {deed} with ({error})",
                     hint=SMALLER,
                 ) from None
-            reset = error.code == code.OUT_OF_RESOURCES  # what Intel's driver for GPUs says after a hang, too
+            reset = error.code == code.OUT_OF_RESOURCES  # Intel's driver for GPUs returns it after a hang, too
             raise EngineError(
                 f"the device {self.name} could not be {deed}: {error}",
                 hint="a device that was lost comes back with a new process; see also the driver's log (dmesg)"
@@ -321,9 +321,9 @@ class Device:
             ) from None
 
     def program(self, *files: str, options: Sequence[str] = (), spelling: Spelling | None = None) -> Any:
-        """``device.cl`` and those files as one program; built once, and kept on disk for this device and driver.
+        """Return ``device.cl`` and the named files as one program. Programs are built once and cached on disk.
 
-        ``spelling``: another than the device's.
+        ``spelling`` replaces the device's.
         """
         spelling = self.spelling if spelling is None else spelling
         key = (*files, *options, *spelling)
@@ -336,18 +336,18 @@ class Device:
         return self._programs[key]
 
     def _has_c3(self) -> bool:
-        """Whether it compiles OpenCL C 3.0.
+        """Return True if the device compiles OpenCL C 3.0.
 
-        Its ``opencl_c_version`` does not say: that is the newest one of which all older ones are part, and of Intel's
-        driver for GPUs, which has 3.0, it is 1.2.
+        ``opencl_c_version`` is the newest version that includes all older ones: 1.2 for Intel's driver for GPUs, which
+        compiles 3.0.
         """
         try:
             return any(one.version >> MAJOR >= 3 for one in self.raw.opencl_c_all_versions)
-        except self.cl.Error:  # before OpenCL 3.0 drivers do not know the question
+        except self.cl.Error:  # drivers before OpenCL 3.0 lack the query
             return False
 
     def kernel(self, program: Any, name: str, *arguments: Any) -> Any:
-        """A kernel of its own, with arguments: buffers, which it does not hold, None for no buffer, numpy scalars."""
+        """Make a kernel with arguments: buffers (to which it keeps no reference), None, or NumPy scalars."""
         with self.errors("programmed"):
             made = self.objects.make("Kernel", program, name)
             made.set_args(*arguments)
@@ -355,38 +355,38 @@ class Device:
 
     @property
     def width(self) -> int:
-        """Work-items of a work-group of lane groups."""
+        """The number of work-items of a work-group of lane groups."""
         return 4 * LANES if SUBGROUPS in self.spelling else LANES
 
     def lane_groups(self, count: int) -> int:
-        """Work-items, whole work-groups of them, for so many lane groups."""
+        """Return the number of work-items for ``count`` lane groups, rounded up to whole work-groups."""
         return -(-count * LANES // self.width) * self.width
 
     def enqueue(self, kernel: Any, lane_groups: int, rows: int = 1, width: int | None = None) -> None:
-        """Run a kernel of lane groups, so many of them in each of ``rows``; ``width``: another than the device's."""
+        """Run a kernel of ``lane_groups`` lane groups for each of ``rows``; ``width`` replaces the device's."""
         self.enqueue_plain(kernel, (self.lane_groups(lane_groups), rows), (width or self.width, 1))
 
     def enqueue_plain(self, kernel: Any, size: tuple[int, ...], local: tuple[int, ...] | None = None) -> None:
-        """Run a kernel of single work-items, or of work-groups of its own size."""
+        """Run a kernel of ``size`` work-items, in work-groups of ``local``."""
         with self.errors("run"):
             self.launch(self.queue, kernel, size, local)
 
     def empty(self, nbytes: int) -> Any:
-        """A buffer that kernels read and write; not zeroed. At least of 4 bytes, since there are none of 0.
+        """Allocate a buffer, not zeroed, of at least 4 bytes, since OpenCL has no buffers of 0.
 
-        Raises OutOfMemoryError where it is larger than the device's largest buffer or than the memory that is left.
+        Raises OutOfMemoryError if it is larger than the device's largest buffer or the memory that is left.
         """
         return self._buffer(max(int(nbytes), 4), self.cl.mem_flags.READ_WRITE)
 
     def upload(self, array: npt.NDArray[Any] | None) -> Any:
-        """A buffer with a copy of the array; None for None. Raises as ``empty``."""
+        """Allocate a buffer with a copy of the array; None for None. Raises as ``empty``."""
         if array is None:
             return None
         flags = self.cl.mem_flags.READ_WRITE | self.cl.mem_flags.COPY_HOST_PTR
         return self._buffer(array.nbytes, flags, np.ascontiguousarray(array))
 
     def _buffer(self, nbytes: int, flags: int, copied: npt.NDArray[Any] | None = None) -> Any:
-        """A buffer of that size. Drivers that allocate at the first use do not refuse it, so this does."""
+        """Allocate a buffer. Sizes are checked here, since drivers that allocate at first use do not refuse them."""
         with self.errors("given memory"):
             left = self.memory - self.objects.nbytes
             if nbytes > min(self.largest_buffer, left):
@@ -404,31 +404,31 @@ class Device:
             return self.objects.make("Buffer", self.context, flags, size, copied, nbytes=nbytes)
 
     def write(self, buffer: Any, array: npt.NDArray[Any]) -> None:
-        """Copy an array into a buffer; it may be changed when this returns."""
+        """Copy an array into a buffer; the array may be changed after the return."""
         with self.errors("written to"):
             self.cl.enqueue_copy(self.queue, buffer, array, is_blocking=True)
 
     def clear(self, buffer: Any, nbytes: int, at: int = 0) -> None:
-        """Bytes of a buffer become zeros, whole words of them, in the order of the queue."""
+        """Enqueue setting bytes of a buffer (whole words) to zero."""
         with self.errors("written to"):
             self.cl.enqueue_fill_buffer(self.queue, buffer, np.zeros(1, np.uint32), at, nbytes)
 
     def copy(self, source: Any, target: Any, nbytes: int, source_at: int = 0, target_at: int = 0) -> None:
-        """Copy bytes of a buffer to another, or elsewhere in it, in the order of the queue."""
+        """Enqueue copying bytes between buffers, or within one."""
         with self.errors("written to"):
             self.cl.enqueue_copy(
                 self.queue, target, source, byte_count=nbytes, src_offset=source_at, dst_offset=target_at
             )
 
     def read(self, buffer: Any, shape: tuple[int, ...], dtype: type[np.generic], offset: int = 0) -> npt.NDArray[Any]:
-        """What a buffer holds from byte ``offset`` on, when everything enqueued before is done."""
+        """Return a buffer's content from byte ``offset`` on, after all enqueued commands."""
         (array,) = self.read_all((buffer, shape, dtype, offset))
         return array
 
     def read_all(self, *wanted: tuple[Any, tuple[int, ...], type[np.generic], int]) -> list[npt.NDArray[Any]]:
-        """As ``read`` for each of them, with one wait for all."""
+        """Do several ``read`` calls with one wait."""
         arrays = [np.empty(shape, dtype) for _, shape, dtype, _ in wanted]
-        events = []  # one that is let go waits for its copy
+        events = []  # the destructor of an event waits for its copy
         with self.errors("read"):
             for array, (buffer, _, _, offset) in zip(arrays, wanted, strict=True):
                 events.append(self.cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=False))
@@ -436,7 +436,7 @@ class Device:
         return arrays
 
     def facts(self) -> dict[str, Any]:
-        """For ``describe`` and reports."""
+        """Return the device's properties for ``describe`` and reports."""
         return {
             "device": f"opencl:{self.number}",
             "device_name": self.name,
@@ -448,7 +448,7 @@ class Device:
 
 @cache
 def device_of(name: str | None, spelling: Spelling | None = None) -> Device:
-    """The device of that name, opened once by whatever name: its queue, programs and memory are shared by models."""
+    """Return the device of a name. Each device is opened once: models share its queue, programs and memory."""
     number, _ = _chosen(name)
     return _opened(number, spelling)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.architectures.spec import ModelSpec, Tensor
+from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.checkpoints.base import Checkpoint
-from ipex_lookahead.checkpoints.placed import with_offset
 from ipex_lookahead.engines.api import MOST_TOP, Batch, OutputRequest, StepOutput
+from ipex_lookahead.engines.load_weights import Progress, Read, reading, walk, weights_of
 from ipex_lookahead.engines.native.decoder import KV_CACHES
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.cache import OpenClCache
@@ -23,39 +22,13 @@ from ipex_lookahead.engines.opencl.layers import Floats
 from ipex_lookahead.engines.opencl.memory import check_room
 from ipex_lookahead.engines.opencl.programs import sources
 from ipex_lookahead.engines.opencl.step import plan
-from ipex_lookahead.engines.weights import PlannedWeights, WeightPlan, check_shape, read_vector
+from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import InputError, NonFiniteError, arg
 from ipex_lookahead.formats.base import PackedWeight
 
 
-@contextmanager
-def reading(
-    checkpoint: Checkpoint,
-    spec: ModelSpec,
-    plan: WeightPlan,
-    threads: int | None,
-    progress: Callable[[int, int, str], None] | None,
-) -> Iterator[tuple[Callable[[Tensor], PackedWeight], Callable[[Tensor], Floats]]]:
-    """What gives a checkpoint's matrices, as the plan says, and its vectors; their shapes are checked before."""
-    for tensor in spec.tensors():
-        check_shape(checkpoint, tensor)
-    total, done = sum(tensor.is_matrix for tensor in spec.tensors()), 0
-    planned = PlannedWeights(checkpoint, spec, plan, threads)
-
-    def matrix(tensor: Tensor) -> PackedWeight:
-        nonlocal done
-        if progress is not None:
-            progress(min(done, total - 1), total, tensor.name)  # a tied embedding may be read twice
-        done += 1
-        return planned.read(tensor)
-
-    yield matrix, partial(read_vector, checkpoint)
-    if progress is not None:
-        progress(total, total, "")
-
-
 def check_wants(wants: OutputRequest) -> None:
-    """Raise InputError for what no step on a device returns."""
+    """Raise InputError for outputs that the OpenCL engine does not return."""
     top = wants.top
     if not isinstance(top, (int, np.integer)) or not 0 <= top <= MOST_TOP:
         raise InputError(f"top is {top!r}; it must be from 0 to {MOST_TOP}")
@@ -65,7 +38,7 @@ def check_wants(wants: OutputRequest) -> None:
 
 
 class OpenClEngine:
-    """A decoder on an OpenCL device. Make one with ``OpenClEngine.load``."""
+    """A decoder on an OpenCL device. Made by ``OpenClEngine.load``."""
 
     name = "opencl"
     row_invariant = True
@@ -91,61 +64,57 @@ class OpenClEngine:
         *,
         threads: int | None = None,
         kv_cache: str = "fp16",
-        progress: Callable[[int, int, str], None] | None = None,
+        progress: Progress | None = None,
     ) -> OpenClEngine:
-        """Read, quantise, pack and upload the weights tensor by tensor, in the order a step reads them.
+        """Read, quantize, pack and upload the weights, one layer at a time.
 
         Raises:
-            ModelFormatError: a tensor is missing, has another shape than the config says, or holds NaN or infinity.
-            UnsupportedModelError: the kernels do not run a model like that.
-            EngineError: no compiled core to pack with, or no memory on the device.
+            ModelFormatError: a tensor is missing, has another shape than the config implies, or has NaN or infinity.
+            UnsupportedModelError: kernels do not support the model.
+            EngineError: there is no compiled core, which packs weights, or the device lacks the memory.
         """
-        with reading(checkpoint, spec, plan, threads, progress) as (matrix, vector):
-            return cls.build(spec, plan.label, matrix, vector, device, kv_cache, threads)
+        tensors = (tensor for _, tensor in walk(spec))
+        with reading(checkpoint, spec, plan, tensors, threads, progress) as read:
+            return cls.build(spec, plan.label, read, device, kv_cache, threads)
 
     @classmethod
     def build(
         cls,
         spec: ModelSpec,
         low_bit: str,
-        matrix: Callable[[Tensor], PackedWeight],
-        vector: Callable[[Tensor], Floats],
+        read: Read,
         device: Device,
         kv_cache: str = "fp16",
         threads: int | None = None,
         embeds: bool = True,
     ) -> OpenClEngine:
-        """A decoder whose weights two functions give, asked in the order a step reads them. Raises as ``load``.
+        """Make a decoder with the weights that ``read`` returns; see :func:`load_weights`. Raises as ``load``.
 
-        ``threads`` of this machine pack them. Without ``embeds`` the embedding is elsewhere, see :meth:`forward`.
+        Args:
+            spec: the model.
+            low_bit: the name of its format.
+            read: returns a tensor's weight.
+            device: the device.
+            kv_cache: "fp16" or "int8".
+            threads: number of CPU threads that pack the weights; None: one per core.
+            embeds: whether the device embeds tokens. If not, :meth:`forward` is given hidden states.
         """
         if kv_cache not in KV_CACHES:
             raise InputError(argument="kv_cache", got=kv_cache, allowed=f"one of {', '.join(KV_CACHES)}")
-        return cls(Decoder(device, spec, matrix, vector, kv_cache, threads, embeds), low_bit, kv_cache)
+        return cls(Decoder(device, spec, read, kv_cache, threads, embeds), low_bit, kv_cache)
 
     @classmethod
     def moved(cls, engine: NativeEngine, device: Device) -> OpenClEngine:
-        """The weights of an engine on the CPU, bit for bit, on a device; it stays as it is. Raises as ``load``."""
+        """Copy an engine's weights, bit for bit, from the CPU to a device. Raises as ``load``."""
         check_room(device, engine.describe()["weight_bytes"])
-        given, seen = engine.weights(), dict[str, PackedWeight]()
-
-        def matrix(tensor: Tensor) -> PackedWeight:
-            while tensor.name not in seen:
-                name, weight = next(given)
-                seen[name] = weight
-            return seen.pop(tensor.name)
-
-        def vector(tensor: Tensor) -> Floats:
-            return np.ascontiguousarray(with_offset(matrix(tensor), tensor.hf.offset).codes, np.float32)
-
-        made = cls.build(engine.spec, engine.low_bit, matrix, vector, device, engine.kv_cache)
+        made = cls.build(engine.spec, engine.low_bit, weights_of(engine), device, engine.kv_cache)
         made.facts |= engine.facts | {"chosen": f"opencl: it was moved to {device.facts()['device']}"}
         return made
 
     def new_cache(self, blank: int = 0) -> OpenClCache:
-        """An empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length.
+        """Return an empty sequence; or one of ``blank`` positions of zeros, for measuring steps at that length.
 
-        Raises InputError where ``blank`` is negative or beyond the context.
+        Raises InputError if ``blank`` is negative or beyond the context.
         """
         if not 0 <= blank <= self.max_context:
             raise InputError(argument="blank", got=blank, allowed=f"from 0 to {self.max_context}, the context")
@@ -155,7 +124,7 @@ class OpenClEngine:
         return cache
 
     def forward(self, batch: Batch, hidden: Floats | None = None) -> StepOutput:
-        """The whole decoder on the device: ids in, ids out. See ``engines.base.Engine.forward``.
+        """The whole decoder on the device: ids in, ids out. See ``engines.api.Engine.forward``.
 
         ``hidden``, float32 [rows, hidden size]: what the first layer reads, where the embedding is elsewhere.
         """
@@ -179,7 +148,7 @@ class OpenClEngine:
         return f"{sources()} {self._decoder.device.facts()['driver']}"
 
     def describe(self) -> dict[str, Any]:
-        """Facts for ``info`` and for reports."""
+        """Return facts for ``info`` and reports."""
         decoder = self._decoder
         pages = decoder.pages
         facts = decoder.device.facts()
@@ -202,12 +171,5 @@ class OpenClEngine:
         }
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
-        """All tensors in plain order under the checkpoint's names, one at a time: what ``save_low_bit`` writes."""
-        for tensor in self.spec.tensors():
-            if tensor is self.spec.embedding and not self.spec.tied and self._decoder.weights.embedding is None:
-                continue
-            if tensor.is_matrix:
-                yield tensor.name, self._decoder.weights.matrix(tensor)
-            else:
-                values = PackedWeight("fp32", tensor.shape, self._decoder.weights.vector(tensor))
-                yield tensor.name, with_offset(values, -tensor.hf.offset)
+        """See :func:`stored_weights`."""
+        return self._decoder.weights.stored()

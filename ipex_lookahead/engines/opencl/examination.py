@@ -1,4 +1,4 @@
-"""What a device is, whether its kernels give the CPU core's bytes, and how fast it reads: what ``doctor`` reports."""
+"""The device report of ``doctor``: its properties, a comparison of its kernels with the CPU core, and its bandwidth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ipex_lookahead.errors import EngineError
 from ipex_lookahead.formats import FORMATS
 
 SHAPES = ((48, 172), (33, 576), (256, 512))
-"""Outputs and inputs that kernels are compared on: whole tiles and blocks, and ragged ones."""
+"""Outputs and inputs of compared products: whole tiles and blocks, and ragged ones."""
 ROWS = (1, 2, 4, 5, 16, 17, 40)
 READ_BYTES = 256 << 20
 TIMES = 5
@@ -27,11 +27,11 @@ EXTENSIONS = (
     "cl_khr_command_buffer", "cl_khr_command_buffer_mutable_dispatch", "cl_intel_subgroup_matrix_multiply_accumulate",
     "cl_intel_device_attribute_query", "cl_khr_subgroup_shuffle", "cl_intel_unified_shared_memory",
 )  # fmt: skip
-"""Those that a report is to name."""
+"""The extensions that a report lists."""
 
 
 def details(device: Device) -> dict[str, Any]:
-    """Platform, driver, size and extensions of a device; bytes, MHz."""
+    """Return platform, driver, sizes (bytes, MHz) and extensions of a device."""
     use_matrix_units(device)
     raw = device.raw
     facts = {
@@ -56,13 +56,13 @@ def details(device: Device) -> dict[str, Any]:
 
 
 def _division(device: Device) -> str:
-    """What the driver says of division and roots; the self-test has found them right, or there were no device."""
-    says = device.raw.single_fp_config & device.cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
-    return "offered" if says else "not offered, and the self-test passed"
+    """Return whether the driver offers correctly rounded division. The self-test has passed in any case."""
+    offered = device.raw.single_fp_config & device.cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT
+    return "offered" if offered else "not offered, and the self-test passed"
 
 
 def kernel_problem(device: Device, low_bit: str, threads: int | None = None) -> str:
-    """What is wrong with a format's products on the device, beside the CPU core's; empty where no byte is."""
+    """Return how a format's products on the device differ from the CPU core's; empty if all bytes are equal."""
     rng, pool = np.random.default_rng(0), LinearPool(threads)
     for n_out, n_in in SHAPES:
         group = FORMATS[low_bit].group_sizes[0]
@@ -81,7 +81,7 @@ def kernel_problem(device: Device, low_bit: str, threads: int | None = None) -> 
 
 
 def kernel_times(device: Device, low_bit: str, shape: tuple[int, int], rows: Sequence[int]) -> dict[str, float]:
-    """The best of several times of a product with a matrix of that shape, milliseconds by rows."""
+    """Return the shortest time of several products with a matrix of that shape, in milliseconds, by rows."""
     weight = random_matrix(shape, low_bit, FORMATS[low_bit].group_sizes[0], np.random.default_rng(0))
     matrix, found = Matrix.upload(device, [weight], [None]), {}
     for count in rows:
@@ -91,7 +91,7 @@ def kernel_times(device: Device, low_bit: str, shape: tuple[int, int], rows: Seq
 
 
 def bandwidth(device: Device) -> dict[str, float]:
-    """GB/s at which kernels read the device's memory, and at which bytes go there and come back."""
+    """Return GB/s of kernels that read the device's memory, of uploads and of downloads."""
     nbytes = min(READ_BYTES, int(device.raw.max_mem_alloc_size), int(device.raw.global_mem_size) // 4) // 4096 * 4096
     if nbytes == 0:
         raise EngineError(f"the device {device.name} has no memory to measure", hint="see its driver's log")
@@ -111,7 +111,7 @@ def bandwidth(device: Device) -> dict[str, float]:
 
 
 def _best(device: Device, deed: Callable[[], Any]) -> float:
-    """Seconds of the quickest of several, each waited for; the first does not count."""
+    """Return the shortest time of several calls, in seconds, each until the queue is empty; the first is a warm-up."""
     found = []
     for _ in range(1 + TIMES):
         device.queue.finish()

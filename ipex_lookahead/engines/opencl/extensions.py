@@ -1,4 +1,4 @@
-"""What OpenCL has and pyopencl has no name for: called in the loader that pyopencl itself uses."""
+"""OpenCL functions that pyopencl does not wrap, called in the loader that pyopencl uses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ INTEL = {
     "ip_version": 0x4250, "device_id": 0x4251, "slices": 0x4252, "subslices_per_slice": 0x4253,
     "eus_per_subslice": 0x4254, "threads_per_eu": 0x4255, "features": 0x4256,
 }  # fmt: skip
-"""Numbers of cl_intel_device_attribute_query; each is an answer of up to 4 bytes."""
+"""Queries of cl_intel_device_attribute_query; each returns up to 4 bytes."""
 
 SUBGROUP_SIZES = 0x4108
 
 
 @cache
 def loader(cl: Any) -> Any:
-    """OpenCL's own functions. Raises EngineError where they cannot be found."""
+    """Return the loader's library. Raises EngineError if its functions cannot be found."""
     try:
         # A library's handle finds what the libraries that it needs have as well; on Windows it does not.
         found: Any = ctypes.CDLL("OpenCL") if sys.platform == "win32" else ctypes.CDLL(cl._cl.__file__)
@@ -33,7 +33,7 @@ def loader(cl: Any) -> Any:
 
 
 def attributes(cl: Any, raw: Any) -> dict[str, int]:
-    """What cl_intel_device_attribute_query tells of a device: what it does not tell is left out."""
+    """Return the attributes that cl_intel_device_attribute_query reports for a device."""
     facts = {}
     for name, number in INTEL.items():
         value = ctypes.c_uint32()
@@ -45,7 +45,7 @@ def attributes(cl: Any, raw: Any) -> dict[str, int]:
 
 
 def subgroup_sizes(cl: Any, raw: Any) -> list[int]:
-    """Sizes that cl_intel_required_subgroup_size offers, ascending; none where the device does not tell."""
+    """Return the sizes that cl_intel_required_subgroup_size offers, ascending; empty if the device reports none."""
     sizes, given = (ctypes.c_size_t * 16)(), ctypes.c_size_t()
     device, number = ctypes.c_void_p(raw.int_ptr), ctypes.c_uint32(SUBGROUP_SIZES)
     room = ctypes.c_size_t(ctypes.sizeof(sizes))

@@ -1,4 +1,4 @@
-"""The options that ``kernels/tiles.cl`` is built with for each weight format: what the core says of it."""
+"""The build options of ``kernels/tiles.cl`` for each weight format, from the core's description of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from ipex_lookahead.engines.native.core import weight_formats
 
 FLOATS = "FLOATS"
-"""``CODES`` where the codes are the values."""
+"""The value of ``CODES`` for float formats."""
 
 
 @cache
 def defines(name: str) -> tuple[str, ...]:
-    """Options of the compiler for weights of a format: numbers for the names in tiles.cl, and what the format is."""
+    """Return compiler options for a weight format: numbers for the names in tiles.cl, and the format's values."""
     every = weight_formats()
     facts = every[name]
     kinds = {
@@ -42,7 +42,7 @@ def defines(name: str) -> tuple[str, ...]:
 
 
 def has_whole_codes(name: str) -> bool:
-    """Whether products are of whole numbers; else activations stay floats."""
+    """Return True if products are of integers; for other formats activations stay floats."""
     return "zero" in weight_formats()[name]
 
 

@@ -1,9 +1,16 @@
-"""A step as a list of kernels whose arguments are bound once.
+"""A step as a list of kernels with arguments that are bound once.
 
-A block is five launches: q, k and v, whose heads are rotated and stored by the last work-groups to arrive; attention,
-merged and quantised; o, whose sums are normed and quantised for what follows; gate and up; down, likewise. For more
-rows than ``MOST_FUSED`` norms and heads are launches of their own, eight in all, and where arrivals of work-groups
-cannot be counted, merging is a ninth. What changes from step to step lies in one buffer, which all of them read.
+A block takes five launches:
+
+1. q, k and v. The last work-groups to arrive rotate the heads and store them.
+2. Attention, merged and quantized.
+3. o. Its sums are normed and quantized for the next product.
+4. gate and up.
+5. down, followed by norm and quantization as in 3.
+
+For more rows than ``MOST_FUSED``, norms and heads are launches of their own: eight in total. Where arrivals of
+work-groups cannot be counted, merging is a ninth. All launches read the values that change from step to step from one
+buffer.
 """
 
 from __future__ import annotations
@@ -29,20 +36,26 @@ from ipex_lookahead.engines.opencl.supported import ACTIVATIONS, attention_of, m
 i32, f32 = np.int32, np.float32
 
 MOST_FUSED = ROWS[1]
-"""Up to so many rows the last work-group of a product does alone what follows it: norms rows, finishes heads."""
+"""Most rows for which the last work-group of a product also norms the rows or finishes the heads."""
 ATTENDERS, SEARCHERS = 256, 64
 """Work-items of a work-group of ``attend``, and of ``top``."""
 NORM_BLOCKS = 16
-"""Blocks of a row that one lane group of a norm makes; each takes the row's mean for itself."""
+"""Blocks of a row that one lane group of a norm writes. Each lane group computes the row's mean itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A kernel to enqueue.
 
-    ``size`` work-items for every ``rows`` rows of the step, or of those wanted, and for each of a row's ``pairs`` with
-    an expert; ``attends``: for every so many rows as attention computes together, and for each block of positions that
-    is computed apart.
+    Attributes:
+        kernel: with its arguments.
+        size: work-items for each group of ``rows`` rows.
+        local: work-items of a work-group.
+        rows: rows of the step that the kernel computes together.
+        pairs: experts of a row; the work-items are multiplied by it.
+        wanted: whether only wanted rows count.
+        attends: whether the launch is attention's: ``size`` work-items for each group of rows that attention computes
+            together, and for each block of positions.
     """
 
     kernel: Any
@@ -55,9 +68,13 @@ class Launch:
 
 
 def sized(launches: list[Launch], plan: Plan, blocks: int, joint: int) -> Iterator[Sized]:
-    """The launches of a step; ``blocks`` of positions or more than the plan has, if it has more than one.
+    """Yield the launches of a step with their sizes.
 
-    ``joint``: rows that attention computes together.
+    Args:
+        launches: of the step.
+        plan: the step's rows.
+        blocks: number of blocks of positions; at least the plan's.
+        joint: number of rows that attention computes together.
     """
     wanted = len(plan.want)
     for launch in launches:
@@ -70,7 +87,10 @@ def sized(launches: list[Launch], plan: Plan, blocks: int, joint: int) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class NormBefore:
-    """The norm before a mixer, a feed-forward or lm_head: its weight on the device, itself, and the rows' order."""
+    """The norm before a mixer, a feed-forward or the lm_head.
+
+    ``weight`` is on the device; ``order`` is the order in which the following product reads the normed row.
+    """
 
     weight: Any
     norm: Norm | None
@@ -78,26 +98,26 @@ class NormBefore:
 
     @property
     def epsilon(self) -> Any:
-        """Of the norm, where there is one."""
+        """The norm's epsilon; 0 without a norm."""
         return f32(self.norm.epsilon if self.norm else 0)
 
 
 def _of_all_heads(norm: Norm | None, attention: Attention) -> bool:
-    """Whether it is over all heads of q or of k at once."""
+    """Return True for a norm over all heads of q or of k together."""
     return norm is not None and norm.weight.shape != (attention.head_dim,)
 
 
 @dataclass(frozen=True, slots=True)
 class Binder:
-    """What the kernels of a step are bound to.
+    """Binds the kernels of a step to buffers.
 
     Attributes:
         device, spec, weights, pages: a model on a device.
-        ropes: their tables, by ``id``.
-        joint_heads: heads that attention computes together.
-        scratch: room for the step.
-        step: the buffer that says what changes.
-        rows: how many the kernels are for, one of ``ROWS``; the last: any number.
+        ropes: tables of ropes, by the ``id`` of the rope.
+        joint_heads: number of heads that attention computes together.
+        scratch: buffers of the step.
+        step: the buffer with the values that change from step to step.
+        rows: most rows of the step, one of ``ROWS``; the last one has no limit.
     """
 
     device: Device
@@ -111,7 +131,7 @@ class Binder:
     rows: int
 
     def launches(self) -> Iterator[Launch]:
-        """All of a step, in their order."""
+        """Yield the launches of a step in order."""
         yield from self._embed()
         layers = self.weights.layers
         norms = [self._before(layer, "mixer", "q") for layer in layers]
@@ -141,7 +161,7 @@ class Binder:
         return self.device.kernel(self.pages.program, name, *arguments)
 
     def _before(self, layer: Layer, part: str, first: str) -> NormBefore:
-        """Of the mixer or the feed-forward, whose first matrix may have an order."""
+        """Return the norm before the mixer or the feed-forward (``part``); ``first`` is the matrix that reads it."""
         return NormBefore(layer.vectors[f"{part}_norm"], getattr(layer.block, f"{part}_norm"), layer.orders.get(first))
 
     def _norm(self, before: NormBefore, out: Rows, wanted: bool = False) -> Launch:
@@ -193,7 +213,7 @@ class Binder:
     # ---- attention ---------------------------------------------------------------------------------------------------
 
     def _heads(self, layer: Layer, pages: Any) -> Iterator[Launch]:
-        """q, k and v, and what becomes of their heads: in one kernel where each is whole tiles and normed by itself."""
+        """Yield q, k and v with rope and storing: in one kernel where a head fills whole tiles and is normed alone."""
         s, attention, v = self.scratch, attention_of(layer.block), layer.vectors
         heads, kv_heads, d = attention.heads, attention.kv_heads, attention.head_dim
         weights, epsilon, over_all = [], 0.0, []
@@ -250,7 +270,7 @@ class Binder:
     def _gate_up(
         self, gate: Matrix, up: Matrix, made: Rows, kind: tuple[Any, ...], pairs: int = 1, experts: tuple[Any, ...] = ()
     ) -> Launch:
-        """f(gate) up in one kernel; ``experts``: of each of a row's ``pairs``, chosen where, placed where."""
+        """Return f(gate) * up as one kernel; ``experts``: buffer of chosen experts, the layer's offset, places."""
         count = 1 if experts else gate.at_once(self.rows)
         chosen, first, places = experts or (None, i32(0), None)
         both = (*gate.arguments(), *up.arguments(), *self.scratch.x.arguments(), *made.arguments())
@@ -259,7 +279,7 @@ class Binder:
         return Launch(gate.kernel("gate_up", count, *arguments), made.blocks * width, width, count, pairs)
 
     def _activate(self, made: Rows, kind: tuple[Any, ...], pairs: int = 1) -> Launch:
-        """f(gate) up of what was multiplied apart: of each row, or of each of its pairs with an expert."""
+        """Return f(gate) * up for products of separate kernels: for each row, or for each expert of a row."""
         s, n = self.scratch, i32(made.n)
         arguments = (s.gate, s.up, n, n, *made.arguments(), self.step, i32(STEP_ROWS), i32(pairs), *kind)
         kernel = self._kernel("activate", *arguments)
@@ -285,7 +305,7 @@ class Binder:
     def _experts(
         self, layer: Layer, mixture: Experts, first: np.int32, following: NormBefore | None
     ) -> Iterator[Launch]:
-        """Each row with each of its experts, one by one: a weight is read again for every row that goes to it."""
+        """Yield a mixture's launches. A weight is read once for every row that goes to its expert."""
         s, router, pairs = self.scratch, layer.router, mixture.used
         assert router is not None  # a mixture has one
         yield self._linear(router, s.x, s.router, router.n_out)
@@ -314,7 +334,7 @@ class Binder:
     def _expert_linear(
         self, stacks: list[Stack], x: Rows, share: int, out: Any, n: int, chosen: tuple[np.int32, int]
     ) -> Iterator[Launch]:
-        """Of each pair with the expert chosen; ``share`` pairs have the same row of x."""
+        """Yield the products of each pair of row and expert; ``share`` consecutive pairs read the same row of x."""
         first, pairs = chosen
         for stack in stacks:
             w, tiles = stack.matrix, -(-stack.matrix.parts[0] // LANES)
@@ -325,7 +345,7 @@ class Binder:
     # ---- the head ----------------------------------------------------------------------------------------------------
 
     def _head(self) -> Iterator[Launch]:
-        """lm_head of the rows wanted, and their largest logits."""
+        """Yield the lm_head of the wanted rows and the search for their largest logits."""
         s, spec, step, column = self.scratch, self.spec, self.step, 0
         yield self._norm(NormBefore(self.weights.final_norm, spec.final_norm), s.head_x, wanted=True)
         for piece in self.weights.head:
@@ -347,6 +367,6 @@ class Binder:
 
 
 def _kind_of(block: Block) -> tuple[Any, ...]:
-    """How a block's gates are activated, as kernels take it."""
+    """Return a block's activation as arguments of kernels."""
     activation = mlps_of(block)[0].activation
     return i32(ACTIVATIONS[activation.kind]), f32(activation.alpha), f32(activation.limit)

@@ -19,46 +19,46 @@ from ipex_lookahead.formats.base import PackedWeight
 
 GROUP, LANES, EIGHT = 32, 16, 8
 STEP_ROWS, STEP_WANTED = 0, 1
-"""Where a step says how many rows it has, and how many are wanted (``kernels/device.cl``)."""
+"""Indices of a step's number of rows and of wanted rows in its buffer (``kernels/device.cl``)."""
 
 i32 = np.int32
 Floats = npt.NDArray[np.float32]
 
 
 def rows_at_once(rows: int, counts: Sequence[int] = ROWS) -> int:
-    """The smallest of ``counts`` that holds so many rows, or the largest."""
+    """Return the smallest of ``counts`` that is at least ``rows``, or the largest."""
     return next((most for most in counts if most >= rows), counts[-1])
 
 
 def blocks_of(n: int) -> int:
-    """Blocks of 32 values."""
+    """Return the number of blocks of 32 values in ``n`` values."""
     return -(-n // GROUP)
 
 
 @cache
 def _tile_bytes(low_bit: str, n_in: int, group_size: int) -> tuple[int, ...]:
-    """Bytes of each stream of 16 outputs: of what packing makes of them."""
+    """Return the packed bytes of each stream of 16 outputs."""
     weight = random_matrix((LANES, n_in), low_bit, group_size, np.random.default_rng(0))
     return tuple(0 if stream is None else stream.nbytes for stream in prepacked(weight, 1))
 
 
 def stream_bytes(low_bit: str, shape: tuple[int, ...], group_size: int) -> list[int]:
-    """Bytes of each stream of a matrix [n_out, n_in] on a device, 0 for those that the format has not."""
+    """Return the bytes of each stream of a matrix [n_out, n_in] on a device; 0 for a stream the format lacks."""
     return [-(-shape[0] // LANES) * size for size in _tile_bytes(low_bit, shape[1], group_size)]
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Weight matrices [n_out, n_in] of one format in tiles on a device, one below the other.
+    """Weight matrices [n_out, n_in] of one format in tiles on a device, concatenated along their outputs.
 
     Attributes:
-        device: where it is.
+        device: the device.
         format: a key of ``FORMATS``.
-        n_out, n_in: of all together; but for the last, each one's outputs are filled up to a multiple of 16.
-        parts: outputs of each.
+        n_out, n_in: sizes of the concatenation. All parts but the last are padded to a multiple of 16 outputs.
+        parts: number of outputs of each matrix.
         group_size: as in ``PackedWeight``.
-        buffers: codes, scales, minimums, steps and bias; None for what it has not.
-        nbytes: of all buffers.
+        buffers: codes, scales, minimums, steps and bias; None for a stream that the format lacks.
+        nbytes: bytes of all buffers.
     """
 
     device: Device
@@ -97,35 +97,35 @@ class Matrix:
 
     @property
     def tiles(self) -> int:
-        """Tiles of 16 outputs."""
+        """The number of tiles of 16 outputs."""
         return -(-self.n_out // LANES)
 
     def arguments(self) -> tuple[Any, ...]:
-        """What kernels take for a matrix."""
+        """Return the arguments that kernels take for a matrix."""
         inputs = FORMATS[self.format].streams[0].inputs
         share = self.group_size if self.group_size else max(inputs, GROUP)
         shift = (share // GROUP).bit_length() - 1
         return (*self.buffers, i32(self.n_out), i32(self.n_in), i32(blocks_of(self.n_in)), i32(shift))
 
     def at_once(self, rows: int) -> int:
-        """How many rows kernels for a step of so many read a weight for at once."""
+        """Return the number of rows that kernels read a weight for once, in a step of ``rows`` rows."""
         return rows_at_once(rows, rows_of(self.format, self.device.units))
 
     def kernel(self, name: str, rows: int, *arguments: Any, options: Sequence[str] = ()) -> Any:
-        """The kernel in the file of that name for this format and so many rows at once, with its arguments.
+        """Make the kernel of a name for this format and ``rows`` rows at once, with its arguments.
 
-        ``options``: of the compiler, beside those of the format.
+        ``options``: more options of the compiler.
         """
         own, spelling = over_weights(self.format, rows, self.device.units, self.device.spelling)
         program = self.device.program(*files_of(name), options=[*own, *options], spelling=spelling)
         return self.device.kernel(program, name, *arguments)
 
     def width(self, rows: int) -> int:
-        """Work-items of a work-group of kernels for so many rows at once."""
+        """Return the number of work-items of a work-group of kernels for ``rows`` rows at once."""
         return LANES if units_for(self.format, rows, self.device.units).width == 8 else self.device.width
 
     def weights(self) -> list[PackedWeight]:
-        """The matrices in plain order, bit for bit as they came."""
+        """Return the matrices in plain layout, bit for bit as uploaded."""
         kinds = (np.uint8, np.uint16, np.uint16, np.uint8)
         streams = [
             None if buffer is None else self.device.read(buffer, (buffer.size // np.dtype(kind).itemsize,), kind)
@@ -145,36 +145,36 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Room on a device for rows of activations as linear layers read them (``Rows`` of ``kernels/device.cl``)."""
+    """Buffers on a device for rows of activations that linear layers read (``Rows`` of ``kernels/device.cl``)."""
 
     n: int
     buffers: tuple[Any, ...]
 
     @classmethod
     def empty(cls, device: Device, rows: int, n: int) -> Rows:
-        """For ``rows`` rows of ``n`` values."""
+        """Allocate buffers for ``rows`` rows of ``n`` values."""
         filled = -(-rows // EIGHT) * EIGHT * blocks_of(n) + ROWS[-1]  # and what kernels read beyond the last row
         sizes = (4 * GROUP * rows * blocks_of(n), *(filled * size for size in (GROUP, 4, 8)))
         return cls(n, tuple(map(device.empty, sizes)))
 
     @property
     def blocks(self) -> int:
-        """Blocks of a row."""
+        """The number of blocks of a row."""
         return blocks_of(self.n)
 
     def arguments(self) -> tuple[Any, ...]:
-        """What kernels take for rows."""
+        """Return the arguments that kernels take for rows."""
         return (*self.buffers, i32(self.blocks))
 
 
 class Product:
-    """x W^T + bias by itself, as a step multiplies it: for tests, self-tests and timings.
+    """x W^T + bias as a single operation, with a step's kernels: for tests, self-tests and timings.
 
     Args:
         matrix: W.
         x: float32 [rows, n_in].
-        start: float32 [rows, n_out] that is added to; None: nothing.
-        at_once: of ``rows_of``; None: as a step chooses.
+        start: float32 [rows, n_out], which the product is added to; None: zeros.
+        at_once: one of ``rows_of``; None: a step's choice.
     """
 
     def __init__(self, matrix: Matrix, x: Floats, start: Floats | None = None, at_once: int | None = None) -> None:
@@ -192,10 +192,10 @@ class Product:
         self._size = (matrix.tiles, -(-rows // at_once), matrix.width(at_once))
 
     def enqueue(self) -> None:
-        """Multiply once; with ``start`` each time adds."""
+        """Enqueue the product once; with ``start``, every call adds again."""
         self._device.enqueue(self._kernel, *self._size)
 
     def result(self) -> Floats:
-        """float32 [rows, n_out], multiplied anew."""
+        """Enqueue the product and return it, float32 [rows, n_out]."""
         self.enqueue()
         return self._device.read(self._out, self._shape, np.float32)

@@ -1,4 +1,4 @@
-"""Checkpoints onto an OpenCL device. Imports neither torch nor transformers."""
+"""Load checkpoints onto an OpenCL device. Imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ipex_lookahead.engines.weights import WeightPlan
 
 
 def load(request: LoadRequest) -> LoadedModel:
-    """Load a checkpoint onto a device, its first layers onto the CPU where not all are wanted there, or fit.
+    """Load a checkpoint onto a device; its first layers run on the CPU if they do not fit or are not requested there.
 
-    See ``OpenClEngine.load``, ``choose_layers`` and ``Device`` for what it may raise.
+    Raises as ``OpenClEngine.load``, ``choose_layers`` and ``Device``.
     """
     refuse_options("opencl", "it runs without torch", ipex=request.ipex)
     device = device_of(None if request.device is None else str(request.device))

@@ -1,6 +1,6 @@
-"""Matrix units (Intel's XMX) for many rows: used where the device has them and they give the plain kernel's bytes.
+"""Matrix units (Intel's XMX) for many rows: used if the device has them and they give the plain kernel's bytes.
 
-Their sums of 32 products are of whole numbers, so the order of adding changes no bit; how inputs lie might.
+They add 32 products of whole numbers, which is exact in any order. The self-test checks the layout of their inputs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ipex_lookahead.errors import EngineError
 PATH, EXTENSION = "matrix units", "cl_intel_subgroup_matrix_multiply_accumulate"
 WIDTHS = (8, 16)
 TRIED = ("sym_int4", "asym_int4", "q6_k", "q2_k")
-"""Formats with a scale for a block, with minimums, with scales for halves, and with both."""
+"""Formats with one scale per block, with minimums, with a scale per half block, and with both."""
 
 
 def use_matrix_units(device: Device) -> None:
-    """Decide once for a device; ``device.paths`` says how."""
+    """Decide once per device whether to use matrix units; ``device.paths`` records the decision."""
     with device.lock:  # another thread, which loads another model, must not find it half decided
         if PATH not in device.paths:
             device.units, device.paths[PATH] = _decided(device)
@@ -38,7 +38,7 @@ def _decided(device: Device) -> tuple[Units, str]:
 
 
 def difference(device: Device, units: Units) -> str:
-    """Where products by matrix units are not the plain kernel's, byte for byte; empty where they are."""
+    """Return the first product in which matrix units differ from the plain kernel; empty if all bytes are equal."""
     rng, before = np.random.default_rng(0), device.units
     try:
         for low_bit in TRIED:

@@ -1,7 +1,7 @@
-"""What a model needs of a device's memory, from its description alone: said before any weight is read.
+"""The device memory that a model needs, computed from its description before any weight is read.
 
-A model whose layers do not all fit has its last ones and the lm_head on the device, the others and the embedding on the
-CPU (``split.py``).
+If not all layers fit, the last ones and the lm_head are on the device, the others and the embedding on the CPU
+(``split.py``).
 """
 
 from __future__ import annotations
@@ -26,20 +26,25 @@ from ipex_lookahead.errors import InputError, OutOfMemoryError, arg
 log = logging.getLogger("ipex_lookahead")
 
 SHARE = 0.9
-"""Of a device's memory that a model may take: the driver, and what draws the screen, need some of it."""
+"""The fraction of a device's memory that a model may use: the driver and the display need some of it."""
 POSITIONS = 4096
-"""Positions that there is to be room for where nobody says how many; more are taken when they are needed."""
+"""Default number of positions that memory is reserved for; the KV cache grows beyond it on demand."""
 WANTED = 64
-"""Rows of a step whose logits are kept."""
+"""Rows of a step with logits."""
 
 Formats = Callable[[Tensor], TensorInfo]
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of a device's memory: weights, keys and values, what a step works in; and the largest buffer of weights.
+    """Bytes of a device's memory.
 
-    ``widest`` is the name of the weight that needs that buffer.
+    Attributes:
+        weights: all weights.
+        keys: the KV cache.
+        scratch: buffers of a step.
+        largest: the largest buffer of weights.
+        widest: name of the weight in the largest buffer.
     """
 
     weights: int
@@ -50,12 +55,12 @@ class Need:
 
     @property
     def total(self) -> int:
-        """All of them together."""
+        """Bytes in total."""
         return self.weights + self.keys + self.scratch
 
 
 def _buffers(tensor: Tensor, formats: Formats) -> tuple[int, int]:
-    """Bytes of a weight on the device, and of the largest of its buffers."""
+    """Return the bytes of a weight on the device, and of the largest of its buffers."""
     if not tensor.is_matrix:
         return 4 * tensor.shape[0], 4 * tensor.shape[0]
     info = formats(tensor)
@@ -64,7 +69,7 @@ def _buffers(tensor: Tensor, formats: Formats) -> tuple[int, int]:
 
 
 def _biases(part: Any) -> int:
-    """Bytes that biases take once more beside their matrices: a device has them in tiles too."""
+    """Return the bytes of the second copy of biases, in the tiles of their matrices."""
     if isinstance(part, Linear):
         return 0 if part.bias is None else 4 * -(-part.bias.shape[0] // LANES) * LANES
     if isinstance(part, tuple):
@@ -73,7 +78,7 @@ def _biases(part: Any) -> int:
 
 
 class _Ledger:
-    """Counts what would be allocated on a device."""
+    """A stand-in for a device that counts the bytes of allocations."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -86,13 +91,13 @@ class _Ledger:
 
 
 class Measured:
-    """What a model needs, by how many of its last layers are on the device.
+    """The memory that a model needs, by the number of its last layers that are on the device.
 
     Args:
         spec: the model.
-        formats: a matrix -> the format that it will have.
+        formats: returns the format that a matrix will have.
         kv_cache: "fp16" or "int8".
-        positions: of keys and values that there is to be room for.
+        positions: number of positions in the KV cache.
     """
 
     def __init__(self, spec: ModelSpec, formats: Formats, kv_cache: str, positions: int) -> None:
@@ -101,7 +106,7 @@ class Measured:
         self._layers = [self._part(block) for block in spec.layers]
 
     def need(self, layers: int) -> Need:
-        """With so many layers on the device; with all of them the embedding is there too. At least one."""
+        """Return the need with the last ``layers`` layers (at least 1) on the device; all include the embedding."""
         spec, pages, whole = self.spec, -(-self.positions // PAGE), layers == len(self.spec.layers)
         head = self._part(Linear(spec.embedding) if spec.head is None else spec.head)
         parts = [*self._layers[-layers:], self._part(spec.final_norm)]
@@ -115,13 +120,13 @@ class Measured:
         return Need(sum(part[0] for part in parts), keys, self._scratch(layers), largest, widest)
 
     def _part(self, part: Any) -> tuple[int, int, str]:
-        """Bytes of a part of the model, its largest buffer, and the weight in that."""
+        """Return the bytes of a part of the model, its largest buffer, and the weight in that buffer."""
         found = [(*_buffers(tensor, self._formats), tensor.name) for _, tensor in named_tensors(part)]
         _, largest, widest = max(found, key=lambda one: one[1])
         return sum(one[0] for one in found) + _biases(part), largest, widest
 
     def _scratch(self, layers: int) -> int:
-        """A prompt's piece and a decoding step at the last position; and the tables of ropes."""
+        """Return the bytes for a prefill chunk and a decoding step at the last position, and for tables of ropes."""
         spec, ledger = replace(self.spec, layers=self.spec.layers[-layers:]), _Ledger()
         device: Any = ledger
         partials = max(PREFILL_ROWS, SPLIT_ROWS * -(-self.positions // BLOCK))
@@ -134,7 +139,7 @@ class Measured:
 def measured(
     checkpoint: Checkpoint, spec: ModelSpec, plan: WeightPlan, kv_cache: str, positions: int | None
 ) -> Measured:
-    """What a checkpoint's model needs. ``positions``: those that were asked for; None: ``POSITIONS`` of them."""
+    """Return the memory that a checkpoint's model needs, for ``positions`` positions; None: at most ``POSITIONS``."""
     planned = PlannedWeights(checkpoint, spec, plan)
 
     def formats(tensor: Tensor) -> TensorInfo:
@@ -144,12 +149,12 @@ def measured(
 
 
 def room(device: Device) -> int:
-    """Bytes that a model may take on a device: its share, less what is there already."""
+    """Return the bytes that a model may take on a device: its share minus the buffers in use."""
     return int(SHARE * device.memory) - device.objects.nbytes
 
 
 def layers_that_fit(device: Device, model: Measured) -> int:
-    """How many of the last layers fit on a device; 0 where not even one does."""
+    """Return the number of last layers that fit on a device."""
     free, count = room(device), len(model.spec.layers)
 
     def fits(layers: int) -> bool:
@@ -160,13 +165,17 @@ def layers_that_fit(device: Device, model: Measured) -> int:
 
 
 def choose_layers(device: Device, model: Measured, wanted: int | None) -> int:
-    """How many of the last layers are to be on the device.
+    """Return the number of last layers to put on the device.
 
-    ``wanted``: so many, at most all; None: as many as fit, and where that is not all it is said.
+    Args:
+        device: the device.
+        model: the memory that the model needs.
+        wanted: the requested number, at most all layers are used; None: the layers that fit, with a warning if these
+            are not all.
 
     Raises:
-        InputError: fewer than one is wanted.
-        OutOfMemoryError: not as many fit; it says what is needed, what is there and what fits instead.
+        InputError: fewer than one layer is requested.
+        OutOfMemoryError: the requested layers do not fit. The message has the need, the memory and what fits instead.
     """
     count = len(model.spec.layers)
     if wanted is not None and wanted < 1:
@@ -189,11 +198,11 @@ def choose_layers(device: Device, model: Measured, wanted: int | None) -> int:
 
 
 def check_room(device: Device, nbytes: int) -> None:
-    """Raise OutOfMemoryError where so many bytes of weights do not fit on a device."""
+    """Raise OutOfMemoryError if ``nbytes`` bytes of weights do not fit on a device."""
     if nbytes > (free := room(device)):
         raise OutOfMemoryError(
             f"the model's weights are {_gb(nbytes)}, and the device {device.name} has {_gb(max(free, 0))} for them",
-            hint=f"load it with {arg('engine', 'opencl')}: as many layers as fit are put there",
+            hint=f"load it with {arg('engine', 'opencl')}, which puts the layers that fit there",
         )
 
 

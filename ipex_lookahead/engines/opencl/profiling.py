@@ -1,4 +1,4 @@
-"""How long each kernel takes on the device itself: a queue that notes when a kernel began and ended."""
+"""The time of each kernel on the device, from a queue that records when kernels start and end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ipex_lookahead.engines.opencl.device import Device
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Launches of a kernel over so many work-items, and the seconds that they took together."""
+    """Number of launches of a kernel over ``items`` work-items, and their time in total, in seconds."""
 
     kernel: str
     items: tuple[int, ...]
@@ -22,11 +22,11 @@ class KernelTime:
 
 @dataclass(slots=True)
 class Profile:
-    """What ran while a device was profiled.
+    """The kernels that ran while a device was profiled.
 
     Attributes:
-        kernels: those that took longest first.
-        seconds: from the first one's beginning to the last one's end; what kernels do not fill is launching.
+        kernels: in descending order of time.
+        seconds: from the start of the first kernel to the end of the last one. Time outside kernels is launch overhead.
     """
 
     kernels: list[KernelTime] = field(default_factory=list)
@@ -40,9 +40,9 @@ class Profile:
 
 @contextmanager
 def profiled(device: Device) -> Iterator[Profile]:
-    """Time what is run on a device meanwhile; the profile is filled in at the end. Nothing is recorded there.
+    """Time the kernels that run on a device inside the context. The profile is filled when the context ends.
 
-    Raises EngineError where the driver makes no such queue.
+    Command buffers are not used meanwhile. Raises EngineError if the driver offers no queue with times.
     """
     cl, before = device.cl, (device.queue, device.launch, device.recorder)
     with device.errors("profiled"):

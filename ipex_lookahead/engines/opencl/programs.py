@@ -1,7 +1,7 @@
-"""Programs of kernels: their source, the options that they are built with, and how they are kept on disk.
+"""Programs of kernels: their source, their build options, and their cache on disk.
 
-A kept program is a file: a hash of what the driver made of the source, then that. What cannot be read, is damaged, or
-is not taken by the driver any more is built anew and written over; where nothing can be written, nothing is kept.
+A cached program is a file that holds the hash of a binary and the binary. A file that cannot be read, is damaged, or
+is refused by the driver is replaced by a new build. Where the folder cannot be written, programs are not cached.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ CL3 = "-cl-std=CL3.0"
 NUMERICS = ("-cl-fp32-correctly-rounded-divide-sqrt",)
 SUBGROUPS, DOT, ARRIVALS = "HAS_SUBGROUPS", "HAS_DOT", "HAS_ARRIVALS"
 Spelling = tuple[str, ...]
-"""What of these kernels use (``kernels/device.cl``); arrivals only with subgroups."""
+"""The optional features that kernels use (``kernels/device.cl``). Arrivals need subgroups."""
 ROWS = (1, 4, 16)
-"""Rows that a kernel reads a weight for at once; each number is a program of its own."""
+"""Numbers of rows that a kernel reads a weight for once. Each number is a separate program."""
 WIDE_REGISTERS = ("-DWIDE_REGISTERS",)
-"""Options of kernels over weights on GPUs whose matrix units are 16 lanes wide, as their registers are: 64 bytes."""
+"""Options of kernels over weights on GPUs with matrix units of 16 lanes, which have registers of 64 bytes."""
 KV_INT8 = ("-DKV_INT8",)
-"""Options of attention where keys and values are kept in 8 bits."""
+"""Options of attention over keys and values in 8 bits."""
 DIGEST = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Matrix units that kernels use for many rows: the lanes of a subgroup, 8 or 16, or 0 where there are none.
+    """Matrix units that kernels use for many rows.
 
-    ``spelt_out``: their products by other means, which is how kernels are tried where there are no such units.
+    Attributes:
+        width: lanes of a subgroup, 8 or 16; 0: there are no matrix units.
+        spelt_out: compute their products without them, which tests the kernels on devices that have none.
     """
 
     width: int = 0
@@ -44,35 +46,35 @@ class Units:
 
 
 def source(*files: str) -> str:
-    """``device.cl`` and those files, without their endings, as one text."""
+    """Return ``device.cl`` and the named files (without ``.cl``) as one text."""
     return "\n".join((KERNELS / f"{name}.cl").read_text("utf-8") for name in ("device", *files))
 
 
 @cache
 def sources() -> str:
-    """A hash of the kernels' sources."""
+    """Return a hash of the sources of all kernels."""
     files = sorted(KERNELS.glob("*.cl"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def flags(spelling: Spelling, has_c3: bool, options: Sequence[str] = ()) -> list[str]:
-    """What a program is built with.
+    """Return the build options of a program.
 
-    Kernels are written in OpenCL C 1.2; what counts arrivals, and functions for integer dot products, in 3.0.
+    Kernels are written in OpenCL C 1.2; counting arrivals and integer dot products need 3.0.
     """
     language = CL3 if has_c3 and {DOT, ARRIVALS} & {*spelling} else "-cl-std=CL1.2"
     return [language, *NUMERICS, *(f"-D{name}" for name in spelling), *options]
 
 
 def units_for(low_bit: str, rows: int, units: Units) -> Units:
-    """Those that a kernel over weights of a format uses: they multiply whole numbers, and many rows."""
+    """Return the matrix units that a kernel over weights of a format uses: only for whole numbers and many rows."""
     return units if rows == ROWS[-1] and has_whole_codes(low_bit) else Units()
 
 
 def rows_of(low_bit: str, units: Units) -> tuple[int, ...]:
-    """The numbers of rows at once that kernels over weights of a format are built for.
+    """Return the numbers of rows that kernels over weights of a format are built for.
 
-    Where products are of floats, four sums a row fill the registers of a thread: of 8 rows wide ones, of 4 rows others.
+    In products of floats, four sums per row fill a thread's registers: at 8 rows wide registers, at 4 rows others.
     """
     if has_whole_codes(low_bit):
         return ROWS
@@ -80,12 +82,12 @@ def rows_of(low_bit: str, units: Units) -> tuple[int, ...]:
 
 
 def files_of(name: str) -> tuple[str, ...]:
-    """The files of a kernel over weights."""
+    """Return the source files of a kernel over weights."""
     return ("tiles", "heads", name) if name == "linear_heads" else ("tiles", name)
 
 
 def over_weights(low_bit: str, rows: int, units: Units, spelling: Spelling) -> tuple[list[str], Spelling]:
-    """Options and spelling of a kernel over weights of a format, for so many rows at once."""
+    """Return build options and spelling of a kernel over weights of a format, for ``rows`` rows at once."""
     options = [*defines(low_bit), f"-DROWS={rows}", *(WIDE_REGISTERS if units.width == 16 else ())]
     units = units_for(low_bit, rows, units)
     if units.width:
@@ -96,9 +98,9 @@ def over_weights(low_bit: str, rows: int, units: Units, spelling: Spelling) -> t
 
 
 def built(cl: Any, context: Any, raw: Any, text: str, options: Sequence[str], folder: Path | None) -> Any:
-    """A program for a device, kept in a folder for this text, these options, device and driver.
+    """Build a program, or read it from the cache, by source, options, device and driver.
 
-    Raises pyopencl's errors where the driver does not build it. Trouble with the folder costs the time to build.
+    Raises pyopencl's errors if the driver does not build it. Errors of the cache folder are ignored.
     """
     if folder is None:
         return cl.Program(context, text).build([*options], cache_dir=False)

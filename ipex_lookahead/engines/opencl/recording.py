@@ -1,4 +1,4 @@
-"""Launches that a device is given once and runs again as one command: cl_khr_command_buffer."""
+"""Recorded launches, which a device runs again as one command (cl_khr_command_buffer)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NAMES = ("clCreateCommandBufferKHR", "clCommandNDRangeKernelKHR", "clFinalizeCom
          "clEnqueueCommandBufferKHR", "clReleaseCommandBufferKHR")  # fmt: skip
 
 Sized = tuple[Any, tuple[int, ...], tuple[int, ...]]
-"""A kernel with its arguments, all its work-items, those of a work-group."""
+"""A kernel with its arguments, its number of work-items, and the work-items of a work-group."""
 
 
 class Recorder:
-    """The extension's functions for one device's queue. Raises EngineError where the driver has them not."""
+    """The extension's functions for one device's queue. Raises EngineError if the driver lacks one."""
 
     def __init__(self, device: Any) -> None:
         self._device = device
@@ -37,7 +37,7 @@ class Recorder:
         self._queue = ctypes.c_void_p(device.queue.int_ptr)
 
     def record(self, launches: Sequence[Sized]) -> Recorded:
-        """The launches with the arguments that their kernels have now, to run in this order."""
+        """Record launches, in this order, with the arguments that their kernels have now."""
         error = ctypes.c_int32()
         one = ctypes.c_uint32(1)
         raw = self._calls[NAMES[0]](one, ctypes.byref(self._queue), None, ctypes.byref(error))
@@ -56,12 +56,12 @@ class Recorder:
         return recorded
 
     def enqueue(self, buffer: Any) -> None:
-        """Run a buffer after what the queue has before it; not again before that is done."""
+        """Enqueue a buffer. It must have finished before it is enqueued again."""
         nothing = ctypes.c_uint32(0)
         self._check(self._calls[NAMES[3]](nothing, None, buffer, nothing, None, None), "run")
 
     def release(self, buffer: Any) -> None:
-        """Give a buffer back."""
+        """Release a buffer."""
         self._calls[NAMES[4]](buffer)
 
     def _check(self, status: int, deed: str) -> None:
@@ -73,19 +73,19 @@ class Recorder:
 
 
 class Recorded:
-    """What was recorded; given back to the driver when nobody holds it any more."""
+    """A recorded command buffer, which is released when it is garbage collected."""
 
     def __init__(self, recorder: Recorder, buffer: Any, kernels: list[Any]) -> None:
         self._recorder, self._buffer, self._kernels = recorder, buffer, kernels
         weakref.finalize(self, recorder.release, buffer).atexit = False
 
     def enqueue(self) -> None:
-        """Run it in its turn. It must have ended before it is run again."""
+        """Enqueue the buffer. See :meth:`Recorder.enqueue`."""
         self._recorder.enqueue(self._buffer)
 
 
 def recorder_of(device: Any) -> tuple[Recorder | None, str]:
-    """What records launches on a device, and where nothing does, why."""
+    """Return a device's recorder and "used", or None and the reason."""
     if EXTENSION not in device.extensions:
         return None, "not offered"
     try:
@@ -97,7 +97,7 @@ def recorder_of(device: Any) -> tuple[Recorder | None, str]:
 
 
 def _check(device: Any, recorder: Recorder) -> str:
-    """Two launches, of which one reads what the other wrote, give the bytes of plain ones, also over new contents."""
+    """Compare two recorded launches, the second of which reads the first's output, with plain ones, twice."""
     arrays = self_test_inputs()
     count = len(arrays[0])
     x, *rest = (device.upload(array) for array in arrays)

@@ -1,4 +1,4 @@
-"""What a step needs beside the weights: room for what passes between kernels, and the tables of ropes."""
+"""Buffers of a step: values that pass between kernels, and the tables of ropes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PIECE = 4096
 
 
 class RopeTable:
-    """Cosines and sines of one rope, [positions][half], and what queries are multiplied by; grown as positions are."""
+    """Cosines and sines of one rope, [positions][half], and the factors of queries. Tables grow with the positions."""
 
     def __init__(self, device: Device, rope: Rope) -> None:
         self._device, self._rope = device, rope
@@ -27,7 +27,7 @@ class RopeTable:
         self.buffers: tuple[Any, Any, Any] = (None, None, None)
 
     def reserve(self, positions: int, most: int) -> bool:
-        """Whether the buffers are others now."""
+        """Make the tables hold at least ``positions``, at most ``most``. Return True if the buffers have changed."""
         if positions <= self.positions:
             return False
         self.positions = min(max(positions, 2 * self.positions, 1024), most)
@@ -37,7 +37,17 @@ class RopeTable:
 
 
 class Scratch:
-    """Room for a step of so many rows, of which so many are wanted, with so many partials of attention a head."""
+    """The buffers of a step.
+
+    Args:
+        device: where they are allocated.
+        spec: the model.
+        rows: most rows of a step.
+        wanted: most rows with outputs.
+        partials: most partial results of attention for a head.
+        top: number of largest logits that are returned for a row.
+        reorders: whether some down projection has an order of inputs.
+    """
 
     def __init__(
         self, device: Device, spec: ModelSpec, rows: int, wanted: int, partials: int, top: int, reorders: bool
@@ -68,7 +78,7 @@ class Scratch:
         self.tops = [(device.empty(4 * n), device.empty(4 * n)) for n in (wanted * self.pieces * top, wanted * top)]
 
     def holds(self, sizes: tuple[int, int, int, int]) -> bool:
-        """Whether a step of that size fits; the number of ``top`` is part of how its ids lie."""
+        """Return True if a step of these sizes fits. ``top`` must be equal: the layout of the ids depends on it."""
         return (
             all(have >= need for have, need in zip(self.sizes[:3], sizes[:3], strict=True))
             and self.sizes[3] == sizes[3]

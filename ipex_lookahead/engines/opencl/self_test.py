@@ -1,4 +1,4 @@
-"""Whether a device computes what kernels rest on: correctly rounded, with subnormals, and nothing joined."""
+"""The test that a device computes as kernels need: correctly rounded, with subnormals, without contraction."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 COUNT = 256
 PER_EXPONENT = 64
-"""Values that division and roots are tried on for each of a float32's exponents."""
+"""Number of values of each float32 exponent that division and square root are tested with."""
 ARRIVALS, ROUNDS = 512, 4
-"""Work-groups of which the last adds up what all have made, and how often."""
+"""Number of work-groups, the last of which adds the results of all, and number of repetitions."""
 
 
 def self_test_inputs() -> tuple[Any, Any, Any, Any, Any]:
-    """What ``kernels/self_test.cl`` reads, [COUNT] each: three of float32, words of four codes, finite binary16."""
+    """Return the inputs of ``kernels/self_test.cl``, [COUNT] each: three of float32, words of four codes, binary16."""
     rng = np.random.default_rng(0)
     a, b = ((1 + rng.random(COUNT)).astype(np.float32) for _ in range(2))
     c = np.where(np.arange(COUNT) % 2, -(a * b), 1 + 3 * rng.random(COUNT)).astype(np.float32)
@@ -25,10 +25,10 @@ def self_test_inputs() -> tuple[Any, Any, Any, Any, Any]:
 
 
 def check(device: Any) -> str:
-    """The first operation of ``kernels/self_test.cl`` whose bits are not what they must be; empty where all are.
+    """Return the first operation of ``kernels/self_test.cl`` with wrong bits; empty if all are right.
 
-    Oracles are numpy's in float64, in which products of float32 are exact, as are their sums with what lies near; and
-    quotients and roots are rounded twice without harm (Figueroa, 1995).
+    The oracle is NumPy in float64. There, products of float32 and their sums with values of similar size are exact, and
+    rounding quotients and roots twice gives the same bits (Figueroa, 1995).
     """
     a, b, c, codes, halves = self_test_inputs()
     out, dots = device.empty(8 * COUNT * 4), device.empty(4 * COUNT * 4)
@@ -67,9 +67,9 @@ def check(device: Any) -> str:
 
 
 def range_inputs() -> tuple[Any, Any]:
-    """float32 [n] twice: every exponent over others with random digits, subnormals, both zeros and infinities.
+    """Return dividends and divisors, float32 [n]: every exponent, random digits, subnormals, zeros and infinities.
 
-    Quotients lie everywhere from zero over subnormals to infinity; none is NaN, whose bits may be any.
+    Quotients range from zero over subnormals to infinity. None is NaN, since the bits of a NaN are not defined.
     """
     rng = np.random.default_rng(2)
     tops = np.repeat(np.arange(256), PER_EXPONENT)
@@ -90,7 +90,7 @@ def range_inputs() -> tuple[Any, Any]:
 
 
 def _check_range(device: Any) -> str:
-    """Division and roots beyond ordinary numbers' exponents: drivers compute them in several ways."""
+    """Test division and square roots over all exponents, since drivers have several code paths for them."""
     x, y = range_inputs()
     buffers = [device.upload(x), device.upload(y), device.empty(8 * len(x))]
     device.enqueue_plain(device.kernel(device.program("self_test"), "range_test", *buffers), (len(x),))
@@ -109,7 +109,7 @@ def _check_range(device: Any) -> str:
 
 
 def _check_arrivals(device: Any) -> str:
-    """Whether the last work-group sees what all have written, several times over; nothing to say where none looks."""
+    """Test that the last work-group reads the writes of all others; empty where the spelling has no arrivals."""
     if "HAS_ARRIVALS" not in device.spelling:
         return ""
     codes = np.random.default_rng(1).integers(0, 2**32, 16 * ARRIVALS, np.uint32)

@@ -1,4 +1,4 @@
-"""A batch as kernels see it: one buffer of ints, laid out as ``kernels/device.cl`` says."""
+"""A batch as kernels read it: one buffer of int32 in the layout of ``kernels/device.cl``."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ HEADER, RECORD = 5, 6
 BLOCK = 256
 """Positions in a block of attention; partial results are merged in ascending order."""
 SPLIT_ROWS = 16
-"""Up to this many rows a row's blocks are computed apart and then merged; of more rows each is walked by one group."""
+"""Most rows of a step in which separate work-groups compute a row's blocks; for more rows one group does all blocks."""
 MOST_ROWS, MOST_TREE = 1 << 20, 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Rows of one sequence: its cache, the first of its rows, how many, and for each its depth and its parent."""
+    """The rows of one sequence.
+
+    ``first`` is the index of its first row in the step. ``depths`` is None for a chain.
+    """
 
     cache: OpenClCache
     first: int
@@ -46,7 +49,7 @@ class Plan:
     Attributes:
         sequences: in the order of the batch.
         tokens: int32 [rows].
-        want: int32 [wanted], rows whose output is asked for.
+        want: int32 [wanted], the rows that outputs are requested for.
     """
 
     sequences: list[StepRows]
@@ -55,7 +58,7 @@ class Plan:
 
     @property
     def rows(self) -> int:
-        """Rows in all."""
+        """Number of rows."""
         return len(self.tokens)
 
     @property
@@ -65,17 +68,17 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Partials of attention that are kept for a row and head: 1 where each row's blocks are walked."""
+        """Partial results of attention for a row and head; 1 where one work-group does all blocks of a row."""
         return (self.positions - 1) // BLOCK + 1 if self.rows <= SPLIT_ROWS else 1
 
     def joint(self, most: int) -> int:
-        """Of up to ``most``, the rows that a work-group of attention computes together: those of one sequence."""
+        """Number of rows of one sequence that a work-group of attention computes together, at most ``most``."""
         return max(1, min(most, self.rows // len(self.sequences)))
 
     def encoded(self, joint: int) -> Ints:
-        """What the kernels read, of which those of attention compute so many rows together.
+        """Return the buffer that kernels read. The caches must have been prepared for their rows.
 
-        The caches have been prepared for their rows.
+        ``joint``: number of rows that attention computes together.
         """
         records = np.empty((self.rows, RECORD), np.int32)
         records[:, 0] = self.tokens
@@ -103,7 +106,7 @@ class Plan:
 
 
 def _paths(parents: Sequence[int]) -> list[list[int]]:
-    """For each row its ancestors, root first, and itself."""
+    """Return each row's path from the root to the row itself."""
     found: list[list[int]] = []
     for row, parent in enumerate(parents):
         found.append([*(found[parent] if parent >= 0 else []), row])
@@ -111,12 +114,13 @@ def _paths(parents: Sequence[int]) -> list[list[int]]:
 
 
 def plan(batch: Batch, pages: Pages, vocab: int, max_context: int) -> Plan:
-    """Check a batch. Raises as ``engines.base.Engine.forward``."""
+    """Check a batch. Raises as ``engines.api.Engine.forward``."""
     tokens, parents = _ints("tokens", batch.tokens), _ints("parents", batch.parents)
     rows = len(tokens)
     if len(parents) != rows or not 1 <= rows <= MOST_ROWS:
         raise InputError(
-            f"a step has from 1 to {MOST_ROWS} rows, as many tokens as parents; got {rows}, {len(parents)}"
+            f"a step has 1 to {MOST_ROWS} rows with a token and a parent each; got {rows} tokens and"
+            f" {len(parents)} parents"
         )
     caches: list[Any]
     try:

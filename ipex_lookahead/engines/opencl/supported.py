@@ -1,6 +1,6 @@
-"""Which parts and fields of a model's description the kernels run: an allow list.
+"""The allow list of the fields of a model's description that kernels support.
 
-A field that is in neither table is refused by name, whatever its value: a new field belongs in one of the two.
+A field in neither table is refused by name for any value: a new field belongs in one of the two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ipex_lookahead.errors import UnsupportedModelError, arg
 MOST_HEAD, MOST_USED = 1024, 64
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
 SCORES = ("all", "chosen")
-"""What a router's logits may become."""
+"""The supported values of ``Experts.scores``."""
 
 RUN: dict[type, frozenset[str]] = {
     kind: frozenset(names.split())
@@ -49,7 +49,7 @@ RUN: dict[type, frozenset[str]] = {
         (Experts, "router experts used scores renormalise groups_used group_best"),
     )
 }
-"""The fields that kernels read, or that change nothing of a step; what else their values must be says ``_beyond``."""
+"""Fields that kernels read, or that do not affect a step. ``_beyond`` restricts their values."""
 AT_DEFAULT: dict[type, dict[str, str]] = {
     ModelSpec: {
         "per_layer": "embeddings by layer",
@@ -61,7 +61,7 @@ AT_DEFAULT: dict[type, dict[str, str]] = {
         "parallel": "parallel blocks",
         "per_layer": "embeddings by layer",
         "per_layer_after": "embeddings by layer",
-        "output_scale": "blocks whose output is scaled",
+        "output_scale": "scaled block outputs",
     },
     Attention: {
         "gate": "gated attention",
@@ -75,7 +75,7 @@ AT_DEFAULT: dict[type, dict[str, str]] = {
     GatedMlp: {"parameters": "activations with parameters"},
     Experts: {
         "router_norm": "a norm before the router",
-        "router_multiplier": "a router whose inputs are scaled",
+        "router_multiplier": "scaled router inputs",
         "norm": "a norm of the experts' own",
         "after": "norms behind experts",
         "shared_after": "norms behind experts",
@@ -88,17 +88,17 @@ AT_DEFAULT: dict[type, dict[str, str]] = {
         ),
     },
 }
-"""The fields that must have their default, at which they change nothing, and what a model has otherwise."""
+"""Fields that must have their default, which does not affect a step -> the name of the unsupported feature."""
 
 
 def attention_of(block: Block) -> Attention:
-    """The block's mixer, which ``check_spec`` has seen."""
+    """Return the block's mixer, which ``check_spec`` has checked."""
     assert isinstance(block.mixer, Attention)
     return block.mixer
 
 
 def mlps_of(block: Block) -> tuple[GatedMlp, ...]:
-    """A block's experts, or its only MLP."""
+    """Return a block's experts, or its MLP."""
     if isinstance(block.feed_forward, Experts):
         return block.feed_forward.experts
     assert block.feed_forward is not None
@@ -106,7 +106,7 @@ def mlps_of(block: Block) -> tuple[GatedMlp, ...]:
 
 
 def check_spec(spec: ModelSpec) -> None:
-    """Raise UnsupportedModelError for a model that the kernels do not run."""
+    """Raise UnsupportedModelError for a model that kernels do not support."""
     lacking = sorted({reason for block in spec.layers for reason in _beyond(block)} | {*_unknown(spec)})
     if lacking:
         raise UnsupportedModelError(
@@ -125,7 +125,7 @@ def check_spec(spec: ModelSpec) -> None:
 
 
 def _unknown(part: Any) -> Iterator[str]:
-    """What of a part of a description, and of the parts in it, is in no table, or not at its default."""
+    """Yield the unsupported features of a part of a description: unknown fields, and values that are no default."""
     kind = next((one for one in type(part).__mro__ if one in RUN), None)
     if kind is None:
         yield f"{type(part).__name__} layers"
@@ -148,7 +148,7 @@ def _unknown(part: Any) -> Iterator[str]:
 
 
 def _beyond(block: Block) -> Iterator[str]:
-    """Which values of a block's fields there are no kernels for."""
+    """Yield the features of a block that have no kernels."""
     if block.mixer is None or block.feed_forward is None:
         yield "layers without a mixer or without a feed-forward"
     if isinstance(block.mixer, Attention) and (block.mixer.k is None or block.mixer.v is None):

@@ -1,8 +1,8 @@
-"""Keys and values of one sequence of a transformers model: every line that depends on transformers' version is here.
+"""KV caches for transformers models, with all code that depends on transformers' version.
 
-``BufferSequence`` hands the model a cache of ours, whose buffers grow by doubling: a step writes its rows into them and
-copies nothing else. ``ModelSequence`` is for models that insist on caches of their own (tuples, and ipex-llm's): it
-moves the accepted rows in place and shortens the tensors to views.
+``BufferSequence`` gives the model a cache with buffers that grow by doubling: a step writes its rows into them and
+copies nothing else. ``ModelSequence`` is for models that need their own caches (tuples, and ipex-llm's): it moves the
+accepted rows in place and shortens the tensors to views.
 
 transformers' own ``crop`` is not used: its argument was a length, and later a number of positions to remove.
 """
@@ -19,11 +19,11 @@ from transformers.cache_utils import Cache as TransformersCache
 from ipex_lookahead.errors import EngineError, InputError
 
 FIRST_POSITIONS = 256
-"""Room of a new buffer; it doubles when it is full."""
+"""Capacity of a new buffer in positions; it doubles when it is full."""
 
 
 class SequenceCache(ABC):
-    """What the two kinds have in common. See ``engines.base.Cache``; ``length`` and paths are checked here."""
+    """The base of both kinds, which checks lengths and paths. See ``engines.api.Cache``."""
 
     def __init__(self) -> None:
         self._length = 0
@@ -31,11 +31,11 @@ class SequenceCache(ABC):
 
     @property
     def length(self) -> int:
-        """Committed positions."""
+        """The number of committed positions."""
         return self._length
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit a path of the last forward's rows. Raises InputError if it is none."""
+        """Commit a path of the last forward's rows. Raises InputError if it is no path."""
         previous, parents = -1, self._parents
         for row in rows:
             if not 0 <= row < len(parents) or parents[row] != previous:
@@ -47,7 +47,7 @@ class SequenceCache(ABC):
         self._parents = ()
 
     def crop(self, length: int) -> int:
-        """Keep the first ``length`` positions, which is returned. Raises InputError if there are fewer."""
+        """Keep the first ``length`` positions and return ``length``. Raises InputError if there are fewer."""
         if not isinstance(length, int) or not 0 <= length <= self._length:
             raise InputError(f"cannot crop to {length!r}: the cache holds {self._length} positions")
         self._length = length
@@ -60,10 +60,10 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def begin(self, parents: Sequence[int]) -> Any:
-        """Say which rows come; returns what the model's forward takes as ``past_key_values``."""
+        """Set the parents of the next rows, and return ``past_key_values`` for the model's forward."""
 
-    def took(self, returned: Any) -> None:  # noqa: B027 - buffers of ours have nothing to take over
-        """What the model's forward returned as ``past_key_values``."""
+    def took(self, returned: Any) -> None:  # noqa: B027 - our own buffers need no update
+        """Take the ``past_key_values`` that the model's forward has returned."""
 
     @abstractmethod
     def bytes_per_position(self) -> int:
@@ -71,27 +71,27 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def _commit(self, rows: Sequence[int]) -> None:
-        """Move those rows to positions length, length + 1, ..."""
+        """Move rows to positions length, length + 1, ..."""
 
 
 class BufferSequence(SequenceCache):
-    """A sequence in buffers of ours, one pair [1, heads, capacity, head_dim] a layer."""
+    """A sequence in our own buffers, one pair [1, heads, capacity, head_dim] per layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self._past = BufferCache()
 
     def begin(self, parents: Sequence[int]) -> BufferCache:
-        """Rows go to positions length, length + 1, ... until it is known which of them are kept."""
+        """Make the next forward write its rows to positions length, length + 1, ..."""
         self._parents = parents
         self._past.append(self._length, len(parents))
         return self._past
 
     def begin_block(self, parents: Sequence[int], rows: slice, first: int, size: int, visible: int) -> BufferCache:
-        """For forwards of ``size`` rows: row ``rows.start + i`` goes to position ``first + i``, others nowhere.
+        """Make the next forward, of ``size`` rows, write row ``rows.start + i`` to position ``first + i``.
 
-        The model sees ``visible`` positions, written or not: its mask must hide what is not to be seen. ``parents``
-        are those of all rows of the engine's forward, of which this may be a part.
+        Other rows are not written. The model sees ``visible`` positions, written or not: its mask must hide the others.
+        ``parents`` are those of all rows of the engine's forward, which may consist of several such forwards.
         """
         self._parents = parents
         self._past.write(first, rows, size, visible)
@@ -110,20 +110,20 @@ class BufferSequence(SequenceCache):
 
     def _commit(self, rows: Sequence[int]) -> None:
         skip = 0
-        while skip < len(rows) and rows[skip] == skip:  # rows that are where they belong
+        while skip < len(rows) and rows[skip] == skip:  # rows that are already in place
             skip += 1
         if skip < len(rows):
             self._past.move([self._length + row for row in rows[skip:]], self._length + skip)
 
 
 class BufferCache(TransformersCache):  # type: ignore[misc]
-    """What a model's layers write to and read from, under the names of transformers 4.37 to 5."""
+    """The cache that a model's layers write and read, with the interfaces of transformers 4.37 to 5."""
 
     is_compileable = False
     is_initialized = True
 
     def __init__(self) -> None:
-        # Not the base's own: it makes the layers or states that are replaced here.
+        # The base's constructor is not called: it makes the layers or states that are replaced here.
         self.layers: list[Any] = []
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._first = self._visible = self._seen = 0
@@ -132,15 +132,16 @@ class BufferCache(TransformersCache):  # type: ignore[misc]
     # ---- set by the sequence before each forward ---------------------------------------------------------------------
 
     def append(self, length: int, count: int) -> None:
-        """All of the ``count`` rows that come go to positions ``length``, ``length`` + 1, ..."""
+        """Make the next forward write its ``count`` rows to positions ``length``, ``length`` + 1, ..."""
         self._seen = self._first = length
         self._visible = length + count
         self._rows = None
 
     def write(self, first: int, rows: slice, size: int, visible: int) -> None:
-        """Of ``size`` rows that come, those of the slice go to ``first``, ...; the model sees ``visible`` positions.
+        """Make the next forward, of ``size`` rows, write those of a slice to positions ``first``, ``first`` + 1, ...
 
-        ``get_seq_length`` says that all but ``size`` of these came before, since it takes a mask of no other width.
+        The model sees ``visible`` positions. ``get_seq_length`` returns ``visible - size``, since transformers accepts
+        a mask of no other width.
         """
         self._first = first
         self._seen = visible - size
@@ -148,7 +149,7 @@ class BufferCache(TransformersCache):  # type: ignore[misc]
         self._rows = rows
 
     def move(self, places: list[int], to: int) -> None:
-        """The values at ``places``, ascending, go to ``to``, ``to`` + 1, ..."""
+        """Copy the values at ``places`` (ascending) to positions ``to``, ``to`` + 1, ..."""
         index: dict[torch.device, torch.Tensor] = {}
         for pair in self.buffers.values():
             for buffer in pair:
@@ -157,7 +158,7 @@ class BufferCache(TransformersCache):  # type: ignore[misc]
                 buffer[:, :, to : to + len(places)] = buffer.index_select(2, index[buffer.device])
 
     def copy(self, other: BufferCache, length: int) -> None:
-        """The first ``length`` positions of another cache."""
+        """Copy the first ``length`` positions of another cache."""
         for layer, pair in other.buffers.items():
             key, value = (_room(None, buffer, length) for buffer in pair)
             key[:, :, :length], value[:, :, :length] = pair[0][:, :, :length], pair[1][:, :, :length]
@@ -168,7 +169,7 @@ class BufferCache(TransformersCache):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's new keys and values [1, heads, rows, head_dim]; all that is visible comes back, as views."""
+        """Write a layer's new keys and values [1, heads, rows, head_dim]; return views of all visible positions."""
         held = self.buffers.get(layer_idx, (None, None))
         new = [key_states, value_states]
         if self._rows is not None:
@@ -181,27 +182,27 @@ class BufferCache(TransformersCache):  # type: ignore[misc]
         return pair[0][:, :, : self._visible], pair[1][:, :, : self._visible]
 
     def get_seq_length(self, layer_idx: int | None = 0) -> int:
-        """Positions before the rows that come."""
+        """Return the number of positions before the next rows."""
         return self._seen
 
     def get_usable_length(self, new_seq_length: int, layer_idx: int | None = 0) -> int:
-        """For transformers 4.37: nothing is ever thrown away to make room."""
+        """Return the same for transformers 4.37: no position is evicted."""
         return self._seen
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
-        """(positions that ``update`` will hand out, the first one's number)."""
+        """Return the number of positions that ``update`` returns, and the index of the first one."""
         return self._visible, 0
 
     def get_max_length(self, layer_idx: int | None = None) -> Any:
-        """None before transformers 5, where -1 says the same: no most."""
+        """Return the value for "no maximum": -1 since transformers 5, None before."""
         return -1 if hasattr(TransformersCache, "get_query_offset") else None
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> Any:
-        """As ``get_max_length``, its name in between."""
+        """Return None for "no maximum", in releases between."""
         return None
 
     def to_legacy_cache(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """For models that turn every cache into tuples."""
+        """Return the cache as tuples, for models that convert every cache."""
         return tuple(self)
 
     def __len__(self) -> int:
@@ -219,7 +220,7 @@ class BufferCache(TransformersCache):  # type: ignore[misc]
 
 
 def _room(buffer: torch.Tensor | None, like: torch.Tensor, positions: int) -> torch.Tensor:
-    """``buffer`` if it holds so many positions, else a larger one with the same values, zeros beyond."""
+    """Return ``buffer`` if it has the capacity, else a larger one with the same values, padded with zeros."""
     have = 0 if buffer is None else buffer.shape[2]
     if buffer is not None and have >= positions:
         return buffer
@@ -233,11 +234,11 @@ def _room(buffer: torch.Tensor | None, like: torch.Tensor, positions: int) -> to
 
 
 class ModelSequence(SequenceCache):
-    """A sequence in whatever cache the model itself returns.
+    """A sequence in the cache that the model itself returns.
 
-    That may be tuples of (keys, values, ...) or an object with ``key_cache`` and ``value_cache``, each [1, heads,
-    positions, head_dim]. Rows are moved in place, and what is dropped is cut off by a view of the same memory, so
-    caches with room behind their views (ipex-llm's) keep that room.
+    The cache is tuples of (keys, values, ...) or an object with ``key_cache`` and ``value_cache``, each [1, heads,
+    positions, head_dim]. Rows are moved in place and dropped by views of the same memory, so that caches with spare
+    capacity (ipex-llm's) keep it.
     """
 
     def __init__(self) -> None:
@@ -246,13 +247,13 @@ class ModelSequence(SequenceCache):
         self._held = 0  # positions in the model's tensors: committed ones and the last forward's rows
 
     def begin(self, parents: Sequence[int]) -> Any:
-        """The model's cache, without rows that were not kept."""
+        """Set the parents of the next rows, and return the model's cache without rejected rows."""
         self._shorten(self._length)
         self._parents = parents
         return self._past if self._length else None
 
-    def took(self, returned: Any) -> None:  # noqa: B027 - buffers of ours have nothing to take over
-        """Take the model's cache back. Raises EngineError where it does not hold what it should."""
+    def took(self, returned: Any) -> None:
+        """Take the model's cache. Raises EngineError if it does not have the expected positions."""
         self._past = returned
         self._held = expected = self._length + len(self._parents)
         found = {tensor.shape[2] if tensor.dim() == 4 else -1 for pair in tensors_of(returned) for tensor in pair}
@@ -298,7 +299,7 @@ class ModelSequence(SequenceCache):
 
 
 def tensors_of(past: Any) -> list[tuple[torch.Tensor, ...]]:
-    """(keys, values) of each layer. Raises EngineError for a cache that is neither tuples nor lists of tensors."""
+    """Return (keys, values) of each layer. Raises EngineError for a cache without tuples or lists of tensors."""
     if hasattr(past, "key_cache"):
         return list(zip(past.key_cache, past.value_cache, strict=True))
     if isinstance(past, tuple | list) and past and all(isinstance(pair, tuple | list) for pair in past):
@@ -310,7 +311,7 @@ def tensors_of(past: Any) -> list[tuple[torch.Tensor, ...]]:
 
 
 def _with_tensors(past: Any, pairs: list[tuple[torch.Tensor, ...]], length: int, *, fresh: bool = False) -> Any:
-    """``past`` with other tensors of ``length`` positions; ``fresh`` leaves the one given as it is."""
+    """Return ``past`` with other tensors of ``length`` positions; with ``fresh``, as a new object."""
     if not hasattr(past, "key_cache"):
         return tuple((*pair, *old[2:]) for pair, old in zip(pairs, past, strict=True))
     target = type(past)() if fresh else past
@@ -322,8 +323,8 @@ def _with_tensors(past: Any, pairs: list[tuple[torch.Tensor, ...]], length: int,
 
 
 def sequence_kinds(model: Any) -> list[type[SequenceCache]]:
-    """Kinds of sequences to try with a model, the likelier first."""
-    if hasattr(TransformersCache, "get_mask_sizes"):  # since 4.53 every model takes the cache that it is handed
+    """Return the kinds of sequences to try with a model, the more likely one first."""
+    if hasattr(TransformersCache, "get_mask_sizes"):  # since 4.53 every model takes a given cache
         return [BufferSequence]
     ours = getattr(model, "_supports_cache_class", False)
     return [BufferSequence, ModelSequence] if ours else [ModelSequence]

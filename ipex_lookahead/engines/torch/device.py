@@ -1,4 +1,4 @@
-"""Devices of torch: is it there, what is it, how full is it, and an error that says what to do where it is not."""
+"""Torch devices: their checks, properties, memory, and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INSTALL = {
 
 
 def check_device(device: Any) -> torch.device:
-    """``device`` as a device that is here.
+    """Return ``device`` as an existing torch device.
 
     Raises:
         InputError: not "cpu", "xpu", "cuda", or one of the latter with a number such as "xpu:1".
@@ -55,9 +55,9 @@ def check_device(device: Any) -> torch.device:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Name and memory of a device, as reports show them; bytes.
+    """Return name and memory (bytes) of a device, for reports.
 
-    ``isa`` is what a calibration of costs depends on beside the processor: the instruction set or the device's name.
+    ``isa``, the instruction set or the device's name, is part of the key of a calibration.
     """
     if device.type == "cpu":
         capability = getattr(torch.backends.cpu, "get_cpu_capability", lambda: "default")()
@@ -77,9 +77,9 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 @contextmanager
 def torch_threads(threads: int | None) -> Iterator[None]:
-    """Torch's operators with so many threads inside; None changes nothing.
+    """Set torch's number of threads inside the context; None changes nothing.
 
-    The number is torch's own for the whole process, so it is set back.
+    Torch has one number for the whole process, so it is restored.
     """
     before = torch.get_num_threads()
     if threads is None or threads == before:
@@ -94,7 +94,7 @@ def torch_threads(threads: int | None) -> Iterator[None]:
 
 @contextmanager
 def forward_errors(device: torch.device) -> Iterator[None]:
-    """What a model's own code raises becomes an EngineError: a device out of memory says what helps."""
+    """Raise exceptions of a model's own code as EngineError, or OutOfMemoryError with a hint."""
     kind: Any = getattr(torch, "OutOfMemoryError", getattr(torch.cuda, "OutOfMemoryError", MemoryError))
     try:
         yield

@@ -1,8 +1,8 @@
-"""The torch engine: any causal language model of transformers, on whatever device torch has.
+"""The torch engine: any causal language model of transformers, on any device of torch.
 
-Every sequence of a batch is a forward of its own, so neighbours never matter. Torch's products may differ in the last
-bit with the number of rows, so ``row_invariant`` is False; ``deterministic=True`` runs every row in forwards of one
-shape, at a place that follows from its position alone, and then plain and lookahead decoding compute the same.
+Each sequence of a batch has its own forward, so results do not depend on batch neighbors. Torch's products may differ
+in the last bit with the number of rows, so ``row_invariant`` is False. With ``deterministic=True``, all forwards have
+one shape and a row's place depends on its position only, so plain and lookahead decoding compute the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ipex_lookahead.engines.native.core import core_build
 from ipex_lookahead.engines.torch.cache import BufferSequence, SequenceCache, sequence_kinds
 from ipex_lookahead.engines.torch.device import device_facts, forward_errors, torch_threads
 from ipex_lookahead.engines.torch.fitness import Trial, fitness_of, refuse_unfit
-from ipex_lookahead.engines.torch.linear_backends import has_native_layers, torch_threads_beside_native
+from ipex_lookahead.engines.torch.linear_backends import has_native_layers, torch_threads_with_native
 from ipex_lookahead.engines.torch.low_bit_linear import (
     LowBitLinear,
     format_of,
@@ -36,34 +36,34 @@ from ipex_lookahead.system.compat import cache_argument, text_config
 
 BLOCK = 16
 CPU_BLOCK = 8
-"""``deterministic``: rows of every forward; position p is row p % block. On a CPU, rows that nobody needs cost time."""
+"""``deterministic``: rows of a forward; position p is row p % block. Smaller on a CPU, where unused rows cost time."""
 PREFILL_BLOCK = 256
-"""``deterministic``: rows of a forward where a prompt fills a whole one."""
+"""``deterministic``: rows of a forward for whole blocks of a prompt."""
 VISIBLE = 128
-"""``deterministic``: the keys that a forward sees are a multiple of this."""
+"""``deterministic``: the number of visible keys is a multiple of this."""
 UNBOUNDED_CONTEXT = 1 << 17
-"""Positions where the model's config names no limit (relative positions)."""
+"""Context length for configs without a limit (relative positions)."""
 
 States = list[list[torch.Tensor]]
-"""Of forwards: hidden states [rows, hidden size] after 0, 1, ... layers, the last ones after the final norm too."""
+"""For each forward: hidden states [rows, hidden size] after 0, 1, ... layers; the last are after the final norm."""
 
 
 class TorchEngine:
     """A transformers model behind the ``Engine`` protocol.
 
     Args:
-        model: a causal language model of transformers with its weights loaded, quantised by whatever library.
-        device: where its inputs go; None = where its input embedding is.
-        deterministic: forwards of one shape, so that lookahead gives the same text as plain decoding; slower on a CPU.
-            None = on Intel GPUs, whose kernels are made anew for each shape, where the model allows it.
+        model: a loaded causal language model of transformers, which any library may have quantized.
+        device: the device of its inputs; None = that of its input embedding.
+        deterministic: use forwards of one shape, so that lookahead gives the same text as plain decoding; slower on a
+            CPU. None = on Intel GPUs, where each shape compiles new kernels, if the model supports it.
         low_bit: name of the weights' format, for reports.
-        threads: threads of torch's own operators on the CPU while this engine runs; None = as torch is set.
-        max_context: positions a sequence may have; None = by the model's config.
-        new_sequence: makes an empty cache; None = by what the model takes.
+        threads: number of threads of torch's own operators on the CPU while this engine runs; None = torch's setting.
+        max_context: most positions of a sequence; None = the limit of the model's config.
+        new_sequence: makes an empty cache; None = a kind that the model takes.
         facts: further entries for ``describe()``.
 
     Raises:
-        UnsupportedModelError: the model keeps a state that cannot be rolled back, has no cache, or cannot be run
+        UnsupportedModelError: the model has a state that cannot be rolled back, has no cache, or cannot run
             deterministically.
     """
 
@@ -95,7 +95,7 @@ class TorchEngine:
         self._keep_logits = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in takes), None)
         self._pad = getattr(model.config, "pad_token_id", None)
         self.max_context = max_context or _max_context(model.config)
-        self._beside_native = has_native_layers(model)
+        self._has_native = has_native_layers(model)
         kinds = [new_sequence] if new_sequence is not None else sequence_kinds(model)
         with torch.no_grad(), torch_threads(self.threads):
             for self._new in kinds:
@@ -120,16 +120,16 @@ class TorchEngine:
         self.supports_tree = self._masks != "none" and not self.deterministic
 
     def new_cache(self) -> SequenceCache:
-        """An empty sequence."""
+        """Return an empty sequence."""
         return self._new()
 
     def forward(self, batch: Batch) -> StepOutput:
-        """One model forward for each sequence. See ``engines.base.Engine.forward``.
+        """Run one model forward for each sequence. See ``engines.api.Engine.forward``.
 
         Raises:
-            InputError: also for a tree where ``supports_tree`` is False.
-            OutOfMemoryError: of the device.
-            NonFiniteError: the logits hold NaN or infinity.
+            InputError: also for a tree if ``supports_tree`` is False.
+            OutOfMemoryError: the device is out of memory.
+            NonFiniteError: the logits have NaN or infinity.
         """
         caches = self._checked(batch)
         wanted = range(len(batch.tokens)) if batch.wants.rows is None else batch.wants.rows.tolist()
@@ -156,7 +156,7 @@ class TorchEngine:
         return f"torch {torch.__version__} {core_build()}"
 
     def describe(self) -> dict[str, Any]:
-        """Facts for ``info`` and for reports."""
+        """Return facts for ``info`` and reports."""
         return {
             "engine": self.name,
             "family": getattr(self.model.config, "model_type", type(self.model).__name__),
@@ -175,12 +175,12 @@ class TorchEngine:
         }
 
     def weights(self) -> Iterator[tuple[str, PackedWeight]]:
-        """All tensors in plain order under the model's names, one at a time: what ``save_low_bit`` writes."""
+        """Yield all tensors in plain layout under the model's names, one at a time, for ``save_low_bit``."""
         for name, weight in module_weights(self.model):
             yield name, narrowed(weight, self.low_bit)
 
     def _torch_threads(self, rows: int) -> int | None:
-        return (torch_threads_beside_native(rows) if self._beside_native else None) or self.threads
+        return (torch_threads_with_native(rows) if self._has_native else None) or self.threads
 
     # ---- one sequence ------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class TorchEngine:
         want: list[int],
         states: States | None,
     ) -> torch.Tensor | None:
-        """Logits [wanted, vocab_size] of one sequence's rows, None where none are wanted; ``states`` gets its own."""
+        """Return logits [wanted, vocab_size] of a sequence, or None without wanted rows; fill ``states``."""
         chain = parents == list(range(-1, len(parents) - 1))
         if not chain and not self.supports_tree:
             raise InputError(f"this model takes drafts as chains only: {self.describe()['why_chains']}")
@@ -214,18 +214,18 @@ class TorchEngine:
         want: list[int],
         states: States | None = None,
     ) -> torch.Tensor | None:
-        """The model's forward over ids [1, rows]; logits of the wanted rows. ``states`` gets those of all rows."""
+        """Run the model over ids [1, rows]; return the wanted rows' logits. ``states`` receives those of all rows."""
         inputs: dict[str, Any] = {"input_ids": ids, self._cache_argument: past, "use_cache": True}
         if self._takes_positions:
             inputs["position_ids"] = positions
         rows = ids.shape[1]
         if mask is None and self._pad is not None and bool((ids == self._pad).any()):
-            # Nothing is padding here; but without a mask some models warn that it might be.
+            # No token is padding here, but without a mask some models warn about pad tokens.
             mask = torch.ones((1, cache.length + rows), dtype=torch.long, device=self.device)
         if mask is not None:
             inputs["attention_mask"] = mask
         few = len(want) < rows and self._keep_logits is not None
-        if few:  # the lm_head costs much: one of the last rows' logits, or none, are wanted in prefill
+        if few:  # the lm_head is expensive, and prefill needs logits of the last row or of none
             start = min(want, default=rows - 1)
             inputs[str(self._keep_logits)] = rows - start
         if states is not None:
@@ -241,7 +241,7 @@ class TorchEngine:
         return logits if at == list(range(logits.shape[0])) else logits[at]
 
     def _mask(self, seen: torch.Tensor) -> torch.Tensor:
-        """bool [rows, keys] in the spelling that the model takes."""
+        """Return a mask, bool [rows, keys], in the convention that the model takes."""
         return spelled(seen, self._masks, self.dtype, self.device)
 
     # ---- deterministic -----------------------------------------------------------------------------------------------
@@ -254,10 +254,10 @@ class TorchEngine:
         want: list[int],
         states: States | None,
     ) -> torch.Tensor | None:
-        """The rows of a chain, in forwards that each hold one aligned block of positions.
+        """Run the rows of a chain in forwards of one aligned block of positions each.
 
-        Position p is row p % size of its block, and sees keys up to the next multiple of ``VISIBLE``; so the shapes and
-        the place of a row follow from its position, whatever else is drafted.
+        Position p is row p % size of its block and sees keys up to the next multiple of ``VISIBLE``. So the shapes and
+        a row's place depend on its position only.
         """
         assert isinstance(cache, BufferSequence)
         start, found = cache.length, []
@@ -272,7 +272,7 @@ class TorchEngine:
             visible = (stop - 1) // VISIBLE * VISIBLE + VISIBLE
             places = torch.arange(first, first + size)
             seen = torch.arange(visible)[None] <= places[:, None]
-            seen[: at - first, 1:] = False  # rows that are not there look at the first key
+            seen[: at - first, 1:] = False  # padding rows see the first key only
             seen[stop - first :, 1:] = False
             past = cache.begin_block(parents, slice(at - first, stop - first), at, size, visible)
             logits = self._run(
@@ -292,7 +292,7 @@ class TorchEngine:
         return torch.cat(found) if found else None
 
     def _why_not_deterministic(self) -> str:
-        """Why forwards of one shape cannot be had; empty where they can."""
+        """Return the reason why forwards of one shape are not possible; empty if they are."""
         if self._masks == "none":
             return self.why_chains
         if self._new is not BufferSequence:
@@ -301,17 +301,17 @@ class TorchEngine:
             return "a mixture of experts sends rows to products of different sizes"
         return ""
 
-    # ---- what comes in and goes out ----------------------------------------------------------------------------------
+    # ---- inputs and outputs ------------------------------------------------------------------------------------------
 
     def _checked(self, batch: Batch) -> list[SequenceCache]:
-        """The batch's caches. Raises InputError or ContextLengthError for what no forward can be made of."""
+        """Return the batch's caches. Raises InputError or ContextLengthError for an invalid batch."""
         counts, caches = list(batch.counts), [cache for cache in batch.caches if isinstance(cache, SequenceCache)]
         if len(caches) != len(batch.caches):
             raise InputError(f"the {self.name} engine needs its own caches, not another engine's")
         if len(caches) != len(counts) or sum(counts) != len(batch.tokens) or min(counts, default=0) < 1:
             raise InputError(f"{len(caches)} caches and counts {counts} do not fit {len(batch.tokens)} rows")
         if len({id(cache) for cache in caches}) != len(caches):
-            raise InputError("a cache stands twice in the batch")
+            raise InputError("the batch has a cache twice")
         if not 0 <= batch.wants.top <= MOST_TOP:
             raise InputError(f"top is {batch.wants.top}; it must be 0 to {MOST_TOP}")
         if batch.wants.timings:
@@ -338,7 +338,7 @@ class TorchEngine:
         return caches
 
     def _output(self, answers: list[torch.Tensor], wants: OutputRequest) -> StepOutput:
-        """Argmax, and what else is wanted, of logits [wanted, vocab_size]."""
+        """Return argmax and the other requested outputs of logits [wanted, vocab_size]."""
         if not answers:
             empty = np.zeros((0, self.vocab_size), np.float32) if wants.logits else None
             return StepOutput(np.zeros(0, np.int32), empty, np.zeros((0, wants.top), np.int32) if wants.top else None)
@@ -352,7 +352,7 @@ class TorchEngine:
 
 
 def _hidden(states: States, wants: OutputRequest) -> dict[int, npt.NDArray[np.float32]]:
-    """The wanted ones of a step's hidden states. Raises as ``Engine.forward``; NonFiniteError for NaN or infinity."""
+    """Return the requested hidden states. Raises as ``Engine.forward``; NonFiniteError for NaN or infinity."""
     layers = len(states[0]) - 1
     if layers < 0:
         raise UnsupportedModelError("this model returns no hidden states", hint=f"use {arg('engine', 'native')}")
@@ -377,7 +377,7 @@ def _hidden(states: States, wants: OutputRequest) -> dict[int, npt.NDArray[np.fl
 
 
 def narrowed(weight: PackedWeight, low_bit: str) -> PackedWeight:
-    """A float32 weight in ``low_bit`` where that is a shorter float format and holds all of its values."""
+    """Convert a float32 weight to ``low_bit`` if that is a shorter float format that represents all values exactly."""
     if weight.format != "fp32" or low_bit not in ("fp16", "bf16"):
         return weight
     values = torch.from_numpy(weight.codes)
@@ -389,7 +389,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 
 
 def most_likely(logits: torch.Tensor, count: int) -> npt.NDArray[np.int32]:
-    """The ``count`` likeliest ids of each row, the lowest id first among equals; -1 where there are no more."""
+    """Return the ``count`` most likely ids of each row, the lowest first among equals; -1 beyond the vocabulary."""
     most = min(count, logits.shape[-1])
     least = logits.topk(most, dim=-1).values[:, -1:]
     found = np.full((len(logits), count), -1, np.int32)
@@ -417,7 +417,7 @@ def _device_of(model: Any) -> torch.device:
 
 
 def _dtype_of(model: Any) -> torch.dtype:
-    """The dtype that the model computes in: its embedding's, or that of its first floating point parameter."""
+    """Return the dtype that the model computes in: its embedding's, or its first floating point parameter's."""
     try:
         dtype = model.get_input_embeddings().weight.dtype
     except (AttributeError, NotImplementedError):
@@ -429,7 +429,7 @@ def _dtype_of(model: Any) -> torch.dtype:
 
 
 def _weight_bytes(model: Any) -> int:
-    """Bytes of all parameters, buffers and packed weights, shared ones once."""
+    """Return the bytes of all parameters, buffers and packed weights; shared ones count once."""
     seen: dict[int, int] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         seen[tensor.data_ptr() or id(tensor)] = tensor.numel() * tensor.element_size()
@@ -440,5 +440,5 @@ def _weight_bytes(model: Any) -> int:
 
 
 def _buffers(kernel: Any) -> list[torch.Tensor]:
-    """Tensors that a kernel shows as a module's: they are counted as packed."""
+    """Return the tensors of a kernel that is a module; they count as packed weights."""
     return [*kernel.parameters(), *kernel.buffers()] if isinstance(kernel, torch.nn.Module) else []

@@ -1,8 +1,8 @@
-"""What a transformers model can do, found out by running it on a few tokens when it is loaded, never assumed.
+"""Tests of a transformers model's abilities on a few tokens, when it is loaded.
 
-Two questions. Does a step on the cache give what reading everything at once gives? And does the model honour a mask of
-four dimensions with explicit positions, which trees need? Each is answered by logits, compared with those of a model
-that got it wrong in the way it would: without the cache, without the mask. So no tolerance depends on dtype or size.
+They test two things: that steps on the cache give the logits of reading the whole text at once, and that the model
+honors a four-dimensional mask with explicit positions, which trees need. The differences of logits are compared with
+those of the failure in question (without the cache, without the mask), so no tolerance depends on dtype or size.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ipex_lookahead.system.compat import text_config
 
 PREFIX = 6
 TREE = (-1, 0, 0, 1, 2, 2)
-"""Parents of the tree that is tried."""
+"""Parents of the tested tree."""
 SAME = 0.25
-"""Two logits are the same where they differ by less than this share of what the mistake would make of them."""
+"""Logits are equal if they differ by less than this fraction of the difference that the failure would make."""
 
 _STATES = {"linear_attention", "conv", "mamba", "hybrid", "recurrent", "recurrent_attention", "hybrid_sliding"}
 _ATTENTION = {"full_attention", "attention", "sliding_attention"}
-"""Of a class of hybrids (Granite 4) these alone make a model whose past is keys and values like any other's."""
+"""Layer types of hybrids (Granite 4) that have a KV cache and no state."""
 
 
 def refuse_unfit(model: Any) -> None:
-    """Raise UnsupportedModelError for models whose past cannot be rolled back, by what they say of themselves."""
+    """Raise UnsupportedModelError for a model with a past that cannot be rolled back, judged by its config."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "forward"):
         raise UnsupportedModelError(
@@ -52,7 +52,7 @@ def refuse_unfit(model: Any) -> None:
 
 
 def sliding_window(config: Any) -> int | None:
-    """Positions that the model's narrowest attention looks back, None where all layers see everything."""
+    """Return the model's smallest attention window; None if all layers see all positions."""
     text = text_config(config)
     kinds = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     found = []
@@ -79,19 +79,19 @@ class Run(Protocol):
         mask: torch.Tensor | None,
         want: list[int],
     ) -> torch.Tensor | None:
-        """ids and positions [1, rows] -> logits [wanted, vocab_size], None where no row is wanted."""
+        """Map ids and positions [1, rows] to logits [wanted, vocab_size], or None without wanted rows."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is tried: a model, and how an engine would run it.
+    """A model to test, and the engine's way to run it.
 
     Attributes:
         model: of transformers.
-        device: where its inputs go.
-        dtype: that it computes in.
-        max_context: positions a sequence may have.
+        device: the device of its inputs.
+        dtype: the dtype that it computes in.
+        max_context: most positions of a sequence.
         takes_positions: whether its forward takes ``position_ids``.
         new_cache: makes an empty sequence.
         run: see :class:`Run`.
@@ -108,13 +108,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """What was found.
+    """The results of the tests.
 
     Attributes:
-        vocab_size: the number of logits.
-        position_bytes: what a position takes in the cache.
-        masks: the one of ``CONVENTIONS`` that the model honours, "none" where trees cannot be had.
-        why_chains: why they cannot.
+        vocab_size: number of logits.
+        position_bytes: bytes of a position in the cache.
+        masks: the one of ``CONVENTIONS`` that the model honors; "none": trees are not possible.
+        why_chains: the reason why trees are not possible.
     """
 
     vocab_size: int
@@ -127,7 +127,7 @@ def fitness_of(trial: Trial) -> Fitness:
     """Run the model on a few tokens.
 
     Raises:
-        UnsupportedModelError: a step on the cache does not give what reading everything at once gives.
+        UnsupportedModelError: steps on the cache do not give the logits of reading the whole text.
     """
     rows = PREFIX + len(TREE)
     known = trial.model.get_input_embeddings().weight.shape[0]
@@ -155,7 +155,7 @@ def fitness_of(trial: Trial) -> Fitness:
             mask = spelled(seen_by(PREFIX, TREE), convention, trial.dtype, trial.device)
             got = _rows(trial, [(prefix, None, None), (tree, depths_of(TREE), mask)])
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError) as error:
-            reason = f"with a mask of four dimensions it says: {(str(error).splitlines() or [''])[0]}"
+            reason = f"with a mask of four dimensions it raises: {(str(error).splitlines() or [''])[0]}"
             continue
         if bool(torch.isfinite(got).all()) and float((got - right).abs().max()) < SAME * scale:
             return replace(fitness, masks=convention)
@@ -163,10 +163,10 @@ def fitness_of(trial: Trial) -> Fitness:
 
 
 def _check_cache(trial: Trial, prefix: torch.Tensor) -> Fitness:
-    """What is known without masks.
+    """Run the tests without masks.
 
     Raises:
-        UnsupportedModelError: steps on the cache do not give what reading everything at once gives.
+        UnsupportedModelError: steps on the cache do not give the logits of reading the whole text.
     """
     family = getattr(trial.model.config, "model_type", type(trial.model).__name__)
     half = PREFIX // 2
@@ -178,7 +178,7 @@ def _check_cache(trial: Trial, prefix: torch.Tensor) -> Fitness:
         alone = _rows(trial, [(prefix[:, half:], None, None)])
     except UnsupportedModelError:
         raise
-    except Exception as error:  # whatever code of any family makes of a cache that it does not take
+    except Exception as error:  # code of a family that does not take the cache may raise anything
         raise UnsupportedModelError(
             f"{family} cannot run here: its forward does not work on a cache of keys and values ({first_line(error)})",
             hint="use transformers' own generate",
@@ -196,7 +196,7 @@ Part = tuple[torch.Tensor, list[int] | None, torch.Tensor | None]
 
 
 def _rows(trial: Trial, parts: list[Part], cache: SequenceCache | None = None) -> torch.Tensor:
-    """Logits float32 [rows, vocab_size] of the last part; the others are read before it into the (empty) cache."""
+    """Return logits, float32 [rows, vocab_size], of the last part, after the others were read into the cache."""
     cache = cache or trial.new_cache()
     logits: torch.Tensor | None = None
     for ids, depths, mask in parts:

@@ -1,4 +1,4 @@
-"""How much each input of a model's matrices matters: sums of squares over a text, as llama.cpp's imatrix has them."""
+"""The importance of each input of a model's matrices: sums of squares over a text, as in llama.cpp's imatrix."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ipex_lookahead.errors import EngineError, InputError, UnsupportedModelError
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """What a text says of a model's inputs.
+    """An importance matrix.
 
     Attributes:
         sums: name of a GGUF tensor -> float64 [n_in], sums over tokens of the squares of its inputs; of stacked experts
             [experts, n_in].
-        counts: the same names -> int64 [1] or [experts], how many tokens are in each sum.
-        tokens: how many tokens there were.
+        counts: the same names -> int64 [1] or [experts], the number of tokens in each sum.
+        tokens: number of tokens of the text.
     """
 
     sums: dict[str, npt.NDArray[np.float64]]
@@ -43,13 +43,13 @@ class Importance:
 
 
 def model_to_measure(path: Path, *, threads: int | None = None, text: bool = True) -> tuple[Any, ModelSpec, Any]:
-    """What ``measure_importance`` takes: transformers' model in float32, its spec, and its tokenizer, if ``text``.
+    """Load a model for ``measure_importance``: transformers' model in float32, its spec, and with ``text`` a tokenizer.
 
-    A model that keeps a state comes from transformers itself: the torch engine, which must go back at times, has none.
+    A model with recurrent states is loaded by transformers itself, since the torch engine does not support states.
 
     Raises:
         InputError: there is no tokenizer.
-        UnsupportedModelError: the model keeps a state, and its weights are in no folder of floats.
+        UnsupportedModelError: the model has recurrent states, and its weights are in no folder of floats.
         LookaheadError: as the torch engine's ``load``.
     """
     request = LoadRequest(path, text=text, threads=threads, dtype="float32")
@@ -90,10 +90,10 @@ def measure_importance(
 
     Args:
         model: transformers' model of ``spec``, as the torch engine has it.
-        spec: the same model in our words.
+        spec: the same model's description.
         ids: the text.
-        window: tokens that are run at a time; each window starts afresh.
-        threads: of torch; None = as it is set.
+        window: number of tokens in a forward; each window starts with an empty cache.
+        threads: number of torch's threads; None = torch's setting.
         progress: called after each window.
 
     Raises:
@@ -112,7 +112,7 @@ def measure_importance(
         for start in range(0, len(ids), window):
             part = torch.tensor([list(ids[start : start + window])], device=model.device)
             hidden = model.base_model(input_ids=part, use_cache=False).last_hidden_state
-            totals.add(spec.head_weight.gguf.name, hidden)  # without the head's products, which nobody reads
+            totals.add(spec.head_weight.gguf.name, hidden)  # without the head's products, which are not needed
             if progress is not None:
                 progress()
     found = {name: squares.cpu().numpy() for name, squares in totals.squares.items()}
@@ -123,14 +123,14 @@ def measure_importance(
 
 
 class _Totals:
-    """Sums of squares, and of how many rows, by tensor."""
+    """Sums of squares, and numbers of rows, by tensor."""
 
     def __init__(self) -> None:
         self.squares: dict[str, torch.Tensor] = {}
         self.counts: dict[str, list[int]] = {}
 
     def add(self, name: str, rows: torch.Tensor, expert: int | None = None, experts: int = 1) -> None:
-        """The inputs [..., n_in] of a matrix, or of one of so many stacked experts."""
+        """Add the inputs [..., n_in] of a matrix, or of one of ``experts`` stacked experts."""
         width = rows.shape[-1]
         if name not in self.squares:
             shape = (width,) if expert is None else (experts, width)
@@ -143,7 +143,7 @@ class _Totals:
 
 @contextmanager
 def _hooked(model: Any, spec: ModelSpec, totals: _Totals) -> Iterator[None]:
-    """While it lasts, every matrix adds the squares of what comes in."""
+    """Make every matrix add the squares of its inputs inside the context."""
     mixtures = {
         at: block.feed_forward for at, block in enumerate(spec.layers) if isinstance(block.feed_forward, Experts)
     }
@@ -172,8 +172,8 @@ def _hooked(model: Any, spec: ModelSpec, totals: _Totals) -> Iterator[None]:
             module = next(part for name, part in layer.named_modules() if name.rpartition(".")[2] == "experts")
             if missing := [name for name in ("is_transposed", "has_bias", "_apply_gate") if not hasattr(module, name)]:
                 raise UnsupportedModelError(
-                    f"transformers {transformers.__version__} has no {missing[0]} at a mixture's experts, and what "
-                    "comes into their last matrices cannot be told",
+                    f"transformers {transformers.__version__} has no {missing[0]} at a mixture's experts, so the "
+                    "inputs of their last matrices are unknown",
                     hint="install transformers 5; or llama-imatrix makes an importance matrix, which --imatrix reads",
                 )
             handles.append(module.register_forward_pre_hook(partial(_of_experts, totals, mixture)))
@@ -188,9 +188,9 @@ def _of_inputs(totals: _Totals, name: str, _: torch.nn.Module, inputs: tuple[tor
 
 
 def _of_experts(totals: _Totals, mixture: Experts, module: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-    """Rows [tokens, hidden], and the experts [tokens, used] that each goes to.
+    """Add the inputs of experts: rows [tokens, hidden], and the chosen experts [tokens, used].
 
-    transformers has the experts of a layer in one module, so gate and up are multiplied once more for what down gets.
+    transformers has a layer's experts in one module, so gate and up are computed a second time for the inputs of down.
     """
     hidden, chosen = inputs[:2]
     for expert, mlp in enumerate(mixture.experts):

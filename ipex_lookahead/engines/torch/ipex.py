@@ -1,9 +1,9 @@
 """``ipex=True``: intel-extension-for-pytorch's prepacked weights and fused layers on a float model of the torch engine.
 
-It is ``ipex.optimize`` that is applied, not ``ipex.llm.optimize``. The latter replaces attention and its cache by ones
-of indirect access, which after the prompt are right for one row a forward only: of three rows, measured on version
-2.8.0, the second and third were wrong by more than a tenth of the largest logit. A draft has several rows, and so has
-a prompt that comes in pieces. A model it was applied to is refused when it is tried out while loading or wrapping.
+``ipex.optimize`` is applied, not ``ipex.llm.optimize``. The latter replaces attention and its cache by ones with
+indirect access, which after the prompt are correct for forwards of one row only: of three rows, on version 2.8.0, the
+second and third were wrong by more than a tenth of the largest logit. Drafts and chunked prompts have several rows. A
+model with ``ipex.llm.optimize`` fails the tests of ``fitness`` when it is loaded or wrapped.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def check_ipex(label: str, dtype: torch.dtype, device: torch.device) -> Any:
-    """The package, where it is here and can be applied.
+    """Return the package if it is installed and applicable.
 
     Args:
         label: the weights' format.
-        dtype: of the weights.
-        device: where they are.
+        dtype: their dtype.
+        device: their device.
 
     Raises:
-        InputError: packed weights, which the extension does not know, another dtype or device.
-        EngineError: the package is not installed, or does not import beside this torch.
+        InputError: packed weights, which the extension does not support, or another dtype or device.
+        EngineError: the package is not installed, or does not import with this release of torch.
     """
     if label not in FLOATS:
         raise InputError(
@@ -45,12 +45,12 @@ def check_ipex(label: str, dtype: torch.dtype, device: torch.device) -> Any:
         )
     try:
         import intel_extension_for_pytorch as ipex
-    except (Exception, SystemExit) as error:  # beside another release of torch it ends the program
+    except (Exception, SystemExit) as error:  # with another release of torch it exits the program
         raise EngineError(f"intel-extension-for-pytorch does not import: {first_line(error)}", hint=INSTALL) from None
     return ipex
 
 
 def apply_ipex(ipex: Any, model: Any, dtype: torch.dtype) -> tuple[Any, str]:
-    """The model, changed in place, and what was done to it, for ``describe()``."""
+    """Optimize the model in place; return it and an entry for ``describe()``."""
     optimised = ipex.optimize(model.eval(), dtype=dtype, inplace=True)
     return optimised, f"ipex.optimize of {ipex.__version__} (not ipex.llm.optimize: its cache takes one row a forward)"

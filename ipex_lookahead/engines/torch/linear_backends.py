@@ -1,6 +1,6 @@
-"""Which kernel a linear layer gets: the first of its device's list that passes a test against the dequantised weight.
+"""The choice of a linear layer's kernel: the first of its device's list that passes a test with dequantized weights.
 
-A kernel that is not there, or computes something else, is passed over with its reason in the log and in ``describe``.
+For a kernel that is missing or fails the test, the reason is in the log and in ``describe``.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from ipex_lookahead.formats.base import PackedWeight
 log = logging.getLogger("ipex_lookahead")
 
 BACKENDS = {"cpu": ("native", "generic"), "xpu": ("xpu-int4", "generic")}
-"""Device type -> kernels in the order they are tried; any other device has the generic one."""
+"""Device type -> kernels in the order of preference. Other devices have the generic one."""
 
 TOLERANCE = 0.02
 """Largest error of a self-test, relative to the result's norm. Activations in int8 cost 0.5 %, bfloat16 0.3 %, a wrong
 layout more than 100 %."""
 
 TEST_SHAPES = ((64, 256), (40, 172))
-"""Weights of the self-tests: an easy one, and one that no tile, group or row of threads divides."""
+"""Shapes of the self-tests: a regular one, and one that no tile, group or work-group size divides."""
 TEST_ROWS = (1, 2, 5, 17)
 
 FEW_ROWS = 512
-"""Rows up to which torch's own operators are better off on one thread beside the native kernel."""
+"""Most rows for which torch's own operators are faster on one thread if linear layers run in the native core."""
 
 
 def has_native_layers(model: nn.Module) -> bool:
-    """Whether a layer of the model runs in the compiled core."""
+    """Return True if a layer of the model runs in the compiled core."""
     return any(isinstance(module, NativeKernel) for module in model.modules())
 
 
-def torch_threads_beside_native(rows: int) -> int | None:
-    """Threads for torch's own operators in a forward of ``rows`` rows with native layers; None = as they are set.
+def torch_threads_with_native(rows: int) -> int | None:
+    """Return the number of torch's threads for a forward of ``rows`` rows with native layers; None = torch's setting.
 
-    The native kernel's threads wait for the next layer awake, and so do OpenMP's for the next operator: on the same
-    cores each hinders the other. Measured on two cores with a model of 135 million weights: 12 ms for one row where
-    torch has one thread, 17 where it has two; 70 and 109 for 64 rows, 314 and 436 for 256. With 1024 rows two threads
-    are a little faster, for then attention is most of the work.
+    The native kernel's threads spin until the next layer, and OpenMP's until the next operator; on the same cores they
+    slow each other down. Measured on two cores with a model of 135 million weights, for one and two threads of torch:
+    12 and 17 ms for one row, 70 and 109 for 64 rows, 314 and 436 for 256. With 1024 rows two threads are slightly
+    faster, since attention dominates.
     """
     return 1 if rows <= FEW_ROWS else None
 
@@ -63,10 +63,10 @@ class LinearBackends:
     """Kernels for the linear layers of one model on one device.
 
     Args:
-        device: where the model runs.
-        threads: threads of the native kernel; physical cores if None.
-        dtype: the model's activations, which the self-tests use.
-        only: a backend's name; then no other serves, and a failed self-test is an EngineError.
+        device: the model's device.
+        threads: number of the native kernel's threads; None: the physical cores.
+        dtype: the dtype of the model's activations, which the self-tests use.
+        only: name of the only backend to use. If its self-test fails, loading raises EngineError.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class LinearBackends:
 
     @property
     def pool(self) -> LinearPool:
-        """What the native layers share. Raises EngineError where there is no compiled core."""
+        """The pool of the native layers. Raises EngineError without a compiled core."""
         if self._pool is None:
             self._pool = LinearPool(self.threads)
         return self._pool
 
     def kernel(self, weight: PackedWeight) -> LinearKernel:
-        """A kernel that holds ``weight``.
+        """Make a kernel with ``weight``.
 
         Raises:
             EngineError: none of the backends passes its self-test.
@@ -127,7 +127,7 @@ class LinearBackends:
         )
 
     def problem(self, name: str, low_bit: str, group_size: int) -> str | None:
-        """Why a backend does not serve a format here, tested at the first question; None where it does."""
+        """Return the reason why a backend does not support a format, or None. Tested on the first call."""
         key = (name, low_bit, group_size)
         if key not in self._tested:
             self._tested[key] = reason = self._test(name, low_bit, group_size)
@@ -139,7 +139,7 @@ class LinearBackends:
         try:
             errors = [self._error(name, low_bit, group_size, shape) for shape in TEST_SHAPES]
         except (LookaheadError, RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError) as error:
-            # Whatever a library that is too old, too new or not built for this device raises: one line of it.
+            # A library that is too old, too new or not built for this device may raise any of these.
             return first_line(error)
         worst = max(errors)
         if worst <= TOLERANCE:
@@ -147,7 +147,7 @@ class LinearBackends:
         return f"its self-test is wrong by {100 * worst:.1f} % ({100 * TOLERANCE:.0f} % allowed)"
 
     def _error(self, name: str, low_bit: str, group_size: int, shape: tuple[int, int]) -> float:
-        """The largest relative error over ``TEST_ROWS`` with a random weight. EngineError if it comes back changed."""
+        """Return the largest relative error over ``TEST_ROWS``. Raises EngineError if the kernel changes the weight."""
         rng = np.random.default_rng(1)
         weight = random_matrix(shape, low_bit, group_size, rng)
         kernel = self._makers[name](weight)
@@ -163,7 +163,7 @@ class LinearBackends:
         return worst
 
     def describe(self) -> dict[str, Any]:
-        """What serves which format, and what was passed over and why."""
+        """Return the backend of each format, and the declined backends with reasons."""
         chosen: dict[str, str] = {}
         declined = []
         for (name, low_bit, group_size), reason in self._tested.items():
@@ -179,7 +179,7 @@ class LinearBackends:
 
 
 def same_bits(a: PackedWeight, b: PackedWeight) -> bool:
-    """Whether two packed weights are the same, stream by stream."""
+    """Return True if two packed weights have equal streams."""
     if (a.format, a.shape, a.group_size) != (b.format, b.shape, b.group_size):
         return False
     bits = [{name: array.tobytes() for name, array in weight.arrays()} for weight in (a, b)]

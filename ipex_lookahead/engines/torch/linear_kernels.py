@@ -1,7 +1,7 @@
-"""How a packed weight multiplies activations: one class a way, all with the same few methods.
+"""Kernels that multiply activations by a packed weight, each a class with the interface of ``LinearKernel``.
 
-A kernel holds the weight in the layout that it reads, and can give it back in plain order. Its buffers are integers,
-bit patterns included, so that no ``model.to(dtype)`` can change what the weight stands for.
+A kernel has the weight in the layout that it reads, and can return it in plain layout. Its buffers are integers, bit
+patterns of floats included, so that ``model.to(dtype)`` cannot change the weight's values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLOAT_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bflo
 
 CPU_CHUNK = 1 << 20
 DEVICE_CHUNK = 1 << 24
-"""Weights dequantised at a time: what a core's cache holds, and what hides a device's launch times."""
+"""Weights dequantized at a time: a number that fits a core's cache, and one that hides a device's launch latency."""
 
 
 class LinearKernel(Protocol):
@@ -33,22 +33,22 @@ class LinearKernel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the weight is."""
+        """The weight's device."""
         ...
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., n_in] float32, float16 or bfloat16 on ``device`` -> [..., n_out] of the same dtype, a new tensor."""
+        """Map [..., n_in] float32, float16 or bfloat16 on ``device`` to a new tensor [..., n_out] of the same dtype."""
         ...
 
     def weight(self) -> PackedWeight:
-        """The weight in plain order, bit for bit what the kernel was made from."""
+        """Return the weight in plain layout, bit for bit as the kernel was given it."""
         ...
 
 
 class GenericKernel(nn.Module):
-    """Dequantises some rows of the weight on its device, multiplies, and goes on: right anywhere, quick nowhere.
+    """Dequantizes and multiplies some rows of the weight at a time: correct on any device, fast on none.
 
-    At most ``CPU_CHUNK`` (``DEVICE_CHUNK``) values are held dequantised, or one row where a row is longer.
+    At most ``CPU_CHUNK`` (``DEVICE_CHUNK``) values are dequantized at a time, or one row if a row is longer.
     """
 
     name = "generic"
@@ -70,11 +70,11 @@ class GenericKernel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weight is."""
+        """The weight's device."""
         return self.codes.device
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``LinearKernel.run``. The weight is rounded to ``x``'s dtype, the sum is the library's."""
+        """See ``LinearKernel.run``. The weight is rounded to ``x``'s dtype; torch does the product."""
         if x.is_cpu and x.dtype is torch.float16:  # which CPUs multiply slowly, and older releases of torch not at all
             return self.run(x.float()).to(x.dtype)
         n_out, n_in = self.shape
@@ -88,9 +88,9 @@ class GenericKernel(nn.Module):
         return out
 
     def rows(self, start: int, end: int) -> torch.Tensor:
-        """Rows of the weight [end - start, n_in] on the device: exactly the values of ``formats.dequantize``.
+        """Return rows of the weight [end - start, n_in] on the device, with the values of ``formats.dequantize``.
 
-        float32, but a float format's own dtype where the weight is in one.
+        The dtype is float32; of a float format, its own.
         """
         codes = self.codes[start:end]
         if self.format in FLOAT_DTYPES:
@@ -126,18 +126,18 @@ class GenericKernel(nn.Module):
 
 
 def has_operators(low_bit: str) -> bool:
-    """Whether torch's own operators take the format apart; else its rows are dequantised on the CPU, every time."""
+    """Return True if torch's operators dequantize the format. If not, every product dequantizes rows on the CPU."""
     return len(FORMATS[low_bit].streams) > 1 or low_bit in FLOAT_DTYPES
 
 
 def as_bits(array: Any, device: torch.device) -> torch.Tensor:
-    """A numpy stream as a tensor of signed or byte integers of the same width."""
+    """Return a NumPy stream as a tensor of signed or byte integers of the same width."""
     whole = {1: array.dtype, 2: np.dtype(np.int16), 4: np.dtype(np.int32)}[array.dtype.itemsize]
     return torch.from_numpy(np.ascontiguousarray(array).view(whole)).to(device)
 
 
 class NativeKernel(nn.Module):
-    """The compiled core's linear kernel, on the CPU: row-invariant, activations quantised to int8 in groups of 32."""
+    """The native core's linear kernel: row-invariant, with activations quantized to int8 in groups of 32."""
 
     name = "native"
     device: torch.device = torch.device("cpu")
@@ -150,19 +150,19 @@ class NativeKernel(nn.Module):
         self._n_out, self._n_in = weight.shape
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
-        """See ``LinearKernel.run``; computed in float32 and int8 whatever ``x`` is."""
+        """See ``LinearKernel.run``; computed in float32 and int8 for any dtype of ``x``."""
         if not x.is_cpu:
             raise EngineError(
                 f"this layer was loaded for the CPU, but its input is on {x.device}",
                 hint="load the model with the device it is to run on (device=...)",
             )
-        if x.shape[-1] != self._n_in:  # the core is given addresses, and would read whatever lies there
+        if x.shape[-1] != self._n_in:  # the core gets addresses without sizes
             raise InputError(f"the layer takes [..., {self._n_in}], got {list(x.shape)}")
         rows = x if x.dtype is torch.float32 else x.float()
         if not rows.is_contiguous():
             rows = rows.contiguous()
         out = torch.empty(*x.shape[:-1], self._n_out)
-        # Addresses, because a layer of a small model takes less time than two arrays take to be wrapped.
+        # Addresses, because wrapping two arrays takes longer than a layer of a small model.
         self._run(rows.data_ptr(), rows.numel() // self._n_in, out.data_ptr())
         return out if x.dtype is torch.float32 else out.to(x.dtype)
 
@@ -171,14 +171,14 @@ class NativeKernel(nn.Module):
         return self.layer.weight()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NativeKernel:
-        """Itself: the weight never changes."""
+        """Return the kernel itself: the weight never changes."""
         return self
 
     def __reduce__(self) -> Any:
-        """A pickle holds the weight in plain order; layers that share a pool share one again."""
+        """Pickle the weight in plain layout. Layers that share a pool share one after unpickling."""
         return NativeKernel, (self.weight(), self._pool)
 
 
 def reference(weight: PackedWeight, x: torch.Tensor) -> torch.Tensor:
-    """What every kernel's self-test is held against: ``x`` times the dequantised weight, float32 on the CPU."""
+    """Return the reference of self-tests: ``x`` times the dequantized weight, in float32 on the CPU."""
     return functional.linear(x.float().cpu(), torch.from_numpy(dequantize(weight)))

@@ -1,7 +1,7 @@
-"""Checkpoints onto the torch engine: ours through our readers, any other family through transformers.
+"""Load checkpoints onto the torch engine: known families by our readers, other families by transformers.
 
-No pickle is opened and nothing of a checkpoint is run: weights come from safetensors (or GGUF) only, and a config's
-``auto_map`` and its like are dropped before transformers sees them.
+No pickle is opened and no code of a checkpoint is run: weights come from safetensors (or GGUF) only, and a config's
+``auto_map`` and similar keys are dropped before transformers reads it.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def load(request: LoadRequest) -> LoadedModel:
     """Load a checkpoint onto the torch engine.
 
     Raises:
-        InputError, EngineError: a device or dtype that is not known or not here.
-        ModelFormatError: the checkpoint's bytes are not what its format says, or a tensor is missing.
-        UnsupportedModelError: a family that transformers does not know or this engine cannot run.
+        InputError, EngineError: an unknown or missing device, or an unknown dtype.
+        ModelFormatError: the checkpoint is damaged, or a tensor is missing.
+        UnsupportedModelError: a family that transformers or this engine does not support.
     """
     refuse_options(
         "torch",
@@ -78,12 +78,12 @@ def load(request: LoadRequest) -> LoadedModel:
 
 
 def compute_dtype(wanted: Any, label: str, device: torch.device, in_file: str = "") -> torch.dtype:
-    """The dtype of activations: as wanted, else what keeps the weights' precision and the device is quick in.
+    """Return the dtype of activations: the requested one, else a fast one that keeps the weights' precision.
 
     Args:
         wanted: a torch dtype, its name, "auto" or None.
         label: the weights' format.
-        device: where they run.
+        device: the model's device.
         in_file: the checkpoint's own dtype.
     """
     if wanted not in (None, "auto"):
@@ -143,7 +143,7 @@ def _load_known(checkpoint: Checkpoint, request: LoadRequest, device: torch.devi
 def _tensors(
     checkpoint: Checkpoint, spec: ModelSpec, plan: WeightPlan, request: LoadRequest
 ) -> Iterator[tuple[str, PackedWeight]]:
-    """All tensors under transformers' names, one at a time, in the plan's formats."""
+    """Yield all tensors under transformers' names, one at a time, in the plan's formats."""
     total, kept = sum(tensor.is_matrix for tensor in spec.tensors()) + spec.tied, spec.kept()
     done = 0
 
@@ -179,7 +179,7 @@ def _module(tensor: Tensor) -> str:
 
 
 def _joined(parts: list[PackedWeight]) -> PackedWeight:
-    """Weights of one format, one above the other: what transformers has as one tensor."""
+    """Concatenate the parts of a tensor; parts of several formats as float32."""
     if len(parts) == 1:
         return parts[0]
     orders = {None if part.order is None else part.order.tobytes() for part in parts}
@@ -192,10 +192,10 @@ def _joined(parts: list[PackedWeight]) -> PackedWeight:
 
 
 def _is_read_here(model_type: str, path: Path) -> bool:
-    """Whether a folder is opened by this package's reader, and not by transformers.
+    """Return True if this package's reader opens a folder, and not transformers.
 
-    So are Llamas, text parts of models that see, for which transformers has no class of their own, and what was saved
-    with the weights that a spec names.
+    It opens Llamas, text parts of vision models (transformers has no class for them), and folders that were saved with
+    the weights of a spec.
     """
     return model_type in model_types() and (
         model_type == "llama" or bool(family_of_type(model_type).KEYS.inside) or _is_ours(path)
@@ -203,13 +203,13 @@ def _is_read_here(model_type: str, path: Path) -> bool:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a folder was written by ``save_low_bit``, ours or ipex-llm's, with the weights that a spec names."""
+    """Return True if ``save_low_bit``, ours or ipex-llm's, wrote a folder with the weights of a spec."""
     config = read_json(path / "config.json")
     return MARKER in config or is_ipex_llm(path, config)
 
 
 def _set_rope(model: Any, spec: ModelSpec, config: dict[str, Any]) -> None:
-    """Frequencies that transformers has no name for: a GGUF file's own divisors."""
+    """Set rope frequencies that no transformers config expresses: a GGUF file's own divisors."""
     if (config.get("rope_scaling") or {}).get("rope_type") != "freq_factors":
         return
     rotary = getattr(model.model, "rotary_emb", None)
@@ -235,7 +235,7 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
     raw = read_json(path / "config.json")
     in_file = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     packed = LowBitCheckpoint(path, other_family=True) if MARKER in raw else None
-    checkpoint: Checkpoint = packed or SafetensorsCheckpoint(path, other_family=True)  # its headers are sound
+    checkpoint: Checkpoint = packed or SafetensorsCheckpoint(path, other_family=True)  # checks the headers
     try:
         extent = Extent.of(checkpoint)
         config, plain = foreign_config(raw, path, extent)
@@ -272,18 +272,18 @@ def _load_foreign(request: LoadRequest, device: torch.device, family: str) -> Lo
 
 @contextmanager
 def sentences(path: Path, family: str) -> Iterator[None]:
-    """Whatever transformers raises about a checkpoint becomes an UnsupportedModelError with its first line."""
+    """Raise transformers' exceptions about a checkpoint as UnsupportedModelError with their first line."""
     try:
         yield
     except LookaheadError:
         raise
-    except Exception as error:  # the code of any family, on values that nobody has checked for it
+    except Exception as error:  # the code of any family, on unchecked values
         raise UnsupportedModelError(f"{path}: transformers cannot load this {family} model: {said(error)}") from error
 
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Without transformers' progress bars, which know nothing of ours and draw through them."""
+    """Disable transformers' progress bars, which would overwrite ours."""
     from transformers.utils import logging
 
     if not logging.is_progress_bar_enabled():
@@ -297,7 +297,7 @@ def without_bars() -> Iterator[None]:
 
 
 def _skeleton(config: Any, path: Path, extent: Extent) -> Any:
-    """The model without its weights. Raises UnsupportedModelError for one that cannot be run, before any is read."""
+    """Build the model without weights. Raises UnsupportedModelError for a model that the engine cannot run."""
     from transformers import AutoModelForCausalLM
 
     with ParametersOnMeta(path, extent):
@@ -309,7 +309,7 @@ def _skeleton(config: Any, path: Path, extent: Extent) -> Any:
 def _float_model(
     request: LoadRequest, config: Any, extent: Extent, label: str, dtype: torch.dtype, backends: LinearBackends
 ) -> tuple[Any, Replacement]:
-    """Weights through transformers, which knows what each family's tensors are called; then packed layer by layer."""
+    """Load the weights by transformers, which knows each family's names, and pack them layer by layer."""
     refuse_options(
         "torch", "matrices of this family have no names that an importance matrix knows", imatrix=request.imatrix
     )
@@ -325,10 +325,10 @@ def _float_model(
 
 
 def _refuse_without_text(config: Any, path: Path) -> None:
-    """Raise UnsupportedModelError for a family of which transformers has no model that only writes.
+    """Raise UnsupportedModelError for a family without a text-only model in transformers.
 
-    Such are models that see, of whose text part this package does not know the family (else it would read that), or
-    whose text looks at images between its layers.
+    These are vision models with a text part of an unknown family (this package reads the others), or with layers that
+    attend to images.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -349,20 +349,20 @@ def _refuse_without_text(config: Any, path: Path) -> None:
 
 
 def read_floats(path: Path, config: Any, auto: str, dtype: torch.dtype) -> Any:
-    """A folder's float model through one of transformers' Auto classes: safetensors only, no code, nothing missing.
+    """Load a folder's float model by one of transformers' Auto classes, from safetensors and without remote code.
 
     Args:
         path: the folder.
         config: from ``foreign_config``.
         auto: name of the class, such as ``AutoModelForCausalLM``.
-        dtype: of the weights.
+        dtype: the dtype of the weights.
 
     Raises:
-        ModelFormatError: a file is damaged, or a tensor that the model needs is not there.
+        ModelFormatError: a file is damaged, or a tensor is missing.
     """
     import transformers
 
-    SafetensorsCheckpoint(path, other_family=True).close()  # every header is sound, or it raises
+    SafetensorsCheckpoint(path, other_family=True).close()  # raises for a damaged header
     with without_bars():
         model, info = getattr(transformers, auto).from_pretrained(
             str(path),
@@ -386,11 +386,11 @@ def _packed_model(
     dtype: torch.dtype,
     backends: LinearBackends,
 ) -> tuple[Any, Replacement]:
-    """A folder of ours: nothing is quantised again."""
+    """Load a low-bit folder without quantizing again."""
     saved = packed.low_bit["low_bit"]
     if request.label not in (None, saved):
         raise InputError(
-            f"{packed.path} was saved in {saved}, and {request.label} is asked for; load the original checkpoint"
+            f"{packed.path} was saved in {saved}, but {request.label} is requested; load the original checkpoint"
             " for that"
         )
     model = _skeleton(config, packed.path, extent)
@@ -423,14 +423,14 @@ def _name_of(model: Any, module: Any) -> str:
 
 
 class ParametersOnMeta(TorchFunctionMode):
-    """Inside, ``torch.empty`` and random tensors have no memory: parameters before they are loaded.
+    """Inside the context, ``torch.empty`` and random tensors (parameters before loading) are on the meta device.
 
-    Buffers that are computed (rotary frequencies, causal masks) are made as ever, since no checkpoint holds them.
+    Computed buffers (rotary frequencies, causal masks) are made normally, since checkpoints do not have them.
 
     Args:
         path: the checkpoint, for the error.
-        extent: what it holds. A model of many times as many parameters, or elements, or with buffers far beyond the
-            weights, is a ModelFormatError as soon as it shows; None bounds nothing.
+        extent: its size. A model with many times the number of parameters or elements, or with buffers far beyond the
+            weights, raises ModelFormatError while it is built; None: no limit.
     """
 
     def __init__(self, path: Path | None = None, extent: Extent | None = None) -> None:
@@ -458,7 +458,7 @@ class ParametersOnMeta(TorchFunctionMode):
     def _check(self) -> None:
         if min(self._parameters, self._elements, self._buffer_bytes) < 0:
             raise ModelFormatError(
-                self._path or "", "config.json", None, "asks for a model many times as large as the tensors that exist"
+                self._path or "", "config.json", None, "describes a model many times as large as its tensors"
             )
 
 
@@ -467,14 +467,14 @@ _BUFFERS = (torch.ones, torch.zeros, torch.full, torch.arange, torch.eye, torch.
 
 
 def _finish(model: Any, report: Replacement, device: torch.device, path: Any) -> None:
-    """Everything onto the device; a parameter that got no values is a ModelFormatError."""
+    """Move the model to the device. Raises ModelFormatError for a parameter without values."""
     if report.missing:
         raise ModelFormatError(path, report.missing[0], None, "is missing from the checkpoint")
     for_inference(model.to(device))
 
 
 def for_inference(model: torch.nn.Module) -> None:
-    """No dropout and no gradients: packed layers have none."""
+    """Disable dropout and gradients, which packed layers do not support."""
     model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -489,7 +489,7 @@ def _engine(
     if request.ipex:
         dtype = next(model.parameters()).dtype
         model, facts["ipex"] = apply_ipex(check_ipex(label, dtype, device), model, dtype)
-    with sentences(request.path, str(getattr(model.config, "model_type", "unknown"))):  # it is run on a few tokens
+    with sentences(request.path, str(getattr(model.config, "model_type", "unknown"))):  # runs it on a few tokens
         return TorchEngine(
             model,
             device=device,

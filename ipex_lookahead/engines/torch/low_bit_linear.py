@@ -1,4 +1,4 @@
-"""Linear layers of a torch model in our low-bit formats: the module, and how it takes the place of float layers.
+"""Linear layers of a torch model in our low-bit formats: the module, and the replacement of float layers by it.
 
 ``replace_linears`` packs the weights of a loaded model, ``load_packed`` fills a model (one on the meta device, say)
 from a checkpoint's tensors, and ``module_weights`` gives them back for ``save_low_bit``.
@@ -37,24 +37,24 @@ __all__ = [
 ]
 
 Progress = Callable[[int, int, str], None]
-"""Called as progress(layers done, layers in all, name of the layer in hand)."""
+"""Called as progress(layers done, layers in total, name of the current layer)."""
 
 ROUTERS = ("router", "gate", "shared_expert_gate")
-"""Layers of these names choose experts: little memory, and a wrong choice costs more than a wrong value."""
+"""Names of layers that choose experts. They stay in floats: they are small, and a wrong choice costs quality."""
 
 _CONV1D = ("transformers", "Conv1D")
 _PLAIN = (("transformers", "FalconLinear"), ("whisper", "Linear"))
-"""Package and class of linear layers that say so by another name."""
+"""Package and class of linear layers with other class names."""
 
 
 class LowBitLinear(nn.Module):
-    """y = x W^T + b with W in one of our formats. For inference: no gradient flows through it.
+    """y = x W^T + b with W in one of our formats. For inference only: it has no gradient.
 
     Args:
         weight: [out_features, in_features].
         bias: [out_features], or None.
-        backends: which kernel holds the weight; the CPU's if None.
-        dtype: the dtype that the layer shows to model code that reads ``weight.dtype``.
+        backends: chooses the kernel; None: the CPU's backends.
+        dtype: the value of ``weight.dtype``, which model code may read.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class LowBitLinear(nn.Module):
         order = None if weight.order is None else torch.from_numpy(weight.order.astype(np.int64)).to(self.kernel.device)
         self.order: torch.Tensor | None
         self.register_buffer("order", order, persistent=False)
-        self._run = self.kernel.run  # looking up a submodule takes longer than a small layer's product
-        # Empty: model code looks at weight.dtype and weight.device, and transformers ties whatever is called weight.
+        self._run = self.kernel.run  # the lookup of a submodule takes longer than a small layer's product
+        # Empty: model code reads weight.dtype and weight.device, and transformers ties parameters named weight.
         self.weight = nn.Parameter(torch.empty(0, dtype=dtype, device=self.kernel.device), requires_grad=False)
         self.bias: nn.Parameter | None
         self.register_parameter("bias", None)
@@ -85,17 +85,17 @@ class LowBitLinear(nn.Module):
 
     @property
     def backend(self) -> str:
-        """Name of the kernel that serves this layer."""
+        """The name of the layer's kernel."""
         return str(self.kernel.name)
 
     def set_bias(self, bias: torch.Tensor) -> None:
-        """Take a bias [out_features]. Raises InputError for another shape."""
+        """Set the bias, [out_features]. Raises InputError for another shape."""
         if tuple(bias.shape) != (self.out_features,):
             raise InputError(f"the bias has shape {list(bias.shape)}; the layer has {self.out_features} outputs")
         self.bias = nn.Parameter(bias.detach().to(self.kernel.device), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] float32, float16 or bfloat16 -> [..., out_features] of the same dtype.
+        """Map [..., in_features] float32, float16 or bfloat16 to [..., out_features] of the same dtype.
 
         Raises:
             InputError: another last dimension.
@@ -111,7 +111,7 @@ class LowBitLinear(nn.Module):
         return y
 
     def packed(self) -> PackedWeight:
-        """The weight in plain order, bit for bit as it came."""
+        """Return the weight in plain layout, bit for bit as it was given."""
         weight: PackedWeight = self.kernel.weight()
         if self.order is None:
             return weight
@@ -124,7 +124,7 @@ class LowBitLinear(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Shape, format and backend, as ``print(model)`` shows them."""
+        """Return shape, format and backend for ``print(model)``."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"low_bit={self.low_bit}, backend={self.backend}"
@@ -133,13 +133,13 @@ class LowBitLinear(nn.Module):
 
 @dataclass(slots=True)
 class Replacement:
-    """What became of a model's layers.
+    """The result of a replacement.
 
     Attributes:
         converted: layer -> its format.
-        left: layer, or a parameter that is no layer's -> why it is as it was.
+        left: layer, or parameter of another module -> the reason why it was not converted.
         packed_bytes: bytes of the converted weights.
-        missing: parameters that ``load_packed`` was given nothing for.
+        missing: parameters for which ``load_packed`` got no tensor.
     """
 
     converted: dict[str, str] = field(default_factory=dict)
@@ -149,17 +149,17 @@ class Replacement:
 
 
 def is_plain_linear(module: nn.Module) -> bool:
-    """Whether a module is x W^T + b and nothing else.
+    """Return True if a module computes x W^T + b only.
 
-    That is ``nn.Linear``, transformers' ``Conv1D`` and ``FalconLinear``, and the ``Linear`` of OpenAI's whisper.
-    Other subclasses of ``nn.Linear`` may compute something else, or have their weight read by their parent.
+    These are ``nn.Linear``, transformers' ``Conv1D`` and ``FalconLinear``, and the ``Linear`` of OpenAI's whisper.
+    Other subclasses of ``nn.Linear`` may compute something else, or their parent may read their weight.
     """
     kind = type(module)
     return kind is nn.Linear or any(_is(kind, *known) for known in (*_PLAIN, _CONV1D))
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Whether a module is transformers' ``Conv1D``: a linear layer whose weight is [in, out] (GPT-2's family)."""
+    """Return True for transformers' ``Conv1D``: a linear layer with a weight [in, out] (GPT-2's family)."""
     return _is(type(module), *_CONV1D)
 
 
@@ -168,7 +168,7 @@ def _is(kind: type, package: str, name: str) -> bool:
 
 
 def format_of(model: nn.Module) -> str:
-    """The format that most of a model's packed layers are in; "" for a model without any."""
+    """Return the most frequent format of a model's packed layers; "" without packed layers."""
     formats = Counter(module.low_bit for module in model.modules() if isinstance(module, LowBitLinear))
     return formats.most_common(1)[0][0] if formats else ""
 
@@ -182,23 +182,24 @@ def replace_linears(
     backends: LinearBackends | None = None,
     progress: Progress | None = None,
 ) -> Replacement:
-    """Put a ``LowBitLinear`` in the place of each plain linear layer that the plan gives a format.
+    """Replace each plain linear layer that the plan gives a format by a ``LowBitLinear``.
 
-    One layer at a time: beside the model there is one float weight and its packed form in memory at most. Embeddings
-    stay as they are; an lm_head that shares the embedding's weight gets a packed copy of it. What is no plain linear
-    layer (experts in one tensor, convolutions, hooked or parametrised layers, routers) stays, and the report says why.
+    Layers are replaced one at a time: at most one float weight and its packed form are in memory in addition to the
+    model. Embeddings are not converted; an lm_head that shares the embedding's weight gets a packed copy of it. Other
+    modules (experts in one tensor, convolutions, hooked or parametrized layers, routers) are not converted, and the
+    report has the reasons.
 
     Args:
-        model: any module with its weights loaded; changed in place.
+        model: any module with loaded weights; changed in place.
         plan: formats by name, ``<layer>.weight``.
-        device: where the packed layers run; of no effect where ``backends`` is given.
-        not_converted: further name parts, beside the plan's own.
+        device: the packed layers' device; ignored if ``backends`` is given.
+        not_converted: name parts in addition to the plan's.
         backends: kernels to use, shared by all layers.
         progress: called before each layer and once at the end.
 
     Raises:
-        LowBitFormatError: a weight holds NaN or infinity, or values beyond the format; the message names the layer.
-        InputError: a weight is on the meta device (``load_packed`` is for that).
+        LowBitFormatError: a weight has NaN or infinity, or values beyond the format; the message names the layer.
+        InputError: a weight is on the meta device; use ``load_packed``.
         EngineError: no kernel for the format passes its self-test on this device.
     """
     report = Replacement()
@@ -212,7 +213,7 @@ def replace_linears(
         report.packed_bytes += packed_bytes(layer)
         for name in names:
             _put(model, name, layer)
-        found[done] = ([], layer, ())  # the float layer goes away here, not after the last one
+        found[done] = ([], layer, ())  # releases the float layer now, not after the last one
     if progress is not None:
         progress(len(found), len(found), "")
     return report
@@ -221,7 +222,7 @@ def replace_linears(
 def _found(
     model: nn.Module, plan: WeightPlan, not_converted: Sequence[str], left: dict[str, str]
 ) -> list[tuple[list[str], nn.Module, Formats]]:
-    """The layers to convert, and to what; why others stay goes into ``left``."""
+    """Return the layers to convert and their formats; ``left`` receives the reasons for the others."""
     linears: list[tuple[list[str], nn.Module]] = []
     for names, module in _modules(model):
         reason = _left(names[0], module, plan, not_converted)
@@ -242,7 +243,7 @@ def _found(
 
 
 def _shape(module: Any) -> tuple[int, int]:
-    """A linear layer's [n_out, n_in]."""
+    """Return a linear layer's [n_out, n_in]."""
     rows, columns = module.weight.shape
     return (columns, rows) if is_conv1d(module) else (rows, columns)
 
@@ -264,7 +265,7 @@ def _convert(name: str, module: Any, target: Formats, group_size: int, backends:
 
 
 def _left(name: str, module: Any, plan: WeightPlan, not_converted: Sequence[str]) -> str | None:
-    """Why a module stays as it is; None where it is to be converted, "" where there is nothing to report."""
+    """Return why a module is not converted; None if it is, "" if there is nothing to report."""
     if not is_plain_linear(module):
         if isinstance(module, nn.Linear):
             return f"{type(module).__name__} is a linear layer of its own kind"
@@ -292,19 +293,19 @@ def load_packed(
     backends: LinearBackends | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Replacement:
-    """Fill a model, on the meta device or not, from a checkpoint's tensors, which come one at a time.
+    """Fill a model (on any device, meta included) from a checkpoint's tensors, one at a time.
 
-    A matrix in an integer format becomes a ``LowBitLinear``; all else becomes a parameter or buffer of ``dtype``.
+    A matrix in an integer format becomes a ``LowBitLinear``; other tensors become parameters or buffers of ``dtype``.
 
     Args:
         model: changed in place.
         tensors: (name in the model, weight); a ``Conv1D``'s weight is [out, in] like any other.
-        device: where everything goes; of no effect on packed layers where ``backends`` is given.
+        device: the device of all tensors; ignored for packed layers if ``backends`` is given.
         backends: kernels to use, shared by all layers.
-        dtype: of the float tensors.
+        dtype: the dtype of float tensors.
 
     Raises:
-        InputError: a name that the model has not, a shape that it has otherwise, or an integer format where the model
+        InputError: a name that the model lacks, another shape than the model's, or an integer format where the model
             has no plain linear layer.
         EngineError: no kernel for a format passes its self-test on this device.
     """
@@ -343,7 +344,7 @@ def load_packed(
 
 def _packed_layer(module: Any, weight: PackedWeight, backends: LinearBackends, dtype: torch.dtype) -> LowBitLinear:
     layer = LowBitLinear(weight, backends=backends, dtype=dtype)
-    if module.bias is not None:  # on a meta model it has no values yet: they come under its own name
+    if module.bias is not None:  # on a meta model without values, which come under its own name
         layer.bias = nn.Parameter(module.bias.detach(), requires_grad=False)
     layer.train(module.training)
     return layer
@@ -360,7 +361,7 @@ def _fill(
 
 
 def _tied(model: nn.Module) -> dict[int, tuple[nn.Parameter, list[tuple[str, str]]]]:
-    """Shared parameters by id, each with its (module, attribute)s; it is held here, so that its id stays its own."""
+    """Return shared parameters by id, with their (module, attribute) pairs; the reference keeps the id valid."""
     found: dict[int, tuple[nn.Parameter, list[tuple[str, str]]]] = {}
     for owner, module in model.named_modules():
         for key, value in module._parameters.items():
@@ -370,9 +371,9 @@ def _tied(model: nn.Module) -> dict[int, tuple[nn.Parameter, list[tuple[str, str
 
 
 def module_weights(model: nn.Module) -> Iterator[tuple[str, PackedWeight]]:
-    """All of a model's tensors under their names, one at a time: packed layers as they are, the rest in their dtypes.
+    """Yield all of a model's tensors under their names: packed layers unchanged, the others in their dtypes.
 
-    Raises LowBitFormatError for a parameter whose dtype is none of ours.
+    Raises LowBitFormatError for a parameter of an unsupported dtype.
     """
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -391,7 +392,7 @@ def module_weights(model: nn.Module) -> Iterator[tuple[str, PackedWeight]]:
 
 
 def packed_from_torch(values: torch.Tensor) -> PackedWeight:
-    """A float32, float16 or bfloat16 tensor as a float ``PackedWeight``, on the CPU."""
+    """Return a float32, float16 or bfloat16 tensor as a float ``PackedWeight`` on the CPU."""
     values = values.detach().cpu().contiguous()
     for name, dtype in FLOAT_DTYPES.items():
         if values.dtype == dtype:
@@ -401,14 +402,14 @@ def packed_from_torch(values: torch.Tensor) -> PackedWeight:
 
 
 def packed_bytes(layer: LowBitLinear) -> int:
-    """Bytes of a layer's weight as it would be saved."""
+    """Return the bytes of a layer's weight in a saved folder."""
     shape = (layer.out_features, layer.in_features)
     streams = sum(prod(s.shape(shape, layer.group_size)) * s.itemsize for s in FORMATS[layer.low_bit].streams)
     return streams + (0 if layer.order is None else 4 * layer.in_features)
 
 
 def _modules(model: nn.Module) -> list[tuple[list[str], nn.Module]]:
-    """Every module once, with all the names it goes by."""
+    """Return every module once, with all its names."""
     names: dict[int, list[str]] = {}
     modules: dict[int, nn.Module] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -431,5 +432,5 @@ def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 def float_dtype_of(model: nn.Module) -> torch.dtype:
-    """The dtype of a model's first float parameter."""
+    """Return the dtype of a model's first float parameter."""
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

@@ -1,4 +1,4 @@
-"""Attention masks of four dimensions: which keys each row of a tree sees, and how models want that spelled."""
+"""Four-dimensional attention masks: the keys that each row of a tree sees, in the conventions of models."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 CONVENTIONS = ("additive", "ones")
-"""Spellings of a mask: 0 and a very negative number, or 1 and 0 (transformers before 4.40)."""
+"""Values of a mask: 0 and a very negative number, or 1 and 0 (transformers before 4.40)."""
 
 
 def depths_of(parents: Sequence[int]) -> list[int]:
-    """How many ancestors each row has."""
+    """Return the number of ancestors of each row."""
     depths: list[int] = []
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
@@ -20,7 +20,7 @@ def depths_of(parents: Sequence[int]) -> list[int]:
 
 
 def seen_by(length: int, parents: Sequence[int]) -> torch.Tensor:
-    """bool [rows, length + rows]: each row sees the prefix, its ancestors and itself."""
+    """Return the visible keys, bool [rows, length + rows]: each row sees the prefix, its ancestors and itself."""
     rows = len(parents)
     seen = np.zeros((rows, length + rows), np.bool_)
     seen[:, :length] = True
@@ -32,7 +32,7 @@ def seen_by(length: int, parents: Sequence[int]) -> torch.Tensor:
 
 
 def spelled(seen: torch.Tensor, convention: str, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """bool [rows, keys] in one of ``CONVENTIONS``, ``dtype`` [1, 1, rows, keys] on the device."""
+    """Convert bool [rows, keys] to one of ``CONVENTIONS``: ``dtype`` [1, 1, rows, keys] on the device."""
     seen = seen.to(device)[None, None]
     if convention == "ones":
         return seen.to(dtype)

@@ -1,4 +1,4 @@
-"""Four-bit linear layers on Intel GPUs: PyTorch's own operator (oneDNN underneath), and the layout that it reads.
+"""Four-bit linear layers on Intel GPUs, by PyTorch's operator (oneDNN), with the layout that it reads.
 
 ``aten::_weight_int4pack_mm_with_scales_and_zeros(x, codes, group, scales, zeros)``, PyTorch 2.7 and later, XPU only:
 
@@ -9,9 +9,9 @@ scales   like x [K / group, N]
 zeros    int8 [K / group, N]         w = scale * (code - zero)
 =======  ==========================  =========================================================
 
-sym_int4 is that with a zero point of 8. asym_int4 is ``scale * code + minimum``, and its minimum need not be a whole
-number of scales: it gets the nearest whole zero point, and what is left over, at most half a scale an input, is added
-as the sum of the group's activations times the leftover. That is exact, and one small product more.
+sym_int4 has a zero point of 8. asym_int4 is ``scale * code + minimum``, where the minimum need not be a multiple of the
+scale: it gets the nearest integer zero point. The remainder, at most half a scale per input, is added as the sum of the
+group's activations times the remainder: exact, for one more small product.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Product = Callable[[torch.Tensor, torch.Tensor, int, torch.Tensor, torch.Tensor]
 
 
 def operator() -> Product:
-    """PyTorch's operator. Raises EngineError where this PyTorch has none."""
+    """Return PyTorch's operator. Raises EngineError if this PyTorch lacks it."""
     found: Product | None = getattr(torch.ops.aten, OPERATOR, None)
     if found is None:
         raise EngineError(f"PyTorch {torch.__version__} has no {OPERATOR}", hint="PyTorch 2.7 or later has it")
@@ -41,12 +41,12 @@ def operator() -> Product:
 
 
 class XpuInt4Kernel(nn.Module):
-    """See the module. float32 activations are multiplied in float16.
+    """A four-bit linear layer; see the module. float32 activations are multiplied in float16.
 
     Args:
         weight: sym_int4 or asym_int4.
-        device: where the layer runs.
-        product: the operator; tests give one that computes the same on the CPU.
+        device: the layer's device.
+        product: the operator; tests pass one that computes the same on the CPU.
     """
 
     name = "xpu-int4"
@@ -75,7 +75,7 @@ class XpuInt4Kernel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weight is."""
+        """The weight's device."""
         return self.codes.device
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ class XpuInt4Kernel(nn.Module):
         return PackedWeight(self.format, self.shape, packed, self.group_size, scales, self._minimums)
 
     def _in(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Scales, and what the zero points leave over, [groups, n_out] in the activations' dtype."""
+        """Return scales and remainders of zero points, [groups, n_out] in the activations' dtype."""
         found = self._cast.get(dtype)
         if found is None or found[0].device != self.device:
             scales = self.scale_bits.view(torch.float16).to(dtype)
@@ -111,7 +111,7 @@ class XpuInt4Kernel(nn.Module):
 
 
 def words(weight: PackedWeight, groups: int) -> npt.NDArray[np.int32]:
-    """Codes as the operator reads them, int32 [n_out, groups * group_size / 8]; padding has code 8."""
+    """Return the codes in the operator's layout, int32 [n_out, groups * group_size / 8]; padding has code 8."""
     packed: Any = weight.codes
     n_out = weight.shape[0]
     blocks = packed.reshape(n_out, -1, GROUP // 2)
@@ -122,7 +122,7 @@ def words(weight: PackedWeight, groups: int) -> npt.NDArray[np.int32]:
 
 
 def zero_points(weight: PackedWeight) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32] | None]:
-    """Zero points int8 [groups, n_out], and ``minimum + scale * zero`` likewise (float32), None where all are 0."""
+    """Return zero points, int8 [groups, n_out], and remainders ``minimum + scale * zero``, float32 or None if all 0."""
     assert weight.scales is not None
     scales = weight.scales.T.view(np.float16).astype(np.float32)
     if weight.minimums is None:

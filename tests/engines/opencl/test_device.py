@@ -145,7 +145,7 @@ def test_a_device_that_computes_otherwise_is_refused(monkeypatch: pytest.MonkeyP
     """Roots are wrong in the source: which bits relaxed mathematics changes is up to the compiler."""
     source = module.source
     monkeypatch.setattr(module, "source", lambda *files: source(*files).replace("sqrt(", "rsqrt("))
-    with pytest.raises(EngineError, match=r"does not compute as IEEE 754 says \(square root"):
+    with pytest.raises(EngineError, match=r"does not follow IEEE 754 \(square root"):
         Device()
 
 

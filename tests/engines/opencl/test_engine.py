@@ -12,38 +12,27 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
-from ipex_lookahead.architectures.spec import ModelSpec, Tensor
+from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
 from ipex_lookahead.errors import BusyError, ContextLengthError, InputError, NonFiniteError
-from ipex_lookahead.formats import FORMATS, quantize
+from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.cache_walk import Plain, walk
 from tests.support.native import chain, ids_of, one_by_one, run
-from tests.support.specs import NAMED, make_spec, native_engine, random_switches, random_weights
+from tests.support.specs import NAMED, make_spec, native_engine, random_switches, random_weights, reader
 
 
 def both(
     spec: ModelSpec, device: Device, low_bit: Any = "fp32", kv_cache: str = "fp16", seed: int = 0
 ) -> tuple[NativeEngine, OpenClEngine]:
     """The native engine and the device's with the same weights; ``low_bit``: a format, or a function of a tensor."""
-    weights = random_weights(spec, seed)
-    format_of = low_bit if callable(low_bit) else lambda tensor: low_bit
-
-    def matrix(tensor: Tensor) -> PackedWeight:
-        return quantize(
-            PackedWeight("fp32", tensor.shape, weights[tensor.name]),
-            "fp32" if "router" in tensor.name else format_of(tensor),
-        )
-
-    def vector(tensor: Tensor) -> Any:
-        return weights[tensor.name]
-
+    read = reader(random_weights(spec, seed), low_bit)
     label = low_bit if isinstance(low_bit, str) else "mixed"
-    native = NativeEngine.build(spec, label, matrix, vector, threads=1, kv_cache=kv_cache)
-    return native, OpenClEngine.build(spec, label, matrix, vector, device, kv_cache)
+    native = NativeEngine.build(spec, label, read, threads=1, kv_cache=kv_cache)
+    return native, OpenClEngine.build(spec, label, read, device, kv_cache)
 
 
 def in_pieces(engine: Any, tokens: np.ndarray, sizes: list[int]) -> np.ndarray:
@@ -292,9 +281,7 @@ def test_equal_logits_are_taken_by_the_lowest_id(device: Device) -> None:
     weights["head"][:] = weights["head"][7]
     engines = (
         native_engine(spec, weights),
-        OpenClEngine.build(
-            spec, "fp32", lambda t: PackedWeight("fp32", t.shape, weights[t.name]), lambda t: weights[t.name], device
-        ),
+        OpenClEngine.build(spec, "fp32", reader(weights), device),
     )
     for engine in engines:
         out = engine.forward(Batch([engine.new_cache()], [1], ids_of(engines[0], 1), chain(1), OutputRequest(top=64)))
@@ -307,9 +294,7 @@ def test_logits_that_are_not_finite_are_an_error(device: Device) -> None:
     weights = random_weights(spec)
     weights["final_norm"][3] = 3e38
     weights["embedding"][:, 3] = 1e30
-    engine = OpenClEngine.build(
-        spec, "fp32", lambda t: PackedWeight("fp32", t.shape, weights[t.name]), lambda t: weights[t.name], device
-    )
+    engine = OpenClEngine.build(spec, "fp32", reader(weights), device)
     with pytest.raises(NonFiniteError, match="not finite"):
         engine.forward(Batch([engine.new_cache()], [1], ids_of(engine, 1), chain(1)))
 

@@ -26,7 +26,7 @@ from ipex_lookahead.engines.opencl.memory import Measured, choose_layers, layers
 from ipex_lookahead.engines.opencl.scratch import Scratch
 from ipex_lookahead.engines.opencl.split import SplitEngine
 from ipex_lookahead.errors import OutOfMemoryError
-from ipex_lookahead.formats import FORMATS
+from ipex_lookahead.formats import FLOATS, FORMATS
 from tests.engines.opencl.test_engine import both, in_pieces, sorted_weights
 from tests.engines.opencl.test_split import divided
 from tests.support.native import chain, ids_of, run
@@ -38,7 +38,7 @@ def of(spec: Any, low_bit: str, kv_cache: str = "fp16", positions: int = 512) ->
     group = FORMATS[low_bit].group_sizes[0]
 
     def formats(tensor: Any) -> TensorInfo:
-        return TensorInfo(tensor.shape, "fp32" if "router" in tensor.name else low_bit, group)
+        return TensorInfo(tensor.shape, "fp32" if "router" in tensor.name and low_bit not in FLOATS else low_bit, group)
 
     return Measured(spec, formats, kv_cache, positions)
 

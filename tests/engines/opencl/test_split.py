@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead import InputError
-from ipex_lookahead.architectures.spec import ModelSpec, Tensor
+from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.controller.kept_costs import key_of
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.identity import identity
@@ -24,15 +23,13 @@ from ipex_lookahead.engines.native.load import load as load_native
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.split import SplitEngine
 from ipex_lookahead.errors import EngineError
-from ipex_lookahead.formats import quantize
-from ipex_lookahead.formats.base import PackedWeight
 from tests.engines.opencl.test_engine import in_pieces, sorted_weights
 from tests.engines.opencl.test_load import loaded_or_refused
 from tests.support.cache_walk import Plain, walk
 from tests.support.family_engines import each, some
 from tests.support.family_table import CONTEXT, Variant
 from tests.support.native import chain, ids_of, run
-from tests.support.specs import NAMED, make_spec, random_switches, random_weights
+from tests.support.specs import NAMED, make_spec, random_switches, random_weights, reader
 from tests.support.tiny_families import build, text, write_folder
 
 
@@ -40,18 +37,10 @@ def divided(
     spec: ModelSpec, device: Device, low_bit: str = "fp32", kv_cache: str = "fp16", seed: int = 0
 ) -> tuple[NativeEngine, list[SplitEngine]]:
     """The native engine, and one for each number of layers on the device that is not all."""
-    weights = random_weights(spec, seed)
-
-    def matrix(tensor: Tensor) -> PackedWeight:
-        plain = PackedWeight("fp32", tensor.shape, weights[tensor.name])
-        return quantize(plain, "fp32" if "router" in tensor.name else low_bit)
-
-    def vector(tensor: Tensor) -> Any:
-        return weights[tensor.name]
-
-    native = NativeEngine.build(spec, low_bit, matrix, vector, threads=1, kv_cache=kv_cache)
+    read = reader(random_weights(spec, seed), low_bit)
+    native = NativeEngine.build(spec, low_bit, read, threads=1, kv_cache=kv_cache)
     return native, [
-        SplitEngine.build(spec, low_bit, matrix, vector, device, layers, kv_cache, threads=1)
+        SplitEngine.build(spec, low_bit, read, device, layers, kv_cache, threads=1)
         for layers in range(1, len(spec.layers))
     ]
 

@@ -50,4 +50,4 @@ def test_a_matrix_of_a_familys_model_fits_the_same_model(
                 assert (importance is None) == (tensor.name in without), tensor.name
     finally:
         checkpoint.close()
-    assert ("says nothing of" in caplog.text) == bool(latents)
+    assert ("has no entry for" in caplog.text) == bool(latents)

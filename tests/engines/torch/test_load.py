@@ -302,12 +302,3 @@ def test_deterministic_text_is_the_same_with_lookahead(tmp_path: Path, low_bit: 
             config = LookaheadConfig(strategy=strategy, num_draft_tokens=tokens, adaptive=False)
             assert torch.equal(model.generate(IDS, lookahead=config, **options), plain)
             assert model.stats.drafted > 0
-
-
-def test_a_generation_config_is_read_as_for_every_engine(tmp_path):
-    folder = write(tmp_path / "m", "gpt2")
-    (folder / "generation_config.json").write_text(json.dumps({"suppress_tokens": [5], "custom": 1}))
-    assert load(folder).generation_config.suppress_tokens == [5]
-    (folder / "generation_config.json").write_text(json.dumps({"bad_words_ids": [[999999]]}))
-    with pytest.raises(ModelFormatError, match="bad_words_ids at byte .* has token id 999999"):
-        load(folder)

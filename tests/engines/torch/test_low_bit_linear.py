@@ -22,7 +22,7 @@ from ipex_lookahead.engines.torch.linear_backends import (
     LinearBackends,
     has_native_layers,
     same_bits,
-    torch_threads_beside_native,
+    torch_threads_with_native,
 )
 from ipex_lookahead.engines.torch.linear_kernels import GenericKernel, NativeKernel, reference
 from ipex_lookahead.engines.torch.low_bit_linear import (
@@ -269,8 +269,8 @@ def test_torch_keeps_to_one_thread_where_few_rows_pass_native_layers():
         )
     )
     assert [has_native_layers(model) for model in (plain, packed, generic)] == [False, True, False]
-    assert torch_threads_beside_native(1) == torch_threads_beside_native(FEW_ROWS) == 1
-    assert torch_threads_beside_native(FEW_ROWS + 1) is None
+    assert torch_threads_with_native(1) == torch_threads_with_native(FEW_ROWS) == 1
+    assert torch_threads_with_native(FEW_ROWS + 1) is None
 
 
 def test_an_engine_with_native_layers_gives_torch_its_threads_back():
