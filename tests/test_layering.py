@@ -21,7 +21,7 @@ FLOORS = (
     ("decoding",),
     ("runtime",),
     ("conversation", "hf"),
-    ("", "serving", "transformers", "utils", "vllm"),
+    ("", "optimize", "serving", "transformers", "utils", "vllm"),
     ("cli",),
     ("__main__", "bench"),
 )

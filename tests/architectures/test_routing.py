@@ -52,7 +52,7 @@ def test_a_folders_blocks_for_drafting_are_read_past_and_said(
     caplog.clear()
     assert np.array_equal(in_chunks(load(folder), ids, [57]), expected)
     assert "ignoring tensors" not in caplog.text
-    assert describe(folder)["drafting"] == f"{len(more)} tensors of blocks for drafting (MTP), which are read past"
+    assert describe(folder)["drafting"] == f"{len(more)} tensors of blocks for drafting (MTP), which are not used"
 
 
 @pytest.mark.parametrize("model_type", DRAFTING)

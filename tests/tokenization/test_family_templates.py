@@ -269,10 +269,10 @@ def test_transformers_finds_the_same(tmp_path: Path, bpe_core: Any) -> None:
     ("name", "data", "says"),
     [
         ("chat_template.json", b'{"chat_template": 5}', "chat_template.json: chat_template: must be text"),
-        ("chat_template.json", b"[]", "chat_template.json: JSON"),
+        ("chat_template.json", b"[]", "must be a JSON object"),
         ("chat_template.jinja", b"\xff", "is not UTF-8"),
         ("additional_chat_templates/x.jinja", b"\xff", "is not UTF-8"),
-        ("additional_chat_templates/x.jinja", b"x" * (256 << 10) + b"x", "at most"),
+        ("additional_chat_templates/x.jinja", b"x" * (256 << 10) + b"x", "the maximum is"),
     ],
 )
 def test_files_that_hold_none(tmp_path: Path, bpe_core: Any, name: str, data: bytes, says: str) -> None:

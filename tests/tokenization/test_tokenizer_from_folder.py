@@ -160,7 +160,7 @@ def test_files_that_are_no_tokenizer(tmp_path, spm_folder, monkeypatch):
     (spm_folder / "chat_template.jinja").write_text("{{ 'from the file' }}")
     assert tokenizer_from_folder(spm_folder, CONFIG).chat_template == "{{ 'from the file' }}"
     monkeypatch.setattr(folder_module, "MAX_TOKENIZER", 100)
-    with pytest.raises(ModelFormatError, match="at most 100 are allowed"):
+    with pytest.raises(ModelFormatError, match="the maximum is 100"):
         tokenizer_from_folder(spm_folder, CONFIG)
     (spm_folder / "tokenizer.model").write_bytes(b"")
     with pytest.raises(ModelFormatError, match="has no pieces"):
