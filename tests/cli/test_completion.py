@@ -115,7 +115,7 @@ def test_a_key_press_waits_for_nothing_heavy():
     )
     environment = {**os.environ, "_IPEX_LOOKAHEAD_COMPLETE": "zsh_complete", **words}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout == "plain\nsuffix\nthe longest repetition, also of stored answers\n"
+    assert done.stdout == "plain\nsuffix\nthe continuation of the longest match, also in stored answers\n"
     assert done.stderr.strip() == "[]"
 
 

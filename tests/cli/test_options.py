@@ -66,7 +66,7 @@ def test_help_comes_from_the_field_or_from_the_docstring_of_the_settings():
     said = {one.name: one.help for one in answer.params if isinstance(one, Option)}
     assert said["max_new_tokens"] == "Most tokens."
     assert said["window"] == "jacobi: columns of the window (the paper's W), 1 to 60."
-    assert attribute_doc(LookaheadConfig, "draft_min_prob").startswith("A second model ends its draft")
+    assert attribute_doc(LookaheadConfig, "draft_min_prob").startswith("A draft model ends its draft")
     assert attribute_doc(LookaheadConfig, "occurrence").endswith("as in transformers.")
 
 

@@ -142,7 +142,7 @@ def test_what_cannot_be_run_is_said_and_a_list_of_nothing_says_what_to_do(comman
     assert empty.returncode == 0
     assert "ipex-lookahead pull NAME" in empty.stdout
     assert falcon.returncode == 1
-    assert "it was fetched, but cannot be run" in falcon.stderr
+    assert "the model was fetched, but cannot run" in falcon.stderr
     assert "torch engine" in falcon.stderr
     assert (pickled.returncode, pickled.stdout) == (1, "")
     assert "a pickle" in pickled.stderr
