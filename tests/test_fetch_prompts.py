@@ -80,7 +80,7 @@ def test_the_commands_read_what_it_writes(script, base, tmp_path):
 
 
 def test_a_set_that_cannot_be_had_or_read_is_a_sentence(script, base, tmp_path):
-    with pytest.raises(script.FetchError, match="could not be downloaded"):
+    with pytest.raises(script.FetchError, match="could not be fetched"):
         script.main([str(tmp_path / "out")], (tmp_path / "nowhere").as_uri())
     first = tmp_path / "net" / script.SETS["mt_bench.jsonl"][1]
     first.write_text("<html>")

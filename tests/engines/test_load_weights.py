@@ -19,7 +19,7 @@ from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.engines.load_weights import Order, load_weights, random_weights, walk, weights_of
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
-from ipex_lookahead.formats import FLOATS, FORMATS, dequantize, in_floats
+from ipex_lookahead.formats import FLOATS, FORMATS, dequantize, as_floats
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.family_configs import read_config
 from tests.support.family_engines import each, some
@@ -82,7 +82,7 @@ def test_any_matrix_may_be_in_low_bits(tmp_path: Path, model_type: str, variant:
     vectors = {tensor.name for tensor in spec.tensors() if not tensor.is_matrix}
     for name, weight in found.items():
         if name in spec.routers():
-            assert same(weight, in_floats(stored.given[name])), name
+            assert same(weight, as_floats(stored.given[name])), name
         elif name not in vectors:
             assert same(weight, stored.given[name]), name
 

@@ -61,7 +61,7 @@ def duplicate_tokens(folder: Path) -> Path:
 
 
 CASES = {
-    "cut": (cut_file, "tokenizer.json: JSON"),
+    "cut": (cut_file, "is not valid JSON"),
     "unknown part": (unknown_part, "'Mystery' is not supported"),
     "hostile": (hostile_file, "the tokenizers library does not take it"),
     "unknown pre": (unknown_pre, "the pre-tokenizer is 'mystery'"),

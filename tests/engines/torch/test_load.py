@@ -199,7 +199,7 @@ def test_a_saved_folder_that_lost_a_tensor_is_an_error(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     load(write(tmp_path / "m", "gpt2"), load_in_low_bit="sym_int4").save_low_bit(tmp_path / "saved")
-    with pytest.raises(InputError, match="saved in sym_int4, and sym_int8"):
+    with pytest.raises(InputError, match="saved in sym_int4, but sym_int8"):
         load(tmp_path / "saved", load_in_low_bit="sym_int8")
     file = tmp_path / "saved" / "model.safetensors"
     with safe_open(file, "pt") as opened:

@@ -127,8 +127,8 @@ def test_bad_options(kwargs: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"watermarking_config": {"bias": 1.0, "colour": "green"}}, "watermarking_config .* is not usable: .*colour"),
-        ({"watermarking_config": {"greenlist_ratio": 3.0}}, "watermarking_config .* is not usable"),
+        ({"watermarking_config": {"bias": 1.0, "colour": "green"}}, "watermarking_config .* is invalid: .*colour"),
+        ({"watermarking_config": {"greenlist_ratio": 3.0}}, "watermarking_config .* is invalid"),
         ({"watermarking_config": "green"}, "watermarking_config is a str; pass a transformers.WatermarkingConfig or"),
     ],
 )
