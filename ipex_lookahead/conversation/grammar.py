@@ -20,9 +20,9 @@ from ipex_lookahead.conversation.reasons import placed, reason, without_place
 from ipex_lookahead.conversation.schema_numbers import check_numbers, schemas_of
 from ipex_lookahead.conversation.vocabulary import TextVocabulary, control_ids
 from ipex_lookahead.decoding.sampling import Ids, Logits, Processor
+from ipex_lookahead.decoding.sequence import DraftFilter
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError, LookaheadError
-from ipex_lookahead.runtime.request import DraftFilter
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 _OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,24})?"}

@@ -1,7 +1,7 @@
-"""Processors on numpy arrays: what makes a model repeat itself less, and what keeps an answer from ending too soon.
+"""Logits processors on numpy arrays: penalties for repeated tokens, and a minimum length.
 
-Each is a function of the sequence so far and of the logits after it alone, so it may be called with any prefix, also a
-hypothetical one of a draft.
+The result of a processor depends only on the tokens so far and on the logits after them, so a draft model may call it
+with any prefix. It changes the logits in place.
 """
 
 from __future__ import annotations
@@ -85,3 +85,7 @@ class LeastLength:
         if len(ids) < self.length:
             logits[list(self.end)] = -np.inf
         return logits
+
+
+Penalty = RepetitionPenalty | CountPenalties | NoRepeatedNGrams | LeastLength
+PENALTIES = (RepetitionPenalty, CountPenalties, NoRepeatedNGrams, LeastLength)

@@ -1,15 +1,15 @@
-"""Keys and values that outlive their request: what a prompt begins with is found again, in pages of 64 positions.
+"""Prefix cache: KV caches of earlier texts, found by the tokens that a new text begins with, in pages of 64 positions.
 
-A page is known by a hash of its tokens and of all pages before it; in the page where two texts part, tokens are
-compared. What is found is a fork, which shares its pages; so what a request computes is the same whether its beginning
-was kept, was given up, or was never there.
+A page's key is the hash of its tokens and the key of the previous page; in the page where two texts diverge, tokens
+are compared. A cache hit returns a fork, which shares its pages, so a request computes the same bits on a hit and on a
+miss.
 
-The same object counts the pages of running sequences, so that both together stay within one budget: what is kept goes
-first, least recently used first.
+The same object counts the pages of running sequences. Stored prefixes are evicted first, least recently used first, so
+that running sequences and prefixes together stay within one budget.
 
-A sequence may have states beside its pages, which go back to few of its lengths. What such a cache can give is asked of
-it, and kept are as many lengths of a text as there is reason for: each is a fork, which shares its pages and counts its
-states, and the features that a head has yet to read.
+The states of recurrent layers roll back to few lengths. The cache itself reports which lengths it can reach, and
+several lengths of one text may be stored: each entry is a fork that shares its pages and counts its own states, and the
+features that a head has yet to read.
 """
 
 from __future__ import annotations
@@ -28,20 +28,24 @@ from ipex_lookahead.engines.prefill import PREFILL_ROWS
 from ipex_lookahead.errors import InputError
 
 PAGE = 64
-"""Positions of a page, as the native core has them (``kPage``)."""
+"""Positions of a page, as in the native core (``kPage``)."""
 RUNNING_STATES = 2
-"""States that a running sequence counts: a prompt's chunk reads one and writes the other."""
+"""States of a running sequence: a prompt chunk reads one and writes the other."""
+CONVERSATION_STATES = 8
+"""Prefixes of a conversation whose recurrent states are stored."""
+CONVERSATION_BYTES = 2**30
+"""Bytes of keys and values that are stored of conversations other than the last one."""
 APART = 64 * PAGE
-"""Positions between two kept lengths of a text where pages take no memory."""
+"""Positions between two stored lengths of a text where pages take no memory."""
 
 
 def pages_of(positions: int) -> int:
-    """Pages that so many positions take."""
+    """Return the number of pages needed for a number of positions."""
     return -(-positions // PAGE)
 
 
 def memory_for(engine: Engine, positions: Sequence[int], kept: int = 0) -> PrefixCache:
-    """Room for sequences of so many positions each on an engine, and for the states of ``kept`` that are over."""
+    """Return a prefix cache with room for sequences of these numbers of positions and for ``kept`` stored states."""
     pages, state = sum(pages_of(count) + 1 for count in positions), state_bytes(engine)
     if not state:
         return PrefixCache(pages)
@@ -51,11 +55,15 @@ def memory_for(engine: Engine, positions: Sequence[int], kept: int = 0) -> Prefi
 
 
 class _Kept:
-    """A sequence that is kept: its cache, its tokens, and its pages' numbers.
+    """A stored prefix.
 
-    ``hashes``: of no page, of its first whole page, of its first two, ...; so the last is that of all whole ones.
-    ``states``: what its states and features take of the budget. ``least``: it has been seen not to go back to a length
-    below.
+    Attributes:
+        cache: its KV cache.
+        tokens: int64 [n].
+        hashes: keys of no page, of its first whole page, of its first two, ...; the last is that of all whole pages.
+        pages: its pages' numbers.
+        states: units of the budget that its states and features take.
+        least: shortest length that its cache is known to reach.
     """
 
     __slots__ = ("cache", "hashes", "least", "pages", "states", "tokens")
@@ -72,21 +80,23 @@ class _Kept:
 
 
 class PrefixCache:
-    """A budget of memory, for running sequences and for the beginnings of later ones.
+    """A memory budget for running sequences and for prefixes of later ones.
 
-    A running sequence has a list of page numbers, which ``extend`` and ``extend_to`` make longer and ``release`` gives
-    back; a page that several have is counted once.
+    A running sequence has a list of page numbers, which ``extend`` and ``extend_to`` make longer and ``release``
+    returns; a page of several sequences is counted once.
 
     Args:
-        budget: in any unit.
-        page: what a page takes of it. 1 = the budget is in pages, else it is in bytes.
-        state: what a sequence's states take, in bytes; 0 = caches have none.
-        keeps: False keeps nothing, and only counts: for engines whose rows are not invariant, where a sequence that was
-            read in other pieces may have other bits.
+        budget: in pages, or in bytes where ``page`` or ``state`` is given.
+        page: bytes of a page; 1 = the budget is in pages.
+        state: bytes of a sequence's recurrent states; 0 = there are none.
+        keeps: False stores nothing and only counts pages: for engines without row invariance, on which a sequence that
+            was read in other chunks may have other bits.
 
     Attributes:
         budget: as given.
-        hits: positions found so far.
+        hits: number of positions found so far.
+        most_kept: largest number of pages of stored prefixes, in addition to the most recently used one; None: only the
+            budget limits them.
 
     Example: with 64 tokens ``a`` and ``b`` each, ``keep(a + b, ...)`` lets ``take(a + b + [1])`` find 128 positions,
     and ``take(a + b[:10] + [1])`` find 74.
@@ -99,9 +109,10 @@ class PrefixCache:
         self._in_bytes = page != 1 or state > 0
         if self.pages < 1:
             there = f"{max(self.pages, 0)} pages of {PAGE} positions"
-            states = f" beside {RUNNING_STATES * state} bytes for its states" if state else ""
+            states = f" in addition to {RUNNING_STATES * state} bytes for its states" if state else ""
             raise InputError(f"the memory for keys and values has {there}{states}; it needs one")
         self.hits = 0
+        self.most_kept: int | None = None
         self._keeps = keeps
         self._sequences = 0  # that run
         self._states = 0  # of the budget, by those that are kept
@@ -115,44 +126,44 @@ class PrefixCache:
 
     @property
     def pages(self) -> int:
-        """Pages that a sequence could have if it ran alone."""
+        """Largest number of pages of a sequence that runs alone."""
         return self._pages_in(self.budget - RUNNING_STATES * self._state)
 
     @property
     def used(self) -> int:
-        """What is in use of the budget, by running sequences and by kept ones."""
+        """Part of the budget that running sequences and stored prefixes use."""
         return self._used * self._page + self._sequences * RUNNING_STATES * self._state + self._states
 
     @property
     def states(self) -> int:
-        """What the states of kept sequences, and features that a head has yet to read, take of it."""
+        """Part of the budget that the states of stored prefixes, and features that a head has yet to read, use."""
         return self._states
 
     @property
     def available(self) -> int:
-        """Pages that running sequences could still get."""
+        """Number of pages that running sequences can still get."""
         return self._pages_in(self._free)
 
     @property
     def has_states(self) -> bool:
-        """Whether sequences have states, so that it matters at which lengths they are kept."""
+        """Whether sequences have recurrent states, so that prefixes are stored at chosen lengths."""
         return self._state > 0
 
     @property
     def apart(self) -> int:
-        """Positions from which on a text's length is worth keeping: as many as take a state's memory, whole chunks."""
+        """Positions between two stored lengths of a text: their pages take the memory of a state, in whole chunks."""
         if not self._page:
             return APART
         return -(-self._state // (self._page * (PREFILL_ROWS // PAGE))) * PREFILL_ROWS
 
     @property
     def kept(self) -> int:
-        """Pages that are kept."""
+        """Number of pages of stored prefixes."""
         return len(self._kept)
 
     @property
     def _free(self) -> int:
-        """What running sequences could still get, if nothing were kept."""
+        """Part of the budget that running sequences can still get if all prefixes are evicted."""
         return self.budget - len(self._running) * self._page - self._sequences * RUNNING_STATES * self._state
 
     def _pages_in(self, room: int) -> int:
@@ -161,16 +172,16 @@ class PrefixCache:
     # ---- running sequences -------------------------------------------------------------------------------------------
 
     def extend(self, pages: list[int], positions: int) -> bool:
-        """Make a running sequence's list long enough; False, and it is as it was, where there is no room."""
+        """Extend a running sequence's pages to ``positions``; without room return False and change nothing."""
         more = pages_of(positions) - len(pages)
         return more <= 0 or self._grow(pages, more, joins=not pages)
 
-    def admits(self, pages: int, beside: int) -> bool:
-        """Whether one more sequence can run that needs so many more pages, and one each for ``beside`` others."""
-        return (pages + beside) * self._page + RUNNING_STATES * self._state <= self._free
+    def admits(self, pages: int, others: int) -> bool:
+        """Return True if a sequence that needs ``pages`` pages can start, with one page for each of ``others``."""
+        return (pages + others) * self._page + RUNNING_STATES * self._state <= self._free
 
     def extend_to(self, pages: list[int], positions: int, rows: int) -> int:
-        """Room for up to ``rows`` more positions than ``positions``; returns for how many there is."""
+        """Reserve up to ``rows`` positions after ``positions``; return the number reserved."""
         if self.extend(pages, positions + rows):
             return rows
         joins = 0 if pages else RUNNING_STATES * self._state
@@ -179,13 +190,13 @@ class PrefixCache:
         return max(0, min(rows, room * PAGE - positions))
 
     def release(self, pages: Sequence[int]) -> None:
-        """A running sequence, whose pages these are, is over."""
+        """Return the pages of a running sequence that has ended."""
         if pages:
             self._sequences -= 1
             self._drop(self._running, pages)
 
     def _grow(self, pages: list[int], more: int, *, joins: bool) -> bool:
-        """So many new pages for a sequence that runs, or begins to; False where there is no room."""
+        """Add new pages to a running or starting sequence; return False where there is no room."""
         cost = more * self._page + joins * RUNNING_STATES * self._state
         if cost > self._free:
             return False
@@ -198,14 +209,14 @@ class PrefixCache:
         return True
 
     def _make_room(self, cost: int) -> None:
-        """Give up what is kept, least recently used first, until there is so much room or nothing is kept."""
+        """Evict prefixes, least recently used first, until ``cost`` fits or none is left."""
         while self._order and self.used + cost > self.budget:
             self._give_up(next(iter(self._order)))
 
-    # ---- kept ones ---------------------------------------------------------------------------------------------------
+    # ---- stored prefixes ---------------------------------------------------------------------------------------------
 
     def match(self, tokens: npt.NDArray[Any], key: str = "") -> int:
-        """Whole pages that ``take`` would find."""
+        """Return the number of whole pages that ``take`` would find."""
         most = len(tokens) - 1
         if not self._state:
             return self._find(tokens, most, key)[1] // PAGE
@@ -213,20 +224,20 @@ class PrefixCache:
         return 0 if found is None else found[1].length // PAGE
 
     def parts(self, tokens: npt.NDArray[Any], key: str = "") -> int:
-        """How many tokens a text begins with that some kept one does, whether or not that can give them."""
+        """Return the length of the longest prefix shared with a stored text, reachable by its cache or not."""
         return self._find(tokens, len(tokens) - 1, key)[1]
 
     def take(self, tokens: npt.NDArray[Any], key: str = "") -> tuple[Cache, list[int]] | None:
-        """What is kept of the beginning of a text, less than all of it, for a sequence that runs from now on.
+        """Return a fork of the longest stored prefix of a text, shorter than the text, for a sequence that starts now.
 
-        The last of its pages is the sequence's own, where that is not whole: it will be written to.
+        If the last of its pages is not full it belongs to the sequence alone, which will write to it.
 
         Args:
             tokens: integers [n].
-            key: as it was kept.
+            key: tenant that stored the prefix.
 
         Returns:
-            A cache of its own and its pages' numbers, or None.
+            A cache and its pages' numbers, or None.
         """
         most = len(tokens) - 1
         some = self._reach(tokens, most, key) if self._state else self._longest(tokens, most, key)
@@ -237,6 +248,8 @@ class PrefixCache:
         pages = found.pages[: count // PAGE]
         self._hold(self._running, pages)
         self._order.move_to_end(found)
+        if self._state:
+            self._use_shortest(tokens, key)
         if not self._grow(pages, pages_of(count) - len(pages), joins=True):
             whole = count - count % PAGE
             count = cache.crop(whole)
@@ -249,15 +262,15 @@ class PrefixCache:
     def keep(
         self, tokens: npt.NDArray[Any], cache: Cache, pages: Sequence[int], key: str = "", *, goes_on: bool = False
     ) -> None:
-        """Keep a sequence for later, in so far as it is not kept already.
+        """Store a sequence for later, unless it is stored already.
 
         Args:
-            tokens: what the cache holds, or the first of it, integers [n].
-            cache: a fork of it is kept.
+            tokens: the tokens in the cache, or the first of them, integers [n].
+            cache: a fork of it is stored.
             pages: its pages' numbers, those of a running sequence.
-            key: who may find it.
-            goes_on: it will write to its last page, where that is not whole. Where there are no states, whole pages are
-                kept then; else a copy is.
+            key: tenant that may find it.
+            goes_on: the sequence will write to its last page, if that is not full. Without states only full pages are
+                stored then; with states a copy of the last page is counted.
         """
         if goes_on and not self._state:
             tokens = tokens[: len(tokens) // PAGE * PAGE]
@@ -279,7 +292,7 @@ class PrefixCache:
         states = fork.state_bytes if self._in_bytes and isinstance(fork, Checkpointed) else 0
         copied = goes_on and count % PAGE > 0
         if states or self._state:
-            ends = 0 if goes_on else RUNNING_STATES * self._state  # it gives them back in a moment
+            ends = 0 if goes_on else RUNNING_STATES * self._state  # the sequence is about to release them
             cost = states + copied * self._page - ends
             self._make_room(cost)
             if self.used + cost > self.budget:
@@ -292,7 +305,7 @@ class PrefixCache:
             for shorter in list(self._by_end.get(page, ())):
                 held = len(shorter.tokens)
                 if held < count and (shorter.tokens == tokens[:held]).all() and _cut(fork, held) is not None:
-                    self._give_up(shorter)  # a beginning, which this one gives too
+                    self._give_up(shorter)  # the new entry has this prefix
         kept = _Kept(fork, np.array(tokens, np.int64), hashes, own, states)
         self._hold(self._kept, kept.pages)
         self._states += states
@@ -300,14 +313,28 @@ class PrefixCache:
         self._by_end.setdefault(hashes[-1], []).append(kept)
         for page in hashes:
             self._by_page.setdefault(page, []).append(kept)
+        while self.most_kept is not None and self.kept > self.most_kept and len(self._order) > 1:
+            self._give_up(next(iter(self._order)))
+
+    def _use_shortest(self, tokens: npt.NDArray[Any], key: str) -> None:
+        """Mark the shortest entry that a text begins with as recently used.
+
+        The other turns of a conversation hit longer entries, and other conversations with its system prompt need this.
+        """
+        for page in _hashes(tokens, key):
+            for kept in self._by_end.get(page, ()):
+                held = len(kept.tokens)
+                if held < len(tokens) and (kept.tokens == tokens[:held]).all():
+                    self._order.move_to_end(kept)
+                    return
 
     def clear(self) -> None:
-        """Keep nothing of what is kept."""
+        """Evict all prefixes."""
         while self._order:
             self._give_up(next(iter(self._order)))
 
     def _longest(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[_Kept, Cache] | None:
-        """Who has the longest beginning of a text, and a fork of it."""
+        """Return the entry with the longest prefix of a text, and a fork of that length."""
         while True:
             found, count = self._find(tokens, most, key)
             if found is None:
@@ -315,11 +342,11 @@ class PrefixCache:
             cache = _cut(found.cache, count)
             if cache is not None:
                 return found, cache
-            for page in found.hashes[: count // PAGE + 1]:  # a window has moved on: of these it can give nothing
+            for page in found.hashes[: count // PAGE + 1]:  # its window has moved on
                 _unlist(self._by_page, page, found)
 
     def _reach(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[_Kept, Cache] | None:
-        """Who can give the longest beginning of a text, at most ``most`` tokens, and a fork of that."""
+        """Return the entry that reaches the longest prefix of a text, up to ``most`` tokens, and a fork of it."""
         best: tuple[_Kept, Cache] | None = None
         for kept, same in self._sharing(tokens, most, key):
             if best is not None and same <= best[1].length:
@@ -335,7 +362,7 @@ class PrefixCache:
         return best
 
     def _sharing(self, tokens: npt.NDArray[Any], most: int, key: str) -> Iterator[tuple[_Kept, int]]:
-        """Those that begin as a text, and with how many of its tokens, most first."""
+        """Yield the entries that share a prefix with a text, and its length, longest first."""
         levels: list[list[_Kept]] = []
         for page in _hashes(tokens[:most], key):
             if page not in self._by_page:
@@ -351,7 +378,7 @@ class PrefixCache:
             yield from sorted(zip(fresh, same, strict=True), key=lambda one: -one[1])
 
     def _find(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[_Kept | None, int]:
-        """Who has the longest beginning of a text, and how many of its tokens, at most ``most``."""
+        """Return the entry that shares the longest prefix with a text, and its length, at most ``most``."""
         holders: list[_Kept] = []
         whole = 0
         for number, page in enumerate(_hashes(tokens[:most], key)):
@@ -390,7 +417,7 @@ class PrefixCache:
 
 
 def _unlist(holders: dict[bytes, list[_Kept]], page: bytes, kept: _Kept) -> None:
-    """Take one out of a list, if it is in it."""
+    """Remove an entry from a list, if it is there."""
     some = holders.get(page, [])
     if kept in some:
         some.remove(kept)
@@ -399,21 +426,32 @@ def _unlist(holders: dict[bytes, list[_Kept]], page: bytes, kept: _Kept) -> None
 
 
 def _cut(cache: Cache, length: int) -> Cache | None:
-    """A fork of the first positions; None where a layer's state cannot go back to them."""
+    """Return a fork of the first positions; None where a layer's state cannot roll back to them."""
     fork = cache.fork()
     return fork if fork.crop(length) == length else None
 
 
-def crop_to_shared(cache: Cache, tokens: npt.NDArray[Any], prompt: npt.NDArray[Any]) -> None:
-    """Bring a cache back to what a prompt, integers [n], begins with, less than all of it: it holds ``tokens``.
+def conversation_memory(engine: Engine) -> PrefixCache:
+    """Return a prefix cache with room for one conversation of the engine's full context length.
 
-    Or to less, where its layers cannot go back to that.
+    Earlier conversations stay as far as they take no more than ``CONVERSATION_BYTES``.
+    """
+    memory = memory_for(engine, [engine.max_context], CONVERSATION_STATES)
+    if size := position_bytes(engine):
+        memory.most_kept = CONVERSATION_BYTES // (PAGE * size)
+    return memory
+
+
+def crop_to_shared(cache: Cache, tokens: npt.NDArray[Any], prompt: npt.NDArray[Any]) -> None:
+    """Crop a cache of ``tokens`` to the prefix that it shares with a prompt, integers [n], shorter than the prompt.
+
+    The result is shorter where a layer's state cannot roll back to that length.
     """
     cache.crop(alike(tokens[: len(prompt) - 1], prompt))
 
 
 def alike(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> int:
-    """How many tokens two texts begin with that are the same."""
+    """Return the length of the common prefix of two texts."""
     if not len(some) or some[0] != others[0]:  # mostly
         return 0
     both = some == others[: len(some)]
@@ -421,7 +459,7 @@ def alike(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> int:
 
 
 def _hashes(tokens: npt.NDArray[Any], key: str) -> Iterator[bytes]:
-    """A hash of the key, and for each whole page one of its tokens, of those before it, and of the key."""
+    """Yield a hash of the tenant's key, then for each whole page one of its tokens and of the previous hash."""
     known = hashlib.sha256(key.encode()).digest()
     yield known
     whole = np.ascontiguousarray(tokens, "<i8")

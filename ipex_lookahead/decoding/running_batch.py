@@ -1,4 +1,4 @@
-"""Those that decode together: their drafts, and the batch of a forward."""
+"""The decoding sequences: their drafts, and the batch of a forward."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LOGITS = OutputRequest(logits=True)
 
 
 class DraftBatch:
-    """Groups that have one controller, which buys the rows of all their drafts together.
+    """Groups with one controller, which chooses the rows of all their drafts together.
 
     Attributes:
         live: their sequences.
-        drafts: in this step, of each of ``live``; None = there are none.
+        drafts: this step's draft of each of ``live``; None = there are none.
         drafting: whether any sequence has a proposer.
-        idle: whether the controller leaves this step alone.
-        of_one: whether it is a single group's.
+        idle: whether the controller skips this step.
+        of_one: whether there is a single group.
     """
 
     def __init__(self, groups: Sequence[SequenceGroup], controller: Controller) -> None:
@@ -66,6 +66,9 @@ class DraftBatch:
                         for outcome in sequence.outcomes():
                             proposer.observe(outcome)
                         draft = proposer.propose(budget)
+                        if sequence.draft_filter is not None and draft.tokens:
+                            draft = draft.first(len(draft.tokens) - draft.scratch)
+                            draft = sequence.draft_filter(sequence.prefix(), draft)
                         count = len(draft.tokens)
                         if count > budget or not engine.supports_tree:
                             draft = _checked(draft, proposer, budget, engine)
@@ -88,7 +91,7 @@ class DraftBatch:
         return sum([len(draft.tokens) for draft in self.drafts])
 
     def fit(self, memory: PrefixCache, fail: Callable[[SequenceGroup, Exception], None]) -> None:
-        """Cut the drafts to the memory that is left."""
+        """Cut the drafts to the free memory."""
         fitted: list[Draft] = []
         for sequence, draft in zip(self.live, self.drafts or (), strict=True):
             try:
@@ -104,7 +107,7 @@ class DraftBatch:
     def _fail_of(
         self, drafts: Sequence[Draft], error: Exception, fail: Callable[[SequenceGroup, Exception], None]
     ) -> None:
-        """Fail the groups that have a draft which the controller does not take; all, where it takes each by itself."""
+        """Fail the groups with a draft that the controller rejects; all groups, if it accepts each draft alone."""
         found: dict[SequenceGroup, Exception] = {}
         for sequence, draft in zip(self.live, drafts, strict=True):
             try:
@@ -116,16 +119,16 @@ class DraftBatch:
 
 
 class RunningBatch:
-    """The sequences that decode, and what of a batch stays the same until one comes or goes.
+    """The decoding sequences, and the parts of a batch that stay the same until one joins or leaves.
 
     Args:
-        groups: those that decode.
-        engine: where the model runs.
+        groups: the decoding groups.
+        engine: the model's engine.
 
     Attributes:
         draft_batches: the groups by controller.
         live: their sequences, in their order.
-        rows: of the sequences and their drafts, in this step.
+        rows: number of rows of the sequences and their drafts in this step.
         drafting: whether any sequence has a proposer.
     """
 
@@ -149,10 +152,10 @@ class RunningBatch:
                 self._wants |= sequence.proposer.wants
         if self._wants.hidden:
             self._plain = replace(self._plain, hidden=self._wants.hidden)
-        self._observed = True  # whether proposers are shown more of a step than its tokens
+        self._observed = True  # whether proposers observe more of a step than its tokens
 
     def propose(self, memory: PrefixCache | None, fail: Callable[[SequenceGroup, Exception], None]) -> bool:
-        """Have drafts made; whether there are any. A group whose proposer raises is failed."""
+        """Make drafts; return True if there are any. A proposer that raises ends its group."""
         rows, drafting = 0, False
         for part in self.draft_batches:
             if part.drafting:
@@ -165,7 +168,7 @@ class RunningBatch:
         return rows > 0
 
     def batch(self, drafted: bool, chunks: Sequence[PrefillChunk]) -> Batch:
-        """The forward of the sequences, their drafts, and chunks of prompts, whose ``answer`` is set."""
+        """Return the batch of the sequences, their drafts and prompt chunks; sets the chunks' ``answer``."""
         if drafted:
             batch = self._drafted()
         else:
@@ -175,7 +178,7 @@ class RunningBatch:
         return _with_chunks(batch, chunks) if chunks else batch
 
     def rows_by_owner(self, chunks: Sequence[PrefillChunk]) -> Counter[str]:
-        """Rows of a forward, by owner."""
+        """Return the number of rows of a forward by owner."""
         found: Counter[str] = Counter()
         for part in self.draft_batches:
             at = 0
@@ -190,7 +193,7 @@ class RunningBatch:
         return found
 
     def _drafted(self) -> Batch:
-        """Each sequence's last token and its draft."""
+        """Return the batch of each sequence's last token and draft."""
         counts: list[int] = []
         tokens: list[int] = []
         parents: list[int] = []
@@ -209,7 +212,7 @@ class RunningBatch:
 
 
 def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
-    """Prompt rows after the others; of these the last of each prompt are answered, and all of one that is shown."""
+    """Append prompt rows; the last row of each prompt has an output, and all rows of a prompt that is shown."""
     answers = len(batch.tokens)
     caches, counts, want = list(batch.caches), list(batch.counts), list(range(answers))
     settled = [0] * len(counts) + [settled_rows(chunk.rows, last=chunk.cut) for chunk in chunks]
@@ -237,7 +240,7 @@ def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
 
 
 def _checked(draft: Draft, proposer: Proposer, budget: int, engine: Engine) -> Draft:
-    """A draft as the engine takes it. Raises InputError for one over the budget, and for one that needs trees."""
+    """Return a draft that the engine can run. Raises InputError for one over the budget, or one that needs trees."""
     if len(draft.tokens) > budget:
         name = type(proposer).__name__
         raise InputError(

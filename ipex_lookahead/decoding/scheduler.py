@@ -1,7 +1,7 @@
-"""Many callers' sequences in the same forwards: groups are submitted, a step moves all of them on, and they leave.
+"""Sequences of many callers in the same forwards: groups are submitted, advance together in each step, and leave.
 
-A forward carries the last tokens and the drafts of the sequences that decode, and chunks of prompts. Rows never see
-their neighbours, so who shares a forward with whom shows in the times only.
+A forward carries the last tokens and drafts of decoding sequences, and chunks of prompts. Rows never see other
+sequences' rows, so batch neighbors change only the latency.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
 from typing import Any
 
+from ipex_lookahead.decoding.events import Event
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, alike, pages_of
 from ipex_lookahead.decoding.rule_price import RulePrice
 from ipex_lookahead.decoding.running_batch import RunningBatch
 from ipex_lookahead.decoding.sequence import Sequence
-from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup, StepEvent
+from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup
 from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensable
 from ipex_lookahead.engines.api import Batch, Engine, StepOutput, state_bytes
 from ipex_lookahead.engines.prefill import PREFILL_ROWS, TAIL
@@ -26,36 +27,36 @@ from ipex_lookahead.errors import ContextLengthError, EngineError
 log = logging.getLogger("ipex_lookahead")
 
 DELAY = 4.0
-"""Pieces of prompts may make a step of sequences that decode take so many times as long as it would take alone."""
+"""Upper bound on how much prefill chunks may slow down a decode step (4 = four times)."""
 LEAST_CHUNK = 8
-"""But so many rows of prompts are always read, where any are waiting."""
+"""Prompt rows that are read in every step in which a prompt waits."""
 SHOWN_ROWS = 64
-"""Most rows of prompts in a step whose logits are shown: each row takes as many floats as the vocabulary has tokens."""
+"""Most prompt rows of a step with logits: each takes one float per token of the vocabulary."""
 
 _NONE: abc.Sequence[PrefillChunk] = ()
 
 Time = Callable[[int, int], float]
-"""(rows, positions of context) -> what a forward takes, in any unit."""
+"""(rows, positions of context) -> cost of a forward, in any unit."""
 
 
 class Scheduler:
     """Steps over the sequences of many groups. One thread at a time.
 
     Args:
-        engine: where the model runs.
-        slots: most groups at a time; None = all. Owners that want more than there are have equal shares of the rows
-            (:class:`~ipex_lookahead.decoding.shares.Shares`): whoever has more puts groups back, where ``memory`` is.
-        per_owner: most of them of one owner; None = all.
-        memory: bounds keys and values, and keeps those of prompts for later ones; then a group has one sequence, and
-            caches are made and changed here. None: caches are the sequences' own.
-        time: what a forward takes (:class:`~ipex_lookahead.controller.cost.CostCurve`), for ``DELAY``.
-        prefill_rows: most prompt rows in a forward.
-        turn: held during each forward, so that threads that generate on one engine take turns; None: there are no
-            other threads.
+        engine: the model's engine.
+        slots: largest number of running groups; None = no limit. Owners that want more than there are get equal shares
+            of the rows (:class:`~ipex_lookahead.decoding.shares.Shares`); with ``memory`` the owner with the larger
+            share is preempted.
+        per_owner: largest number of running groups of one owner; None = no limit.
+        memory: prefix cache that bounds and owns the KV caches; a group has one sequence then. None: sequences own
+            their KV caches.
+        time: cost of a forward (:class:`~ipex_lookahead.controller.cost.CostCurve`), for ``DELAY``.
+        prefill_rows: largest number of prompt rows in a forward.
+        turn: held during each forward, so that threads that generate on one engine take turns; None: one thread.
 
     Attributes:
         steps: forwards so far.
-        preemptions: how often a group had to give its memory to older ones, or its slot to another owner's.
+        preemptions: number of groups that gave their memory to older ones, or their slot to another owner.
     """
 
     def __init__(
@@ -86,12 +87,12 @@ class Scheduler:
         self._batch_outdated = False  # whether the running batch is another one by now
         self._rules = RulePrice()
         self._sitting_out: frozenset[SequenceGroup] = frozenset()
-        self._events: list[StepEvent] = []
+        self._events: list[Event] = []
         self._submitted = 0
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything to do, or are events to hand out."""
+        """Whether there are groups, or events to return."""
         return bool(self._groups or self._events)
 
     @property
@@ -100,18 +101,18 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Groups that read or decode."""
-        return len(self._reading) + len(self._decoding)
+        """Number of groups that read or decode."""
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Groups that wait for a slot or for memory."""
+        """Number of groups that wait for a slot or for memory."""
         return len(self._waiting)
 
     def submit(self, group: SequenceGroup) -> int:
-        """Take a group; returns its ``id``. A later step starts it.
+        """Add a group and return its ``id``; a later step starts it.
 
-        Raises ContextLengthError where its keys and values would not fit in the memory.
+        Raises ContextLengthError where its KV cache does not fit in the memory.
         """
         if self._memory is not None:
             (sequence,) = group.sequences
@@ -129,7 +130,7 @@ class Scheduler:
         self._waiting.append(group)
         return group.id
 
-    def cancel(self, group: int, error: Exception | None = None) -> None:
+    def cancel(self, group: int, error: BaseException | None = None) -> None:
         """End a group now, unless it has ended; the next step returns the event of a group that emits events.
 
         Args:
@@ -145,13 +146,13 @@ class Scheduler:
             found.cancel()
             self._leave(found)
 
-    def step(self) -> abc.Sequence[StepEvent]:
+    def step(self) -> abc.Sequence[Event]:
         """One forward: each sequence that decodes emits at least one token, and the next chunks of prompts are read.
 
         An exception that belongs to one group, from its admission to its end, ends that group alone.
 
         Returns:
-            What happened to the groups that emit events, each one's events in order.
+            Events of the groups that emit events, in order for each group.
         """
         if self._waiting:
             self._admit()
@@ -182,13 +183,13 @@ class Scheduler:
         return self._take_events() if self._events else ()
 
     def _forward(self, batch: Batch) -> tuple[StepOutput, float]:
-        """Run a batch; its output, and the seconds that the engine took, without the wait for other threads."""
+        """Run a batch; return its output and the engine's seconds, without the wait for other threads."""
         with self._turn:
             began = perf_counter()
             output = self._engine.forward(batch)
             return output, perf_counter() - began
 
-    # ---- a step's answers --------------------------------------------------------------------------------------------
+    # ---- a forward's output ------------------------------------------------------------------------------------------
 
     def _took(
         self,
@@ -198,7 +199,7 @@ class Scheduler:
         proposing: float,
         forward: float,
     ) -> None:
-        """Hand a forward's answers out."""
+        """Pass a forward's output to its groups."""
         self.steps += 1
         if self._shares.counts:
             self._shares.took(running_batch.rows_by_owner(chunks), self._waiting, self._running)
@@ -229,7 +230,7 @@ class Scheduler:
             self._read(chunks, argmax, output)
 
     def _read(self, chunks: abc.Sequence[PrefillChunk], argmax: list[int], output: StepOutput) -> None:
-        """Hand out what came of chunks of prompts."""
+        """Pass the output of prompt chunks to their groups."""
         by_group: dict[SequenceGroup, list[PrefillChunk]] = {}
         for chunk in chunks:
             by_group.setdefault(chunk.group, []).append(chunk)
@@ -250,7 +251,7 @@ class Scheduler:
                 self._fail(group, error)
 
     def _one_by_one(self, chunks: abc.Sequence[PrefillChunk], error: Exception, *, drafted: bool) -> None:
-        """A forward has failed: run each group's rows by themselves and without drafts, so that it ends whose it is."""
+        """Run each group alone and without drafts after a failed forward, so that only the failing group ends."""
         groups = list(dict.fromkeys([*self._decoding, *(chunk.group for chunk in chunks)]))
         if len(groups) == 1 and not (drafted and isinstance(error, EngineError)):
             self._fail(groups[0], error)
@@ -266,7 +267,7 @@ class Scheduler:
             else:
                 self._took(running_batch, own, output, 0.0, seconds)
 
-    def _take_events(self) -> abc.Sequence[StepEvent]:
+    def _take_events(self) -> abc.Sequence[Event]:
         found = self._events.copy()
         self._events.clear()  # groups have this list
         return found
@@ -274,8 +275,8 @@ class Scheduler:
     # ---- coming and going --------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start what waits, owners by their shares and each one's in its order, as far as slots and memory reach."""
-        passed: set[SequenceGroup] = set()  # they wait for another one to read the same prompt
+        """Start waiting groups, owners by their shares and each owner's in order, while slots and memory last."""
+        passed: set[SequenceGroup] = set()  # another group is reading the same prompt
         while True:
             full = self._slots is not None and self.running >= self._slots
             if full and not self._shares.several:
@@ -292,7 +293,7 @@ class Scheduler:
                     while full or (needs > 0 and self.running and not self._memory.admits(needs, self.running)):
                         ahead = self._ahead_of(group)
                         if ahead is None:
-                            return  # nobody overtakes: it would wait for ever
+                            return  # no group overtakes, or this one might never start
                         self._preempt(self._memory, ahead)
                         full = False
                     self._prepare(self._memory, group)
@@ -307,25 +308,25 @@ class Scheduler:
                 self._reading.append(group)
 
     def _ahead_of(self, group: SequenceGroup) -> SequenceGroup | None:
-        """Who makes way for one that waits; nobody where caches are not ours to take."""
+        """Return the group to preempt for a waiting one; None where sequences own their KV caches."""
         if self._memory is None or not self._shares.several:
             return None
         return self._shares.ahead_of(group, self._running)
 
     def _prepare(self, memory: PrefixCache, group: SequenceGroup) -> None:
-        """Give a group what is kept of its text."""
+        """Give a group the stored prefix of its text."""
         sequence = group.sequences[0]
         self._release(sequence)
         found = None if sequence.shows_prompt else memory.take(sequence.plan_reading(), group.key)
         sequence.cache, sequence.pages = (self._engine.new_cache(), []) if found is None else found
         if memory.has_states:
-            sequence.cuts = _cuts(memory, sequence, group.key)
-        if group.furthest:  # it gets on further than it fell back, or two could take turns for ever
+            sequence.plan_cuts(memory, group.key)
+        if group.furthest:  # it must advance, or two groups could preempt each other without end
             again = group.furthest - sequence.cache.length
             group.spared = group.furthest + max(QUANTUM, again)
 
     def _needs(self, memory: PrefixCache, group: SequenceGroup) -> int:
-        """Pages that a group needs to begin with; -1: it should wait, since another one is reading the same prompt."""
+        """Return the number of pages that a group needs to start; -1: wait for a group that reads the same prompt."""
         tokens = group.sequences[0].plan_reading()
         if group.sequences[0].shows_prompt:
             return pages_of(len(tokens) + 1)
@@ -340,34 +341,34 @@ class Scheduler:
         return pages_of(len(tokens) + 1) - held
 
     def _settle(self, group: SequenceGroup) -> None:
-        """Some of its sequences have ended, or it begins to decode."""
+        """Update the batch after some sequences of a group ended, or the group began to decode."""
         self._batch_outdated, group.has_finished = True, False
         group.live = [sequence for sequence in group.live if sequence.finish is None]
         if not group.live:
             self._leave(group)
 
-    def _fail(self, group: SequenceGroup, error: Exception) -> None:
+    def _fail(self, group: SequenceGroup, error: BaseException) -> None:
         group.error = error
         self._leave(group)
         if self._memory is not None:
             group.sequences[0].drop_cache()
 
     def _leave(self, group: SequenceGroup) -> None:
-        """A group is over."""
+        """Remove a group that has ended."""
         if self._memory is not None:
             sequence = group.sequences[0]
             if group.error is None and group not in self._waiting:
                 try:
                     self._keep(self._memory, sequence, group.key)
                 except Exception:  # the answer is complete without it
-                    log.warning("a text that has ended is not kept for later prompts", exc_info=True)
+                    log.warning("a finished text is not stored for later prompts", exc_info=True)
             self._release(sequence)
         self._remove(group)
         self._shares.leave(group)
         del self._groups[group.id]
         group.close()
         if group.emits_events:
-            self._events.append(StepEvent(group.id, "finish" if group.error is None else "error"))
+            self._events.append(Event("finish" if group.error is None else "error", group=group.id))
 
     def _remove(self, group: SequenceGroup) -> None:
         for some in (self._waiting, self._reading, self._decoding):
@@ -381,14 +382,14 @@ class Scheduler:
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def _make_room(self, memory: PrefixCache) -> None:
-        """Pages for the next token of each sequence that decodes, from the oldest on; the youngest may lose theirs."""
+        """Reserve the next token of each decoding sequence, oldest first; the youngest group may be preempted."""
         for group in sorted(self._decoding, key=_number):
             sequence = group.sequences[0]
             while group in self._decoding and not memory.extend(sequence.pages, sequence.length):
                 self._preempt_one(memory)
 
     def _preempt_one(self, memory: PrefixCache) -> None:
-        """There is no room for all that run."""
+        """Preempt a group where the running ones do not fit."""
         if self.running > 1:
             self._preempt(memory, dispensable(self._running))
             return
@@ -396,7 +397,7 @@ class Scheduler:
         self._fail(self._running[0], error)
 
     def _preempt(self, memory: PrefixCache, group: SequenceGroup) -> None:
-        """It waits again, and is computed again later as far as its pages are gone by then."""
+        """Put a running group back in the queue; evicted pages of it are computed again later."""
         sequence = group.sequences[0]
         group.furthest = max(group.furthest, sequence.cache.length)
         try:
@@ -423,9 +424,9 @@ class Scheduler:
     # ---- prompts -----------------------------------------------------------------------------------------------------
 
     def _prefill_chunks(self) -> list[PrefillChunk]:
-        """The next rows of prompts, in equal shares for owners, and of each for its groups.
+        """Return the next prompt chunks, in equal shares for owners, and for the groups of each owner.
 
-        What those with little left do not need others get.
+        Groups that need less leave the rest of their share to others.
         """
         chunks: list[PrefillChunk] = []
         while not chunks:
@@ -452,7 +453,7 @@ class Scheduler:
         return chunks
 
     def _chunk(self, sequence: Sequence, most: int) -> int:
-        """Rows of its next chunk: to where its state is wanted, and its last one has those that states go back over."""
+        """Return the rows of the next chunk: it ends at a cut, and the last has the rows that states roll back over."""
         left = sequence.left
         rows = min(most, left)
         if not self._tail:
@@ -461,7 +462,7 @@ class Scheduler:
         return left - self._tail if self._tail < left and 0 < left - rows < self._tail else rows
 
     def _room(self) -> int:
-        """Rows of prompts in a step."""
+        """Return the number of prompt rows in this step."""
         most = self._prefill_rows
         live = self._running_batch.live
         if not live or self._time is None:
@@ -483,24 +484,10 @@ def _number(group: SequenceGroup) -> int:
 
 
 def _left(group: SequenceGroup) -> int:
-    """Tokens of its prompts that are to be read."""
+    """Return the number of prompt tokens that a group still reads."""
     return sum(sequence.left for sequence in group.readers)
 
 
-def _cuts(memory: PrefixCache, sequence: Sequence, key: str) -> list[int]:
-    """Where a prompt's state is kept while it is read.
-
-    Every ``apart`` positions, where it parts from a kept text, and where the first and the last turn begin: another
-    conversation with the same system prompt, and another last turn, begin there.
-    """
-    held, apart = sequence.cache.length, memory.apart
-    found = {*range((held // apart + 1) * apart, len(sequence.to_read) - TAIL, apart)}
-    parts = memory.parts(sequence.to_read, key)
-    if held + PAGE <= parts < len(sequence.to_read) - TAIL:
-        found.add(parts)
-    return sorted(found | sequence.cuts_at_turns(PAGE))
-
-
 def _share(room: int, among: int) -> int:
-    """What the first of so many gets of some rows."""
+    """Return the share of rows of the first of ``among`` groups."""
     return min(room, max(LEAST_CHUNK, room // among))

@@ -1,4 +1,4 @@
-"""One sequence: its tokens, how the next one is chosen, where it ends, and what its proposer has not observed yet."""
+"""One sequence: its tokens, how the next is chosen, where it ends, and outcomes that its proposer has yet to see."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections import abc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache
 from ipex_lookahead.decoding.sampling import Ids, Logits, Processor, Sampler, greedy
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
@@ -19,6 +20,9 @@ from ipex_lookahead.engines.api import Cache, Checkpointed, Hidden, StepOutput
 from ipex_lookahead.engines.prefill import TAIL
 from ipex_lookahead.errors import EngineError
 
+DraftFilter = Callable[[Ids, Draft], Draft]
+"""(tokens so far, draft of the next tokens without scratch rows) -> the part of the draft that may follow, a tree."""
+
 NO_DRAFT = Draft()
 NOT_FINITE = "the engine's logits hold NaN: the weights or the activations are not finite"
 
@@ -26,53 +30,45 @@ Tokens = npt.NDArray[np.int32]
 """int32 [n], token ids."""
 
 
-class Follower(Protocol):
-    """A trained head that drafts; :class:`ipex_lookahead.drafting.heads.chain.Head` says more."""
-
-    def follow(self, cache: Any) -> None:
-        """Have a cache keep what the head needs, from now on."""
-        ...
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A prompt, what is wanted of it, and how far it is. Whoever submits it sets what is above ``ids``.
+    """A prompt, its settings and its progress. The caller sets the attributes before ``ids``.
 
     Attributes:
         prompt: int32 [n], n >= 1, ids below the vocabulary's size.
-        limit: length, prompt included, at which it ends; more than n (n for a prompt that is only read), at most the
+        limit: length, prompt included, at which it ends; above n (n for a prompt that is only read), at most the
             engine's ``max_context``. See :func:`~ipex_lookahead.runtime.run.length_limit`.
         limit_reason: the finish reason then: "length" or "context".
-        eos_ids: a token of these ends the sequence.
-        sampler: draws the tokens, by its own seed, sequence number and parameters; None takes the most likely.
+        eos_ids: end tokens.
+        sampler: draws the tokens; None takes the most likely.
         processors: change the logits before the choice, in order; called once for each emitted position, in order.
-        draft_processors: those of them that may be called with any prefix, for a draft model to choose as the target
-            does: they keep no state.
-        warpers: what the sampler stands for; only ``scores`` shows them.
+        draft_processors: those of them without state, which a draft model calls with any prefix to choose as the
+            target does.
+        warpers: processors that the sampler replaces; only ``scores`` shows them.
+        draft_filter: cuts each draft to what may follow, before it costs a row.
         on_token: called with each token as it is emitted.
         stop: called after each token, with the sequence so far; True ends it there.
-        cache: an engine's, of its own, with the prompt's first tokens, but not all of them; the scheduler makes one
-            where there is none. Of several sequences with one prompt and empty caches the first reads it, and the
-            others get forks. None also while a preempted sequence waits, and after a failure in a shared memory.
-        scores, raw: lists that get the processed, and the raw logits of each position; None keeps none.
-        on_prompt_logits: called with the prompt's own logits as it is read: how many tokens are before them, and
-            float32 [rows, vocab_size]. The same rows may come twice, where the sequence is preempted meanwhile.
+        cache: its KV cache, with a proper prefix of the prompt; None: the scheduler makes one. Of several sequences
+            with one prompt and empty caches the first reads it, and the others get forks. None also while a preempted
+            sequence waits, and after a failure with a prefix cache.
+        scores, raw: lists for the processed and the raw logits of each position; None stores none.
+        on_prompt_logits: called with the prompt's own logits while it is read: the position of the first row, and
+            float32 [rows, vocab_size]. Rows may come twice, if the sequence is preempted.
         index: its number among those of its controller.
         proposer: None decodes token by token.
         ids: int64 [limit]; the first ``length`` are committed.
-        length: how many are committed, the prompt's counted.
+        length: number of committed tokens, prompt included.
         last: the last of them.
         finish: None while it goes on, else "stop", ``limit_reason`` or "cancelled".
-        needs_logits: whether tokens are chosen from logits; else the engine's argmax is all there is to it.
-        to_read: what its cache is to hold before it decodes.
-        twins: sequences with the same prompt, which get forks of the cache once it is read.
-        turns: where the user's texts begin in the prompt, ascending: its state is kept at the first, which follows the
-            system prompt, and at the last, so that another text from there on begins with it.
-        cuts: lengths, ascending, at which its cache is kept while it reads: a chunk ends there.
-        on_cut: called at each of these, the cache being that long.
-        checkpoints: whether its cache, which is used again, is to go back to the end of its prompt.
-        pages: its pages, as the scheduler's memory numbers them.
-        head: the trained head that drafts for it, which its cache follows; None: none does.
+        needs_logits: whether tokens are chosen from logits, not by the engine's argmax.
+        to_read: tokens that its cache must hold before it decodes.
+        twins: sequences with the same prompt, which get forks of its cache.
+        turns: positions in the prompt where the user's messages begin, ascending; see ``plan_cuts``.
+        cuts: lengths, ascending, at which its cache is stored while it reads: a chunk ends there.
+        checkpoints: whether its cache is used again and must be able to roll back to the end of its prompt.
+        pages: numbers of its pages in the prefix cache.
+        head: the trained head that drafts for it (:class:`ipex_lookahead.drafting.heads.chain.Head`), for which its
+            cache keeps features; None: no head drafts.
         company: how many sequences decode in its steps, itself counted.
         proposed: whether its proposer was called in this step.
         pending_outcomes: outcomes of steps since it last was, which it observes before it is called again.
@@ -88,6 +84,7 @@ class Sequence:
     processors: abc.Sequence[Processor] = ()
     draft_processors: abc.Sequence[Processor] = ()
     warpers: abc.Sequence[Processor] = ()
+    draft_filter: DraftFilter | None = None
     on_token: Callable[[int], None] | None = None
     stop: Callable[[Ids], bool] | None = None
     cache: Cache = None  # type: ignore[assignment]  # once it runs it has one
@@ -105,10 +102,9 @@ class Sequence:
     twins: list[Sequence] = field(default_factory=list)
     turns: abc.Sequence[int] = ()
     cuts: list[int] = field(default_factory=list)
-    on_cut: Callable[[Cache], None] | None = None
     checkpoints: bool = False
     pages: list[int] = field(default_factory=list)
-    head: Follower | None = None
+    head: Any = None
     company: int = 1
     proposed: bool = False
     pending_outcomes: list[Outcome] = field(default_factory=list)
@@ -126,21 +122,21 @@ class Sequence:
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing is generated yet."""
+        """Whether no token is generated yet."""
         return self.length == len(self.prompt)
 
     @property
     def new(self) -> list[int]:
-        """What was generated."""
+        """The generated tokens."""
         found: list[int] = self.ids[len(self.prompt) : self.length].tolist()
         return found
 
     def prefix(self) -> Ids:
-        """The committed tokens: a view, which later tokens do not change."""
+        """Return the committed tokens, a view that later tokens do not change."""
         return self.ids[: self.length]
 
     def commit(self, token: int) -> bool:
-        """Add a token; True where the sequence ends with it."""
+        """Append a token; return True if the sequence ends with it."""
         self.ids[self.length] = self.last = token
         self.length += 1
         if self.on_token is not None:
@@ -164,7 +160,7 @@ class Sequence:
     def emit(
         self, argmax: list[int], output: StepOutput, stats: GenerationStats, first: int, row: int
     ) -> tuple[int, bool]:
-        """Choose the token after row ``first + row``, commit it, and say whether the sequence ends with it."""
+        """Choose and commit the token after row ``first + row``; return it, and True if the sequence ends with it."""
         if not self.needs_logits:
             token = argmax[first + row]
             if token < 0:
@@ -178,7 +174,7 @@ class Sequence:
         return token, self.commit(token)
 
     def choose(self, logits: Logits) -> int:
-        """Raw logits, float32 [vocab_size], -> the next token; called once for each position, in order."""
+        """Choose the next token from raw logits, float32 [vocab_size]; called once per position, in order."""
         self.record(logits)
         prefix = self.prefix()
         for processor in self.processors:
@@ -186,12 +182,12 @@ class Sequence:
         return self.pick(logits)
 
     def record(self, logits: Logits) -> None:
-        """Keep the raw logits where they are wanted."""
+        """Store the raw logits where requested."""
         if self.raw is not None:
             self.raw.append(logits.copy())
 
     def pick(self, logits: Logits) -> int:
-        """The token, of logits that have been through the processors."""
+        """Choose the token from processed logits."""
         prefix = self.prefix()
         token = greedy(logits) if self.sampler is None else self.sampler(np.ascontiguousarray(logits), len(prefix))
         if self.scores is not None:
@@ -205,30 +201,34 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """Tokens that are still to be read."""
+        """Number of tokens that are still to be read."""
         return len(self.to_read) - self.cache.length
 
     @property
     def to_cut(self) -> int:
-        """Tokens of them before the next of ``cuts``, or all."""
+        """Number of tokens before the next of ``cuts``, or before the end."""
         at = self.cache.length
         return next((cut for cut in self.cuts if cut > at), len(self.to_read)) - at
 
     @property
     def at_cut(self) -> bool:
-        """Whether it has read as far as one of ``cuts``."""
+        """Whether its cache has the length of one of ``cuts``."""
         return self.cache.length in self.cuts
 
-    def cuts_at_turns(self, least: int) -> set[int]:
-        """The first and the last of ``turns``, as far as keeping the state there saves ``least`` rows or more.
+    def plan_cuts(self, memory: PrefixCache, key: str) -> None:
+        """Set ``cuts``, for a cache with recurrent states.
 
-        Not the last rows of the text: states go back over these anyway.
+        They are every ``apart`` positions, the end of the prefix shared with a stored text, and the first and the last
+        turn, where another conversation with the same system prompt, and another last turn, begin. A cut saves at least
+        a page of rows, and none is among the last rows of the text, over which states roll back anyway.
         """
-        ends = (*self.turns[:1], *self.turns[-1:])
-        return {turn for turn in ends if self.cache.length + least <= turn < len(self.to_read) - TAIL}
+        held, apart, end = self.cache.length, memory.apart, len(self.to_read) - TAIL
+        ends = (*self.turns[:1], *self.turns[-1:], memory.parts(self.to_read, key))
+        every = range((held // apart + 1) * apart, end, apart)
+        self.cuts = sorted({*every, *(length for length in ends if held + PAGE <= length < end)})
 
     def cut_at(self, length: int) -> bool:
-        """Have a chunk end there too, for others that begin so; False where that is read already."""
+        """Add a cut for others that share the prefix; return False where its cache is longer already."""
         if length < self.cache.length:
             return False
         if length < len(self.to_read) - TAIL and length not in self.cuts:
@@ -236,32 +236,32 @@ class Sequence:
         return True
 
     def drop_cache(self) -> None:
-        """Release its memory while it does not run; the scheduler's next admission gives it another cache."""
+        """Release the KV cache; the next admission gives the sequence another one."""
         self.cache = None  # type: ignore[assignment]
 
     def checkpoint(self) -> None:
-        """Have its cache go back to here, if it can and is to."""
+        """Let the cache roll back to its present length, if it is used again and has states."""
         if self.checkpoints and isinstance(self.cache, Checkpointed):
             self.cache.checkpoint()
 
     @property
     def shows_prompt(self) -> bool:
-        """Whether each row of its prompt is computed for its logits, whatever is kept of it."""
+        """Whether every row of its prompt is computed for its logits, also on a prefix cache hit."""
         return self.on_prompt_logits is not None and self.fresh
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """Layers whose hidden states of the prompt its proposer, or a twin's, wants."""
+        """Layers of which its proposer, or a twin's, wants the hidden states of the prompt."""
         proposers = [sequence.proposer for sequence in (self, *self.twins)]
         return tuple(sorted({layer for one in proposers if one is not None for layer in one.wants.hidden}))
 
     def plan_reading(self) -> Tokens:
-        """Set ``to_read`` to the prompt, or after it was preempted to all but the last committed token."""
+        """Set ``to_read`` to the prompt, or after a preemption to all but the last committed token."""
         self.to_read = self.prompt if self.fresh else self.ids[: self.length - 1].astype(np.int32)
         return self.to_read
 
     def outcomes(self) -> list[Outcome]:
-        """What its proposer has not observed so far; idle steps in a row are one outcome. It counts as observed."""
+        """Return and clear outcomes that its proposer has yet to observe; consecutive idle steps are one outcome."""
         if self.missed:
             self.pending_outcomes.append(Outcome(NO_DRAFT, (), self.missed))
             self.missed = []

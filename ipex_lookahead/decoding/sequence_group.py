@@ -1,7 +1,7 @@
-"""Sequences that are one caller's: what a forward's answers make of them. Verify, keep, observe, report.
+"""Sequences of one caller: verify a forward's output, commit tokens, report outcomes and events.
 
-A request is a group of one. Several sequences of one call have one group, since its statistics, its
-error and its end are theirs together, and none decodes before all their prompts are read.
+A request is a group of one sequence. Several sequences of one call have one group, because they share statistics, an
+error and an end, and none decodes before all their prompts are read.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter, process_time
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ipex_lookahead.controller import Controller
-from ipex_lookahead.decoding.rule_price import FOLLOW
+from ipex_lookahead.decoding.events import Event
 from ipex_lookahead.decoding.sampling import Logits
 from ipex_lookahead.decoding.sequence import NO_DRAFT, NOT_FINITE, Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
@@ -26,50 +26,30 @@ from ipex_lookahead.engines.api import ARGMAX, StepOutput
 from ipex_lookahead.errors import EngineError
 
 _ROOT_ONLY = [0]
+FOLLOW = 0.2
+"""Weight of a new step in the running mean of ``rule_seconds``."""
 MOST_STATES = 4096
-"""Positions of a prompt whose hidden states a proposer gets, the last ones: 64 MiB of a model of 4,096 values."""
+"""Last positions of a prompt of which a proposer gets the hidden states: 64 MiB for a hidden size of 4,096."""
 
 
 class BatchCallbacks(Protocol):
     """Rules that see all sequences of a group at one position. Such a group decodes without drafts.
 
-    Both methods are called once for each emitted position, in order, with the sequences that go on, by ``index``.
+    Both methods are called once per emitted position, in order, with the live sequences' ``index``.
 
     Attributes:
-        processes: whether ``process`` does anything; where not, it is not called.
+        processes: whether ``process`` changes logits; if not, it is not called.
     """
 
     processes: bool
 
     def process(self, rows: abc.Sequence[int], logits: abc.Sequence[Logits]) -> abc.Sequence[Logits]:
-        """Raw logits -> logits to choose from. It stands for the sequences' ``processors``."""
+        """Return the logits to choose from, given raw logits; it replaces the sequences' ``processors``."""
         ...
 
     def accept(self, rows: abc.Sequence[int], tokens: abc.Sequence[int]) -> abc.Sequence[bool]:
-        """The tokens emitted, after ``on_token`` and ``stop`` -> for which of them the sequence ends there."""
+        """Return for each emitted token, after ``on_token`` and ``stop``, whether its sequence ends there."""
         ...
-
-
-@dataclass(slots=True)
-class StepEvent:
-    """What a step did to a group.
-
-    Attributes:
-        id: the group's.
-        kind: "prefill", "tokens", "finish" or "error"; the last two are the last of a group.
-        done, total: "prefill": how many tokens of its prompts are read, of how many.
-        sequence: "tokens": the sequence's ``index``.
-        tokens: "tokens": what it emitted.
-        origins: "tokens": for each of them the source that had drafted it; None = the target's own.
-    """
-
-    id: int
-    kind: Literal["prefill", "tokens", "finish", "error"]
-    done: int = 0
-    total: int = 0
-    sequence: int = 0
-    tokens: abc.Sequence[int] = ()
-    origins: abc.Sequence[str | None] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -77,12 +57,12 @@ class PrefillChunk:
     """Rows of a prompt in a forward.
 
     Attributes:
-        group, sequence: whose.
-        rows: how many.
-        done: whether they are its last.
-        answer: the row of the output that follows them; -1 = none is wanted. Where the prompt is shown, those before it
-            are its other rows'.
-        first: the first of its rows in the batch.
+        group, sequence: their owner.
+        rows: number of rows.
+        done: whether they are the last of the prompt.
+        answer: output row of the last of them; -1 = not requested. If the prompt's logits are shown, the output rows
+            before it are those of the other rows.
+        first: index of the first of them in the batch.
     """
 
     group: SequenceGroup
@@ -94,7 +74,7 @@ class PrefillChunk:
 
     @property
     def cut(self) -> bool:
-        """Whether the cache may be kept after them: the text ends there, or one of its ``cuts`` is there."""
+        """Whether the cache may be stored after them: the text or one of its ``cuts`` ends there."""
         return self.sequence.to_cut == self.rows
 
 
@@ -104,24 +84,25 @@ class SequenceGroup:
     Args:
         sequences: they decode once all their prompts are read.
         stats: filled; right also for a group that was abandoned.
-        controller: decides how much is drafted; or what is called with the group when its prompts are read, again after
-            it was preempted: gives the sequences in ``live`` their proposers, and returns the controller.
-        callbacks: the caller's, which see all sequences at one position; the sequences then have no proposers.
+        controller: the draft controller, or a function that returns it. The function is called with the group when its
+            prompts are read, again after each preemption, and gives the sequences in ``live`` their proposers.
+        callbacks: rules that see all sequences at one position; the sequences then have no proposers.
+        on_start: called before the prompts are read, with the number of cached prompt tokens and of all prompt tokens.
         on_prefill: called after each chunk of the prompts with their tokens done, and their number.
-        emits_events: make events of its steps.
-        key: whose memory of prompts is used.
-        owner: whose share of the scheduler it takes; ``key`` if not given.
+        emits_events: whether its steps emit events.
+        key: tenant in the prefix cache.
+        owner: tenant in the scheduler's shares; None: ``key``.
 
     Attributes:
-        id: given by the scheduler.
-        live: the sequences that go on.
-        readers: the sequences whose prompts are still to be read.
-        error: what ended it early.
-        ended: whether it is over.
-        rule_seconds: what choosing its tokens takes in a step, a running mean.
-        has_finished: whether a sequence has ended that is among ``live`` still.
-        furthest: positions that its cache held when it was preempted.
-        spared: it makes way for another owner's only when its cache holds so many.
+        id: the scheduler's number of the group.
+        live: the sequences that have not ended.
+        readers: the sequences with prompts that are still to be read.
+        error: exception that ended it early.
+        ended: whether it has ended.
+        rule_seconds: time of choosing its tokens in a step, a running mean.
+        has_finished: whether a sequence in ``live`` has ended.
+        furthest: number of cached positions at its last preemption.
+        spared: number of cached positions before it may be preempted for another owner again.
     """
 
     def __init__(
@@ -131,6 +112,7 @@ class SequenceGroup:
         controller: Controller | Callable[[Any], Controller],
         *,
         callbacks: BatchCallbacks | None = None,
+        on_start: Callable[[int, int], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         emits_events: bool = False,
         key: str = "",
@@ -143,8 +125,8 @@ class SequenceGroup:
         self.owner = key if owner is None else owner
         self.emits_events = emits_events
         self.readers: list[Sequence] = []
-        self.events: list[StepEvent] = []
-        self.error: Exception | None = None
+        self.events: list[Event] = []
+        self.error: BaseException | None = None
         self.ended = self.has_finished = False
         self.controller: Controller | None = None
         self.rule_seconds = 0.0
@@ -155,15 +137,17 @@ class SequenceGroup:
         self._done = 0
         self._make_controller = controller
         self._callbacks = callbacks
-        self._on_prefill = on_prefill
-        self._first: dict[Sequence, tuple[int, Any]] = {}  # under callbacks: what follows the prompts read so far
+        self._on_start, self._on_prefill = on_start, on_prefill
+        self._first: dict[
+            Sequence, tuple[int, Any]
+        ] = {}  # with callbacks: argmax and logits after each prompt read so far
         self._started = self._first_token_at = perf_counter()
         self._cpu_at_first_token = process_time()
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Plan what is to be read, the caches being as they are."""
+        """Plan the prompt reading, given the caches."""
         readers: dict[bytes, Sequence] = {}
         for number, sequence in enumerate(self.live):
             fresh, held, tokens = sequence.fresh, sequence.cache.length, sequence.plan_reading()
@@ -174,16 +158,18 @@ class SequenceGroup:
             sequence.twins, sequence.states = [], []
             if fresh and held:
                 self._count(held, cached=True)
-            # What a cache holds already need not be shared; the key of its own keeps such a sequence apart.
+            # A sequence with cached tokens is no twin of another one, so it gets a key of its own.
             known = tokens.tobytes() if fresh and not held else number.to_bytes(4, "little") + b"."
             if known in readers:
                 readers[known].twins.append(sequence)
             else:
                 readers[known] = sequence
         self.readers = list(readers.values())
+        if self._on_start is not None:
+            self._on_start(self._done, self.total)
 
     def pause(self) -> None:
-        """Its cache was given away: what was read is to be read again."""
+        """Reset the prompt reading after a preemption."""
         self.readers = []
         self.controller = None
         if self.live[0].fresh:
@@ -191,7 +177,7 @@ class SequenceGroup:
             self.stats.cached_tokens = self._done = 0
 
     def read(self, chunks: abc.Sequence[PrefillChunk], argmax: list[int], output: StepOutput) -> None:
-        """Take what a forward, whose output has this ``argmax``, made of chunks of the prompts."""
+        """Take the output of prompt chunks; ``argmax`` is the output's, as a list."""
         stats = self.stats
         stats.prefill_seconds = perf_counter() - self._started
         for chunk in chunks:
@@ -205,12 +191,10 @@ class SequenceGroup:
                     while sum(len(one[layers[0]]) for one in reader.states[1:]) >= MOST_STATES:
                         del reader.states[0]
             sequence.cache.keep(list(range(rows)))
-            if sequence.on_cut is not None and sequence.at_cut:
-                sequence.on_cut(sequence.cache)
             if sequence.fresh:
                 self._count(rows)
         if self.emits_events:
-            self.events.append(StepEvent(self.id, "prefill", self._done, self.total))
+            self.events.append(Event("prefill", self._done, self.total, self.stats.cached_tokens, group=self.id))
         for chunk in chunks:
             if chunk.done:
                 self.readers.remove(chunk.sequence)
@@ -227,7 +211,7 @@ class SequenceGroup:
             self._cpu_at_first_token = process_time()
 
     def _prompt_read(self, reader: Sequence, argmax: list[int], output: StepOutput, row: int) -> None:
-        """A prompt is read, ``row`` being the output after it."""
+        """Emit the first token of a prompt that is read; ``row`` is its output row."""
         reader.checkpoint()
         for twin in reader.twins:
             twin.cache = reader.cache.fork()
@@ -240,9 +224,8 @@ class SequenceGroup:
             else:
                 token, _ = sequence.emit(argmax, output, self.stats, row, 0)
                 if self.emits_events:
-                    self.events.append(
-                        StepEvent(self.id, "tokens", sequence=sequence.index, tokens=[token], origins=[None])
-                    )
+                    event = Event("tokens", tokens=[token], origins=[None], group=self.id, sequence=sequence.index)
+                    self.events.append(event)
         reader.twins = []
 
     def _count(self, tokens: int, *, cached: bool = False) -> None:
@@ -254,7 +237,7 @@ class SequenceGroup:
     # ---- decoding ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Everything is read: make proposers for what goes on, and show them the text."""
+        """Start decoding: make the controller and the proposers, and give them the text."""
         self.stats.sampler_seconds = 0.0
         self.live = [s for s in self.live if s.finish is None]
         if not self.live:
@@ -275,7 +258,7 @@ class SequenceGroup:
 
     @property
     def decided_by(self) -> Controller:
-        """The controller of a group that decodes."""
+        """The controller of a decoding group."""
         assert self.controller is not None
         return self.controller
 
@@ -289,19 +272,19 @@ class SequenceGroup:
         forward: float,
         idle: bool = False,
     ) -> int:
-        """Verify, keep and observe what a forward made of the sequences and their drafts.
+        """Verify the drafts with a forward's output, commit the accepted rows, and report the outcomes.
 
         Args:
-            drafts: of each sequence that goes on; None = there are none.
-            argmax: of the output.
-            output: the forward's.
-            first: the row of the output that follows the first sequence's last token.
+            drafts: the draft of each live sequence; None = there are none.
+            argmax: the output's argmax, as a list.
+            output: the forward's output.
+            first: output row of the first sequence's last token.
             proposing: seconds that the step spent on drafts.
             forward: seconds of the forward.
-            idle: as the controller said of this step.
+            idle: whether the controller skipped this step.
 
         Returns:
-            The row of the output after the last of theirs.
+            The output row after the group's last one.
         """
         stats, emits_events, controller = self.stats, self.emits_events, self.controller
         assert controller is not None
@@ -319,7 +302,7 @@ class SequenceGroup:
             else:
                 accepted, emitted = [], [chosen[number]]
             end = first + 1 + len(draft.tokens)
-            # Of a draft that it ends in, the last token's row is left: what follows it is not wanted.
+            # If the sequence ends inside the draft, the row of its last token is not committed: no token follows.
             sequence.cache.keep([0, *[row + 1 for row in accepted]][: len(emitted)] if accepted else _ROOT_ONLY)
             if sequence.finish is not None:
                 self.has_finished = True
@@ -361,7 +344,7 @@ class SequenceGroup:
         return first
 
     def close(self) -> None:
-        """It is over, or abandoned: complete the statistics."""
+        """Complete the statistics of a group that has ended or was abandoned."""
         self.ended = True
         if self.stats.tokens:
             self.stats.decode_seconds = perf_counter() - self._first_token_at
@@ -370,20 +353,18 @@ class SequenceGroup:
         self.stats.fold()
 
     def cancel(self) -> None:
-        """End what goes on."""
+        """End the live sequences."""
         for sequence in self.live:
             if sequence.finish is None:
                 sequence.finish = "cancelled"
 
-    def _tokens(
-        self, sequence: Sequence, draft: Draft, accepted: abc.Sequence[int], emitted: abc.Sequence[int]
-    ) -> StepEvent:
+    def _tokens(self, sequence: Sequence, draft: Draft, accepted: abc.Sequence[int], emitted: list[int]) -> Event:
         sources = draft.sources or [self.stats.strategy] * len(draft)
         origins = [*[sources[row] for row in accepted], None][: len(emitted)]
-        return StepEvent(self.id, "tokens", sequence=sequence.index, tokens=emitted, origins=origins)
+        return Event("tokens", tokens=emitted, origins=origins, group=self.id, sequence=sequence.index)
 
     def _emit_together(self, argmax: abc.Sequence[int], logits: abc.Sequence[Logits]) -> abc.Sequence[int]:
-        """Choose and commit the next token of all live sequences, under rules that see them all at once."""
+        """Choose and commit the next token of all live sequences with the callbacks."""
         live, callbacks, stats = self.live, self._callbacks, self.stats
         assert callbacks is not None
         numbers = [s.index for s in live]
@@ -408,7 +389,7 @@ class SequenceGroup:
 
 
 def _show(sequence: Sequence, argmax: list[int], output: StepOutput, rows: range) -> None:
-    """Hand out logits of a chunk of a prompt, before the chunk is committed."""
+    """Report the logits of a prompt chunk before the chunk is committed."""
     if min(argmax[rows.start : rows.stop]) < 0:
         raise EngineError(NOT_FINITE)
     assert output.logits is not None

@@ -1,9 +1,9 @@
-"""Who runs next where several owners ask for more than there is: each gets the same rows, as in deficit round robin.
+"""Fairness between owners: each gets the same rows, as in deficit round robin.
 
-A row is a token of a prompt that is read, or one of a sequence or its draft that is verified. While somebody waits,
-each owner earns an equal part of every forward's rows and pays for its own; what one does not want is the others'. A
-slot goes to whoever holds the fewest, a slot more counting as much as ``QUANTUM`` rows that are owed. With one owner
-the order is that of submission.
+A row is a prompt token that is read, or a token of a sequence or its draft that is verified. While a group waits, each
+owner earns an equal part of every forward's rows and pays for its own rows; rows that an owner does not need go to the
+others. A slot goes to the owner with the fewest; one slot more counts as ``QUANTUM`` owed rows. With one owner, groups
+run in the order of submission.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
 
 QUANTUM = 64
-"""Rows owed that are worth a slot; and rows that a group which was preempted computes before it may be again."""
+"""Owed rows that count as one slot, and rows that a preempted group computes before its next preemption."""
 _WORTH = 2.0
-"""Slots, or rows worth as many, that one must be ahead of another to give a slot up: with less they would swap."""
+"""Lead in slots (or rows, by ``QUANTUM``) at which an owner loses a slot: with a smaller one owners would swap."""
 
 
 class Shares:
-    """What each owner has had of what it could have had.
+    """The rows that each owner is ahead of or behind an equal share.
 
     Args:
-        slots: most groups at a time; None = all.
-        per_owner: most of them of one owner; None = all.
+        slots: largest number of running groups; None = no limit.
+        per_owner: the same for one owner; None = no limit.
 
     Attributes:
-        owed: owner -> rows that it is behind (or, below 0, ahead of) an equal share, at most ``QUANTUM`` a slot.
+        owed: owner -> rows that it is behind (below 0: ahead of) an equal share, at most ``QUANTUM`` per slot.
     """
 
     def __init__(self, slots: int | None = None, per_owner: int | None = None) -> None:
@@ -37,11 +37,11 @@ class Shares:
         self._groups: Counter[str] = Counter()
 
     def join(self, group: SequenceGroup) -> None:
-        """It was submitted."""
+        """Note a submitted group."""
         self._groups[group.owner] += 1
 
     def leave(self, group: SequenceGroup) -> None:
-        """It is over."""
+        """Note a group that has ended."""
         self._groups[group.owner] -= 1
         if not self._groups[group.owner]:
             del self._groups[group.owner]
@@ -57,7 +57,7 @@ class Shares:
         return self.several or bool(self.owed)
 
     def took(self, rows: Mapping[str, int], waiting: Iterable[SequenceGroup], running: Sequence[SequenceGroup]) -> None:
-        """A forward had so many rows of each owner."""
+        """Note the rows of a forward by owner."""
         held = Counter(group.owner for group in running)
         hungry = {group.owner for group in waiting if self._may_run(group.owner, held)}
         if not hungry:  # there is enough for all
@@ -79,7 +79,7 @@ class Shares:
         }
 
     def next_of(self, waiting: Iterable[SequenceGroup], running: Sequence[SequenceGroup]) -> SequenceGroup | None:
-        """Of those that wait, by number: the first of the owner whose turn it is. None: all have what they may."""
+        """Return the next of the waiting groups, which are by number; None: every owner has its largest number."""
         held = Counter(group.owner for group in running)
         first: dict[str, SequenceGroup] = {}
         for group in waiting:
@@ -88,7 +88,7 @@ class Shares:
         return min(first.values(), key=lambda group: (self._score(group.owner, held), group.id), default=None)
 
     def ahead_of(self, group: SequenceGroup, running: Sequence[SequenceGroup]) -> SequenceGroup | None:
-        """Which of those that run is to make way for one that waits; None: its owner has its share, or must wait."""
+        """Return the running group to preempt for a waiting one; None: its owner has its share, or must wait."""
         held = Counter(one.owner for one in running)
         least = self._score(group.owner, held) + _WORTH
         found = [one for one in running if self._score(one.owner, held) >= least and _had_its_turn(one)]
@@ -98,12 +98,12 @@ class Shares:
         return self._per_owner is None or held.get(owner, 0) < self._per_owner
 
     def _score(self, owner: str, held: Mapping[str, int]) -> float:
-        """Slots that it holds, and what its rows are worth of them."""
+        """Return the slots that an owner holds, minus its owed rows in slots."""
         return held.get(owner, 0) - self.owed.get(owner, 0.0) / QUANTUM
 
 
 def dispensable(running: Collection[SequenceGroup]) -> SequenceGroup:
-    """Who gives up its memory: the youngest of the owner that has most groups; never the oldest of all."""
+    """Return the group to preempt for memory: the youngest of the owner with most groups, never the oldest of all."""
     seen: Counter[str] = Counter()
     ranks: list[tuple[int, int, SequenceGroup]] = []
     for group in sorted(running, key=lambda one: one.id):
@@ -113,7 +113,7 @@ def dispensable(running: Collection[SequenceGroup]) -> SequenceGroup:
 
 
 def by_owner(groups: Iterable[SequenceGroup]) -> list[list[SequenceGroup]]:
-    """Groups in groups of one owner each, in the order in which owners appear."""
+    """Return the groups of each owner, in the order in which owners appear."""
     by_key: dict[str, list[SequenceGroup]] = {}
     for group in groups:
         by_key.setdefault(group.owner, []).append(group)

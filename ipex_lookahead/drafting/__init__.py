@@ -1,4 +1,4 @@
-"""Draft proposers, one per file. To add one: its file, its preset, and a line here."""
+"""Proposers of drafts. To add one: its file, its preset, and a line in ``PROPOSERS``."""
 
 from __future__ import annotations
 
@@ -6,24 +6,21 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel, Keys
+from ipex_lookahead.drafting.draft_model import DraftChoice, DraftModel, Prefixes
 from ipex_lookahead.drafting.jacobi import Jacobi
+from ipex_lookahead.drafting.partial_matching import PartialMatching, auto, recycling, suffix
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
-from ipex_lookahead.drafting.recycling import Recycling
-from ipex_lookahead.drafting.self_speculation import SelfSpeculation
-from ipex_lookahead.drafting.suffix import Suffix
 from ipex_lookahead.engines.api import Cache, Engine, OutputRequest
 from ipex_lookahead.errors import InputError, arg
 
 PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
-    "auto": lambda config, store: Auto(store),
+    "auto": lambda config, store: auto(store),
     "jacobi": lambda config, store: Jacobi(config.window, config.ngram, config.guesses),
     "prompt_lookup": lambda config, store: PromptLookup(config.max_matching_ngram_size, config.occurrence),
-    "recycling": lambda config, store: Recycling(),
-    "suffix": lambda config, store: Suffix(store),
+    "recycling": lambda config, store: recycling(),
+    "suffix": lambda config, store: suffix(store),
 }
 """Strategy name -> factory of its proposer for one sequence, from the settings and ``Store.suffixes`` or None."""
 
@@ -31,7 +28,7 @@ SECOND_MODEL = {
     "draft_model": f"pass {arg('draft_model')} to generate",
     "self_speculation": f"load the model with {arg('speculative', True)}",
 }
-"""Strategies that need the engine of a second model -> how to provide one."""
+"""Strategies that need the engine of a second model -> how to give them one."""
 
 
 HEADS = frozenset({"head"})
@@ -59,12 +56,13 @@ def make_second_model_proposer(
     cache: Cache,
     choose: DraftChoice | None,
     end_tokens: Collection[int] = (),
-    keys: Keys | None = None,
+    prefixes: Prefixes | None = None,
+    key: str = "",
 ) -> DraftModel:
-    """Create a proposer for one sequence, for a strategy of ``SECOND_MODEL``.
+    """Return a new proposer for one sequence, for a strategy of ``SECOND_MODEL``.
 
-    ``engine`` is the second model's, ``cache`` the target's, and ``keys`` provides caches of the second model if it has
-    its own; see :class:`DraftModel` and :class:`SelfSpeculation`.
+    ``engine`` is the second model's and ``cache`` the target's. ``prefixes`` and ``key`` are for a second model that
+    has KV caches of its own; see :class:`DraftModel`.
     """
     options: dict[str, Any] = {
         "min_prob": config.draft_min_prob,
@@ -73,27 +71,24 @@ def make_second_model_proposer(
         "end_tokens": end_tokens,
     }
     if config.strategy == "self_speculation":
-        return SelfSpeculation(engine, cache, choose, **options)
-    return DraftModel(engine, choose, keys=keys, **options)
+        return DraftModel(engine, choose, shared=cache, **options)
+    return DraftModel(engine, choose, prefixes=prefixes, key=key, **options)
 
 
 __all__ = [
     "HEADS",
     "PROPOSERS",
     "SECOND_MODEL",
-    "Auto",
     "Draft",
     "DraftChoice",
     "DraftModel",
     "Jacobi",
-    "Keys",
     "Outcome",
     "OutputRequest",
     "PromptLookup",
+    "PartialMatching",
+    "Prefixes",
     "Proposer",
-    "Recycling",
-    "SelfSpeculation",
-    "Suffix",
     "make_proposer",
     "make_second_model_proposer",
 ]

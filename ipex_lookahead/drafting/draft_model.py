@@ -1,15 +1,21 @@
 """Speculative decoding: a smaller model of the same vocabulary drafts a chain, which the target verifies in one pass.
 
-The idea is speculative decoding (Leviathan, Kalman and Matias, ICML 2023; Chen et al., 2023) without rejection
-sampling: the target's token at a position is a function of its logits and of the noise of that position. A draft model
-that uses the same noise agrees wherever the two distributions nearly agree, with sampling too, and verification only
-compares tokens.
+The idea is speculative decoding (Leviathan, Kalman and Matias, ICML 2023; Chen et al., 2023), without its rejection
+sampling: the target's choice at a position is a function of its logits and of the noise of that position, so a draft
+model that chooses with the same noise agrees wherever the two models nearly agree, sampled or not, and verification
+only compares tokens.
+
+Self-speculation is the same with a four-bit copy of the target as draft model (ipex-llm's ``speculative=True``). Where
+decoding runs at memory bandwidth, the copy of a sym_int8 model drafts in about half its time, that of a bf16 or fp16
+model in about a quarter, and it mostly chooses the same token. Unlike ipex-llm's, the copy has no KV cache of its own:
+it attends to the target's (as in QuantSpec, Tiwari et al., ICML 2025), which saves the memory and a second reading of
+the prompt, and is right more often.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,19 +32,25 @@ _MATCH_DECAY, _MATCH_GOAL, _STEP, _KEEP = 0.5, 0.9, 0.01, 0.9
 """ipex-llm's ``auto_parameters``: how the threshold follows the acceptance rate."""
 
 
-class Keys(Protocol):
-    """Provides a draft model's caches and takes them back."""
+class Prefixes(Protocol):
+    """The part of :class:`~ipex_lookahead.decoding.prefix_cache.PrefixCache` that a draft model needs."""
 
-    def take(self, tokens: npt.NDArray[np.int64]) -> Cache:
-        """Return a cache for a text, int64 [n]; it may hold a proper prefix of it."""
+    def take(self, tokens: npt.NDArray[Any], key: str = "") -> tuple[Cache, list[int]] | None:
+        """Return a KV cache with a prefix of the tokens, int64 [n], and its pages; None for a miss."""
         ...
 
-    def room(self, positions: int) -> bool:
-        """Return True if the cache may grow to this number of positions."""
+    def extend(self, pages: list[int], positions: int) -> bool:
+        """Reserve pages for ``positions`` positions; return False where there is no room."""
         ...
 
-    def keep(self, tokens: npt.NDArray[np.int64], cache: Cache, *, ended: bool) -> None:
-        """Report the tokens in the cache, int64 [n]. ``ended``: the sequence has ended and returns the cache."""
+    def keep(
+        self, tokens: npt.NDArray[Any], cache: Cache, pages: Sequence[int], key: str = "", *, goes_on: bool = False
+    ) -> None:
+        """Store a fork of a KV cache that holds these tokens, int64 [n]."""
+        ...
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Return the pages of a sequence that has ended."""
         ...
 
 
@@ -51,19 +63,28 @@ class DraftModel:
         the
     draft model's cache, and the next ``propose`` feeds 4. If it emits ``7 8 1``, 8 and 1 are fed in one forward.
 
-    A token less likely than ``min_prob`` ends the draft and is its last token. The draft also ends with an end token,
-    and at the end of the draft model's context: beyond it, drafts are empty.
+    With ``shared`` the rows of drafted tokens go into the free room behind the committed positions of the target's
+    cache, and the cache is cropped before the target runs, which overwrites them. So the committed rows stay what the
+    target computed, bit for bit. Say 5 and 6 are committed and the cache holds 5. ``propose(2)`` feeds the copy 6,
+    which gives 7, then 7, which gives 8; the cache holds 5 again. The target then runs 6, 7 and 8.
+
+    A token less likely than ``min_prob`` ends the draft; it is put forward still, since it is there already. The draft
+    also ends with an end token, and where the draft model's context ends: beyond it, drafts are empty.
 
     Args:
-        engine: the draft model, with the target's vocabulary. It may be the target's own engine.
-        choose: chooses a token from the draft model's logits; None takes the most likely one with its probability.
-        min_prob: 0 to 1. With 0 and no ``choose``, no logits are computed, and ``probs`` stay empty.
-        min_tokens: number of tokens drafted regardless of probability, within the budget (ipex-llm's
-            ``min_step_draft``).
-        adapt: let ``min_prob`` follow the acceptance rate, as ipex-llm's ``auto_th_stop_draft`` does: up by a
-            thousandth per step while the recent acceptance rate is below 0.9, else down.
+        engine: the draft model, of the target's vocabulary. The target's own engine may serve too.
+        choose: how a token is chosen from the draft model's logits; None takes the most likely, whose probability is
+            the draft model's own.
+        min_prob: 0 to 1. With 0 and no ``choose`` the engine returns no logits, and ``probs`` stay empty.
+        min_tokens: drafted whatever their probability, as far as the budget goes (ipex-llm's ``min_step_draft``).
+        adapt: let ``min_prob`` follow the acceptance, as ipex-llm's ``auto_th_stop_draft`` does: up by a thousandth
+            after a step while fewer than nine tenths of the drafted tokens are accepted lately, else down.
         end_tokens: ids that end a sequence.
-        keys: provides the cache; None creates an empty one. Without room for it, drafts are empty.
+        prefixes: prefix cache of the draft model's own KV caches; None: a KV cache for this sequence alone. Without
+            room in the prefix cache, drafts are empty.
+        key: tenant of the prefix cache.
+        shared: the target's KV cache of the sequence, for a low-bit copy of the target with KV caches of the same kind;
+            then there is no prefix cache.
     """
 
     wants = ARGMAX
@@ -77,7 +98,9 @@ class DraftModel:
         min_tokens: int = 1,
         adapt: bool = False,
         end_tokens: Collection[int] = (),
-        keys: Keys | None = None,
+        prefixes: Prefixes | None = None,
+        key: str = "",
+        shared: Cache | None = None,
     ) -> None:
         self._engine = engine
         self._choose = choose or most_likely
@@ -86,7 +109,11 @@ class DraftModel:
         self._min_tokens = min_tokens
         self._adapt = adapt
         self._end_tokens = frozenset(end_tokens)
-        self._keys = keys
+        self._prefixes, self._key = prefixes, key
+        self._pages: list[int] = []
+        self._shares = shared is not None
+        if shared is not None:
+            self._cache = shared
         self.begin(())
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
@@ -99,11 +126,20 @@ class DraftModel:
         self._read_prompt()
 
     def propose(self, budget: int) -> Draft:
-        """Return a chain of at most ``budget`` tokens, with the draft model's probabilities."""
+        """Return a chain of at most ``budget`` tokens, with the draft model's own probabilities."""
         start = self._length
         # The row of the last token has position length - 1; the draft's last token is never fed.
         budget = min(budget, self._engine.max_context - start + 1)
         self._drafted = 0
+        if not self._shares:
+            return self._chain(start, budget)
+        length = self._cache.length
+        try:
+            return self._chain(start, budget)
+        finally:
+            self._cache.crop(length)
+
+    def _chain(self, start: int, budget: int) -> Draft:
         if budget <= 0 or not start or not self._room(start + budget - 1):
             return Draft()
         self._reserve(start + budget)
@@ -141,23 +177,35 @@ class DraftModel:
             self._follow(len(outcome.accepted) / len(outcome.draft))
 
     def end(self) -> None:
-        """Return the cache to its provider: the sequence has ended, or is preempted."""
-        if self._keys is not None:
-            self._keys.keep(self._tokens[: self._cache.length], self._cache, ended=True)
+        """Store the KV cache in the prefix cache: the sequence has ended or was preempted."""
+        self._keep(self._cache.length, goes_on=False)
+        self._release()
 
     def _read_prompt(self) -> None:
-        self._cache: Cache = self._engine.new_cache() if self._keys is None else self._keys.take(self._tokens)
+        if self._shares:  # the target has read it
+            return
+        self._release()
+        found = None if self._prefixes is None else self._prefixes.take(self._tokens, self._key)
+        self._cache, self._pages = (self._engine.new_cache(), []) if found is None else found
         end = self._length - 1
         if self._cache.length < end < self._engine.max_context and self._room(end):
             self._feed(end)
-            if self._keys is not None:
-                self._keys.keep(self._tokens[:end], self._cache, ended=False)
+            self._keep(end, goes_on=True)
 
     def _room(self, positions: int) -> bool:
-        return self._keys is None or self._keys.room(positions)
+        return self._prefixes is None or self._prefixes.extend(self._pages, positions)
+
+    def _keep(self, length: int, *, goes_on: bool) -> None:
+        if self._prefixes is not None and self._pages:
+            self._prefixes.keep(self._tokens[:length], self._cache, self._pages, self._key, goes_on=goes_on)
+
+    def _release(self) -> None:
+        if self._prefixes is not None:
+            self._prefixes.release(self._pages)
+            self._pages = []
 
     def _crop(self, length: int) -> None:
-        if self._cache.length > length:
+        if not self._shares and self._cache.length > length:
             self._cache.crop(length)
 
     def _next(self, end: int) -> tuple[int, float] | None:
@@ -179,7 +227,7 @@ class DraftModel:
             [(self._cache, unread)],
             wanted=wanted,
             wants=OutputRequest(logits=answer and self._wants_logits),
-            held=held,
+            held=held or self._shares,  # a copy takes nothing into the target's recurrent states
         )
         return output
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Sequence
 
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
@@ -77,42 +74,3 @@ class Prediction:
         if self._at < 0:
             found = (self._after.get(tuple(self._last[-size:])) for size in range(len(self._last), 1, -1))
             self._at = next((place for place in found if place is not None), -1)
-
-
-class Filtered:
-    """Another proposer's drafts, reduced to admissible tokens.
-
-    Args:
-        inner: the proposer.
-        admitted: (the sequence so far, int64 [n]; a draft) -> the admissible part of the draft, which is a tree.
-        committed: returns the sequence so far.
-    """
-
-    def __init__(
-        self,
-        inner: Proposer,
-        admitted: Callable[[npt.NDArray[np.int64], Draft], Draft],
-        committed: Callable[[], npt.NDArray[np.int64]],
-    ) -> None:
-        self._inner = inner
-        self._admitted = admitted
-        self._committed = committed
-
-    @property
-    def wants(self) -> OutputRequest:
-        """The outputs that the inner proposer needs."""
-        return self._inner.wants
-
-    def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
-        """Start a sequence."""
-        self._inner.begin(prompt, hidden)
-
-    def propose(self, budget: int) -> Draft:
-        """Return the admissible part of the inner proposer's draft, without its scratch rows."""
-        draft = self._inner.propose(budget)
-        draft = draft.first(len(draft.tokens) - draft.scratch)
-        return self._admitted(self._committed(), draft) if draft.tokens else draft
-
-    def observe(self, outcome: Outcome) -> None:
-        """Pass the outcome to the inner proposer."""
-        self._inner.observe(outcome)

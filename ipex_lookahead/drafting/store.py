@@ -70,7 +70,7 @@ _MAX_RESERVED = 1 << 26
 class Store:
     """Texts, oldest first, with at most ``capacity`` tokens, and their counted suffixes.
 
-    Example: ``store.add([5, 6, 7])`` makes ``Suffix(store.suffixes)`` draft 7 after ``5 6`` in any later generation.
+    Example: ``store.add([5, 6, 7])`` makes ``suffix(store.suffixes)`` draft 7 after ``5 6`` in any later generation.
 
     Args:
         vocab_size: of the model; ids are below it.
@@ -78,9 +78,9 @@ class Store:
         capacity: maximum number of tokens; beyond it the oldest texts are dropped, a quarter of the store at a time.
 
     Attributes:
-        suffixes: the native index, for ``Suffix`` and ``Auto``. It grows with ``add``; when texts are dropped, a new
-            index replaces it, and running generations keep the old one.
-        is_stale: ``suffixes`` must be rebuilt: it has dropped texts, lacks texts, or has no room.
+        suffixes: the native index, for ``suffix`` and ``auto``. It grows with ``add``; where old texts go, a new index
+            takes its place, and generations under way keep the one that they began with.
+        is_stale: whether ``suffixes`` is to be made anew: it has texts that are gone, lacks some, or is out of room.
     """
 
     def __init__(self, vocab_size: int, digest: bytes = b"", *, capacity: int = CAPACITY) -> None:
@@ -197,14 +197,6 @@ class Store:
         store_file.write(Path(os.path.realpath(given_path(path))), self.owner, self._texts)
 
 
-class _Unwritten:
-    """Texts of a store that are not in its file yet."""
-
-    def __init__(self, store: Store, file: str) -> None:
-        self.texts = deque[Text]()
-        self.appender = Appender(Path(file), store.owner, store.capacity)
-
-
 class Stores:
     """The open stores of a model, by file: each is read once, and written after every generation that used it.
 
@@ -219,9 +211,9 @@ class Stores:
     def __init__(self, vocab_size: int, vocabulary: Callable[[], Mapping[str, int]] | None = None) -> None:
         self._vocab_size, self._vocabulary = vocab_size, vocabulary
         self._open: dict[str, Store] = {}
-        self._left_out = set[str]()  # stores that could not be opened
-        self._warned = set[tuple[str, int | None]]()  # (folder, errno) of failed writes
-        self._unwritten: dict[str, _Unwritten] = {}
+        self._left_out = set[str]()  # those that could not be opened
+        self._warned = set[tuple[str, int | None]]()  # folders that could not be written, with the reason
+        self._appenders: dict[str, Appender] = {}  # of the stores with a file that was added to
         self._begin()
         _ALL.add(self)
 
@@ -235,8 +227,8 @@ class Stores:
         self._thread: ThreadPoolExecutor | None = None
         self._is_working = False
         self._due: dict[str, Store] = {}
-        for unwritten in self._unwritten.values():
-            unwritten.texts.clear()
+        for appender in self._appenders.values():
+            appender.unwritten.clear()
         for store in self._open.values():
             store.is_stale = True  # the index may be one that the parent's thread was about to replace
 
@@ -290,16 +282,16 @@ class Stores:
         """
         with self._lock:
             key, store = _key(path), self.get(path)
-            if not is_memory(path) and key not in self._unwritten:
-                self._unwritten[key] = _Unwritten(store, key)
-            unwritten = self._unwritten.get(key)
+            if not is_memory(path) and key not in self._appenders:
+                self._appenders[key] = Appender(Path(key), store.owner, store.capacity)
+            appender = self._appenders.get(key)
             try:
                 for output in outputs:
                     text = store.note(output)
-                    if text is not None and unwritten is not None:
-                        unwritten.texts.append(text)
+                    if text is not None and appender is not None:
+                        appender.unwritten.append(text)
             finally:
-                if store.is_stale or (unwritten is not None and unwritten.texts):
+                if store.is_stale or (appender is not None and appender.unwritten):
                     self._due[key] = store
             if self._is_working or not self._due:
                 return
@@ -340,13 +332,13 @@ class Stores:
                     self._is_working = False  # under the lock, so that a text that arrives now restarts the work
                     return
                 key = next(iter(self._due))
-                store, unwritten = self._due.pop(key), self._unwritten.get(key)
+                store, appender = self._due.pop(key), self._appenders.get(key)
             try:
                 if store.is_stale:
                     self._index(store)
-                if unwritten is not None:
-                    self._write(key, store, unwritten)
-            except Exception as error:  # such as MemoryError: continue with the other stores
+                if appender is not None:
+                    self._write(key, store, appender)
+            except Exception as error:  # such as no memory: later stores are not to wait for this one
                 log.warning("the store %s is not up to date: %s", key, error)
 
     def _index(self, store: Store) -> None:
@@ -357,17 +349,17 @@ class Stores:
         with self._lock:
             store.use_index(made, texts, added)
 
-    def _write(self, key: str, store: Store, unwritten: _Unwritten) -> None:
+    def _write(self, key: str, store: Store, appender: Appender) -> None:
         with self._lock:
-            texts, (everything, _) = [*unwritten.texts], store.snapshot()
-            unwritten.texts.clear()
+            texts, (everything, _) = [*appender.unwritten], store.snapshot()
+            appender.unwritten.clear()
         if not texts:
             return
         try:
-            unwritten.appender.append(texts, everything)
+            appender.append(texts, everything)
         except (SaveError, InputError) as error:
             with self._lock:
-                unwritten.texts = store_file.trimmed([*texts, *unwritten.texts], store.capacity)
+                appender.unwritten = store_file.trimmed([*texts, *appender.unwritten], store.capacity)
             where = (os.path.dirname(key), getattr(error.__cause__, "errno", None))
             if where not in self._warned:  # a full disk fails every generation
                 self._warned.add(where)

@@ -145,15 +145,19 @@ class Appender:
     Texts that other processes appended are kept.
 
     Args:
-        file: path without symbolic links.
-        owner: the vocabulary of the file.
-        capacity: number of tokens that remain after a compaction.
+        file: without symbolic links.
+        owner: the vocabulary that it belongs to.
+        capacity: tokens that remain after a compaction.
+
+    Attributes:
+        unwritten: texts that are not in the file yet; the caller's.
     """
 
     def __init__(self, file: Path, owner: Owner, capacity: int) -> None:
         self._file, self._owner, self._capacity = file, owner, capacity
         self._seen: tuple[int, int, int] | None = None  # device, inode and size after the last append
         self._base = 0
+        self.unwritten = deque[Text]()
 
     def append(self, texts: Sequence[Text], everything: Sequence[Text]) -> None:
         """Append texts and wait until they are on disk.

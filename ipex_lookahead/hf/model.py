@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Generator, Sequence
 from inspect import unwrap
 from os import PathLike
@@ -28,9 +27,7 @@ from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.own import OwnProposer
-from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.api import FINAL_NORM, Engine
-from ipex_lookahead.engines.low_bit_copy import low_bit_copy
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hf.generation.generate import LookaheadGenerateOutput, generate_stepwise
 from ipex_lookahead.hf.generation.past import LookaheadCache, given_cache, past_of
@@ -41,8 +38,9 @@ from ipex_lookahead.hf.modeling.refused import REFUSED, refuse
 from ipex_lookahead.hf.modeling.statistics import IpexLlmStatistics
 from ipex_lookahead.hf.modeling.weights import Weights
 from ipex_lookahead.runtime.checks import flag
-from ipex_lookahead.runtime.lookahead import asked_lookup, proposer_lookahead, second_model_lookahead
-from ipex_lookahead.runtime.run import RunOptions, streamed, to_the_end
+from ipex_lookahead.runtime.lookahead import proposer_lookahead
+from ipex_lookahead.runtime.run import streamed, to_the_end
+from ipex_lookahead.runtime.runtime import Runtime
 from ipex_lookahead.runtime.second_model import check_vocabulary, engine_of
 from ipex_lookahead.system.compat import CACHE, CausalOutput, text_config
 from ipex_lookahead.system.terminal import print_status
@@ -58,9 +56,9 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     """A causal language model on one of our engines.
 
     It holds no torch parameters: the weights are the engine's, and ``parameters()`` and ``state_dict()`` are copies. It
-    runs where its engine runs, and ``to`` says so. What it inherits from torch and transformers and cannot
-    do raises InputError with what to use instead. The engine's caches belong to a generation: one that was abandoned
-    half-way leaves nothing behind, and several threads may generate at a time: their forwards take turns.
+    runs where its engine runs. Methods of torch and transformers that it cannot support raise InputError with what to
+    use instead. KV caches belong to a generation: an abandoned one leaves nothing behind. Several threads may generate
+    at a time: their forwards take turns.
 
     Args:
         config: the model's transformers config.
@@ -75,9 +73,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         origin: makes the same model again, in another process too: a ``functools.partial`` that can be pickled.
 
     Attributes:
-        stats: the :class:`GenerationStats` of the last generation that the calling thread has begun on this model; all
-            zero before the first. That of any one is ``generate(return_dict_in_generate=True).stats``.
-        costs: what a forward of n rows costs on this engine, measured when adaptive lookahead is first used.
+        runtime: the engine, and what its generations share.
     """
 
     config_class = LookaheadLlamaConfig
@@ -105,25 +101,29 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         self.low_bit = low_bit
         self._tokenizer = tokenizer
         self.source = None if source is None else Path(source)
-        self._last = threading.local()
-        self._making_copy = threading.Lock()
-        self._stores = Stores(engine.vocab_size, getattr(tokenizer, "get_vocab", None))
+        self.runtime = Runtime.measured(engine, getattr(tokenizer, "get_vocab", None), print_status)
         self.speculative = speculative
         self._checkpoint_config = checkpoint_config
         self._origin = origin
-        self._run_on(engine)
-        self._draft_engine: Engine | None = None
         self._draft_used: tuple[Any, ...] = ()  # a tuple, since torch takes a module for a part of what has it
-        self._draft_models: WeakSet[Any] = WeakSet()  # those of ours whose vocabulary has been compared
-        self._assistant: Engine | None = None  # around the last one that transformers had loaded
+        self._draft_models: WeakSet[Any] = WeakSet()  # with a checked vocabulary
+        self._assistant: Engine | None = None  # of the last assistant that transformers had loaded
         self.eval()
 
+    @property
+    def engine(self) -> Engine:
+        """The engine of the model."""
+        return self.runtime.engine
+
+    @property
+    def costs(self) -> EngineCosts:
+        """Costs of the engine's forwards, measured when adaptive lookahead is first used."""
+        assert self.runtime.costs is not None
+        return self.runtime.costs
+
     def _run_on(self, engine: Engine) -> None:
-        """From the next generation on it runs there, with costs of its own, and a copy of its own to draft with."""
-        self.engine = engine
-        self.costs = EngineCosts(engine, cost_folder(), print_status)
-        self._turn = threading.Lock()
-        self._self_draft: Engine | None = None
+        """Run later generations on another engine, with costs and a low-bit copy of its own."""
+        self.runtime.move_to(engine, EngineCosts(engine, cost_folder(), print_status))
 
     # ---- generation ------------------------------------------------------------------------------------------------
 
@@ -161,33 +161,24 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         ``min_step_draft``, ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same
         vocabulary that drafts; ``assistant_model`` is transformers' name for it. Either may be a model that
         transformers has loaded. ``proposer`` makes a source of drafts of your own for each sequence, a
-        :class:`ipex_lookahead.drafting.Proposer`: a class whose instances begin with the settings will do
-        (docs/lookahead.md). What it returns is checked: anything but a Draft of this vocabulary is an InputError.
-        ``keep_drafts`` leaves what was verified in ``stats.drafts``.
+        :class:`ipex_lookahead.drafting.Proposer`: for example a class that takes the settings (docs/lookahead.md). Its
+        drafts are checked: anything but a Draft of this vocabulary is an InputError. ``keep_drafts`` stores verified
+        drafts in ``stats.drafts``.
         """
-        options = RunOptions(costs=self.costs, stores=self._stores, turn=self._turn)
-        if flag("keep_drafts", keep_drafts):
-            options.stats.drafts = []
+        stats = GenerationStats(drafts=[] if flag("keep_drafts", keep_drafts) else None)
+        own = None
         if proposer is not None:
             if draft_model is not None or assistant_model is not None:
                 raise InputError("both proposer and a draft model are given, and both draft; leave one of them out")
             lookahead = proposer_lookahead(lookahead) or 0
-            options.make = lambda config: OwnProposer(proposer(config), self.engine.vocab_size)
-        if lookahead is None:
-            lookahead = asked_lookup(kwargs, generation_config, self.generation_config)
-        lookahead, options.draft_engine = self._second_model(
-            lookahead,
-            draft_model,
-            assistant_model,
-            max_step_draft=max_step_draft,
-            min_step_draft=min_step_draft,
-            th_stop_draft=th_stop_draft,
-            auto_th_stop_draft=auto_th_stop_draft,
-        )
-        self.stats = options.stats
+            own = lambda config: OwnProposer(proposer(config), self.engine.vocab_size)  # noqa: E731
+        if draft_model is not None and assistant_model is not None and draft_model is not assistant_model:
+            raise InputError("both draft_model and assistant_model are given; they mean the same: give one of them")
+        draft_model = assistant_model if draft_model is None else draft_model
+        self.runtime.stats = stats
         return (
             yield from generate_stepwise(
-                self.engine,
+                self.runtime,
                 inputs,
                 generation_config,
                 logits_processor,
@@ -201,7 +192,16 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
                 seed=seed,
                 tokenizer=self.tokenizer if tokenizer is None else tokenizer,
                 synced_gpus=synced_gpus,
-                options=options,
+                second_model={
+                    "draft_engine": None if draft_model is None else self._checked_engine(draft_model),
+                    "speculative": self.speculative,
+                    "max_step_draft": max_step_draft,
+                    "min_step_draft": min_step_draft,
+                    "th_stop_draft": th_stop_draft,
+                    "auto_th_stop_draft": auto_th_stop_draft,
+                },
+                own_proposer=own,
+                stats=stats,
                 **kwargs,
             )
         )
@@ -229,26 +229,16 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     def tokenizer(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    @property
-    def stats(self) -> GenerationStats:
-        """Those of the calling thread's last generation on this model; of nothing where it has begun none."""
-        found: GenerationStats = getattr(self._last, "stats", None) or GenerationStats()
-        return found
-
-    @stats.setter
-    def stats(self, stats: GenerationStats) -> None:
-        self._last.stats = stats
-
     def forget(self) -> None:
-        """Drop what is remembered in memory of earlier generations (``LookaheadConfig.store``)."""
-        self._stores.forget()
+        """Drop the stores of earlier generations that are in memory (``LookaheadConfig.store``)."""
+        self.runtime.stores.forget()
 
     def use_draft_model(self, draft_model: LookaheadModelForCausalLM | None) -> None:
         """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
 
         None ends it. Raises InputError where it has another vocabulary.
         """
-        self._draft_engine = None if draft_model is None else self._checked_engine(draft_model)
+        self.runtime.draft_engine = None if draft_model is None else self._checked_engine(draft_model)
         self._draft_used = () if draft_model is None else (draft_model,)
 
     def _checked_engine(self, draft_model: Any) -> Engine:
@@ -265,30 +255,6 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         else:
             self._assistant = engine
         return engine
-
-    def _second_model(
-        self, lookahead: Any, draft_model: Any, assistant_model: Any, **options: Any
-    ) -> tuple[Any, Engine | None]:
-        """What ``lookahead`` means beside a second model, and the second model's engine where there is one."""
-        if draft_model is not None and assistant_model is not None and draft_model is not assistant_model:
-            raise InputError("both draft_model and assistant_model are given; they mean the same: give one of them")
-        draft_model = assistant_model if draft_model is None else draft_model
-        strategy, engine = None, self._draft_engine
-        if draft_model is not None:
-            strategy, engine = "draft_model", self._checked_engine(draft_model)
-        elif engine is not None and lookahead is not None and not isinstance(lookahead, LookaheadConfig):
-            strategy = "draft_model"
-        elif self.speculative:
-            strategy = "self_speculation"
-        lookahead = second_model_lookahead(lookahead, strategy=strategy, **options)
-        if not isinstance(lookahead, LookaheadConfig) or not lookahead.num_draft_tokens:
-            return lookahead, None
-        if lookahead.strategy != "self_speculation":
-            return lookahead, engine
-        with self._making_copy:
-            if self._self_draft is None:
-                self._self_draft = low_bit_copy(self.engine)
-        return lookahead, self._self_draft
 
     def can_generate(self) -> bool:
         """Always."""
@@ -322,11 +288,11 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
                 and no other is taken.
             past_key_values: those of an earlier output of this model; they go on growing in place.
             labels: int64 [batch, length]; the loss is the mean cross entropy of the next token where it is not -100.
-            use_cache: whether the output has ``past_key_values``; None: as the config says, which mostly is True.
+            use_cache: whether the output has ``past_key_values``; None: the config's value, usually True.
             logits_to_keep: 0 = all positions; n = the last n; or int64 indices of positions.
             cache_position: int64 [length], the columns' numbers; no others are taken.
             return_dict: False returns a tuple.
-            output_hidden_states: whether the output has ``hidden_states``; None: as the config says, mostly not.
+            output_hidden_states: whether the output has ``hidden_states``; None: the config's value, usually False.
             cache: the name of ``past_key_values`` from transformers 5.24 on; either is taken by any release.
             **kwargs: nothing else is supported.
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ipex_lookahead.decoding.events import TokenLogprob
 from ipex_lookahead.decoding.sampling import Logits
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.runtime.events import TokenLogprob
 
 MOST_LOGPROBS = 64
 
@@ -31,24 +31,18 @@ def checked_top(name: str, top: int | None) -> None:
         raise InputError(argument=name, got=top, allowed=f"from 0 to {MOST_LOGPROBS}")
 
 
-class PromptLogprobs:
-    """Collects those of a prompt's tokens while it is read.
+def note_prompt_logprobs(
+    found: list[TokenLogprob | None], prompt: Sequence[int], top: int, before: int, logits: Logits
+) -> None:
+    """Store the log probabilities of some of a prompt's tokens.
 
     Args:
+        found: one element per token of the prompt, changed; the first stays None, since no logits precede it.
         prompt: token ids.
-        top: of how many of the most likely tokens at each place.
-
-    Attributes:
-        found: for each token; None for the first, which follows nothing.
+        top: number of most likely tokens to report at each position.
+        before: position of the first row.
+        logits: float32 [rows, vocab_size], of the prompt's rows from ``before`` on.
     """
-
-    def __init__(self, prompt: Sequence[int], top: int) -> None:
-        self.found: list[TokenLogprob | None] = [None] * len(prompt)
-        self._prompt = prompt
-        self._top = top
-
-    def put(self, before: int, logits: Logits) -> None:
-        """Logits, float32 [rows, vocab_size], of the prompt's rows from ``before`` on."""
-        for at, row in enumerate(logits, before + 1):
-            if at < len(self._prompt):
-                self.found[at] = logprob_of(int(self._prompt[at]), row, self._top)
+    for at, row in enumerate(logits, before + 1):
+        if at < len(prompt):
+            found[at] = logprob_of(int(prompt[at]), row, top)

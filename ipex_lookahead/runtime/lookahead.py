@@ -27,10 +27,10 @@ _SELF_MIN_PROB = 0.8
 def resolve_lookahead(
     lookahead: Any, max_matching_ngram_size: Any = None, adaptive: Any = None
 ) -> LookaheadConfig | None:
-    """What ``generate(lookahead=...)`` means: None, False and 0 are off; an integer is how many tokens to draft.
+    """Return the config of ``generate(lookahead=...)``: None, False and 0 are off; an integer is the draft length.
 
-    "auto" is the best strategy there is, with as many tokens as the controller finds worth their rows; another name is
-    that strategy, with as many as suit it. Arguments that are not None take the place of the configuration's fields.
+    "auto" is the best strategy, with a draft length that the controller chooses; another name is that strategy, with a
+    draft length that suits it. Arguments that are not None replace the config's fields.
 
     Raises:
         InputError: anything else, or a number outside 0 to 128.
@@ -101,10 +101,10 @@ def strategy_config(strategy: str | None, lookahead: int | str = "auto", **field
 
 
 def proposer_lookahead(lookahead: Any) -> LookaheadConfig | None:
-    """What ``generate(lookahead=...)`` means beside a proposer of the caller's own: how much it may draft.
+    """Return the config that ``generate(lookahead=...)`` means with a proposer of the caller's own.
 
-    None and "auto" leave that to the controller, up to 32 tokens a step; 0 and False are off. Raises InputError for the
-    name of another strategy, also in a LookaheadConfig.
+    None and "auto" leave the draft length to the controller, up to 32 tokens per step; 0 and False are off. Raises
+    InputError for the name of another strategy, also in a LookaheadConfig.
     """
     if lookahead is None or lookahead == "auto":
         lookahead = AUTO_TOKENS
@@ -195,11 +195,3 @@ def lookup_of(settings: Any, kwargs: dict[str, Any], lookahead: Any) -> tuple[An
             " give one of them"
         )
     return lookahead, settings.max_matching_ngram_size
-
-
-def asked_lookup(kwargs: dict[str, Any], *configs: Any) -> Any:
-    """``prompt_lookup_num_tokens``, wherever these arguments or GenerationConfigs say it first, or None."""
-    if "prompt_lookup_num_tokens" in kwargs:
-        return kwargs["prompt_lookup_num_tokens"] or None
-    found = (getattr(config, "prompt_lookup_num_tokens", None) for config in configs)
-    return next((value for value in found if value), None)

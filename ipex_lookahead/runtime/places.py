@@ -1,4 +1,4 @@
-"""Which requests are taken: so many at a time, of all and of one key, and when the next place will be free."""
+"""Admission: limits on running and waiting requests, of all keys and of one, and when the next place will be free."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from time import perf_counter
 from ipex_lookahead.errors import InputError, QueueFullError
 
 FOLLOW = 0.2
-"""Weight of a new request in the running mean of how long one takes."""
+"""Weight of a new request in the running mean of a request's seconds."""
 _FIRST_GUESS = 1.0
-"""Seconds that a request takes, before any has ended."""
+"""Seconds of a request, before any has ended."""
 _MOST_KEYS = 1024
-"""Keys whose requests' times are remembered."""
+"""Largest number of keys with a running mean of their own."""
 
 
 class Places:
-    """Counts requests from when they are taken until they have ended. The caller locks.
+    """Counts requests from their submission to their end. The caller locks.
 
     Args:
-        slots: requests that run at a time.
-        queue: further ones that wait.
-        running_per_key, queued_per_key: the same of one key; None = as many as of all.
-        clock: seconds.
+        slots: largest number of running requests.
+        queue: largest number of waiting requests.
+        running_per_key, queued_per_key: the same for one key; None = no limit of its own.
+        clock: returns seconds.
 
     Attributes:
-        of_key: most requests of one key, running and waiting.
+        of_key: largest number of requests of one key, running and waiting.
 
     Raises InputError for limits that let nothing run.
     """
@@ -51,25 +51,25 @@ class Places:
         self.of_key = self.running_per_key + self.queued_per_key
         self._slots, self._queue = slots, queue
         self._clock = clock
-        self._keys: dict[int, str] = {}  # request -> whose
-        self._began: dict[int, float] = {}  # those that have run, by when they began
-        self._seconds: dict[str, float] = {}  # that a request of a key takes
+        self._keys: dict[int, str] = {}  # request -> its key
+        self._began: dict[int, float] = {}  # started request -> its start
+        self._seconds: dict[str, float] = {}  # key -> mean seconds of its requests
         self._mean: float | None = None  # of all keys
 
     def check(self, key: str, count: int = 1) -> None:
-        """Whether so many more requests of a key, which belong together, may be taken.
+        """Check that ``count`` more requests of a key, which belong together, have places.
 
-        Where others have filled the queue a key may still have its even part of the places, so that nobody is locked
-        out: then there are more requests than slots and queue say.
+        Where other keys have filled the queue, a key may still have its equal part of the places, so that no key is
+        locked out: then there are more requests than ``slots`` and ``queue``.
 
         Raises:
-            InputError: a key never has so many places.
-            QueueFullError: it has not now; of this key or of all, as the message says.
+            InputError: a key can never have this number of places.
+            QueueFullError: there are not enough places now, of this key or of all.
         """
         limits = f"max-running-per-key is {self.running_per_key}, max-queued-per-key {self.queued_per_key}"
         if count > self.of_key:
             raise InputError(
-                f"{count} answers are asked for in one request, and a key may have {self.of_key} running and waiting"
+                f"{count} answers are requested at a time, and a key may have {self.of_key} running and waiting"
                 f" ({limits}), so that they could never be made",
                 hint="ask for fewer at a time",
             )
@@ -84,23 +84,23 @@ class Places:
         places = self._slots + self._queue
         if taken + count > places and own + count > places // len({*owners, key}):
             raise QueueFullError(
-                f"{taken} requests of all keys are running or waiting, as many as may (slots is {self._slots}, queue"
+                f"{taken} requests of all keys are running or waiting, and no more may (slots is {self._slots}, queue"
                 f" {self._queue})",
                 retry_after=self._wait(None, taken + count - places, 1),
                 hint="try again later",
             )
 
     def take(self, number: int, key: str) -> None:
-        """A request has its place."""
+        """Note a submitted request."""
         self._keys[number] = key
 
     def begin(self, number: int) -> None:
-        """It runs; any number of times."""
+        """Note that a request runs; any number of times."""
         if number not in self._began:
             self._began[number] = self._clock()
 
     def leave(self, number: int) -> None:
-        """It has ended."""
+        """Note that a request has ended."""
         key, began = self._keys.pop(number), self._began.pop(number, None)
         if began is None:
             return
@@ -111,10 +111,10 @@ class Places:
         self._mean = _followed(self._mean, took)
 
     def _wait(self, key: str | None, ends: int, keys: int) -> float:
-        """Seconds until so many of a key's requests have ended, or of all; at least one.
+        """Return the seconds until ``ends`` requests of a key, or of all keys, have ended; at least one.
 
-        What runs may go on for as long as one takes, whatever it has taken so far: that is what is known of the length
-        of answers. So they end as slots over that time.
+        A running request is assumed to take the mean time from now on, whatever its age: nothing more is known of the
+        length of its answer. So requests end at the rate of the slots divided by that time.
         """
         now = self._clock()
         ages = [now - began for number, began in self._began.items() if key in (None, self._keys[number])]

@@ -1,8 +1,8 @@
-"""The sampling that a model's makers recommend: for ``generate``, ``chat`` and the server, where a caller says nothing.
+"""Sampling that a model's makers recommend: the defaults of ``generate``, ``chat`` and the server.
 
-It stands in ``generation_config.json``, or in a GGUF file's ``general.sampling.*``, which llama.cpp's converter copies
-from there. Where the file says nothing, a table of families whose makers say it elsewhere; else the most likely token.
-``model.generate`` knows nothing of this: like transformers it follows ``generation_config.json`` and is greedy without.
+It is in ``generation_config.json``, or in a GGUF file's ``general.sampling.*``, which llama.cpp's converter copies from
+there. Without either, a table has families with a recommendation elsewhere; else the most likely token is taken.
+``model.generate`` does not use it: like transformers it follows ``generation_config.json`` and is greedy without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEED = 28
 Any number would do. This is the first with which the embedded model, for which near-ties decide, answers right both to
 "Hello" and to "What is the capital of France?"; elsewhere it does no better than others."""
 SETTINGS = ("temperature", "top_k", "top_p", "min_p")
-"""What says how tokens are drawn, by transformers' names."""
+"""Sampling options, by transformers' names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ FAMILIES = (
 def with_recommended(
     generation_config: Mapping[str, Any], config: Mapping[str, Any], template: str | Mapping[str, str] | None
 ) -> tuple[dict[str, Any], str]:
-    """The generation config with what is recommended where it says nothing of sampling, and where that comes from.
+    """Return the generation config, with recommended sampling where it has none, and the source of its sampling.
 
     Args:
         generation_config: the checkpoint's own, by transformers' names.
@@ -99,12 +99,12 @@ def with_recommended(
 
 
 def temperature_of(generation_config: Mapping[str, Any]) -> float:
-    """The temperature that a generation config asks for; 0, the most likely token, where it asks for no sampling.
+    """Return the temperature of a generation config; 0, the most likely token, where it does not sample.
 
-    Numbers of sampling without ``do_sample`` are a recommendation too: they say nothing of any other use.
+    Sampling options without ``do_sample`` are a recommendation to sample: they have no other use.
     """
-    asks = any(generation_config.get(name) is not None for name in SETTINGS)
-    if not generation_config.get("do_sample", asks):
+    samples = any(generation_config.get(name) is not None for name in SETTINGS)
+    if not generation_config.get("do_sample", samples):
         return 0.0
     temperature = generation_config.get("temperature")
     return 1.0 if temperature is None else float(temperature)

@@ -1,42 +1,63 @@
-"""What is asked of a model that serves many: a prompt, how its answer is made, and whose it is."""
+"""A request for one answer: the record that goes from an API's body to the scheduler's slot."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.decoding.sampling import Ids, Processor
-from ipex_lookahead.drafting.draft import Draft
+from ipex_lookahead.decoding.events import OnEvent, TokenLogprob
+from ipex_lookahead.decoding.sampling import Processor
+from ipex_lookahead.decoding.sequence import DraftFilter
+from ipex_lookahead.decoding.sequence_group import SequenceGroup
+from ipex_lookahead.runtime.drafting import Drafting
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.stop_texts import Stop
 
-DraftFilter = Callable[[Ids, Draft], Draft]
-"""(the sequence so far, a draft of what follows) -> what of the draft may follow at all; a tree again."""
 
-
-@dataclass(slots=True)
-class GenerationRequest:
+@dataclass(slots=True, eq=False)
+class Request:
     """A request for one answer.
+
+    The caller sets the first block of attributes, and the server those about text. ``Service.submit`` copies the
+    request and sets the last block in its copy.
 
     Attributes:
         prompt: token ids.
         params: how tokens are chosen.
-        lookahead: how to draft, as for :func:`resolve_lookahead`; it never changes the answer.
-        adaptive: False always drafts as much as allowed.
-        processors: change the logits after the model's own, called once for each emitted position, in order.
+        lookahead: how to draft, as for :func:`~ipex_lookahead.runtime.lookahead.resolve_lookahead`; it never changes
+            the answer.
+        adaptive: False always drafts the largest allowed number of tokens.
+        processors: change the logits after the model's own processors; called once per emitted position, in order.
         draft_filter: cuts a draft to what may follow, before it costs a row.
-        stop: called after each emitted token, in order, with the sequence so far; True ends it there, beside what
-            ``params`` stops at.
+        stop: called after each emitted token, in order, with the tokens so far; True ends the answer. It is checked in
+            addition to the stops of ``params``.
         prediction: ids that the answer may resemble: one more source of drafts, named "prediction".
-        key: whose memory of answers and of prompts is used; other keys' do not show, not even in the times. Letters
-            and digits: a store in a file has one for each key, with the key behind its name.
-        salt: divides a key's memory further, so that two users of one key need not learn of each other.
-        sequence: the answer's number in the noise, for several answers with one seed, 0 to 2**32 - 1.
-        top_logprobs: tell the tokens' log probabilities and those of so many others, 0 to 64; None tells none.
-        prompt_logprobs: the same of the prompt's tokens, for which all of it is read, whatever is kept of it.
-        turns: positions in the prompt at which the user's texts begin; None finds them by the chat template. Models
-            with recurrent layers keep their state there for later prompts; the answer does not depend on it.
+        key: tenant of the stores and of the prefix cache; one tenant cannot observe another, not even by latency. Only
+            letters and digits: a store file has one file per key, with the key behind its name.
+        salt: separates users of one key in the same way.
+        sequence: number of the answer in the sampling noise, for several answers with one seed, 0 to 2**32 - 1.
+        top_logprobs: number of most likely tokens, 0 to 64, that each token's log probability comes with; None reports
+            no log probabilities.
+        prompt_logprobs: the same for the prompt's tokens; the whole prompt is computed for it, also on a cache hit.
+        turns: positions in the prompt where the user's messages begin; None finds them by the chat template. Models
+            with recurrent layers store their state there for later prompts. The answer does not depend on it.
+
+        reader: finds thoughts and tool calls in the answer's text, and may end it with the first call; a
+            ``serving.reader.Reader``, or None for an answer without either.
+        markers, silent_too: see ``serving.text.AnswerText``.
+        grammar: a ``conversation.grammar.Grammar`` of the answer; None for any text.
+        constraint: compiles the grammar, called with ``Grammars``; None where there is nothing to compile.
+
+        number: the service's number of the request.
+        on_event: receives the request's events; the last one after ``cancel`` is "finish" with reason "cancelled".
+        cancel: ends the request within a step, from any thread.
+        group: the request in the scheduler, a group of one sequence.
+        drafting: what drafts for it.
+        store: name of the store that it drafts from and adds to, or None.
+        prompt_found: log probabilities of the prompt's tokens until they are reported.
+        failure: exception of reporting its events; the request ends with it.
     """
 
     prompt: Sequence[int]
@@ -53,3 +74,23 @@ class GenerationRequest:
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
     turns: Sequence[int] | None = None
+
+    reader: Any = None
+    markers: Mapping[int, str] | None = None
+    silent_too: bool = False
+    grammar: Any = None
+    constraint: Any = None
+
+    number: int = field(init=False, default=0)
+    on_event: OnEvent = field(init=False)
+    cancel: Callable[[], None] = field(init=False)
+    group: SequenceGroup = field(init=False)
+    drafting: Drafting = field(init=False)
+    store: str | None = field(init=False, default=None)
+    prompt_found: list[TokenLogprob | None] | None = field(init=False, default=None)
+    failure: Exception | None = field(init=False, default=None)
+
+    @property
+    def tenant(self) -> str:
+        """Key of the prefix cache and of stores in memory."""
+        return f"{self.key}#{self.salt}" if self.salt else self.key

@@ -1,4 +1,4 @@
-"""What a model and a second one that drafts for it have to do with each other: vocabularies, and the shared noise."""
+"""A model and its draft model: equal vocabularies, and shared noise."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.sampling import Processor, Sampler
-from ipex_lookahead.drafting.draft_model import most_likely
-from ipex_lookahead.engines.api import Cache, Engine
+from ipex_lookahead.drafting.draft_model import DraftChoice, most_likely
+from ipex_lookahead.engines.api import Engine
 from ipex_lookahead.errors import EngineError, InputError
 
 
 def engine_of(draft: Any) -> Engine:
-    """A draft model's engine: its own, or a new one around a model that transformers has loaded; else InputError."""
+    """Return a draft model's engine, or a new one around a model of transformers. Raises InputError for others."""
     if hasattr(draft, "engine"):
         engine: Engine = draft.engine
         return engine
@@ -31,7 +30,7 @@ def engine_of(draft: Any) -> Engine:
 
 
 def check_vocabulary(target: Any, draft: Any, engine: Engine) -> None:
-    """Raise InputError where the token ids of two models do not mean the same.
+    """Raise InputError where the vocabularies of two models differ.
 
     Args:
         target: its ``engine`` and ``tokenizer`` are looked at.
@@ -54,71 +53,28 @@ def check_vocabulary(target: Any, draft: Any, engine: Engine) -> None:
         )
 
 
-class DraftKeys:
-    """A draft model's keys and values of one sequence, within a memory that other sequences share and later ones find.
+def shared_choice(processors: Sequence[Processor], sampler: Sampler | None) -> DraftChoice:
+    """Return a choice from the draft model's logits with the target's processors and noise.
 
-    Args:
-        engine: the draft model's.
-        memory: for this engine's caches alone.
-        key: whose beginnings are found.
-    """
-
-    def __init__(self, engine: Engine, memory: PrefixCache, key: str = "") -> None:
-        self._engine = engine
-        self._memory = memory
-        self._key = key
-        self._pages: list[int] = []
-
-    def take(self, tokens: npt.NDArray[np.int64]) -> Cache:
-        """See :class:`~ipex_lookahead.drafting.draft_model.Keys`."""
-        self._release()
-        found = self._memory.take(tokens, self._key)
-        if found is None:
-            return self._engine.new_cache()
-        cache, self._pages = found
-        return cache
-
-    def room(self, positions: int) -> bool:
-        """See :class:`~ipex_lookahead.drafting.draft_model.Keys`."""
-        return self._memory.extend(self._pages, positions)
-
-    def keep(self, tokens: npt.NDArray[np.int64], cache: Cache, *, ended: bool) -> None:
-        """See :class:`~ipex_lookahead.drafting.draft_model.Keys`."""
-        if self._pages:
-            self._memory.keep(tokens, cache, self._pages, self._key, goes_on=not ended)
-        if ended:
-            self._release()
-
-    def _release(self) -> None:
-        self._memory.release(self._pages)
-        self._pages = []
-
-
-class SharedChoice:
-    """Chooses from the draft model's logits as the target would from its own: same processors, same noise.
-
-    The noise of a position says most about what is chosen there, so the two agree far more often than two independent
-    draws would, and the estimate of how often must count it in: it is the softmax of ``logit / temperature + gumbel``
-    at the token chosen, which says by how much it leads. (Measured on a four-bit copy of SmolLM2 at temperature 0.8:
+    The noise of a position largely decides which token is chosen there, so the two models agree far more often than two
+    independent draws would. The estimate of that probability includes the noise: it is the softmax of
+    ``logit / temperature + gumbel`` at the chosen token. (Measured on a four-bit copy of SmolLM2 at temperature 0.8:
     72 % of the tokens agree; this estimate's mean is 0.71, that of the token's own probability 0.60.)
 
     Args:
-        processors: called on each hypothetical prefix, so they may keep no state.
+        processors: called with hypothetical prefixes, so they must have no state.
         sampler: the target's sampler of the same sequence; None is greedy.
     """
 
-    def __init__(self, processors: Sequence[Processor], sampler: Sampler | None) -> None:
-        self._processors = processors
-        self._sampler = sampler
-
-    def __call__(self, logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64]) -> tuple[int, float] | None:
-        """See :data:`~ipex_lookahead.drafting.draft_model.DraftChoice`. None where every token is forbidden."""
-        for processor in self._processors:
+    def choose(logits: npt.NDArray[np.float32], tokens: npt.NDArray[np.int64]) -> tuple[int, float] | None:
+        for processor in processors:
             logits = processor(tokens, logits)
-        if self._sampler is None:
+        if sampler is None:
             return most_likely(logits, tokens) if logits.max() > -np.inf else None
         try:
-            token = self._sampler(np.ascontiguousarray(logits), len(tokens))
-        except (InputError, EngineError):  # the target may never come here; if it does, it will say what is wrong
+            token = sampler(np.ascontiguousarray(logits), len(tokens))
+        except (InputError, EngineError):  # if the target gets here, it raises the same error
             return None
-        return token, self._sampler.lead(logits, len(tokens), token)
+        return token, sampler.lead(logits, len(tokens), token)
+
+    return choose

@@ -1,7 +1,7 @@
-"""One model for many callers: requests go in from any thread, one worker thread decodes, events come out.
+"""One model for many callers: any thread submits requests, one worker thread decodes, and events report progress.
 
-What a request emits is a pure function of the weights, its prompt, its rules with their seed, its processors and its
-number: whoever else is being served, and what is kept of earlier requests, shows in the times only.
+The tokens of a request are a pure function of the weights, its prompt, its sampling parameters with their seed, its
+processors and its number. Other requests and the prefix cache change only its latency.
 """
 
 from __future__ import annotations
@@ -9,85 +9,32 @@ from __future__ import annotations
 import logging
 import threading
 from collections import abc
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.controller import Controller
+from ipex_lookahead.decoding.events import Event, OnEvent, TokenLogprob
 from ipex_lookahead.decoding.prefix_cache import PAGE, RUNNING_STATES, PrefixCache, pages_of
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence import Sequence
-from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
+from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import HEADS, SECOND_MODEL, DraftModel, Proposer, make_proposer
-from ipex_lookahead.drafting.prediction import SOURCE, Filtered, Prediction
+from ipex_lookahead.drafting.prediction import SOURCE
 from ipex_lookahead.engines.api import Engine, position_bytes, state_bytes
 from ipex_lookahead.errors import InputError, LookaheadError, ServiceError
-from ipex_lookahead.runtime.events import Event, OnEvent, TokenLogprob
-from ipex_lookahead.runtime.logprobs import PromptLogprobs, checked_top, logprob_of
-from ipex_lookahead.runtime.lookahead import AUTO_TOKENS, make_controller
+from ipex_lookahead.runtime.logprobs import checked_top, logprob_of, note_prompt_logprobs
+from ipex_lookahead.runtime.lookahead import make_controller
 from ipex_lookahead.runtime.places import Places
-from ipex_lookahead.runtime.request import GenerationRequest
-from ipex_lookahead.runtime.run import head_of, length_limit, second_model, with_head
+from ipex_lookahead.runtime.request import Request
+from ipex_lookahead.runtime.run import length_limit
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.stop_texts import any_of
+from ipex_lookahead.runtime.stream import Stream
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.runtime.ticket import Stream, Ticket
 
 log = logging.getLogger("ipex_lookahead")
-
-
-class _RequestGroup(SequenceGroup):
-    """A request as the scheduler has it, a group of one sequence; and who gets its events, and what drafts for it.
-
-    Attributes:
-        number: the service's.
-        request, sequence, config, draft_engine, on_event: as given.
-        of_prompt: log probabilities of the prompt's tokens, until they are handed out.
-        second: the proposer that has a second model.
-        failure: what passing its events on has raised: the request ends with it.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        request: GenerationRequest,
-        sequence: Sequence,
-        drafting: tuple[LookaheadConfig | None, Engine | None],
-        begin: Callable[[_RequestGroup], Controller],
-        on_event: OnEvent,
-    ) -> None:
-        self.config, self.draft_engine = drafting
-        stats = GenerationStats(strategy=SOURCE if self.config is None else self.config.strategy)
-        if sequence.sampler is not None:
-            stats.seed, stats.temperature = sequence.sampler.seed, sequence.sampler.temperature
-        if request.top_logprobs is not None:
-            sequence.raw = []  # a group looks whether its sequences need logits
-        key = f"{request.key}#{request.salt}" if request.salt else request.key
-        super().__init__([sequence], stats, begin, emits_events=True, key=key, owner=request.key)
-        self.number = sequence.index = number
-        self.request = request
-        self.sequence = sequence
-        self.on_event = on_event
-        self.of_prompt: PromptLogprobs | None = None
-        self.second: DraftModel | None = None
-        self.failure: Exception | None = None
-        if request.prompt_logprobs is not None:
-            self.of_prompt = PromptLogprobs(sequence.prompt.tolist(), request.prompt_logprobs)
-            sequence.on_prompt_logits = self.of_prompt.put
-
-    @property
-    def store(self) -> str | None:
-        """The name of the memory of answers that it reads and adds to: every key has its own, also in files.
-
-        What has a salt is remembered in memory only: salts are made up by callers.
-        """
-        name = None if self.config is None else self.config.remembering
-        if name is None or not self.key:
-            return name
-        if self.request.salt:
-            return f"{MEMORY_STORE}:{self.key}"
-        return f"{name}:{self.key}" if is_memory(name) else f"{name}.{self.key}"
 
 
 class Service:
@@ -95,22 +42,21 @@ class Service:
 
     Args:
         model: a loaded model.
-        slots: most requests that are decoded at a time. Keys that want more than there are get equal shares.
-        queue: most requests that wait for a slot.
-        running_per_key, queued_per_key: the same of one key; None = as many as of all.
-        cache_memory: bytes of keys, values and states, of running requests and of what is kept for later ones, a draft
-            model's own included: there is room for as many positions in both. Engines that do not say how many bytes a
-            position takes hold what their slots need.
+        slots: largest number of running requests. Keys that want more than there are get equal shares.
+        queue: largest number of waiting requests.
+        running_per_key, queued_per_key: the same for one key; None = no limit of its own.
+        cache_memory: bytes of keys, values and states of running requests and of the prefix cache, a draft model's own
+            included, with room for the same number of positions in both. Engines that do not report the bytes of a
+            position hold what their slots need.
 
     Attributes:
         state: "loading", "ready", "draining" or "closed".
-        running, waiting: requests.
-        steps, tokens: forwards and emitted tokens so far.
-        kv_bytes, cached_pages: keys, values and states held, and pages of 64 positions kept for later requests.
-        state_bytes: of them the states of recurrent layers, and the features that a head has yet to read, that are kept
-            for later requests.
-        cached_tokens: prompt tokens so far that were found, not read.
-        preemptions: how often a request gave its memory to an older one, or its slot to another key's.
+        running, waiting: numbers of requests.
+        steps, tokens: numbers of forwards and of emitted tokens so far.
+        kv_bytes, cached_pages: bytes of keys, values and states held, and pages of 64 positions in the prefix cache.
+        state_bytes: part of them for recurrent states, and features that a head has yet to read, in the prefix cache.
+        cached_tokens: number of prompt tokens found in the prefix cache so far.
+        preemptions: number of requests that gave their memory to an older one, or their slot to another key.
     """
 
     def __init__(
@@ -136,9 +82,9 @@ class Service:
         self._memory, self._draft_memory = _memories(model, slots, cache_memory)
         self._counts_bytes = _sequence_bytes(model.engine) > 0
         self._controllers: dict[LookaheadConfig | None, Controller] = {}
-        self._requests: dict[int, _RequestGroup] = {}
-        self._submitted: dict[int, _RequestGroup] = {}  # by the scheduler's number
-        self._new: list[_RequestGroup] = []
+        self._requests: dict[int, Request] = {}
+        self._submitted: dict[int, Request] = {}  # by the scheduler's number
+        self._new: list[Request] = []
         self._leaving: list[int] = []
         self._numbers = 0
         self._changed = threading.Condition()
@@ -149,51 +95,70 @@ class Service:
 
     @property
     def slots(self) -> int:
-        """Most requests that are decoded at a time."""
+        """Largest number of running requests."""
         return self._slots
 
-    def submit(self, request: GenerationRequest, on_event: OnEvent) -> Ticket:
-        """Take a request.
+    def submit(self, request: Request, on_event: OnEvent) -> Request:
+        """Queue a copy of a request and return the copy; its ``cancel`` ends it within a step, from any thread.
 
         Args:
-            request: not changed; nor should it be, until it has ended.
-            on_event: called with what happens, in the worker thread; it must not block, and what it raises ends the
-                request.
+            request: its sequences and functions are used as they are until the request has ended.
+            on_event: called with the request's events in the worker thread. It must not block, and an exception that it
+                raises ends the request.
 
         Raises:
             InputError: a field outside what is allowed.
             ContextLengthError: a prompt that leaves no room for an answer, or one that the memory has no room for.
-            QueueFullError: as many requests wait as may, of this key or of all.
+            QueueFullError: the queue is full, for this key or for all.
             ServiceError: the service is draining or closed.
         """
+        request = replace(request)
+        request.on_event = on_event
         sequence = self._sequence(request)
-        drafting = self.model.drafting(request.lookahead, request.adaptive)
+        config, draft_engine = self.model.runtime.resolve(request.lookahead, adaptive=request.adaptive)
         self._check_ids("prediction", request.prediction)
         checked_top("top_logprobs", request.top_logprobs)
         checked_top("prompt_logprobs", request.prompt_logprobs)
+        request.store = _store_of(request, config)
+        request.drafting = self.model.runtime.drafting(
+            config,
+            draft_engine,
+            self._draft_memory,
+            key=request.tenant,
+            prediction=request.prediction,
+            adaptive=request.adaptive is not False,
+            controller=self._controller,
+        )
+        stats = GenerationStats(strategy=SOURCE if config is None else config.strategy)
+        if sequence.sampler is not None:
+            stats.seed, stats.temperature = sequence.sampler.seed, sequence.sampler.temperature
+        request.group = SequenceGroup(
+            [sequence], stats, request.drafting.begin, emits_events=True, key=request.tenant, owner=request.key
+        )
         with self._changed:
             self._check_room(1, request.key)
             self._numbers += 1
             self._places.take(self._numbers, request.key)
-            group = _RequestGroup(self._numbers, request, sequence, drafting, self._begin, on_event)
-            self._requests[group.number] = group
-            self._new.append(group)
+            request.number = sequence.index = self._numbers
+            request.cancel = partial(self._cancel, self._numbers)
+            self._requests[request.number] = request
+            self._new.append(request)
             self._changed.notify_all()
-        return Ticket(group.number, self._cancel)
+        return request
 
     def stream(self, prompt: abc.Sequence[int], params: SamplingParams, **options: Any) -> Stream:
-        """The events of a request with these fields, as an iterator; closing it ends the request. Raises as ``submit``.
+        """Submit a request and return an iterator over its events; closing it ends the request. Raises as ``submit``.
 
-        ``options`` are the other fields of a :class:`GenerationRequest`.
+        ``options`` are the other fields of a :class:`Request`.
         """
         stream = Stream()
-        stream.ticket = self.submit(GenerationRequest(prompt, params, **options), stream.put)
+        stream.request = self.submit(Request(prompt, params, **options), stream.put)
         return stream
 
     def check_room(self, count: int, key: str = "") -> None:
-        """Whether ``submit`` would take so many requests of a key now.
+        """Raise the error that ``submit`` would raise now for ``count`` requests of a key.
 
-        Raises InputError where it never would, QueueFullError and ServiceError as ``submit``.
+        InputError: the key never has room for them. QueueFullError and ServiceError: as ``submit``.
         """
         with self._changed:
             self._check_room(count, key)
@@ -204,7 +169,7 @@ class Service:
         self._places.check(key, count)
 
     def close(self, drain: float = 0.0) -> None:
-        """Take no more requests, give those that are there ``drain`` seconds, then cancel what is left; waits."""
+        """Refuse new requests, give the others ``drain`` seconds, cancel the rest, and wait until all have ended."""
         with self._changed:
             if self.state != "closed":
                 self.state = "draining"
@@ -221,7 +186,7 @@ class Service:
                 self._leaving.append(number)
                 self._changed.notify_all()
 
-    def _sequence(self, request: GenerationRequest) -> Sequence:
+    def _sequence(self, request: Request) -> Sequence:
         engine, prompt, params = self.model.engine, request.prompt, request.params
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
@@ -239,8 +204,16 @@ class Service:
             limit, reason = room, "context"
         sequence = self.model.sequence(prompt, params, limit, reason, request.processors, request.sequence)
         sequence.stop = any_of(sequence.stop, request.stop)
+        sequence.draft_filter = request.draft_filter
         if self._finds_turns:
             sequence.turns = self.model.turns_of(prompt) if request.turns is None else sorted(request.turns)
+        if request.top_logprobs is not None:
+            sequence.raw = []
+        if request.prompt_logprobs is not None:
+            request.prompt_found = [None] * len(prompt)
+            sequence.on_prompt_logits = partial(
+                note_prompt_logprobs, request.prompt_found, sequence.prompt.tolist(), request.prompt_logprobs
+            )
         return sequence
 
     def _check_ids(self, name: str, ids: abc.Sequence[int]) -> None:
@@ -272,11 +245,11 @@ class Service:
                 self.state = "closed"
                 left, self._requests = list(self._requests.values()), {}
                 self._changed.notify_all()
-            for group in left:
-                self._notify(group, Event("error", error=error))
+            for request in left:
+                self._notify(request, Event("error", error=error))
 
     def _turn(self, scheduler: Scheduler) -> bool:
-        """Take what has come in, and make a step; False: there is nothing more to do, ever."""
+        """Take new requests and cancellations and make a step; return False once the service has drained."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -287,22 +260,22 @@ class Service:
                 return False
             new, self._new = self._new, []
             leaving, self._leaving = self._leaving, []
-        for group in new:
+        for request in new:
             try:
-                self._start(scheduler, group)
+                self._start(scheduler, request)
             except Exception as error:
-                self._end(group, Event("error", error=_as_ours(error)))
+                self._end(request, Event("error", error=_as_ours(error)))
         for number in leaving:
             found = self._requests.get(number)
             if found is not None:
-                scheduler.cancel(found.id)
+                scheduler.cancel(found.group.id)
         for event in scheduler.step():
             try:
                 self._pass_on(scheduler, event)
             except Exception as error:
-                if (failed := self._submitted.get(event.id)) is not None:
+                if (failed := self._submitted.get(event.group)) is not None:
                     failed.failure = error
-                scheduler.cancel(event.id, error)
+                scheduler.cancel(event.group, error)
         memory = self._memory
         self.running, self.waiting = scheduler.running, scheduler.waiting
         self.steps, self.preemptions = scheduler.steps, scheduler.preemptions
@@ -314,43 +287,16 @@ class Service:
         self.cached_tokens = memory.hits
         return True
 
-    def _start(self, scheduler: Scheduler, group: _RequestGroup) -> None:
-        sequence = group.sequence
-        if sequence.limit == len(sequence.prompt) and group.of_prompt is None:
+    def _start(self, scheduler: Scheduler, request: Request) -> None:
+        group = request.group
+        (sequence,) = group.sequences
+        if sequence.limit == len(sequence.prompt) and request.prompt_found is None:
             group.stats.finish_reasons = [sequence.limit_reason]
-            self._end(group, Event("finish", reason=sequence.limit_reason, stats=group.stats))
+            self._end(request, Event("finish", reason=sequence.limit_reason, stats=group.stats))
             return
-        sequence.head = head_of(group.config, self.model.engine, self.model.costs)
-        self._submitted[scheduler.submit(group)] = group
-
-    def _begin(self, group: _RequestGroup) -> Controller:
-        """Give a request's sequence its proposer; its controller is that of all with the same configuration."""
-        sequence, config, proposer = group.sequence, group.config, None
-        # The first token comes with the prompt: of one more there is nothing to draft.
-        if config is not None and sequence.limit - len(sequence.prompt) > 1:
-            proposer = self._proposer(group, config)
-        if group.request.prediction:
-            proposer = Prediction(group.request.prediction, proposer)
-        if proposer is not None and group.request.draft_filter is not None:
-            proposer = Filtered(proposer, group.request.draft_filter, sequence.prefix)
-        sequence.proposer = proposer
-        if proposer is not None and config is None:  # the prediction alone
-            config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS, adaptive=group.request.adaptive is not False)
-        return self._controller(config if proposer is not None else None)
-
-    def _proposer(self, group: _RequestGroup, config: LookaheadConfig) -> Proposer | None:
-        if config.strategy in SECOND_MODEL and group.draft_engine is not None:
-            if group.second is not None:  # the request was preempted meanwhile
-                group.second.end()
-            group.second = second_model(config, group.draft_engine, group.sequence, self._draft_memory, group.key)
-            return group.second
-        name, free = group.store, None
-        if config.strategy not in HEADS:
-            store = None if name is None else self.model.stores.open_or_none(name)
-            free = make_proposer(config, None if store is None else store.suffixes)
-        if group.sequence.head is None:
-            return free
-        return with_head(config, free, self.model.engine, group.sequence, self.model.costs)
+        store = None if request.store is None else self.model.stores.open_or_none(request.store)
+        request.drafting.prepare([sequence], store)
+        self._submitted[scheduler.submit(group)] = request
 
     def _controller(self, config: LookaheadConfig | None) -> Controller:
         found = self._controllers.get(config)
@@ -361,80 +307,93 @@ class Service:
         self._controllers[config] = self._controllers.pop(config, found)
         return found
 
-    def _pass_on(self, scheduler: Scheduler, event: StepEvent) -> None:
-        """A step's event, as the caller gets it."""
-        group = self._submitted.get(event.id)
-        if group is None:
+    def _pass_on(self, scheduler: Scheduler, event: Event) -> None:
+        """Report a step's event to the caller."""
+        request = self._submitted.get(event.group)
+        if request is None:
             return
-        if event.kind in ("prefill", "tokens"):
-            if group.failure is not None:
-                return
-            self._places.begin(group.number)
-        if event.kind == "prefill":
-            passed_on = Event("prefill", event.done, event.total, group.stats.cached_tokens)
-            if group.of_prompt is not None and event.done == event.total:
-                passed_on.prompt_logprobs, group.of_prompt = group.of_prompt.found, None
+        group = request.group
+        if event.kind in ("finish", "error"):
+            del self._submitted[event.group]
+            error = request.failure or group.error
+            if error is not None:
+                event.kind, event.error = "error", _as_ours(error)
+            else:
+                event.reason, event.stats = group.stats.finish_reasons[0], group.stats
+                self._remember(request)
+            self._end(request, event)
+            return
+        if request.failure is not None:
+            return
+        self._places.begin(request.number)
+        if event.kind == "prefill" and event.done == event.total:
+            event.prompt_logprobs, request.prompt_found = request.prompt_found, None
         elif event.kind == "tokens":
             self.tokens += len(event.tokens)
-            passed_on = Event("tokens", tokens=list(event.tokens), origins=list(event.origins))
-            if group.request.top_logprobs is not None and group.sequence.raw is not None:
-                raw, group.sequence.raw = group.sequence.raw, []
-                passed_on.logprobs = [
-                    logprob_of(token, logits, group.request.top_logprobs)
+            (sequence,) = group.sequences
+            if request.top_logprobs is not None and sequence.raw is not None:
+                raw, sequence.raw = sequence.raw, []
+                event.logprobs = [
+                    logprob_of(token, logits, request.top_logprobs)
                     for token, logits in zip(event.tokens, raw, strict=True)
                 ]
-        else:
-            del self._submitted[event.id]
-            error = group.failure or group.error
-            if error is not None:
-                self._end(group, Event("error", error=_as_ours(error)))
-                return
-            if group.store is not None:
-                try:
-                    if self.model.stores.open_or_none(group.store) is not None:
-                        self.model.stores.add(group.store, [group.sequence.new])
-                except Exception:  # the answer is complete without it
-                    log.warning("request %d: its answer is not remembered", group.number, exc_info=True)
-            self._end(group, Event("finish", reason=group.stats.finish_reasons[0], stats=group.stats))
-            return
-        if not self._notify(group, passed_on):
-            scheduler.cancel(event.id)
+        if not self._notify(request, event):
+            scheduler.cancel(event.group)
 
-    def _end(self, group: _RequestGroup, event: Event) -> None:
-        if group.second is not None:
-            try:
-                group.second.end()
-            except Exception:  # the request has ended without it
-                log.warning("request %d: its draft model's text is not kept", group.number, exc_info=True)
-        # It may refer to the sequence: as a circle both would hold keys and values until Python looks.
-        group.sequence.proposer = None
-        with self._changed:
-            del self._requests[group.number]
-            self._places.leave(group.number)
-            self._changed.notify_all()
-        self._notify(group, event)
-
-    def _notify(self, group: _RequestGroup, event: Event) -> bool:
-        """Whether the caller has taken it."""
+    def _remember(self, request: Request) -> None:
+        """Add an answer to its store; a failure costs the store, not the answer."""
+        stores, name = self.model.stores, request.store
         try:
-            group.on_event(event)
+            if name is not None and stores.open_or_none(name) is not None:
+                stores.add(name, [sequence.new for sequence in request.group.sequences])
         except Exception:
-            log.exception("request %d: its on_event has failed; the request ends", group.number)
+            log.warning("request %d: its answer is not remembered", request.number, exc_info=True)
+
+    def _end(self, request: Request, event: Event) -> None:
+        try:
+            request.drafting.end(request.group.sequences)
+        except Exception:  # the request has ended without it
+            log.warning("request %d: its draft model's text is not kept", request.number, exc_info=True)
+        with self._changed:
+            del self._requests[request.number]
+            self._places.leave(request.number)
+            self._changed.notify_all()
+        self._notify(request, event)
+
+    def _notify(self, request: Request, event: Event) -> bool:
+        """Call the request's ``on_event``; return False if it raises."""
+        try:
+            request.on_event(event)
+        except Exception:
+            log.exception("request %d: its on_event has failed; the request ends", request.number)
             return False
         return True
 
 
+def _store_of(request: Request, config: LookaheadConfig | None) -> str | None:
+    """Return the name of the store that a request drafts from and adds to.
+
+    Every key has stores of its own, also in files. A request with a salt has a store in memory: callers make up salts.
+    """
+    name = None if config is None else config.remembering
+    if name is None or not request.tenant:
+        return name
+    if request.salt:
+        return f"{MEMORY_STORE}:{request.tenant}"
+    return f"{name}:{request.key}" if is_memory(name) else f"{name}.{request.key}"
+
+
 USUAL = 4096
-"""Positions by which a model's and its draft model's shares of the memory are judged, where one of them has states."""
+"""Positions of the sequence that divides the memory between a model and its draft model."""
 
 
 def _sequence_bytes(engine: Engine) -> int:
-    """Bytes of a sequence of so many positions; 0 where the engine does not say."""
+    """Return the bytes of a sequence of ``USUAL`` positions; 0 where the engine does not report them."""
     return USUAL * position_bytes(engine) + RUNNING_STATES * state_bytes(engine)
 
 
 def _memories(model: TextModel, slots: int, cache_memory: int) -> tuple[PrefixCache, PrefixCache | None]:
-    """For the model's sequences, and for its draft model's."""
+    """Return the prefix caches of the model and of its draft model."""
     engines = [model.engine] if model.draft_engine is None else [model.engine, model.draft_engine]
     shares = [_sequence_bytes(engine) for engine in engines]
     made: list[PrefixCache] = []
@@ -450,7 +409,7 @@ def _memories(model: TextModel, slots: int, cache_memory: int) -> tuple[PrefixCa
     return made[0], made[1] if len(made) > 1 else None
 
 
-def _as_ours(error: Exception | None) -> LookaheadError:
+def _as_ours(error: BaseException | None) -> LookaheadError:
     if isinstance(error, LookaheadError):
         return error
     ours = ServiceError(f"the request has failed: {type(error).__name__}: {error}", hint="report it")
@@ -458,4 +417,4 @@ def _as_ours(error: Exception | None) -> LookaheadError:
     return ours
 
 
-__all__ = ["Event", "GenerationRequest", "OnEvent", "Service", "Stream", "Ticket", "TokenLogprob"]
+__all__ = ["Event", "OnEvent", "Request", "Service", "Stream", "TokenLogprob"]

@@ -1,4 +1,4 @@
-"""Where an answer ends beside its end tokens: at one of some texts, or when its time is over."""
+"""Stop criteria of an answer in addition to its end tokens: texts, and a time limit."""
 
 from __future__ import annotations
 
@@ -17,31 +17,26 @@ Stop = Callable[[Ids], bool]
 
 
 def any_of(*stops: Stop | None) -> Stop | None:
-    """Stop criteria as one; all are called, since they may keep count. None where there are none."""
+    """Return stop criteria as one, which calls all of them, since they may have state; None where there are none."""
     criteria = [one for one in stops if one is not None]
     if len(criteria) < 2:
         return criteria[0] if criteria else None
     return lambda ids: any([one(ids) for one in criteria])  # noqa: C419
 
 
-class TimeLimit:
-    """Whether so many seconds have passed since this was made: looked at after each token, as transformers does."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = perf_counter() + seconds
-
-    def __call__(self, ids: Ids) -> bool:
-        """Int64 [n] -> whether it ends here."""
-        return perf_counter() > self._end
+def time_limit(seconds: float) -> Stop:
+    """Return a criterion that ends an answer ``seconds`` from now; checked after each token, as in transformers."""
+    end = perf_counter() + seconds
+    return lambda ids: perf_counter() > end
 
 
 class StopTexts:
-    """Whether a sequence's last token completes one of some texts. For one sequence.
+    """Ends one sequence at the token that completes one of several texts.
 
     Args:
-        tokenizer: the model's; its ``decode`` is called.
+        tokenizer: the model's tokenizer; only its ``decode`` is called.
         texts: one or several, none of them empty.
-        free: number of leading tokens of the sequence, prompt included, at which it does not end.
+        free: length, prompt included, up to which the sequence does not end.
     """
 
     def __init__(self, tokenizer: Any, texts: Sequence[str], free: int = 0) -> None:
@@ -59,7 +54,7 @@ class StopTexts:
         self._tail = max(len(text.encode()) for text in texts) + 4
 
     def __call__(self, ids: Ids) -> bool:
-        """Int64 [n] -> whether it ends here. Called for each token in order; one may begin before the first of them."""
+        """See :data:`Stop`; called after each token, in order. A text may begin before the first of these tokens."""
         if self._seen < 0:
             for token in ids[-self._tail : -1].tolist():
                 self._matcher.pass_over(self._detokenizer.put(token))

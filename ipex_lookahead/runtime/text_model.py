@@ -1,13 +1,12 @@
-"""A loaded model as the commands use it: token ids in, token ids out, without torch and transformers.
+"""A loaded model for the commands and the server: token ids in, token ids out, without torch and transformers.
 
-``LookaheadModelForCausalLM`` is the same for programs that are written for transformers. Both run
-:func:`ipex_lookahead.runtime.run.run`, and the same settings give the same tokens.
+``LookaheadModelForCausalLM`` is the same for programs that are written for transformers. Both run on
+:class:`~ipex_lookahead.runtime.runtime.Runtime`, and the same settings give the same tokens.
 """
 
 from __future__ import annotations
 
 import secrets
-import threading
 from collections import abc, deque
 from collections.abc import Callable, Generator, Mapping
 from functools import cached_property
@@ -19,78 +18,87 @@ import numpy.typing as npt
 from ipex_lookahead.checkpoints.generation_config import REFUSED, by_transformers, refused
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller.cost import EngineCosts
-from ipex_lookahead.controller.kept_costs import cost_folder
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
-from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, crop_to_shared, memory_for
-from ipex_lookahead.decoding.sampling import Ids, Processor, Sampler, WarperParams
+from ipex_lookahead.decoding.prefix_cache import PrefixCache, conversation_memory
+from ipex_lookahead.decoding.sampling import Processor, Sampler, WarperParams
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.drafting import SECOND_MODEL, make_proposer
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.api import Cache, Engine, state_bytes
+from ipex_lookahead.engines.api import Engine, state_bytes
 from ipex_lookahead.engines.loading import LoadedModel
-from ipex_lookahead.engines.low_bit_copy import low_bit_copy
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.runtime.checks import token_ids
-from ipex_lookahead.runtime.lookahead import resolve_lookahead, second_model_lookahead
 from ipex_lookahead.runtime.recommended import resolved, with_recommended
-from ipex_lookahead.runtime.run import RunOptions, check_head, length_limit, run_stepwise, streamed
+from ipex_lookahead.runtime.run import length_limit, streamed
+from ipex_lookahead.runtime.runtime import Runtime
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.second_model import check_vocabulary
-from ipex_lookahead.runtime.stop_texts import Stop, StopTexts, TimeLimit, any_of
+from ipex_lookahead.runtime.stop_texts import Stop, StopTexts, any_of, time_limit
 from ipex_lookahead.system.extras import need_torch
 from ipex_lookahead.tokenization.prompts import turn_openings, turn_starts
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 SEED_BITS = 53
-"""Of seeds that are drawn and reported: every JSON reader keeps these many."""
-
-
-CHECKPOINTS = 4
-"""Lengths of a conversation at which a draft model's states are kept, where it has some."""
+"""Bits of seeds that are drawn and reported: every JSON reader keeps an integer of this size exactly."""
 
 
 class TextModel:
     """A loaded model.
 
     Args:
-        loaded: as an engine's loader gives it.
+        loaded: result of an engine's loader.
         tokenizer: its tokenizer.
-        note: called with what is being waited for.
+        note: called with a message while costs are measured.
 
     Attributes:
-        engine, tokenizer: its parts.
+        runtime: the engine, and what its generations share.
+        tokenizer: its tokenizer.
         config: the model's config.
-        stats: of the last answer, also of one that was interrupted.
-        recommended_by: who recommends its sampling, for people; "" where nobody does.
-        costs: what a forward of n rows costs on this engine.
-        stores: the memories of earlier answers.
-        draft_engine: the draft model's, or None.
+        recommended_by: source of its recommended sampling, for people; "" where there is none.
     """
 
     def __init__(
         self, loaded: LoadedModel, tokenizer: TextTokenizer, note: Callable[[str], None] | None = None
     ) -> None:
-        self.engine: Engine = loaded.engine
+        self.runtime = Runtime.measured(loaded.engine, tokenizer.get_vocab, note)
         self.tokenizer = tokenizer
         self.config: dict[str, Any] = loaded.checkpoint_config
-        self.stats = GenerationStats()
         self._defaults, self.recommended_by = with_recommended(
             loaded.generation_config, self.config, tokenizer.chat_template
         )
         self._eos = frozenset(token_ids("eos_token_id", self._defaults.get("eos_token_id"), self.engine.vocab_size))
-        self.costs = EngineCosts(self.engine, cost_folder(), note)
-        self._turn = threading.Lock()
-        self.stores = Stores(self.engine.vocab_size, tokenizer.get_vocab)
-        self.draft_engine: Engine | None = None
+        self._memory: PrefixCache | None = None  # of a conversation
         self._draft_memory: PrefixCache | None = None
-        self._copy: Engine | None = None
-        self._kept: tuple[Cache, Ids] | None = None  # of the last answer: a conversation's turns begin as it did
-        self._led: tuple[Cache, Ids] | None = None  # up to the end of its system prompt, where layers have states
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of the model."""
+        return self.runtime.engine
+
+    @property
+    def costs(self) -> EngineCosts:
+        """Measured costs of the engine's forwards."""
+        assert self.runtime.costs is not None
+        return self.runtime.costs
+
+    @property
+    def stores(self) -> Stores:
+        """The stores of earlier answers."""
+        return self.runtime.stores
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Statistics of the calling thread's last answer, also of one that was interrupted."""
+        return self.runtime.stats
+
+    @property
+    def draft_engine(self) -> Engine | None:
+        """The draft model's engine, or None."""
+        return self.runtime.draft_engine
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """The tokens that end an answer."""
+        """The model's end tokens."""
         return self._eos
 
     @property
@@ -99,7 +107,7 @@ class TextModel:
         return self._defaults
 
     def resolved(self, params: SamplingParams) -> SamplingParams:
-        """The rules with what they leave to the model; see :func:`ipex_lookahead.runtime.recommended.resolved`."""
+        """Return the parameters with the model's recommendations (:mod:`ipex_lookahead.runtime.recommended`)."""
         return resolved(params, self._defaults)
 
     def use_draft_model(self, draft: TextModel) -> None:
@@ -108,8 +116,8 @@ class TextModel:
         Raises InputError where it has another vocabulary.
         """
         check_vocabulary(self, draft, draft.engine)
-        self.draft_engine = draft.engine
-        self._draft_memory = memory_for(draft.engine, [draft.engine.max_context], CHECKPOINTS)  # one conversation
+        self.runtime.draft_engine = draft.engine
+        self._draft_memory = None
 
     def generate(
         self,
@@ -131,23 +139,22 @@ class TextModel:
             lookahead: how to draft, as for :func:`resolve_lookahead`. It never changes the answer.
             adaptive: False always drafts as much as allowed.
             on_token: called with each token as it comes.
-            on_prefill: called before the prompt and after each piece of it with how many of its tokens are done, and
-                their number.
-            cancelled: called between two pieces of the prompt and after each step; True ends the answer there.
-            keep: keep the keys and values for the next call that keeps them, and do not read again what this prompt
-                and the last one's text begin with (``stats.cached_tokens``). It never changes the answer: where it
-                might, on an engine whose rows are not invariant, nothing is kept.
+            on_prefill: called before the prompt and after each of its chunks with the tokens done, and their number.
+            cancelled: called between two chunks of the prompt and after each step; True ends the answer there.
+            keep: use a prefix cache of one conversation: the tokens that this prompt shares with earlier texts are not
+                read again (``stats.cached_tokens``). It never changes the answer: on an engine whose rows are not
+                invariant there is no prefix cache.
 
         Returns:
-            The answer's ids. ``stats`` says why it ended, how fast it was, and with which seed.
+            The answer's ids. ``stats`` has the finish reason, the times and the seed.
 
         Raises:
             InputError: a rule outside what is allowed, an empty prompt, or an option of the model's own generation
                 config that is not supported.
             ContextLengthError: a prompt that leaves no room for an answer.
         """
-        options = RunOptions(cancelled=cancelled, on_prefill=on_prefill)
-        steps = self._stepwise(ids, params, lookahead, adaptive, options, on_token=on_token, keep=keep)
+        options: dict[str, Any] = {"on_token": on_token, "on_prefill": on_prefill, "cancelled": cancelled}
+        steps = self._stepwise(ids, params, lookahead, adaptive, keep=keep, **options)
         (sequences,) = deque(steps, maxlen=1)  # there are at least the empty ones
         return sequences[0].new if sequences else []
 
@@ -161,12 +168,12 @@ class TextModel:
         on_prefill: Callable[[int, int], None] | None = None,
         keep: bool = False,
     ) -> Generator[int, None, None]:
-        """The tokens of an answer as they come; the next ones are made when they are taken.
+        """Yield the tokens of an answer; the next ones are made when they are taken.
 
         Closing the iterator ends the answer. The arguments and errors are those of :meth:`generate`, the errors raised
         at once.
         """
-        steps = self._stepwise(ids, params, lookahead, adaptive, RunOptions(on_prefill=on_prefill), keep=keep)
+        steps = self._stepwise(ids, params, lookahead, adaptive, keep=keep, on_prefill=on_prefill)
         next(steps)
         return streamed(steps)
 
@@ -176,17 +183,18 @@ class TextModel:
         params: SamplingParams,
         lookahead: int | str | LookaheadConfig | None,
         adaptive: bool | None,
-        options: RunOptions,
         *,
+        keep: bool,
         on_token: Callable[[int], None] | None = None,
-        keep: bool = False,
+        on_prefill: Callable[[int, int], None] | None = None,
+        cancelled: Callable[[], bool] | None = None,
     ) -> Generator[abc.Sequence[Sequence], None, None]:
-        """The answer so far: nothing, once the arguments are checked, then the sequence after each forward."""
-        self.stats = stats = options.stats
+        """Yield nothing once the arguments are checked, then the sequence after each forward."""
+        stats = self.runtime.stats = GenerationStats()
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
         params = self.resolved(params)
-        options.config, options.draft_engine = self.drafting(lookahead, adaptive)
+        config, draft_engine = self.runtime.resolve(lookahead, adaptive=adaptive)
         limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=params.max_new_tokens)
         sequence = self.sequence(ids, params, limit, reason)
         sequence.on_token = on_token
@@ -195,49 +203,34 @@ class TextModel:
             stats.sequences, stats.finish_reasons = 1, [reason]
             return
         if limit - len(ids) == 1:
-            options.config = None  # the one token comes with the prompt: there is nothing to draft
-        self.costs.ready(options.config)
-        keep = keep and self.engine.row_invariant
-        sequence.cache, sequence.checkpoints = self._reused(sequence.prompt) if keep else self.engine.new_cache(), keep
-        if keep and state_bytes(self.engine):
-            self._cut(sequence)
-        if options.on_prefill is not None:
-            options.on_prefill(sequence.cache.length, len(ids))
-        options.costs, options.stores, options.turn = self.costs, self.stores, self._turn
-        options.draft_memory = self._draft_memory if keep else None
-        yield from run_stepwise(self.engine, [sequence], options)
-        if keep:
-            self._kept = sequence.cache, sequence.prefix()[: sequence.cache.length].copy()
+            config = None  # the only token follows the prompt, so there is nothing to draft
+        memories: dict[str, PrefixCache | None] = {}
+        if keep and self.engine.row_invariant:
+            memories = self._memories()
+            if state_bytes(self.engine):
+                sequence.turns = self.turns_of(sequence.prompt)
+        yield from self.runtime.stepwise(
+            [sequence],
+            config,
+            draft_engine,
+            stats=stats,
+            cancelled=cancelled,
+            on_start=on_prefill,
+            on_prefill=on_prefill,
+            **memories,
+        )
 
-    def _reused(self, prompt: npt.NDArray[np.int32]) -> Cache:
-        """A cache with what the prompt and the last text begin with.
-
-        Nothing is left here, so whatever ends a generation half-way, the next one never starts from its keys.
-        """
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            crop_to_shared(*kept, prompt)
-        cache = self.engine.new_cache() if kept is None else kept[0]
-        if self._led is not None:
-            led, text = self._led
-            if cache.length < len(text) < len(prompt) and (text == prompt[: len(text)]).all():
-                return led.fork()
-        return cache
-
-    def _cut(self, sequence: Sequence) -> None:
-        """Have the states be kept where the first and the last turn begin, for other turns from there on."""
-        sequence.turns = self.turns_of(sequence.prompt)
-        sequence.cuts = sorted(sequence.cuts_at_turns(PAGE))
-
-        def on_cut(cache: Cache) -> None:
-            if cache.length == sequence.turns[0]:
-                self._led = cache.fork(), sequence.prefix()[: cache.length].copy()
-            sequence.checkpoint()
-
-        sequence.on_cut = on_cut
+    def _memories(self) -> dict[str, PrefixCache | None]:
+        """Return the prefix caches of a conversation, for the model and its draft model."""
+        draft = self.draft_engine
+        if self._memory is None:
+            self._memory = conversation_memory(self.engine)
+        if self._draft_memory is None and draft is not None:
+            self._draft_memory = conversation_memory(draft)
+        return {"memory": self._memory, "draft_memory": self._draft_memory}
 
     def turns_of(self, ids: abc.Sequence[int] | npt.NDArray[np.int32]) -> list[int]:
-        """Where the user's texts begin in a prompt that the chat template has made."""
+        """Return the positions of the user's messages in a prompt of the chat template."""
         return turn_starts(np.asarray(ids, np.int32), self._turn_openings)
 
     @cached_property
@@ -253,23 +246,32 @@ class TextModel:
         own: abc.Sequence[Processor] = (),
         number: int = 0,
     ) -> Sequence:
-        """A prompt under its rules. ``own``: processors after those of the rules; ``number``: its own in the noise.
+        """Return the sequence of a prompt.
 
-        Raises InputError where the model's own generation config asks for what is not supported.
+        Args:
+            ids: the prompt.
+            params: how tokens are chosen.
+            limit: length at which it ends.
+            reason: the finish reason there.
+            own: processors after those of ``params``.
+            number: number of the sequence in the sampling noise.
+
+        Raises:
+            InputError: the model's own generation config has an option that is not supported.
         """
         params = self.resolved(params)
         prompt = np.asarray(ids, np.int32)
         self._check_ids(prompt)
         self.check_own_settings()
-        warpers: list[Processor] = []
+        warpers: abc.Sequence[Processor] = ()
+        processors: abc.Sequence[Processor]
         if theirs := by_transformers(self._defaults, sampled=bool(params.temperature)):
             need_torch(f"{theirs[0]} in the model's generation config")
             from ipex_lookahead.hf.generation.own_settings import rules_of
 
-            found = rules_of(
+            processors, warpers, warping = rules_of(
                 self._defaults, params, prompt, limit=limit, eos_ids=self._eos, vocab_size=self.engine.vocab_size
             )
-            processors, warpers, warping = found.processors, found.warpers, found.sampling
         else:
             processors, warping = self._processors(params, len(ids)), self._sampling(params)
         processors = [*processors, *_count_penalties(params, len(ids))]
@@ -289,7 +291,7 @@ class TextModel:
         )
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
-        """The tokens that end an answer. Raises InputError for an id outside the vocabulary."""
+        """Return the end tokens of an answer. Raises InputError for an id outside the vocabulary."""
         size = self.engine.vocab_size
         for token in params.stop_token_ids:
             if not 0 <= token < size:
@@ -300,7 +302,7 @@ class TextModel:
         return ends
 
     def check_own_settings(self) -> None:
-        """Raise InputError where the model's own generation config asks for what is not supported."""
+        """Raise InputError where the model's own generation config has an option that is not supported."""
         for name, refusal in REFUSED.items():
             if refused(name, value := self._defaults.get(name)):
                 raise InputError(
@@ -310,7 +312,7 @@ class TextModel:
 
     @property
     def own_stops(self) -> tuple[str, ...]:
-        """The texts that the model's own generation config stops at."""
+        """Stop texts of the model's own generation config."""
         texts = self._defaults.get("stop_strings") or ()
         return (texts,) if isinstance(texts, str) else tuple(texts)
 
@@ -318,43 +320,23 @@ class TextModel:
         texts, seconds = (*params.stop, *self.own_stops), self._defaults.get("max_time")
         free = prompt_length + params.min_tokens if params.min_tokens else 0
         return any_of(
-            StopTexts(self.tokenizer, texts, free) if texts else None, None if seconds is None else TimeLimit(seconds)
+            StopTexts(self.tokenizer, texts, free) if texts else None, None if seconds is None else time_limit(seconds)
         )
 
-    def drafting(
-        self, lookahead: int | str | LookaheadConfig | None, adaptive: bool | None
-    ) -> tuple[LookaheadConfig | None, Engine | None]:
-        """What ``lookahead`` means for this model, and the engine that drafts where a second one does.
-
-        Raises InputError for a strategy that needs what this model has not, a head or a draft model.
-        """
-        named = isinstance(lookahead, LookaheadConfig) or (isinstance(lookahead, str) and lookahead != "auto")
-        if self.draft_engine is not None and lookahead is not None and not named:
-            lookahead = second_model_lookahead(lookahead, strategy="draft_model")
-        config = resolve_lookahead(lookahead, None, adaptive)
-        check_head(config, self.engine)
-        if config is None or config.strategy != "self_speculation":
-            if config is not None and config.strategy in SECOND_MODEL and self.draft_engine is None:
-                make_proposer(config)  # which says what it needs
-            return config, self.draft_engine
-        if self._copy is None:
-            self._copy = low_bit_copy(self.engine)
-        return config, self._copy
-
     def _setting(self, name: str, given: Any, otherwise: Any) -> Any:
-        """What was given, else the model's own, else ``otherwise``."""
+        """Return the given value, else the model's own, else ``otherwise``."""
         found = self._defaults.get(name) if given is None else given
         return otherwise if found is None else found
 
     def _sampling(self, params: SamplingParams) -> WarperParams | None:
-        """Of rules that are resolved."""
+        """Return the sampling of resolved parameters."""
         if not params.temperature:
             return None
         top_p = 1.0 if params.top_p is None else params.top_p
         return WarperParams(params.temperature, params.top_k or 0, top_p, params.min_p or 0.0)
 
     def _check_ids(self, prompt: npt.NDArray[np.int32]) -> None:
-        """Raise InputError, which names the token, for one that the model has no embedding for."""
+        """Raise InputError, with the token's name, for a token without an embedding."""
         rows = self.engine.vocab_size
         wrong = prompt[(prompt < 0) | (prompt >= rows)]
         if len(wrong):
@@ -366,7 +348,7 @@ class TextModel:
             )
 
     def _processors(self, params: SamplingParams, prompt_length: int) -> list[Processor]:
-        """In Hugging Face's order."""
+        """Return the processors in Hugging Face's order."""
         made: list[Processor] = []
         repetition = float(self._setting("repetition_penalty", params.repetition_penalty, 1.0))
         if repetition != 1.0:
@@ -381,6 +363,6 @@ class TextModel:
 
 
 def _count_penalties(params: SamplingParams, prompt_length: int) -> list[Processor]:
-    """The penalties that Hugging Face does not have."""
+    """Return the penalties that Hugging Face does not have."""
     presence, frequency = params.presence_penalty or 0.0, params.frequency_penalty or 0.0
     return [CountPenalties(presence, frequency, prompt_length)] if presence or frequency else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,46 +13,15 @@ from ipex_lookahead.conversation.thinking import Thought
 from ipex_lookahead.decoding.sampling import Ids
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, QueueFullError
-from ipex_lookahead.runtime.request import GenerationRequest
+from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.reader import Part, Reader
 from ipex_lookahead.serving.text import AnswerText, Shown, TextDelta
 from ipex_lookahead.serving.usage import whole_pages
 
 if TYPE_CHECKING:
-    from ipex_lookahead.conversation.grammar import Grammar, Grammars
-    from ipex_lookahead.runtime.service import Event, Service, Ticket, TokenLogprob
+    from ipex_lookahead.runtime.service import Event, Service, TokenLogprob
     from ipex_lookahead.tokenization.text import TextTokenizer
-
-
-@dataclass(slots=True)
-class TextRequest(GenerationRequest):
-    """A request with an answer shown as text.
-
-    Attributes:
-        reader: finds thoughts and calls of tools in it, and may end it with the first call; each answer has its own.
-        markers, silent_too: see :class:`AnswerText`.
-        grammar: what the answer keeps to; None for any text.
-        constraint: compiles that; None where there is nothing to compile.
-    """
-
-    reader: Reader = field(default_factory=Reader)
-    markers: Mapping[int, str] | None = None
-    silent_too: bool = False
-    grammar: Grammar | None = None
-    constraint: Callable[[Grammars], Grammar | None] | None = None
-
-    def text(self, tokenizer: TextTokenizer) -> AnswerText:
-        """Return what makes an answer's text of its tokens."""
-        params = self.params
-        return AnswerText(
-            tokenizer,
-            params.stop,
-            self.markers,
-            silent_too=self.silent_too,
-            stop_ids=params.stop_token_ids,
-            min_tokens=params.min_tokens or 0,
-        )
 
 
 @dataclass(slots=True)
@@ -132,15 +101,34 @@ class Whole:
         return [part for part in self.parts if isinstance(part, Call)]
 
 
+def text_of(request: Request, tokenizer: TextTokenizer) -> AnswerText:
+    """Return the converter of an answer's tokens to text."""
+    params = request.params
+    return AnswerText(
+        tokenizer,
+        params.stop,
+        request.markers,
+        silent_too=request.silent_too,
+        stop_ids=params.stop_token_ids,
+        min_tokens=params.min_tokens or 0,
+    )
+
+
+def _reader_of(request: Request) -> Reader:
+    """Return a new reader for one answer."""
+    reader: Reader = Reader() if request.reader is None else request.reader.again()
+    return reader
+
+
 class AnswerEnd:
     """Ends an answer at a stop text or with its only call; called in the service's thread after each token.
 
     So where it ends, and what its usage is, depends on the tokens alone, not on when a client reads them.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, request: TextRequest) -> None:
-        self._reader = request.reader.again()
-        self._text = request.text(tokenizer)
+    def __init__(self, tokenizer: TextTokenizer, request: Request) -> None:
+        self._reader = _reader_of(request)
+        self._text = text_of(request, tokenizer)
         self._at = len(request.prompt)
 
     def __call__(self, ids: Ids) -> bool:
@@ -201,7 +189,7 @@ class Answers:
         self,
         service: Service,
         tokenizer: TextTokenizer,
-        requests: Sequence[TextRequest],
+        requests: Sequence[Request],
         ping_seconds: float,
         at_once: int = 16,
         mailbox: Mailbox | None = None,
@@ -216,18 +204,18 @@ class Answers:
         self._tokenizer = tokenizer
         self._events: deque[tuple[int, Event]] = deque()
         self._arrived = asyncio.Event()
-        self._texts = [request.text(tokenizer) for request in requests]
-        self._readers = [request.reader.again() for request in requests]
+        self._texts = [text_of(request, tokenizer) for request in requests]
+        self._readers = [_reader_of(request) for request in requests]
         self._calls = [0] * len(requests)
         self._thought = [0] * len(requests)
         self._done = [False] * len(requests)
         self._service = service
-        self._tickets: list[Ticket] = []
+        self._running: list[Request] = []
         try:
             first = min(at_once, len(requests))
             service.check_room(first, requests[0].key if requests else "")
             for index in range(first):
-                self._tickets.append(self._submit(index))
+                self._running.append(self._submit(index))
         except LookaheadError as error:
             self.close()
             raise from_ours(error) from None
@@ -235,12 +223,12 @@ class Answers:
             self.close()
             raise
 
-    def _submit(self, index: int) -> Ticket:
+    def _submit(self, index: int) -> Request:
         request = self.requests[index]
         if request.grammar is not None:
             processor, draft_filter = request.grammar.constrain(len(request.prompt))
             request = replace(request, processors=[*request.processors, processor], draft_filter=draft_filter)
-        if request.params.stop or request.reader.ends:
+        if request.params.stop or (request.reader is not None and request.reader.ends):
             request = replace(request, stop=AnswerEnd(self._tokenizer, request))
 
         def on_event(event: Event) -> None:  # in the service's thread
@@ -250,12 +238,12 @@ class Answers:
 
     def _next(self) -> None:
         """Submit what waits for one of this request's to end. Raises ApiError where the service has no room for any."""
-        while len(self._tickets) < len(self.requests):
-            running = len(self._tickets) - sum(self._done)
+        while len(self._running) < len(self.requests):
+            running = len(self._running) - sum(self._done)
             if running >= self._at_once:
                 return
             try:
-                self._tickets.append(self._submit(len(self._tickets)))
+                self._running.append(self._submit(len(self._running)))
             except QueueFullError as error:  # others came first; the next that ends tries again
                 if not running:
                     raise from_ours(error) from None
@@ -269,9 +257,9 @@ class Answers:
 
     def close(self) -> None:
         """Cancel what is not done; takes effect within a step. Any number of times."""
-        for index, ticket in enumerate(self._tickets):
+        for index, request in enumerate(self._running):
             if not self._done[index]:
-                ticket.cancel()
+                request.cancel()
         self._done = [True] * len(self.requests)
 
     @property

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
 
-from ipex_lookahead.serving.answers import Answers, Delta, TextRequest, Whole
+from ipex_lookahead.runtime.request import Request
+from ipex_lookahead.serving.answers import Answers, Delta, Whole
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
@@ -83,7 +85,7 @@ class CompletionRequest(Sampled):
 
 @router.post("/v1/completions")
 @router.post("/completions", include_in_schema=False)
-async def completions(request: Request, body: CompletionRequest) -> Response:
+async def completions(request: HttpRequest, body: CompletionRequest) -> Response:
     """Go on with texts."""
     server, served = checked(request, body, body.model)
     limits, count = server.limits, body.made(server.limits)
@@ -103,7 +105,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         options["prompt_logprobs"] = alternatives
     wanted, stop = _TOKENS if body.max_tokens is None else body.max_tokens, stops(body.stop, limits)
     requests = [
-        TextRequest(
+        Request(
             ids,
             body.params(served, len(ids), wanted, stop, ends),
             sequence=sequence,

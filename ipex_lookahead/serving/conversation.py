@@ -23,7 +23,7 @@ from ipex_lookahead.conversation.tools import (
     with_tools,
 )
 from ipex_lookahead.errors import ContextLengthError, InputError, ModelFormatError
-from ipex_lookahead.serving.answers import TextRequest
+from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.reader import Reader
@@ -70,7 +70,7 @@ class Conversation:
         return bool(self.functions) and self.choice != "none"
 
 
-def prepare(served: Served, conversation: Conversation) -> TextRequest:
+def prepare(served: Served, conversation: Conversation) -> Request:
     """Render and tokenize: returns a request without sampling parameters and without a compiled grammar.
 
     Takes tens of milliseconds: for a thread, and once for all answers of a conversation.
@@ -96,10 +96,10 @@ def prepare(served: Served, conversation: Conversation) -> TextRequest:
     if conversation.form is not None or conversation.may_call:
         constraint = partial(_grammar, conversation, style, markers, thinking, marks)
     parser = Parser(style, conversation.open, one=conversation.one_call) if conversation.may_call else None
-    return TextRequest(ids, reader=Reader(thinking, parser, marks), markers=markers, constraint=constraint)
+    return Request(ids, reader=Reader(thinking, parser, marks), markers=markers, constraint=constraint)
 
 
-def fitted(served: Served, conversation: Conversation, requested: int | None) -> TextRequest:
+def fitted(served: Served, conversation: Conversation, requested: int | None) -> Request:
     """As :func:`prepare`, without the oldest messages where the prompt leaves no room for the answer.
 
     What is left begins with a message of the user's, so that no result is without its call; system messages stay.
@@ -118,7 +118,7 @@ def fitted(served: Served, conversation: Conversation, requested: int | None) ->
     rest = [message for message in conversation.messages if message["role"] != "system"]
     begins = [0, *(at for at, message in enumerate(rest) if at and message["role"] == "user")]
 
-    def of(number: int) -> TextRequest | None:
+    def of(number: int) -> Request | None:
         messages = conversation.messages if number == 0 else [*first, *rest[begins[number] :]]
         try:
             made = prepare(served, replace(conversation, messages=messages))

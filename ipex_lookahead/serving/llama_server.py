@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
 
-from ipex_lookahead.serving.answers import Answers, Finish, TextRequest
+from ipex_lookahead.runtime.request import Request
+from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.completions import encoded
 from ipex_lookahead.serving.conversation import grammar_of
@@ -58,7 +60,7 @@ class InfillRequest(LlamaSampled):
 
 
 @router.post("/completion")
-async def completion(request: Request, body: LlamaRequest) -> Response:
+async def completion(request: HttpRequest, body: LlamaRequest) -> Response:
     """Go on with a text."""
     server, served = checked(request, body, body.model)
     if not body.prompt:
@@ -69,7 +71,7 @@ async def completion(request: Request, body: LlamaRequest) -> Response:
 
 
 @router.post("/infill")
-async def infill(request: Request, body: InfillRequest) -> Response:
+async def infill(request: HttpRequest, body: InfillRequest) -> Response:
     """Fill in what is missing between two texts, where the model has fill-in-the-middle tokens."""
     server, served = checked(request, body, body.model)
     before = body.input_prefix + (body.prompt or "")
@@ -79,7 +81,7 @@ async def infill(request: Request, body: InfillRequest) -> Response:
 
 
 async def _answered(
-    request: Request, body: LlamaSampled, ids: list[int], text: str | None, ends: tuple[int, ...] = ()
+    request: HttpRequest, body: LlamaSampled, ids: list[int], text: str | None, ends: tuple[int, ...] = ()
 ) -> Response:
     server = server_of(request)
     served, limits = server.served, server.limits
@@ -91,7 +93,7 @@ async def _answered(
     requested = body.max_tokens if body.n_predict is None else body.n_predict
     params = body.params(served, len(ids), -1 if requested is None else requested, stops(body.stop, limits), ends)
     options |= memory_of(request, body.cache_salt)
-    answers = server.start([TextRequest(ids, params, grammar=grammar, **options)])
+    answers = server.start([Request(ids, params, grammar=grammar, **options)])
     writer = _Writer(server, served, body.model, ids, text, answers)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
@@ -154,7 +156,7 @@ class _Writer:
 
 
 @router.get("/props")
-async def props(request: Request) -> dict[str, Any]:
+async def props(request: HttpRequest) -> dict[str, Any]:
     """What the server has set."""
     from ipex_lookahead import __version__
 
@@ -174,7 +176,7 @@ async def props(request: Request) -> dict[str, Any]:
 
 
 @router.get("/slots")
-async def slots(request: Request) -> list[dict[str, Any]]:
+async def slots(request: HttpRequest) -> list[dict[str, Any]]:
     """Return the number of busy slots, without their contents."""
     served = server_of(request).served
     busy = served.service.running

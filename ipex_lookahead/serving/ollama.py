@@ -10,14 +10,16 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, ClassVar, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Response
+from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse
 
 from ipex_lookahead.conversation.calls.base import Call, as_json
 from ipex_lookahead.conversation.thinking import marks_of
 from ipex_lookahead.conversation.tools import ways_of
+from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from ipex_lookahead.serving.answers import Answers, Finish, TextRequest
+from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
 from ipex_lookahead.serving.failures import refused
@@ -163,7 +165,7 @@ def _message(message: OllamaMessage, at: int) -> Message:
     return {**found, "tool_calls": calls} if calls else found
 
 
-def _checked(request: Request, body: Body, name: str | None) -> tuple[Server, Served]:
+def _checked(request: HttpRequest, body: Body, name: str | None) -> tuple[Server, Served]:
     """As ``checked``, for the model of a name that Ollama's clients say with a tag."""
     if name is not None and name not in server_of(request).settings.names:
         name = name.removesuffix(_LATEST)
@@ -171,7 +173,7 @@ def _checked(request: Request, body: Body, name: str | None) -> tuple[Server, Se
 
 
 @router.post("/api/chat")
-async def chat(request: Request, body: OllamaChat) -> Response:
+async def chat(request: HttpRequest, body: OllamaChat) -> Response:
     """Go on with a conversation."""
     server, served = _checked(request, body, body.model)
     if not body.messages:
@@ -183,7 +185,7 @@ async def chat(request: Request, body: OllamaChat) -> Response:
 
 
 @router.post("/api/generate")
-async def generate(request: Request, body: OllamaGenerate) -> Response:
+async def generate(request: HttpRequest, body: OllamaGenerate) -> Response:
     """Answer a text, or go on with it."""
     server, served = _checked(request, body, body.model)
     if not body.prompt and not body.suffix:
@@ -199,24 +201,24 @@ async def generate(request: Request, body: OllamaGenerate) -> Response:
     text, form = body.prompt or "", body.form(server.limits)
     ids = await server.prepare(lambda: served.encode(text, special=True))
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
-    return await _answered(request, body, TextRequest(ids, grammar=grammar), chat=False, constrained=form is not None)
+    return await _answered(request, body, Request(ids, grammar=grammar), chat=False, constrained=form is not None)
 
 
-async def _filled_in(request: Request, body: OllamaGenerate, server: Server, served: Served) -> Response:
+async def _filled_in(request: HttpRequest, body: OllamaGenerate, server: Server, served: Served) -> Response:
     """Answer with what is missing between the prompt and the suffix."""
     if body.system:
         raise refused("suffix", "a text that is filled in has no system prompt; leave one of them out")
     before, behind, form = body.prompt or "", body.suffix or "", body.form(server.limits)
     ids, ends = await server.prepare(lambda: served.filled_in("suffix", before, behind))
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
-    prepared = TextRequest(ids, grammar=grammar)
+    prepared = Request(ids, grammar=grammar)
     return await _answered(request, body, prepared, chat=False, constrained=form is not None, ends=ends)
 
 
 async def _answered(
-    request: Request,
+    request: HttpRequest,
     body: OllamaRequest,
-    prepared: TextRequest,
+    prepared: Request,
     *,
     chat: bool,
     constrained: bool,
@@ -297,14 +299,14 @@ async def version() -> dict[str, str]:
 
 
 @router.get("/api/tags")
-async def tags(request: Request) -> dict[str, Any]:
+async def tags(request: HttpRequest) -> dict[str, Any]:
     """The names of the model."""
     server = server_of(request)
     return {"models": [_listed(server, name) for name in server.settings.names]}
 
 
 @router.get("/api/ps")
-async def running(request: Request) -> dict[str, Any]:
+async def running(request: HttpRequest) -> dict[str, Any]:
     """The same: it stays loaded."""
     server = server_of(request)
     context = server.served.max_context
@@ -313,7 +315,7 @@ async def running(request: Request) -> dict[str, Any]:
 
 
 @router.post("/api/show")
-async def show(request: Request, body: Named) -> dict[str, Any]:
+async def show(request: HttpRequest, body: Named) -> dict[str, Any]:
     """What is known of the model."""
     server, served = _checked(request, body, body.model or body.name)
     architecture = _architecture(served)

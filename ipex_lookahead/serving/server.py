@@ -23,8 +23,9 @@ from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.runtime.recommended import SETTINGS
+from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from ipex_lookahead.serving.answers import Answers, Mailbox, TextRequest
+from ipex_lookahead.serving.answers import Answers, Mailbox
 from ipex_lookahead.serving.failures import ApiError, from_ours
 from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
@@ -35,7 +36,7 @@ from ipex_lookahead.serving.sse import ClientGoneError, unless_gone
 from ipex_lookahead.tokenization.fill_in import FillIn, fill_in_of
 
 if TYPE_CHECKING:
-    from fastapi import Request
+    from fastapi import Request as HttpRequest
 
     from ipex_lookahead.runtime.service import Service
     from ipex_lookahead.runtime.text_model import TextModel
@@ -291,14 +292,14 @@ class Server:
                 if time.perf_counter() - began > _MUCH:
                     await asyncio.to_thread(_give_back)
 
-    async def prepared(self, request: Request, work: Callable[[], TextRequest]) -> TextRequest:
+    async def prepared(self, request: HttpRequest, work: Callable[[], Request]) -> Request:
         """Prepare an answer, and compile the grammar that it keeps to. Raises as :meth:`compile`."""
         made = await self.prepare(work)
         if made.constraint is not None:
             made.grammar = await self.compile(request, made.constraint)
         return made
 
-    async def compile(self, request: Request, work: Callable[[Grammars], Result]) -> Result:
+    async def compile(self, request: HttpRequest, work: Callable[[Grammars], Result]) -> Result:
         """Run work that compiles grammars for a request; cached ones do not wait.
 
         Others take one of the slots of the request's key, so that one key's grammars keep out no other's. A client that
@@ -330,7 +331,7 @@ class Server:
             done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # no caller waits for it
             raise
 
-    def start(self, requests: Sequence[TextRequest]) -> Answers:
+    def start(self, requests: Sequence[Request]) -> Answers:
         """Begin answers. The caller closes them."""
         served, limits = self.served, self.limits
         for request in requests:

@@ -212,17 +212,25 @@ def test_a_prompt_that_was_cancelled_goes_on_where_it_stopped(tmp_path):
 
 
 def test_an_answer_that_an_exception_ended_leaves_nothing(folder):
+    """Neither its text nor the memory that it had; earlier texts stay in the prefix cache."""
     model = load_text_model(str(folder), threads=1)
     prompt = model.tokenizer.encode("hello hello hello")
     whole = model.generate(prompt, SamplingParams(20), keep=True)
+    used = model._memory.used
 
     def fail(token: int) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        model.generate(prompt, SamplingParams(20), keep=True, on_token=fail)
+    for ids in (prompt, model.tokenizer.encode("another text")):
+        with pytest.raises(KeyboardInterrupt):
+            model.generate(ids, SamplingParams(20), keep=True, on_token=fail)
+        assert model._memory.used == used
+    abandoned = model.stream(prompt, SamplingParams(20), keep=True)
+    next(abandoned)
+    abandoned.close()
+    assert model._memory.available == model._memory.pages
     assert model.generate(prompt, SamplingParams(20), keep=True) == whole
-    assert model.stats.cached_tokens == 0
+    assert model.stats.cached_tokens == len(prompt) - 1
 
 
 def test_an_engine_that_rounds_by_the_number_of_rows_keeps_nothing(folder):

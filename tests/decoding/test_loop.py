@@ -14,8 +14,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.api import FINAL_NORM, Batch, OutputRequest, StepOutput
 from ipex_lookahead.errors import EngineError, InputError
-from ipex_lookahead.runtime.run import RunOptions, run
-from tests.support.generate import decode
+from tests.support.generate import decode, generated
 from tests.support.proposers import OracleProposer, RandomProposer, TreeProposer
 from tests.support.scripted_engine import scripted
 
@@ -73,7 +72,7 @@ def test_a_drafted_token_that_the_engine_fails_on_is_not_drafted(bad: int) -> No
 
 def test_an_empty_list_of_sequences_is_no_work() -> None:
     engine = scripted(TEXT, 32, 2)
-    assert run(engine, [], RunOptions()) == []
+    assert generated(engine, []) == []
     decode(engine, [], FixedBudget(8), GenerationStats())
     assert not engine.batches
 

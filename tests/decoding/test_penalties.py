@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
@@ -33,6 +36,20 @@ def test_as_hugging_face_has_them(ours, theirs, seed):
     ids, logits = made(seed)
     expected = theirs(torch.from_numpy(ids)[None], torch.from_numpy(logits.copy())[None])[0].numpy()
     assert ours(ids, logits.copy()).tobytes() == expected.tobytes()
+
+
+@settings(deadline=None)
+@given(
+    hnp.arrays(np.float32, 40, elements=st.floats(width=32, allow_nan=False)),
+    st.lists(st.integers(0, 39), min_size=1, max_size=60),
+    st.floats(1e-3, 1e3),
+)
+def test_the_repetition_penalty_has_the_bits_of_hugging_faces(logits, seen, penalty):
+    """Repeated tokens, zeros, denormals and infinities included; tokens beyond the logits are left out."""
+    ids, scores = torch.tensor([seen]), torch.from_numpy(logits[None].copy())
+    expected = hf.RepetitionPenaltyLogitsProcessor(penalty)(ids, scores)
+    found = RepetitionPenalty(penalty)(np.array([*seen, 40, 10**6]), logits)
+    assert found.tobytes() == expected.numpy().tobytes()
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -58,6 +58,19 @@ def found(memory: PrefixCache, ids: npt.NDArray[np.int64], key: str = "") -> int
     return cache.length
 
 
+def test_stored_prefixes_stay_within_their_own_limit_but_for_the_last() -> None:
+    memory = PrefixCache(100)
+    memory.most_kept = 4
+    texts = [np.append(first, tokens(99, first)) for first in range(3)]  # two pages each
+    for text in texts:
+        kept(memory, text)
+    assert [found(memory, text) for text in texts] == [0, 99, 99]
+    long = np.append(3, tokens(899))
+    kept(memory, long)
+    assert [found(memory, text) for text in (*texts, long)] == [0, 0, 0, 899]
+    assert memory.kept == pages_of(900)
+
+
 def test_the_longest_beginning_is_found_to_the_token() -> None:
     memory = PrefixCache(100)
     text = tokens(300)

@@ -157,7 +157,7 @@ def test_what_states_take_counts() -> None:
         assert state <= memory.states <= memory.budget
     memory.clear()
     assert memory.used == memory.states == memory.kept == 0
-    with pytest.raises(InputError, match=f" 0 pages .* beside {RUNNING_STATES * state} bytes for its states"):
+    with pytest.raises(InputError, match=f" 0 pages .* in addition to {RUNNING_STATES * state} bytes for its states"):
         PrefixCache(RUNNING_STATES * state, page=page, state=state)
     room = memory_for(DELTA, [100, 50], kept=1)
     assert room.budget == (3 + 2 + 1) * page + (2 * RUNNING_STATES + 1) * state

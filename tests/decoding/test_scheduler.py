@@ -77,7 +77,7 @@ def test_events_are_each_groups_in_order() -> None:
     events: dict[int, list[Any]] = {number: [] for number in groups}
     while scheduler.busy:
         for event in scheduler.step():
-            events[event.id].append(event)
+            events[event.group].append(event)
     for number, (submission, answer, group) in groups.items():
         kinds = [event.kind for event in events[number]]
         assert kinds[-1] == "finish"
@@ -214,7 +214,7 @@ def test_a_text_that_cannot_be_kept_costs_no_answer(caplog: pytest.LogCaptureFix
     assert kinds[-1] == "finish"
     assert answer == alone(engine, wanted)
     assert memory.used == 0
-    assert "not kept" in caplog.text
+    assert "not stored" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_one_groups_fault_is_its_own() -> None:
     kinds: dict[int, str] = {}
     while scheduler.busy:
         for event in scheduler.step():
-            kinds[event.id] = event.kind
+            kinds[event.group] = event.kind
     assert answer == alone(engine, Submission((1, 2), 30))
     assert kinds == {1: "finish", 2: "error", 3: "error"}
     assert isinstance(proposing.error, ZeroDivisionError)

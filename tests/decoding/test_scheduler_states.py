@@ -14,10 +14,9 @@ from ipex_lookahead.controller import FixedBudget
 from ipex_lookahead.decoding.prefix_cache import PAGE, RUNNING_STATES, PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
-from ipex_lookahead.drafting import DraftModel, SelfSpeculation, make_proposer
+from ipex_lookahead.drafting import DraftModel, make_proposer
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.engines.api import position_bytes, state_bytes
-from ipex_lookahead.runtime.second_model import DraftKeys
 from tests.support.hybrids import HYBRIDS, CountedEngine, hybrid, random_text
 from tests.support.proposers import RandomProposer, TreeProposer
 from tests.support.sequence_groups import Answer, Submission, alone, group_of
@@ -33,12 +32,12 @@ def memory_of(engine: CountedEngine, sequences: int, pages: int) -> PrefixCache:
     return PrefixCache(sequences * RUNNING_STATES * state + pages * page, page=page, state=state)
 
 
-class LateSelfSpeculation(SelfSpeculation):
+class LateSelfSpeculation(DraftModel):
     """On whatever cache its sequence has: a preempted one comes back with another."""
 
     def __init__(self, engine: CountedEngine, group: Callable[[], SequenceGroup]) -> None:
         self._group = group
-        super().__init__(engine, engine.new_cache(), min_prob=0.0)
+        super().__init__(engine, min_prob=0.0, shared=engine.new_cache())
 
     def begin(self, prompt, hidden=None):  # type: ignore[no-untyped-def]
         if len(prompt):
@@ -55,7 +54,7 @@ def drafting_with(name: str) -> Make:
     """A draft model with caches of its own, in a memory in which not all of its sequences have room."""
     draft = SMALLER[name]
     memory = memory_of(draft, 2, 6)
-    return lambda *_: DraftModel(draft, min_prob=0.0, keys=DraftKeys(draft, memory))
+    return lambda *_: DraftModel(draft, min_prob=0.0, prefixes=memory)
 
 
 MAKERS: dict[str, Callable[[], Make]] = {

@@ -50,8 +50,8 @@ def test_each_step_of_a_walk_is_there(file: str, name: str) -> None:
     assert name.rpartition(".")[2] in {one.rpartition(".")[2] for one in defined(path)}, (file, name)
 
 
-def test_a_request_is_six_records() -> None:
-    assert len(RECORDS) == 6
+def test_a_request_is_five_records() -> None:
+    assert len(RECORDS) == 5
     for name, file in RECORDS:
         assert name in defined(PACKAGE / file), (name, file)
 

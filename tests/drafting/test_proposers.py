@@ -10,7 +10,7 @@ import pytest
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL, Draft, Outcome, make_proposer
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.runtime.run import check_head
+from ipex_lookahead.runtime.drafting import check_head
 from tests.support.scripted_engine import markov
 
 PRESETS = Path(__file__).resolve().parents[2] / "configs" / "lookahead"

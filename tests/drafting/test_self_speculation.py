@@ -13,7 +13,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead import AutoModelForCausalLM, LookaheadConfig
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.self_speculation import SelfSpeculation
+from ipex_lookahead.drafting.draft_model import DraftModel
 from tests.support.family_table import variants
 from tests.support.scripted_engine import markov
 from tests.support.tiny import write_tiny_llama
@@ -51,16 +51,16 @@ def test_the_text_is_that_of_plain_decoding(folder: Path, low_bit: str | None, h
     model = load(folder, low_bit, speculative=True)
     plain = model.generate(IDS, lookahead=0, **OPTIONS, **how)
     assert model.stats.drafted == 0
-    assert model._self_draft is None  # nothing is made before it is needed
+    assert model.runtime.copy is None  # nothing is made before it is needed
     out = model.generate(IDS, adaptive=False, **OPTIONS, **how)
     assert torch.equal(out, plain)
     assert model.stats.drafted > 0
     assert model.stats.accepted > 0
-    made = model._self_draft
+    made = model.runtime.copy
     for options in ({"max_step_draft": 3}, {"th_stop_draft": 0.0}, {"auto_th_stop_draft": True}):
         assert torch.equal(model.generate(IDS, adaptive=False, **options, **OPTIONS, **how), plain)
     assert torch.equal(model.generate(IDS, **OPTIONS, **how), plain)  # adaptive
-    assert model._self_draft is made  # one copy serves all generations
+    assert model.runtime.copy is made  # one copy serves all generations
 
 
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "sampled"])
@@ -84,7 +84,7 @@ def test_the_logits_are_those_of_plain_decoding(folder: Path, how: dict[str, Any
 def test_the_copy_drafts_what_the_target_would(folder: Path) -> None:
     """With the target as its own copy every token is accepted: it sees the very same keys and values."""
     model = load(folder)
-    model._self_draft = model.engine
+    model.runtime.copy = model.engine
     config = LookaheadConfig("self_speculation", 7, adaptive=False, draft_min_prob=0.0)
     for how in ({}, SAMPLED):
         plain = model.generate(IDS, lookahead=0, **OPTIONS, **how)
@@ -97,7 +97,7 @@ def test_the_worked_example_and_what_becomes_of_the_cache() -> None:
     engine = markov(vocab_size=30, order=1, seed=0)
     cache = engine.new_cache()
     cache.tokens = [5]
-    proposer = SelfSpeculation(engine, cache, min_prob=0.0)
+    proposer = DraftModel(engine, min_prob=0.0, shared=cache)
     proposer.begin([5, 6])
     assert engine.batches == []
     first = int(engine._logits_of([5, 6]).argmax())
@@ -122,7 +122,7 @@ def test_an_error_inside_a_draft_leaves_the_cache_as_it_was() -> None:
             raise KeyboardInterrupt
         return 3, 1.0
 
-    proposer = SelfSpeculation(engine, cache, choose)
+    proposer = DraftModel(engine, choose, shared=cache)
     proposer.begin([5, 6])
     with pytest.raises(KeyboardInterrupt):
         proposer.propose(8)
@@ -146,7 +146,7 @@ def test_an_explicit_lookahead_takes_its_place(folder: Path) -> None:
     model = load(folder, speculative=True)
     plain = load(folder).generate(IDS, **OPTIONS)
     assert torch.equal(model.generate(IDS, lookahead=3, **OPTIONS), plain)
-    assert model._self_draft is None
+    assert model.runtime.copy is None
 
 
 def test_the_strategy_works_without_the_flag(folder: Path) -> None:

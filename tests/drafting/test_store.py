@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
-from ipex_lookahead.drafting import Auto, Suffix
+from ipex_lookahead.drafting.partial_matching import auto, suffix
 from ipex_lookahead.drafting.store import (
     MAX_MEMORY_STORES,
     MEMORY_CAPACITY,
@@ -51,7 +51,7 @@ def sealed(content: bytes) -> bytes:
 
 def test_later_generations_look_into_it() -> None:
     store = filled([5, 6, 7])
-    for proposer in (Suffix(store.suffixes), Auto(store.suffixes)):
+    for proposer in (suffix(store.suffixes), auto(store.suffixes)):
         proposer.begin([9, 5, 6])
         draft = proposer.propose(4)
         assert list(draft.tokens) == [7]
@@ -59,7 +59,7 @@ def test_later_generations_look_into_it() -> None:
 
 
 def test_texts_do_not_run_into_each_other() -> None:
-    proposer = Suffix(filled([1, 2], [3, 4]).suffixes)
+    proposer = suffix(filled([1, 2], [3, 4]).suffixes)
     proposer.begin([2])
     assert len(proposer.propose(4)) == 0
 
@@ -104,14 +104,14 @@ def test_the_oldest_go_where_it_is_full() -> None:
     store = Store(100, capacity=20)
     old = store.suffixes
     store.add(list(range(50, 55)))
-    proposer = Suffix(old)
+    proposer = suffix(old)
     proposer.begin([50])
     for start in (10, 20, 30, 40):
         store.add(list(range(start, start + 5)))
     assert store.texts() == [list(range(start, start + 5)) for start in (20, 30, 40)]
     assert store.suffixes is not old
     assert list(proposer.propose(1).tokens) == [51]  # a generation under way keeps its index
-    late = Suffix(store.suffixes)
+    late = suffix(store.suffixes)
     late.begin([50])
     assert len(late.propose(1)) == 0
     store.add(list(range(60, 95)))

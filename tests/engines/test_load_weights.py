@@ -19,7 +19,7 @@ from ipex_lookahead.architectures.spec import ModelSpec, Tensor
 from ipex_lookahead.engines.load_weights import Order, load_weights, random_weights, walk, weights_of
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
-from ipex_lookahead.formats import FLOATS, FORMATS, dequantize, as_floats
+from ipex_lookahead.formats import FLOATS, FORMATS, as_floats, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from tests.support.family_configs import read_config
 from tests.support.family_engines import each, some

@@ -25,9 +25,10 @@ from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller import AdaptiveBudget, Controller, FixedBudget
 from ipex_lookahead.controller.calibration import Calibration
 from ipex_lookahead.controller.cost import CostCurve
+from ipex_lookahead.decoding.events import Event
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler
-from ipex_lookahead.decoding.sequence_group import SequenceGroup, StepEvent
+from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.drafting.base import Proposer
 from tests.gates import cases, seed
@@ -148,7 +149,7 @@ class Requests(RuleBasedStateMachine):
             events = self.scheduler.step()
         finally:
             delattr(owner, method)
-        broken = [event.id for event in events if event.kind == "error" and not self.live[event.id].fails]
+        broken = [event.group for event in events if event.kind == "error" and not self.live[event.group].fails]
         assert len(broken) <= 1
         for number in broken:
             self.live[number].fails = True
@@ -178,9 +179,9 @@ class Requests(RuleBasedStateMachine):
         assert self.memory is not None
         self.memory.clear()
 
-    def hear(self, events: list[StepEvent]) -> None:
+    def hear(self, events: list[Event]) -> None:
         for event in events:
-            one = self.live[event.id]
+            one = self.live[event.group]
             assert not one.over, "nothing comes after the end"
             if event.kind == "tokens":
                 one.heard += event.tokens

@@ -14,7 +14,7 @@ from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams, gumbel
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.runtime.lookahead import resolve_lookahead, second_model_lookahead, strategy_config
-from ipex_lookahead.runtime.second_model import SharedChoice, check_vocabulary
+from ipex_lookahead.runtime.second_model import check_vocabulary, shared_choice
 from tests.decoding.test_exact import MODES, PROMPTS, assert_same, new_tokens, padded, run
 from tests.hf.test_model import build
 from tests.support.byte_tokenizer import byte_tokenizer
@@ -189,7 +189,7 @@ def test_the_lead_leaves_out_what_was_cut() -> None:
 def test_the_estimate_tells_where_the_two_agree() -> None:
     """It ranks agreements above misses, and does so better than the token's own probability."""
     rng = np.random.default_rng(1)
-    choice = SharedChoice([], Sampler(WarperParams(), 5, 0))
+    choice = shared_choice([], Sampler(WarperParams(), 5, 0))
     target = Sampler(WarperParams(), 5, 0)
     agreed, estimates, own = [], [], []
     for position in range(600):
@@ -282,7 +282,7 @@ def test_bad_arguments(lookahead: Any, strategy: str | None, options: dict[str, 
 def test_the_strategy_without_its_model(engine: ScriptedEngine) -> None:
     with pytest.raises(InputError, match="'draft_model' needs a second model; pass draft_model to generate"):
         generate(engine, [[1]], lookahead=DRAFT)
-    with pytest.raises(InputError, match="'self_speculation' needs a second model; load the model with speculative"):
+    with pytest.raises(InputError, match="cannot give its weights back; self-speculation needs the native one"):
         generate(engine, [[1]], lookahead=LookaheadConfig("self_speculation"))
 
 

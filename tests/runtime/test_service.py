@@ -20,7 +20,7 @@ from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError, ServiceError
 from ipex_lookahead.runtime.logprobs import logprob_of
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from ipex_lookahead.runtime.service import Event, GenerationRequest, Service
+from ipex_lookahead.runtime.service import Event, Request, Service
 from ipex_lookahead.runtime.text_model import TextModel
 from tests.support.hashed_engine import HashedEngine
 from tests.support.letters import VOCAB, text_model, tokens_of
@@ -90,7 +90,7 @@ def test_closing_a_stream_ends_the_request(service: Service) -> None:
             done.set()
 
     go_on = threading.Event()
-    ticket = service.submit(GenerationRequest([1, 2], SamplingParams(3000)), tell)
+    ticket = service.submit(Request([1, 2], SamplingParams(3000)), tell)
     assert first.wait(SECONDS)
     ticket.cancel()
     go_on.set()
@@ -108,7 +108,7 @@ def test_a_full_queue_says_when_to_come_again(model: TextModel) -> None:
         busy.set()
         go_on.wait(SECONDS)
 
-    with_room_for_one.submit(GenerationRequest([1], SamplingParams(3)), hold)
+    with_room_for_one.submit(Request([1], SamplingParams(3)), hold)
     assert busy.wait(SECONDS)
     waiting = with_room_for_one.stream([2], SamplingParams(3))
     with pytest.raises(QueueFullError) as caught:
@@ -282,8 +282,8 @@ def test_processors_see_each_position_once_and_filters_cut_drafts(service: Servi
 
 
 SERVICE_FAULTS = {
-    "head_of": "ipex_lookahead.runtime.service.head_of",
-    "a proposer's constructor": "ipex_lookahead.runtime.service.make_proposer",
+    "a trained head": "ipex_lookahead.runtime.drafting.Drafting.prepare",
+    "a proposer's constructor": "ipex_lookahead.runtime.drafting.make_proposer",
     "a store": "ipex_lookahead.drafting.store.Stores.open_or_none",
     "a log probability": "ipex_lookahead.runtime.service.logprob_of",
     "a controller": "ipex_lookahead.runtime.service.make_controller",
@@ -357,7 +357,7 @@ def test_who_cannot_be_told_is_served_no_longer(service: Service) -> None:
         if event.kind == "tokens":
             raise OSError("gone")
 
-    service.submit(GenerationRequest([1, 2], SamplingParams(1000)), deaf)
+    service.submit(Request([1, 2], SamplingParams(1000)), deaf)
     assert over.wait(SECONDS)
     assert calls.count("tokens") == 1
     assert len(tokens_of(list(service.stream([1, 2], SamplingParams(5))))) == 5
@@ -420,11 +420,12 @@ def test_a_damaged_store_costs_its_key_drafts_and_nobody_an_answer(
             for key in ("alice", "bob", "carol"):
                 events = list(made.stream([1, 2, 3], SamplingParams(tokens), key=key, lookahead=config))
                 assert events[-1].kind == "finish", events[-1].error
-        made.model.stores.flush()  # which is written in the background
+        made.model.stores.flush()  # files are written in the background
         store.with_name("answers.store.bob").unlink()
         store.with_name("answers.store.bob").mkdir()  # where it can no longer be written
         for _ in range(2):
             assert list(made.stream([1, 2], SamplingParams(9), key="bob", lookahead=config))[-1].kind == "finish"
+        made.model.stores.flush()
         said = [record.getMessage() for record in caplog.records]
         assert [sum(key in one for one in said) for key in ("alice", "bob", "carol")] == [1, 1, 1]
         with pytest.raises(InputError, match="damaged"):

@@ -13,7 +13,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.engines.api import Batch
-from ipex_lookahead.runtime.request import GenerationRequest
+from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.service import Service
 from tests.support.generate import generate
@@ -69,19 +69,24 @@ def test_another_conversation_begins_with_the_same_system_prompt(
     begins: list[int] = []
     monkeypatch.setattr(model, "turns_of", lambda ids: [at for at in begins if at < len(ids)])
     system = random_text(200)
-    first, second = ([*system, *random_text(80, seed)] for seed in (1, 2))
+    first, second, third = ([*system, *random_text(80, seed)] for seed in (1, 2, 3))
     begins[:] = [200]
-    for prompt, cached in ((first, 0), (second, 200), (first, 200)):
+    for prompt, cached in ((first, 0), (second, 200), (third, 200)):
         assert model.generate(prompt, PLAIN, keep=True) == fresh.generate(prompt, PLAIN)
         assert model.stats.cached_tokens == cached
+    model.generate(first, PLAIN, keep=True)
     turns = [*first, *fresh.generate(first, PLAIN), *random_text(70, 5)]
     begins[:] = [200, len(turns)]
     for seed, cached in ((6, len(first) + 23), (7, len(turns))):
         prompt = [*turns, *random_text(40, seed)]
         assert model.generate(prompt, PLAIN, keep=True) == fresh.generate(prompt, PLAIN)
         assert model.stats.cached_tokens == cached
-    assert model.generate(second, PLAIN, keep=True) == fresh.generate(second, PLAIN)
-    assert model.stats.cached_tokens == 200, "after other turns too"
+    for _ in range(4):
+        turns = [*turns, *model.generate(turns, PLAIN, keep=True), *random_text(70, 8)]
+        begins[:] = [200, len(turns)]
+    other = [*system, *random_text(80, 9)]
+    assert model.generate(other, PLAIN, keep=True) == fresh.generate(other, PLAIN)
+    assert model.stats.cached_tokens == 200, "after many other turns too"
 
 
 def test_past_key_values_go_on_where_they_were(engine: CountedEngine) -> None:
@@ -210,7 +215,7 @@ def test_a_service_counts_what_states_take(engine: CountedEngine) -> None:
             events = list(with_states.stream(prompt, PLAIN))
             assert [token for event in events for token in event.tokens] == wanted
             assert events[-1].stats.cached_tokens == cached
-        request = GenerationRequest([*prompt, *wanted, 1, 2], PLAIN)
+        request = Request([*prompt, *wanted, 1, 2], PLAIN)
         events = list(with_states.stream(request.prompt, PLAIN))
         assert events[-1].stats.cached_tokens == len(prompt) + len(wanted) - 1
     finally:

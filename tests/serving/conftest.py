@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import QueueFullError
 from ipex_lookahead.runtime.loading import load_text_model
-from ipex_lookahead.runtime.service import Event, GenerationRequest, Service
+from ipex_lookahead.runtime.service import Event, Request, Service
 from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.connection import MOST_CONNECTIONS, MOST_WITHOUT_HEAD, impatient
@@ -57,7 +57,7 @@ def client(server: Server) -> Iterator[TestClient]:
 
 @dataclass
 class FakeTicket:
-    request: GenerationRequest
+    request: Request
     tell: Callable[[Event], None]
     id: int = 0
     cancelled: threading.Event = field(default_factory=threading.Event)
@@ -88,7 +88,7 @@ class FakeService:
     def check_room(self, count: int, key: str = "") -> None:
         """There is, until ``submit`` says otherwise."""
 
-    def submit(self, request: GenerationRequest, on_event: Any) -> FakeTicket:
+    def submit(self, request: Request, on_event: Any) -> FakeTicket:
         if len(self.tickets) >= self.most:
             raise QueueFullError("7 requests are waiting, as many as may", retry_after=2.5, hint="try again later")
         ticket = FakeTicket(request, on_event, len(self.tickets))

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from ipex_lookahead.runtime.service import Event, GenerationRequest, Service
+from ipex_lookahead.runtime.service import Event, Request, Service
 from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.serving.app import make_app
 from ipex_lookahead.serving.keys import Keys
@@ -45,7 +45,7 @@ class Held:
         self._submitted, self._here, self._go_on = threading.Event(), threading.Event(), threading.Event()
         owner, params = KEYS.owner("greedy-key-of-sixteen") or "", SamplingParams(1900, ignore_eos=True)
         told = [self._first, self._second, *[lambda event: None] * (count - 2)]
-        requests = [GenerationRequest([65, 66, n], params, key=owner) for n in range(count)]
+        requests = [Request([65, 66, n], params, key=owner) for n in range(count)]
         self.tickets = [service.submit(request, tell) for request, tell in zip(requests, told, strict=True)]
         self._submitted.set()
         assert self._here.wait(PATIENCE)
@@ -95,6 +95,6 @@ def test_what_can_never_run_is_a_400_that_says_so(client: TestClient, path: str,
     answer = client.post(f"/v1/{path}", json={**body, "n": 5}, headers=headers)
     assert answer.status_code == 400
     said = answer.json()["error"]["message"]
-    assert "5 answers are asked for" in said
+    assert "5 answers are requested" in said
     assert "could never be made" in said
     assert client.post(f"/v1/{path}", json={**body, "n": 4, "max_tokens": 2}, headers=headers).status_code == 200

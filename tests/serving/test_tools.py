@@ -13,7 +13,7 @@ from ipex_lookahead.conversation.calls.elements import Coder, Keyed
 from ipex_lookahead.conversation.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
 from ipex_lookahead.conversation.calls.pythonic import Pythonic
 from ipex_lookahead.conversation.tools import Parser, in_words, ways_of
-from ipex_lookahead.runtime.events import Event, TokenLogprob
+from ipex_lookahead.decoding.events import Event, TokenLogprob
 from tests.gates import cases
 
 FUNCTIONS = [{"name": "w"}, {"name": "v"}]

@@ -54,8 +54,8 @@ class Choosing:
     """Drafts with the free sources where the text repeats itself, else with the head, or with the head after a copy.
 
     Args:
-        free: drafts with ``probs`` and ``sources``, such as :class:`~ipex_lookahead.drafting.auto.Auto`; None: the head
-            drafts alone.
+        free: drafts with ``probs`` and ``sources``, such as those of strategy "auto"; None: the head
+            is alone.
         head: drafts a chain.
         price: cost of the head's tokens.
         time: time of a forward with a number of rows, in any unit.

@@ -18,7 +18,7 @@ _ENCODER = "there is no encoder: leave it out"
 
 _REFUSED: Mapping[str, Refusal] = {
     "assistant_model": Refusal("pass it to the model's own generate"),
-    "draft_model": Refusal("pass draft_engine=, or use the model's own generate"),
+    "draft_model": Refusal("pass it to the model's own generate"),
     "assistant_tokenizer": Refusal(
         "a draft model needs the target's vocabulary, so both have one tokenizer: leave it out, and"
         " take a smaller model of the same family"

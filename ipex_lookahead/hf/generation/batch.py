@@ -1,4 +1,4 @@
-"""What the caller supplies sees a batch as transformers shows it: whole, padded, one call for each emitted position."""
+"""The caller's objects with a whole batch: padded as transformers shows it, one call per emitted position."""
 
 from __future__ import annotations
 

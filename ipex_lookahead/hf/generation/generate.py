@@ -7,7 +7,7 @@ own, on public classes of transformers only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.generation.stopping_criteria import MaxTimeCriteria
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.decoding.sampling import Logits, Sampler, WarperParams
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS
-from ipex_lookahead.engines.api import Cache, Engine
+from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hf.generation import processors as logits_processors
 from ipex_lookahead.hf.generation import stopping
@@ -34,18 +33,19 @@ from ipex_lookahead.hf.generation.inputs import prompts_of
 from ipex_lookahead.hf.generation.options import resolve
 from ipex_lookahead.hf.generation.past import LookaheadCache, check_positions, past_of
 from ipex_lookahead.hf.generation.processors import (
-    Chain,
     Processor,
     build_processors,
     build_warpers,
+    chained,
     constrain,
     sampling_params,
 )
-from ipex_lookahead.hf.generation.stopping import Criteria, cancellation
+from ipex_lookahead.hf.generation.stopping import cancellation, row_criteria
 from ipex_lookahead.runtime.checks import integer, token_ids
-from ipex_lookahead.runtime.lookahead import lookup_of, resolve_lookahead
-from ipex_lookahead.runtime.run import RunOptions, length_limit, run_stepwise, to_the_end
-from ipex_lookahead.runtime.stop_texts import Stop, StopTexts, any_of
+from ipex_lookahead.runtime.lookahead import lookup_of
+from ipex_lookahead.runtime.run import length_limit, to_the_end
+from ipex_lookahead.runtime.runtime import Runtime
+from ipex_lookahead.runtime.stop_texts import Stop, StopTexts, any_of, time_limit
 from ipex_lookahead.system.compat import CACHE, BothCacheNames
 
 
@@ -58,7 +58,7 @@ class LookaheadGenerateOutput(BothCacheNames, GenerateDecoderOnlyOutput):  # typ
 
 
 def generate_stepwise(
-    engine: Engine,
+    runtime: Runtime,
     inputs: Any = None,
     generation_config: GenerationConfig | None = None,
     logits_processor: Sequence[Any] | None = None,
@@ -75,7 +75,9 @@ def generate_stepwise(
     tokenizer: Any = None,
     cancel: Any = None,
     on_prefill: Callable[[int, int], None] | None = None,
-    options: RunOptions | None = None,
+    second_model: Mapping[str, Any] | None = None,
+    own_proposer: Callable[[LookaheadConfig], Proposer] | None = None,
+    stats: GenerationStats | None = None,
     **kwargs: Any,
 ) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
     """Generate from prompts, one or several.
@@ -89,7 +91,7 @@ def generate_stepwise(
     ``min_length`` count columns, padding included, as transformers does.
 
     Args:
-        engine: where the model runs.
+        runtime: the model's engine, and what its generations share.
         inputs: int64 [batch, length], or ``input_ids=``; also lists of ids. Rows may be padded on the left.
         generation_config: options; those it does not set come from ``model_defaults``.
         logits_processor: called with the ids so far and the scores, after the processors that the settings ask for;
@@ -101,26 +103,27 @@ def generate_stepwise(
         streamer: gets the prompts, then the tokens of each position, int64 [batch], as accepted; ``end()`` is called
             whatever happens. transformers' own streamers take one sequence.
         model_defaults: the model's own generation configuration.
-        lookahead: None, False or 0: off. 1 to 128: at most that many draft tokens a step, by prompt lookup. "auto": the
-            best strategy; another strategy's name. A LookaheadConfig. transformers' ``prompt_lookup_num_tokens=N`` is
-            ``lookahead=N``.
+        lookahead: None, False or 0: off. 1 to 128: largest number of draft tokens per step, by prompt lookup. "auto":
+            the best strategy; another strategy's name. A LookaheadConfig. transformers' ``prompt_lookup_num_tokens=N``
+            is ``lookahead=N``.
         max_matching_ngram_size: ipex-llm's option: longest n-gram that prompt lookup matches.
-        adaptive: False always drafts as many tokens as allowed; True, the default, only what pays.
+        adaptive: False always drafts the largest allowed number of tokens; True, the default, only what pays.
         seed: 0 to 2**64 - 1, for sampling; None draws one from torch's global generator, so ``torch.manual_seed`` and
-            ``transformers.set_seed`` make a run repeatable. Either way it stands in ``stats.seed``.
+            ``transformers.set_seed`` make a run repeatable. Either way ``stats.seed`` has it.
         sequence_ids: for each sequence its number in the noise, by default 0, 1, ...; row i of a batch is reproduced
             alone with the same seed and ``sequence_ids=[i]``.
         tokenizer: needed for ``stop_strings``.
-        cancel: a ``threading.Event``, or a function: once it is set, or returns True, the generation ends, also in the
-            middle of a long prompt, between two pieces of it; what has come is returned, the finish reason is
-            "cancelled". ``max_time`` ends a long prompt likewise.
-        on_prefill: called after each piece of the prompts with the prompt tokens done, and their number in all.
-        options: what the model has for its generations (costs, stores, shared forwards, a draft model), and statistics
-            to be filled; changed.
+        cancel: a ``threading.Event``, or a function: once it is set, or returns True, the generation ends, also
+            between two chunks of a long prompt; the tokens so far are returned, and the finish reason is "cancelled".
+            ``max_time`` ends a long prompt likewise.
+        on_prefill: called after each chunk of the prompts with the number of prompt tokens done, and of all.
+        second_model: arguments of :meth:`~ipex_lookahead.runtime.runtime.Runtime.resolve` about a draft model.
+        own_proposer: makes a proposer of the caller's own for each sequence, from the settings.
+        stats: filled; None: new ones.
         **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
-            ``past_key_values`` (or ``cache``, its name from transformers 5.24 on) of an earlier output, whose tokens
-            are not read again as far as the prompts begin with them (the cache is changed, and then holds this
-            generation's); ``position_ids``, if they are what the mask implies.
+            ``past_key_values`` (or ``cache``, its name from transformers 5.24 on) of an earlier output: tokens
+            that the prompts begin with are not read again (the cache is changed, and then holds this generation's
+            tokens); ``position_ids``, if they are what the mask implies.
 
     Returns:
         int64 [batch, length]: prompts as given, then the new tokens, shorter rows padded on the right with
@@ -133,15 +136,19 @@ def generate_stepwise(
         InputError: an argument is outside what is allowed, or an option is not supported.
         ContextLengthError: a prompt leaves no room for a new token.
     """
-    # As a generator it yields what there is so far: nothing, once the arguments are checked, then after each forward
-    # the sequences. Closing it abandons the generation.
+    # As a generator it yields nothing once the arguments are checked, then the sequences after each forward. Closing it
+    # abandons the generation.
     check_streamer(streamer)
+    engine = runtime.engine
     try:
         check_callers_objects(logits_processor, stopping_criteria, prefix_allowed_tokens_fn)
         settings, left = resolve(model_defaults or GenerationConfig(), generation_config, kwargs)
         lookahead, longest = lookup_of(settings, kwargs, lookahead)
-        config = resolve_lookahead(
-            lookahead, longest if max_matching_ngram_size is None else max_matching_ngram_size, adaptive
+        config, second_engine = runtime.resolve(
+            lookahead,
+            max_matching_ngram_size=longest if max_matching_ngram_size is None else max_matching_ngram_size,
+            adaptive=adaptive,
+            **(second_model or {}),
         )
         eos_ids = token_ids("eos_token_id", settings.eos_token_id, engine.vocab_size)
         for name in ("forced_bos_token_id", "forced_eos_token_id"):  # what is forced must be there
@@ -175,8 +182,7 @@ def generate_stepwise(
             for p in prompts
         ]
         past = past_of(engine, *given_past, len(prompts))
-        options = RunOptions() if options is None else options
-        options.config, options.on_prefill, stats = config, on_prefill, options.stats
+        stats = GenerationStats() if stats is None else stats
         stats.sequences = len(prompts)
         yield ()
         if streamer is not None:
@@ -186,27 +192,55 @@ def generate_stepwise(
             return _result(settings, ids, [], eos_ids, stats, engine.vocab_size, past)
 
         samplers = _samplers(settings, seed, sequence_ids, len(prompts))
-        wish = _Wish(settings, eos_ids, engine.vocab_size, tokenizer)
+        stops = [_stop_texts(settings, tokenizer) for _ in prompts]
+        keeps = bool(settings.return_dict_in_generate)
         sequences = [
-            wish.sequence(prompt, limit, reason, sampler, cache)
-            for prompt, (limit, reason), sampler, cache in zip(
-                prompts, limits, samplers, past.take(prompts), strict=True
+            TokenSequence(
+                prompt,
+                limit,
+                reason,
+                frozenset(eos_ids),
+                sampler,
+                stop=stop,
+                cache=cache,
+                scores=[] if keeps and settings.output_scores else None,
+                raw=[] if keeps and settings.output_logits else None,
+            )
+            for prompt, (limit, reason), sampler, stop, cache in zip(
+                prompts, limits, samplers, stops, past.take(prompts), strict=True
             )
         ]
-        criteria = [] if settings.max_time is None else [MaxTimeCriteria(max_time=float(settings.max_time))]
+        in_time = None if settings.max_time is None else time_limit(float(settings.max_time))
         read = stats.prompt_tokens + sum(map(len, prompts))
-        in_prompt = [*criteria]
-        in_prompt += [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
-        options.cancelled = cancellation(cancel, in_prompt, ids, lambda: stats.prompt_tokens < read)
+        in_prompt = [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
+        cancelled = cancellation(cancel, in_prompt, ids, lambda: stats.prompt_tokens < read, in_time)
         constrained = None if prefix_allowed_tokens_fn is None else constrain(prefix_allowed_tokens_fn, times)
-        options.callbacks = wish.apply(
-            ids, sequences, logits_processor or (), constrained, criteria, stopping_criteria or (), streamer
+        callbacks = _apply_rules(
+            settings,
+            ids,
+            sequences,
+            engine.vocab_size,
+            own=logits_processor or (),
+            constrained=constrained,
+            in_time=in_time,
+            own_criteria=stopping_criteria or (),
+            streamer=streamer,
+            pad=_pad(settings, eos_ids),
         )
         returned = bool(settings.return_dict_in_generate) and settings.use_cache is not False
         used_again = returned or given_past != (None, None)
         for sequence in sequences:
             sequence.checkpoints = used_again
-        yield from run_stepwise(engine, sequences, options)
+        yield from runtime.stepwise(
+            sequences,
+            config,
+            second_engine,
+            stats=stats,
+            own=own_proposer,
+            cancelled=cancelled,
+            callbacks=callbacks,
+            on_prefill=on_prefill,
+        )
         return _result(settings, ids, sequences, eos_ids, stats, engine.vocab_size, past if used_again else None)
     finally:
         if streamer is not None:
@@ -217,118 +251,95 @@ generate = to_the_end("torch.Tensor | LookaheadGenerateOutput")(generate_stepwis
 """As :func:`generate_stepwise`, from end to end."""
 
 
-class _Wish:
-    """The settings, as sequences have them."""
+def _apply_rules(
+    settings: GenerationConfig,
+    ids: torch.Tensor,
+    sequences: Sequence[TokenSequence],
+    vocab_size: int,
+    *,
+    own: Sequence[Any],
+    constrained: Processor | None,
+    in_time: Stop | None,
+    own_criteria: Sequence[Any],
+    streamer: Any,
+    pad: int,
+) -> CallersBatch | None:
+    """Give the sequences their processors and stop criteria; return the callbacks that see all sequences, or None.
 
-    def __init__(self, settings: GenerationConfig, eos_ids: Sequence[int], vocab_size: int, tokenizer: Any) -> None:
-        if settings.stop_strings is not None and tokenizer is None:
-            raise InputError("stop_strings needs the model's tokenizer; pass tokenizer=")
-        self._settings = settings
-        self._eos_ids = eos_ids
-        self._vocab_size = vocab_size
-        self._tokenizer = tokenizer
-        keeps = bool(settings.return_dict_in_generate)
-        self._keep_scores = keeps and bool(settings.output_scores)
-        self._keep_raw = keeps and bool(settings.output_logits)
+    Args:
+        settings: the generation options.
+        ids: the prompts as given, int64 [batch, n].
+        sequences: changed.
+        vocab_size: the model's.
+        own: the caller's processors.
+        constrained: calls the caller's ``prefix_allowed_tokens_fn``, or None.
+        in_time: ``max_time`` of the settings, or None.
+        own_criteria: the caller's stop criteria.
+        streamer: the caller's, or None.
+        pad: the padding token.
+    """
+    whole_batch = len(sequences) > 1 and not (
+        streamer is None
+        and constrained is None
+        and all(map(logits_processors.by_row, own))
+        and all(map(stopping.by_row, own_criteria))
+    )
+    lists, padded = [], [*own, constrained]
+    for row, sequence in zip(ids, sequences, strict=True):
+        padding = row[: len(row) - len(sequence.prompt)].numpy()
+        processors, warpers = _processors_of(settings, sequence, vocab_size, len(padding), own, constrained)
+        lists.append(processors)
+        sequence.draft_processors = chained(_processors_of(settings, sequence, vocab_size, len(padding))[0])
+        sequence.warpers = chained(warpers)
+        sequence.stop = any_of(sequence.stop, in_time)
+        if whole_batch:
+            continue
+        sequence.processors = chained(processors, padding, padded)
+        if own_criteria:
+            sequence.stop = any_of(sequence.stop, row_criteria(own_criteria, padding, sequence.scores))
+        if streamer is not None:
+            sequence.on_token = lambda token: streamer.put(torch.tensor([token]))
+    if not whole_batch:
+        return None
+    keep_scores = bool(settings.return_dict_in_generate and settings.output_scores)
+    return CallersBatch(
+        ids, sequences, lists, padded, own_criteria, streamer, pad=pad, vocab_size=vocab_size, keep_scores=keep_scores
+    )
 
-    def sequence(self, prompt: Any, limit: int, reason: str, sampler: Sampler | None, cache: Cache) -> TokenSequence:
-        """A sequence with all but processors and the caller's stop criteria."""
-        return TokenSequence(
-            prompt,
-            limit,
-            reason,
-            frozenset(self._eos_ids),
-            sampler,
-            stop=self._stop_texts(),
-            cache=cache,
-            scores=[] if self._keep_scores else None,
-            raw=[] if self._keep_raw else None,
+
+def _stop_texts(settings: GenerationConfig, tokenizer: Any) -> Stop | None:
+    """Return the stop texts of one sequence. Raises InputError where they need a tokenizer and there is none."""
+    if settings.stop_strings is None:
+        return None
+    if tokenizer is None:
+        raise InputError("stop_strings needs the model's tokenizer; pass tokenizer=")
+    decode = partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+    return StopTexts(SimpleNamespace(decode=decode), settings.stop_strings)
+
+
+def _processors_of(
+    settings: GenerationConfig,
+    sequence: TokenSequence,
+    vocab_size: int,
+    padding: int,
+    own: Sequence[Any] = (),
+    constrained: Processor | None = None,
+) -> tuple[list[Processor], list[Processor]]:
+    """Return the processors before our own sampler, and the warpers that the sampler replaces."""
+    try:
+        processors = build_processors(
+            settings,
+            prompt=sequence.prompt,
+            padding=padding,
+            limit=sequence.limit,
+            eos_ids=sorted(sequence.eos_ids),
+            own=own,
+            constrained=constrained,
         )
-
-    def _stop_texts(self) -> Stop | None:
-        texts = self._settings.stop_strings
-        if texts is None:
-            return None
-        decode = partial(self._tokenizer.decode, clean_up_tokenization_spaces=False)
-        return StopTexts(SimpleNamespace(decode=decode), texts)
-
-    def apply(
-        self,
-        ids: torch.Tensor,
-        sequences: Sequence[TokenSequence],
-        own: Sequence[Any],
-        constrained: Processor | None,
-        criteria: Sequence[Any],
-        own_criteria: Sequence[Any],
-        streamer: Any,
-    ) -> CallersBatch | None:
-        """Give the sequences their processors and criteria; returns what must see them all at once, if anything must.
-
-        Args:
-            ids: the prompts as given, int64 [batch, n].
-            sequences: changed.
-            own: the caller's processors.
-            constrained: what calls the caller's ``prefix_allowed_tokens_fn``, or None.
-            criteria: what the settings ask for.
-            own_criteria: the caller's.
-            streamer: the caller's, or None.
-        """
-        whole_batch = len(sequences) > 1 and not (
-            streamer is None
-            and constrained is None
-            and all(map(logits_processors.by_row, own))
-            and all(map(stopping.by_row, own_criteria))
-        )
-        padded = [*own, constrained]
-        lists = []
-        for row, sequence in zip(ids, sequences, strict=True):
-            padding = row[: len(row) - len(sequence.prompt)].numpy()
-            processors, warpers = self._processors(sequence, len(padding), own, constrained)
-            hidden, _ = self._processors(sequence, len(padding))
-            lists.append(processors)
-            sequence.draft_processors = [Chain(hidden)] if hidden else ()
-            sequence.warpers = [Chain(warpers)] if warpers else ()
-            by_row = () if whole_batch else own_criteria
-            if criteria or by_row:
-                sequence.stop = any_of(sequence.stop, Criteria(criteria, by_row, padding, sequence.scores))
-            if whole_batch:
-                continue
-            sequence.processors = [Chain(processors, padding, padded)] if processors else ()
-            if streamer is not None:
-                sequence.on_token = lambda token: streamer.put(torch.tensor([token]))
-        if not whole_batch:
-            return None
-        return CallersBatch(
-            ids,
-            sequences,
-            lists,
-            padded,
-            own_criteria,
-            streamer,
-            pad=_pad(self._settings, self._eos_ids),
-            vocab_size=self._vocab_size,
-            keep_scores=self._keep_scores,
-        )
-
-    def _processors(
-        self, sequence: TokenSequence, padding: int, own: Sequence[Any] = (), constrained: Processor | None = None
-    ) -> tuple[list[Processor], list[Processor]]:
-        """What comes before our own sampler, and the warpers that it stands for."""
-        settings = self._settings
-        try:
-            processors = build_processors(
-                settings,
-                prompt=sequence.prompt,
-                padding=padding,
-                limit=sequence.limit,
-                eos_ids=self._eos_ids,
-                own=own,
-                constrained=constrained,
-            )
-            warpers = build_warpers(settings, self._vocab_size)
-        except (ValueError, TypeError) as error:
-            raise InputError(f"a generation option is not usable: {error}") from error
-        return (processors, warpers) if sampling_params(settings) is not None else ([*processors, *warpers], [])
+        warpers = build_warpers(settings, vocab_size)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"a generation option is not usable: {error}") from error
+    return (processors, warpers) if sampling_params(settings) is not None else ([*processors, *warpers], [])
 
 
 def _samplers(
@@ -349,7 +360,7 @@ def _samplers(
 
 
 def _pad(settings: GenerationConfig, eos_ids: Sequence[int]) -> int:
-    """What stands behind a row that has ended."""
+    """Return the padding token after a row that has ended."""
     return int(settings.pad_token_id if settings.pad_token_id is not None else (eos_ids[0] if eos_ids else 0))
 
 
@@ -382,7 +393,7 @@ def _result(
 
 
 def _columns(kept: Sequence[list[Logits] | None], steps: int, vocab_size: int) -> tuple[torch.Tensor, ...] | None:
-    """Rows of each sequence -> one float32 [batch, vocab_size] for each step."""
+    """Return one float32 [batch, vocab_size] for each step, from the rows of each sequence."""
     if not any(kept):
         return None
     zeros = np.zeros(vocab_size, np.float32)

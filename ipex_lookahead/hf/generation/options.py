@@ -28,7 +28,7 @@ _DEFAULTS: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "num_return_sequences": 1,
 }
-"""What Hugging Face assumes where neither the model nor the caller says anything."""
+"""Hugging Face's defaults for options that neither the model nor the caller sets."""
 
 _FLAGS = ("do_sample", "return_dict_in_generate", "output_scores", "output_logits", "remove_invalid_values")
 

@@ -1,12 +1,11 @@
-"""A model whose own generation config asks for what only Hugging Face's processors do, behind a command or a server.
+"""Processors of a generation config that needs Hugging Face's, for commands and the server.
 
-This imports torch and transformers, as :mod:`.text_model` by itself does not; so it is imported for such models only.
+This imports torch and transformers, which ``TextModel`` by itself does not, so only such models import it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,24 +14,9 @@ import numpy.typing as npt
 from ipex_lookahead.decoding.sampling import Processor, WarperParams
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hf.generation.options import resolve
-from ipex_lookahead.hf.generation.processors import Chain, build_processors, build_warpers, sampling_params
+from ipex_lookahead.hf.generation.processors import build_processors, build_warpers, chained, sampling_params
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.system.compat import generation_config
-
-
-@dataclass(frozen=True, slots=True)
-class OwnRules:
-    """What a generation config makes of a prompt's rules.
-
-    Attributes:
-        processors: what comes before the caller's own.
-        warpers: what comes after them.
-        sampling: how to draw from what is left then; None takes the likeliest token.
-    """
-
-    processors: list[Processor]
-    warpers: list[Processor]
-    sampling: WarperParams | None
 
 
 def rules_of(
@@ -43,16 +27,19 @@ def rules_of(
     limit: int,
     eos_ids: Collection[int],
     vocab_size: int,
-) -> OwnRules:
-    """The processors that ``model.generate`` would use for one prompt.
+) -> tuple[Sequence[Processor], Sequence[Processor], WarperParams | None]:
+    """Return the processors and the sampling that ``model.generate`` would use for one prompt.
 
     Args:
         defaults: the model's generation config.
-        params: how tokens are chosen, resolved; what is None in them the generation config says.
+        params: how tokens are chosen, resolved; where they are None, the generation config decides.
         prompt: int32 [n].
         limit: the length at which the answer ends, prompt included.
         eos_ids: tokens that end it.
         vocab_size: the model's.
+
+    Returns:
+        The processors before the caller's own, those after them, and the sampling (None: the most likely token).
 
     Raises:
         InputError: an option of the config is not usable.
@@ -72,4 +59,4 @@ def rules_of(
             f"the model's generation config: {error}", hint="change it in generation_config.json, or take it out there"
         ) from error
     warping = (sampling or WarperParams()) if sampled else None
-    return OwnRules([Chain(made)] if made else [], [Chain(warpers)] if warpers else [], warping)
+    return chained(made), chained(warpers), warping

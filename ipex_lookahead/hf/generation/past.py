@@ -18,13 +18,13 @@ from ipex_lookahead.errors import InputError
 
 
 class LookaheadCache(TransformersCache):  # type: ignore[misc]
-    """Keys and values of a batch, one engine cache a row. They stay in the engine: there are no tensors to look at.
+    """KV caches of a batch, one engine cache per row. They stay in the engine: there are no tensors to look at.
 
     A forward adds to the cache that it is given, as transformers' caches are added to. ``copy.deepcopy`` shares what is
     there and goes on independently, which is how one prompt serves several continuations.
 
     Args:
-        engine: whose caches they are.
+        engine: the engine of the caches.
         rows: sequences in the batch.
 
     Attributes:
@@ -86,7 +86,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
             self.cut(row)
 
     def cut(self, row: int) -> None:
-        """Bring a row's cache back to the tokens of that row here; what layers have forgotten is run again."""
+        """Crop a row's cache to the tokens of that row here; tokens that a layer's state has lost are run again."""
         cache, ids = self.rows[row], self.ids[row][self.mask[row]].numpy().astype(np.int32)
         left = ids[cache.crop(len(ids)) :]
         if len(left):
@@ -126,9 +126,9 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
     # ---- lent to a generation ----------------------------------------------------------------------------------------
 
     def take(self, prompts: Sequence[npt.NDArray[np.int32]]) -> list[Cache]:
-        """Each row's cache with what its prompt begins with, less than all of it; nothing is left here.
+        """Return each row's cache, cropped to the prefix that it shares with its prompt, and leave this cache empty.
 
-        So a generation that fails leaves an empty cache, and one that succeeds gives the rows back with ``hold``.
+        A generation that fails leaves an empty cache; one that succeeds returns the rows with ``hold``.
         """
         lent = self.rows
         for cache, prompt, ids, mask in zip(lent, prompts, self.ids, self.mask, strict=True):
@@ -138,9 +138,12 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         return lent
 
     def hold(self, caches: Sequence[Any], ids: torch.Tensor, padding: Sequence[int]) -> None:
-        """The caches of a generation: int64 [rows, n] tokens, the first ``padding[row]`` of each none.
+        """Take over the caches of a generation; all rows are cropped to the columns of the shortest.
 
-        All rows are cut to the columns that the shortest has.
+        Args:
+            caches: one per row.
+            ids: int64 [rows, n], their tokens.
+            padding: number of padding columns on the left of each row.
         """
         columns = min(empty + cache.length for empty, cache in zip(padding, caches, strict=True))
         self.rows = list(caches)
@@ -207,7 +210,7 @@ def check_positions(mask: torch.Tensor, before: int, position_ids: Any, cache_po
     Args:
         mask: bool [rows, columns].
         before: how many of the columns came before those that have positions here.
-        position_ids: int64 [rows or 1, columns - before], whatever stands at padding; or None.
+        position_ids: int64 [rows or 1, columns - before], any values at padding; or None.
         cache_position: int64 [columns - before], or None.
     """
     new = mask[:, before:]

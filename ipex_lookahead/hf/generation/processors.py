@@ -1,7 +1,8 @@
-"""Hugging Face's logits processors: those that the settings ask for, and how any of them is called.
+"""Logits processors of the settings and of the caller, and how each kind is called.
 
-The lists are built for the prompt without its padding, so a sequence of a batch sees exactly what it sees alone. What
-the caller supplies sees what transformers shows it: the padding as given, and (:mod:`.batch`) the whole batch.
+Processors that :mod:`ipex_lookahead.decoding.penalties` has are taken from there; the others are Hugging Face's. The
+lists are built for the prompt without its padding, so a sequence of a batch sees exactly what it sees alone. The
+caller's own processors see what transformers shows them: the padding as given, and (:mod:`.batch`) the whole batch.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from transformers import GenerationConfig
 from transformers.generation import logits_process as hf
 
 from ipex_lookahead.decoding import penalties
+from ipex_lookahead.decoding import sampling as decoding
 from ipex_lookahead.decoding.sampling import Ids, Logits, WarperParams
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.compat import MinPLogitsWarper, TopHLogitsWarper
 
-Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(input_ids int64 [rows, n], scores float32 [rows, vocab_size]) -> scores of the same shape."""
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | penalties.Penalty
+"""(input_ids int64 [rows, n], scores float32 [rows, vocab_size]) -> scores of the same shape; or one on numpy arrays of
+one row."""
 
 _BY_ROW = (
     "EpsilonLogitsWarper EtaLogitsWarper ExponentialDecayLengthPenalty ForcedBOSTokenLogitsProcessor"
@@ -32,7 +35,15 @@ _BY_ROW = (
     " SuppressTokensLogitsProcessor TemperatureLogitsWarper TopHLogitsWarper TopKLogitsWarper TopPLogitsWarper"
     " TypicalLogitsWarper"
 ).split()
-"""Hugging Face's processors without state that do the same to a row whatever its neighbours are."""
+"""Hugging Face's processors without state that compute each row independently of the others."""
+
+_SAME = {
+    "RepetitionPenaltyLogitsProcessor": (penalties.RepetitionPenalty,),
+    "NoRepeatNGramLogitsProcessor": (penalties.NoRepeatedNGrams,),
+    "MinLengthLogitsProcessor": (penalties.LeastLength,),
+    "MinNewTokensLengthLogitsProcessor": (penalties.LeastLength,),
+}
+"""Hugging Face's class -> ours of the same meaning, which a processor of the caller's replaces in the same way."""
 
 
 def by_row(processor: Any) -> bool:
@@ -40,44 +51,51 @@ def by_row(processor: Any) -> bool:
     return any(type(processor) is getattr(hf, name, None) for name in _BY_ROW)
 
 
-class Chain:
-    """Hugging Face's processors, for one sequence, as one of the loop's: numpy in, numpy out.
-
-    Args:
-        processors: called in order.
-        padding: int64 [k], what stands on the left of the prompt in the caller's batch.
-        padded: those of the processors that see the padding.
-    """
-
-    def __init__(self, processors: Sequence[Processor], padding: Ids | None = None, padded: Collection[Any] = ()):
-        sees = {id(processor) for processor in padded} if padding is not None and len(padding) else set()
-        self._steps = [(processor, id(processor) in sees) for processor in processors]
-        self._padding = padding
-
-    def __call__(self, prefix: Ids, logits: Logits) -> Logits:
-        """See :data:`ipex_lookahead.decoding.sampling.Processor`. Raises InputError for a processor's odd answer."""
-        ids = torch.from_numpy(prefix)[None]
-        scores = torch.from_numpy(logits)[None]
-        for processor, padded in self._steps:
-            scores = call(processor, with_padding(self._padding, prefix) if padded else ids, scores)
-        return as_logits(scores[0])
-
-
 def with_padding(padding: Ids | None, prefix: Ids) -> torch.Tensor:
-    """A sequence as the caller's batch has it: int64 [1, padding + n]."""
+    """Return a sequence as the caller's batch has it, int64 [1, padding + n]."""
     if padding is None or not len(padding):
         return torch.from_numpy(prefix)[None]
     return torch.from_numpy(np.concatenate([padding, prefix]))[None]
 
 
 def as_logits(scores: torch.Tensor) -> Logits:
-    """What a processor made, as float32 in numpy, wherever it was."""
+    """Return scores from any device and dtype as float32 in numpy."""
     processed: Logits = scores.detach().to("cpu", torch.float32).numpy()
     return processed
 
 
+def chained(
+    processors: Sequence[Processor], padding: Ids | None = None, padded: Collection[Any] = ()
+) -> Sequence[decoding.Processor]:
+    """Return processors as a sequence takes them, on numpy arrays.
+
+    Args:
+        processors: called in order.
+        padding: int64 [k], the columns on the left of the prompt in the caller's batch.
+        padded: those of the processors that see the padding.
+    """
+    ours = [processor for processor in processors if isinstance(processor, penalties.PENALTIES)]
+    if len(ours) == len(processors):
+        return ours
+    seen = {id(processor) for processor in padded}
+
+    def chain(prefix: Ids, logits: Logits) -> Logits:
+        ids, shown = torch.from_numpy(prefix)[None], with_padding(padding, prefix)
+        scores = torch.from_numpy(logits)[None]
+        for processor in processors:
+            scores = call(processor, shown if id(processor) in seen else ids, scores)
+        return as_logits(scores[0])
+
+    return [chain]
+
+
 def call(processor: Processor, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """One processor on int64 [rows, n] and float32 [rows, vocab_size]. InputError where it returns anything else."""
+    """Call a processor on int64 [rows, n] and float32 [rows, vocab_size]; one on numpy arrays has one row.
+
+    Raises InputError where it returns anything but a tensor of the shape of ``scores``.
+    """
+    if isinstance(processor, penalties.PENALTIES):
+        return torch.from_numpy(processor(ids[0].numpy(), as_logits(scores[0])))[None]
     with _one_thread() if _is_small(processor) else nullcontext():
         found = processor(ids, scores)
     if not isinstance(found, torch.Tensor) or found.shape != scores.shape:
@@ -86,18 +104,6 @@ def call(processor: Processor, ids: torch.Tensor, scores: torch.Tensor) -> torch
             f"logits_processor {type(processor).__name__} returned {got}; it must return a tensor {tuple(scores.shape)}"
         )
     return found
-
-
-class RepetitionPenalty(hf.RepetitionPenaltyLogitsProcessor):  # type: ignore[misc]
-    """Hugging Face's class and bits, by our own penalty, which touches only the tokens that were seen.
-
-    Theirs copies all logits more than once: 49,152 take 39 us in one thread, here 23.
-    """
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Penalise int64 [1, n] in float32 [1, vocab_size]."""
-        ids, logits = input_ids.numpy()[0], scores.numpy()[0].copy()
-        return torch.from_numpy(penalties.RepetitionPenalty(self.penalty)(ids, logits))[None]
 
 
 def constrain(allowed: Callable[[int, torch.Tensor], list[int]], times: int) -> Processor:
@@ -116,12 +122,19 @@ def build_processors(
     own: Sequence[Processor],
     constrained: Processor | None = None,
 ) -> list[Processor]:
-    """The processors that come before temperature, in Hugging Face's order, ``own`` (the caller's) last.
+    """Return the processors that come before temperature, in Hugging Face's order, the caller's last.
 
-    ``prompt`` is without the padding, ``padding`` the columns before it, which ``min_length`` counts. For the options
-    that speak of an encoder's input the prompt stands, as in transformers.
-    ``constrained`` is what calls the caller's ``prefix_allowed_tokens_fn`` (:func:`constrain`).
-    A processor of the caller's replaces the one of the same class that the settings ask for.
+    A processor of the caller replaces the one of the same class in the settings.
+
+    Args:
+        settings: the generation options.
+        prompt: int32 [n], without the padding; also the encoder's input of the options that name one, as in
+            transformers.
+        padding: number of columns before the prompt, which ``min_length`` counts.
+        limit: length at which the sequence ends.
+        eos_ids: tokens that end it.
+        own: the caller's processors.
+        constrained: calls the caller's ``prefix_allowed_tokens_fn`` (:func:`constrain`).
     """
     eos = list(eos_ids) or None
     prompt_length, seen = len(prompt), torch.from_numpy(prompt.astype(np.int64))[None]
@@ -131,17 +144,17 @@ def build_processors(
     if settings.encoder_repetition_penalty not in (None, 1.0):
         made.append(hf.EncoderRepetitionPenaltyLogitsProcessor(float(settings.encoder_repetition_penalty), seen))
     if settings.repetition_penalty not in (None, 1.0):
-        made.append(RepetitionPenalty(float(settings.repetition_penalty)))
+        made.append(penalties.RepetitionPenalty(float(settings.repetition_penalty)))
     if settings.no_repeat_ngram_size:
-        made.append(hf.NoRepeatNGramLogitsProcessor(settings.no_repeat_ngram_size))
+        made.append(penalties.NoRepeatedNGrams(settings.no_repeat_ngram_size))
     if settings.encoder_no_repeat_ngram_size:
         made.append(hf.EncoderNoRepeatNGramLogitsProcessor(settings.encoder_no_repeat_ngram_size, seen))
     if settings.bad_words_ids is not None:
         made.append(hf.NoBadWordsLogitsProcessor(settings.bad_words_ids, eos))
     if (settings.min_length or 0) > padding and eos is not None and settings.min_new_tokens is None:
-        made.append(hf.MinLengthLogitsProcessor(settings.min_length - padding, eos))
+        made.append(penalties.LeastLength(settings.min_length - padding, eos))
     if settings.min_new_tokens and eos is not None:
-        made.append(hf.MinNewTokensLengthLogitsProcessor(prompt_length, settings.min_new_tokens, eos))
+        made.append(penalties.LeastLength(prompt_length + settings.min_new_tokens, eos))
     if constrained is not None:
         made.append(constrained)
     if settings.forced_bos_token_id is not None:
@@ -157,7 +170,7 @@ def build_processors(
     if settings.begin_suppress_tokens is not None:
         forced = prompt_length == 1 and settings.forced_bos_token_id is not None  # which goes first, then
         made.append(hf.SuppressTokensAtBeginLogitsProcessor(settings.begin_suppress_tokens, prompt_length + forced))
-    classes = tuple({type(p) for p in own})
+    classes = tuple({cls for p in own for cls in (type(p), *_SAME.get(type(p).__name__, ()))})
     return [*(p for p in made if not isinstance(p, classes)), *own]
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's stop criteria: how they are called."""
+"""The caller's stop criteria: how they are called."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers.generation import stopping_criteria as hf
 from ipex_lookahead.decoding.sampling import Ids, Logits
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hf.generation.processors import with_padding
+from ipex_lookahead.runtime.stop_texts import Stop
 
 _BY_ROW = "MaxLengthCriteria MaxTimeCriteria EosTokenCriteria StopStringCriteria".split()
 
@@ -20,42 +21,39 @@ def by_row(criterion: Any) -> bool:
     return any(type(criterion) is getattr(hf, name, None) for name in _BY_ROW)
 
 
-class Criteria:
-    """Stop criteria of one sequence, called after each token.
+def row_criteria(criteria: Sequence[Any], padding: Ids, scores: list[Logits] | None) -> Stop:
+    """Return the caller's stop criteria of one sequence as one.
 
     Args:
-        criteria: those that see the sequence without padding.
-        own: the caller's, which see the padding too.
-        padding: int64 [k], what stands on the left of the prompt in the caller's batch.
+        criteria: each is called with the tokens so far, int64 [1, n], padding included, and the scores.
+        padding: int64 [k], the columns on the left of the prompt in the caller's batch.
         scores: the processed logits of each position so far, or None.
     """
 
-    def __init__(self, criteria: Sequence[Any], own: Sequence[Any], padding: Ids, scores: list[Logits] | None) -> None:
-        self._criteria = [(criterion, False) for criterion in criteria] + [(c, len(padding) > 0) for c in own]
-        self._padding = padding
-        self._scores = scores
+    def ends(prefix: Ids) -> bool:
+        ids = with_padding(padding, prefix)
+        shown = tuple(torch.from_numpy(row)[None] for row in scores) if scores else None
+        answers = [bool(torch.as_tensor(criterion(ids, shown)).all()) for criterion in criteria]
+        return any(answers)
 
-    def __call__(self, prefix: Ids) -> bool:
-        """Whether any of them ends the sequence; all are called."""
-        ids = torch.from_numpy(prefix)[None]
-        scores = tuple(torch.from_numpy(s)[None] for s in self._scores) if self._scores else None
-        ended = False
-        for criterion, padded in self._criteria:
-            answer = criterion(with_padding(self._padding, prefix) if padded else ids, scores)
-            ended = bool(torch.as_tensor(answer).all()) or ended
-        return ended
+    return ends
 
 
 def cancellation(
-    cancel: Any, in_prompt: Sequence[Any], ids: torch.Tensor, reading: Callable[[], bool]
+    cancel: Any,
+    in_prompt: Sequence[Any],
+    ids: torch.Tensor,
+    reading: Callable[[], bool],
+    in_time: Stop | None = None,
 ) -> Callable[[], bool] | None:
-    """What :func:`ipex_lookahead.runtime.run.run` calls between pieces of the prompts and after each step.
+    """Return the function that is called between chunks of the prompts and after each step; None: nothing ends it.
 
     Args:
-        cancel: a ``threading.Event``, or anything that is called without arguments; None.
-        in_prompt: criteria that are called while the prompts are read too.
-        ids: the prompts, which they see.
-        reading: whether the prompts are still being read.
+        cancel: a ``threading.Event``, a function without arguments, or None.
+        in_prompt: criteria that are also called while the prompts are read.
+        ids: the prompts, their argument.
+        reading: returns True while the prompts are being read.
+        in_time: ``max_time`` of the settings, which also ends the reading of prompts.
 
     Raises:
         InputError: ``cancel`` is something else.
@@ -63,12 +61,16 @@ def cancellation(
     is_set = getattr(cancel, "is_set", cancel)
     if cancel is not None and not callable(is_set):
         raise InputError(f"cancel is {cancel!r}; pass a threading.Event, or a function that returns True to end it")
-    if cancel is None and not in_prompt:
+    if cancel is None and not in_prompt and in_time is None:
         return None
 
     def cancelled() -> bool:
         if cancel is not None and is_set():
             return True
-        return reading() and any(bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in in_prompt)
+        if not reading():
+            return False
+        if in_time is not None and in_time(ids[0].numpy()):
+            return True
+        return any(bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in in_prompt)
 
     return cancelled

@@ -46,7 +46,7 @@ class Copying:
             speculative=self.speculative,
             origin=self._origin,
         )
-        twin.costs = self.costs
+        twin.runtime.costs = self.costs
         twin.use_draft_model(*self._draft_used or (None,))
         memo[id(self)] = twin
         return twin

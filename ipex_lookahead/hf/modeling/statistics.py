@@ -5,12 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.runtime.runtime import Runtime
 
 
 class IpexLlmStatistics:
-    """Read-only views of ``stats``, the last generation's :class:`GenerationStats`."""
+    """Statistics of the last generation, and ipex-llm's names for them."""
 
-    stats: GenerationStats
+    runtime: Runtime
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Statistics of the last generation that the calling thread has begun on this model; empty before the first.
+
+        ``generate(return_dict_in_generate=True).stats`` has those of any generation.
+        """
+        return self.runtime.stats
 
     @property
     def first_token_time(self) -> Any:

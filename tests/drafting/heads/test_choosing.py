@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.drafting.auto import Auto
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.heads.choosing import ENOUGH, TRIED, Choosing, should_attach_head
 from ipex_lookahead.drafting.heads.price import Price
 from ipex_lookahead.drafting.heads.record import Record
+from ipex_lookahead.drafting.partial_matching import auto
 from ipex_lookahead.engines.api import ARGMAX
 
 CHEAP = Price(0.06, 0.06, 0.03)
@@ -69,7 +69,7 @@ def steps_of(proposer: Choosing, length: int) -> int:
 @pytest.mark.parametrize("right", [True, False])
 def test_a_head_drafts_where_it_is_right_and_is_left_alone_where_not(right: bool, free: bool) -> None:
     head = Knows(right)
-    steps = steps_of(Choosing(Auto() if free else None, head, CHEAP), 1500)
+    steps = steps_of(Choosing(auto() if free else None, head, CHEAP), 1500)
     if right:
         assert steps < 1500 / 7
     else:

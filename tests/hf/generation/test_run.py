@@ -12,7 +12,8 @@ from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.runtime.lookahead import resolve_lookahead
-from ipex_lookahead.runtime.run import RunOptions, length_limit, run
+from ipex_lookahead.runtime.run import length_limit
+from tests.support.generate import generated
 from tests.support.hashed_engine import HashedEngine
 from tests.support.scripted_engine import markov, scripted
 
@@ -40,7 +41,7 @@ def test_a_job_from_end_to_end() -> None:
             scores=[],
             raw=raw,
         )
-        (one,) = run(markov(seed=2), [sequence], RunOptions(resolve_lookahead(lookahead, adaptive=False), stats))
+        (one,) = generated(markov(seed=2), [sequence], resolve_lookahead(lookahead, adaptive=False), stats=stats)
         assert one.new == told
         assert len(one.new) == 16
         assert prefixes == [[1, 5, 3, 5, *told[:n]] for n in range(16)]
@@ -56,7 +57,7 @@ def test_end_tokens_and_limits() -> None:
     engine = scripted([4, 5, 6, 7], 16, 2)
     sequences = [Sequence(np.array([1, 2], np.int32), 5, "context", frozenset({end})) for end in (5, 9)]
     stats = GenerationStats()
-    assert [one.new for one in run(engine, sequences, RunOptions(stats=stats))] == [[4, 5], [4, 5, 6]]
+    assert [one.new for one in generated(engine, sequences, stats=stats)] == [[4, 5], [4, 5, 6]]
     assert stats.finish_reasons == ["stop", "context"]
 
 
@@ -77,7 +78,7 @@ def test_a_long_prompt_tells_how_far_it_is(rows: int) -> None:
     told: list[tuple[int, int]] = []
     stats = GenerationStats()
     sequences = [Sequence(np.full(600, 1 + row, np.int32), 700) for row in range(rows)]
-    run(engine, sequences, RunOptions(stats=stats, on_prefill=lambda done, total: told.append((done, total))))
+    generated(engine, sequences, stats=stats, on_prefill=lambda done, total: told.append((done, total)))
     assert [done for done, _ in told] == [*range(512, 600 * rows, 512), 600 * rows]
     assert {total for _, total in told} == {600 * rows}
 
@@ -90,10 +91,10 @@ def test_several_answers_to_one_prompt_read_it_once() -> None:
     def sequences(numbers: list[int]) -> list[Sequence]:
         return [Sequence(prompt, 120, sampler=Sampler(WarperParams(), 5, number)) for number in numbers]
 
-    alone = [run(engine, sequences([number]), RunOptions())[0].new for number in range(4)]
+    alone = [generated(engine, sequences([number]))[0].new for number in range(4)]
     engine.rows = 0
     stats = GenerationStats()
-    together = [one.new for one in run(engine, sequences([0, 1, 2, 3]), RunOptions(stats=stats))]
+    together = [one.new for one in generated(engine, sequences([0, 1, 2, 3]), stats=stats)]
     assert together == alone
     assert len({tuple(new) for new in alone}) == 4
     assert engine.rows == 90 + 4 * 29

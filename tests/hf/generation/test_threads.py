@@ -102,5 +102,5 @@ def test_an_assistant_that_transformers_has_loaded_drafts(model: Any) -> None:
         assert torch.equal(out, plain)
         assert model.stats.drafted_by_source["draft_model"] > 0
     model.use_draft_model(assistant)
-    assert model._assistant is model._draft_engine
+    assert model._assistant is model.runtime.draft_engine
     model.use_draft_model(None)

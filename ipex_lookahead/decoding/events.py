@@ -1,4 +1,4 @@
-"""The events of a request while it is served."""
+"""Events of a request: what a scheduler's step did to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ipex_lookahead.errors import LookaheadError
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely the model found a token, before temperature, penalties and processors.
+    """Log probability of a token, before temperature, penalties and processors.
 
     Attributes:
         token: its id.
@@ -27,19 +27,24 @@ class TokenLogprob:
 
 @dataclass(slots=True)
 class Event:
-    """An event. The last one of a request is "finish" or "error".
+    """An event. The last event of a request is "finish" or "error".
+
+    The scheduler sets ``kind``, ``group`` and the attributes of "prefill" and "tokens" without log probabilities;
+    ``Service`` adds the others.
 
     Attributes:
-        kind: what happened; the other attributes are for the kinds named.
-        done, total: "prefill": how many of the prompt's tokens are read, of how many.
-        cached: "prefill": how many of them were found in the prefix cache.
-        tokens: "tokens": newly committed ids, in order, an end-of-text id included.
-        origins: for each of them the drafting source that had put it forward; None = the model's own.
-        logprobs: for each of them, where they were wanted.
-        prompt_logprobs: "prefill", once, where they were wanted: of each of the prompt's tokens; None for the first.
+        kind: the other attributes belong to the kinds named.
+        done, total: "prefill": number of prompt tokens read, and of all prompt tokens.
+        cached: "prefill": number of prompt tokens found in the prefix cache.
+        tokens: "tokens": newly committed ids, in order, an end token included.
+        origins: "tokens": for each token the source that drafted it; None = the target model's own.
+        logprobs: "tokens": for each token, where requested.
+        prompt_logprobs: the last "prefill", where requested: for each prompt token; None for the first.
         reason: "finish": "stop", "length", "context" or "cancelled".
-        stats: "finish": of this request alone.
-        error: "error": why this request is over; others go on.
+        stats: "finish": statistics of this request.
+        error: "error": the reason; other requests continue.
+        group: the scheduler's number of the group.
+        sequence: "tokens": the sequence's ``index``.
     """
 
     kind: Literal["prefill", "tokens", "finish", "error"]
@@ -53,6 +58,8 @@ class Event:
     reason: str = ""
     stats: GenerationStats | None = None
     error: LookaheadError | None = None
+    group: int = 0
+    sequence: int = 0
 
 
 OnEvent = Callable[[Event], None]
