@@ -129,15 +129,15 @@ def replay(
 def _tried(what: Replayed, costs: StepCosts | None) -> list[Callable[..., dict[str, Any]]]:
     """Return the replays: every strategy, every head, and every strategy with every head, by draft length."""
     from ipex_lookahead.bench.replay_head import SimulatedHead
+    from ipex_lookahead.controller.kept import HeadRates
     from ipex_lookahead.drafting import make_proposer
-    from ipex_lookahead.drafting.heads.record import Record
 
     def way(strategy: str | None, head: HeadCosts | None, budget: int) -> Callable[..., dict[str, Any]]:
-        record = Record()
+        rates = HeadRates()
 
         def simulated(answer: Answer) -> SimulatedHead:
             assert head is not None
-            return SimulatedHead([*answer.prompt, *answer.output], what.acceptance, head.price, record, what.seed)
+            return SimulatedHead([*answer.prompt, *answer.output], what.acceptance, head.price, rates, what.seed)
 
         def one(recording: Any, advance: Callable[[], None]) -> dict[str, Any]:
             found = replay_answers(
@@ -203,14 +203,14 @@ class _Clocked:
         self._inner = inner
         self._curve = curve
         self._head = head
-        self._spent = 0.0
-        self.budget, self.select, self.note, self.observe = inner.budget, inner.select, inner.note, inner.observe
+        self._seconds = 0.0
+        self.budget, self.select, self.observe = inner.budget, inner.select, inner.observe
         self.join, self.leave, self.idle = inner.join, inner.leave, inner.idle
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         if self._head is not None:
-            proposing += (self._head.spent - self._spent) * self._curve(1)
-            self._spent = self._head.spent
+            proposing += self._head.seconds - self._seconds
+            self._seconds = self._head.seconds
         self._inner.timed(rows, length, self._curve(rows, length, experts), proposing, experts)
 
 
@@ -263,13 +263,14 @@ def replay_answers(
     import numpy as np
 
     from ipex_lookahead.bench.recording import RecordedEngine
-    from ipex_lookahead.controller import AdaptiveBudget, FixedBudget
+    from ipex_lookahead.controller import AdaptiveController, Controller
+    from ipex_lookahead.controller.adaptive import should_attach_head
     from ipex_lookahead.controller.cost import CostCurve
     from ipex_lookahead.decoding.loop import decode
     from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
     from ipex_lookahead.decoding.sequence_group import SequenceGroup
     from ipex_lookahead.decoding.stats import GenerationStats
-    from ipex_lookahead.drafting.heads.choosing import should_attach_head
+    from ipex_lookahead.drafting.heads.joined import SOURCE, HeadAndFree
 
     total, seconds, plain_seconds, propose, observe = GenerationStats(strategy=config.strategy), 0.0, 0.0, 0.0, 0.0
     decode_tokens, calibration = 0, curve or recording.calibration
@@ -277,13 +278,18 @@ def replay_answers(
         known, truth = CostCurve(calibration), CostCurve(calibration)
         drafter = None if head is None else head(answer)
         if drafter is not None and make is not None and config.adaptive:
-            drafter = drafter if should_attach_head(drafter.record, drafter.price, known, drafter.most) else None
-        proposer = _Watched(_proposer(config, None if make is None else make(config), drafter, known))
-        budget = config.num_draft_tokens
-        inner: Any = FixedBudget(budget)
+            rates = drafter.rates
+            attached = should_attach_head(rates, rates.tests, rates.skipped, known, drafter.most)
+            rates.skipped = 0 if attached else rates.skipped + 1
+            drafter = drafter if attached else None
+        inner, budget, plan = Controller(config.num_draft_tokens), config.num_draft_tokens, None
         if config.adaptive:
-            inner = AdaptiveBudget(known, budget, config.strategy)
-        controller = _Clocked(inner, truth, drafter)
+            heads = () if drafter is None else ((SOURCE, drafter.rates),)
+            inner = adaptive = AdaptiveController(known, budget, config.strategy, heads)
+            plan = adaptive.plan
+        free: Any = None if make is None else make(config)
+        proposer = _Watched(free if drafter is None else HeadAndFree(free, drafter, plan))
+        controller: Any = _Clocked(inner, truth, drafter)
         engine = RecordedEngine(answer)
         prompt = np.array(answer.prompt, np.int32)
         limit = len(answer.prompt) + len(answer.output)
@@ -297,7 +303,7 @@ def replay_answers(
             length += 1 + accepted
             seconds += truth(1 + drafted, length)
         if drafter is not None:
-            seconds += drafter.spent * truth(1)
+            seconds += drafter.seconds
         plain_seconds += sum(truth(1, length) for length in range(len(answer.prompt) + 1, limit))
         propose += proposer.propose_seconds
         observe += proposer.observe_seconds
@@ -323,11 +329,3 @@ def replay_answers(
         "predicted_plain_tok_s": decode_tokens / plain_seconds if plain_seconds else 0.0,
         "predicted_ratio": plain_seconds / spent if spent else 1.0,
     }
-
-
-def _proposer(config: LookaheadConfig, free: Proposer | None, head: SimulatedHead | None, known: CostCurve) -> Any:
-    from ipex_lookahead.drafting.heads.choosing import Choosing
-
-    if head is None or (free is None and not config.adaptive):
-        return free or head
-    return Choosing(free, head, head.price, known, max_tokens=head.most)

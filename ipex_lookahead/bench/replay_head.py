@@ -16,14 +16,26 @@ from typing import Any
 import numpy as np
 
 from ipex_lookahead.controller.calibration import Calibration
+from ipex_lookahead.controller.kept import HeadRates
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.heads.price import Price
-from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.api import ARGMAX, Hidden
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_json import parse, read_file
 
 FILE_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Seconds of a head's draft: its first token (the rows before it included), each more, each copied one."""
+
+    first: float
+    each: float
+    copied: float
+
+    def of(self, tokens: int, copied: int = 0) -> float:
+        """Return the seconds of a chain of ``tokens`` after ``copied`` others."""
+        return self.first + (tokens - 1) * self.each + copied * self.copied if tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,7 @@ class HeadCosts:
     Attributes:
         name: "full" or "cut".
         words: Size of the draft vocabulary.
-        price: Price of a draft, in forwards of one row.
+        price: Price of a draft.
     """
 
     name: str
@@ -75,7 +87,7 @@ def load_costs(file: Path) -> StepCosts:
             HeadCosts(
                 str(name),
                 int(one["words"]),
-                Price(*(float(one[part]) / curve.seconds[0] for part in ("first", "each", "copied"))),
+                Price(*(float(one[part]) for part in ("first", "each", "copied"))),
             )
             for name, one in costs["heads"].items()
         )
@@ -94,27 +106,26 @@ class SimulatedHead:
         text: Prompt and answer.
         acceptance: Acceptance rates of the 1st, 2nd, ... token if those before it are accepted; also the most drafted
             tokens. Copied tokens count as depth, because the head reads them without the target's hidden states.
-        price: Price of a draft, in forwards of one row.
-        record: Acceptance record; it is updated.
+        price: Price of a draft.
+        rates: Acceptance rates; the controller updates them.
         seed: Seed of the positions that are right.
 
     Attributes:
-        price, record, most: As given, and the most drafted tokens.
-        spent: Drafting time so far, in forwards of one row.
+        rates, most: As given, and the most drafted tokens.
+        seconds: Drafting time so far.
     """
 
     wants = ARGMAX
 
     def __init__(
-        self, text: Sequence[int], acceptance: Sequence[float], price: Price, record: Record, seed: int = 0
+        self, text: Sequence[int], acceptance: Sequence[float], price: Price, rates: HeadRates, seed: int = 0
     ) -> None:
         self._text = [*text]
         self._acceptance = acceptance
-        self.price, self.record, self.most = price, record, len(acceptance)
-        self._chain: tuple[Draft, list[int]] = Draft(), []
+        self._price, self.rates, self.most = price, rates, len(acceptance)
         drawn = np.random.default_rng(seed).random((len(self._text), len(acceptance)))
         self._right = drawn < np.asarray(acceptance, np.float64)
-        self.spent = 0.0
+        self.seconds = 0.0
 
     def begin(self, prompt: Sequence[int], hidden: Hidden | None = None) -> None:
         """Start after the prompt."""
@@ -139,16 +150,12 @@ class SimulatedHead:
             chance *= probs[-1]
             if chance < min_chance:
                 break
-        self.spent += self.price.of(len(tokens), first)
-        draft = Draft(tokens, range(-1, len(tokens) - 1), probs=probs)
-        self._chain = draft, [*copied]
-        return draft
+        seconds = self._price.of(len(tokens), first)
+        self.seconds += seconds
+        return Draft(tokens, range(-1, len(tokens) - 1), probs=probs, seconds=seconds)
 
     def observe(self, outcome: Outcome) -> None:
-        """Record the outcome of the last chain and advance by the emitted tokens."""
-        (draft, copied), self._chain = self._chain, (Draft(), [])
-        if copied == [*outcome.emitted[: len(copied)]]:
-            self.record.observe(draft.tokens, draft.probs, outcome.emitted[len(copied) :])
+        """Advance by the emitted tokens."""
         self._at += len(outcome.emitted)
 
     def _other(self, place: int) -> int:

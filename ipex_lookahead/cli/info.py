@@ -79,7 +79,7 @@ def _show_settings(file: str, found: Found, *, as_json: bool) -> None:
 
 def machine_facts() -> dict[str, Any]:
     """Return machine, instruction sets, threads, memory in bytes, versions, cache folder and step costs."""
-    from ipex_lookahead.controller.kept_costs import cost_folder, known_costs
+    from ipex_lookahead.controller.kept import cost_folder, known_costs
     from ipex_lookahead.engines.identity import processor
     from ipex_lookahead.engines.machine import machine_memory
     from ipex_lookahead.hub import cache_folder_if_any
@@ -139,8 +139,7 @@ def model_facts(
     """Return the facts of a model from its headers, and its measured step costs."""
     from ipex_lookahead.checkpoints import kind_of
     from ipex_lookahead.cli.model_facts import describe, licence_of
-    from ipex_lookahead.controller.kept_costs import cost_folder, known_costs
-    from ipex_lookahead.controller.kept_records import known_counts
+    from ipex_lookahead.controller.kept import cost_folder, known_costs, known_counts
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
     path = resolve_model(name, progress=progress)
@@ -151,8 +150,9 @@ def model_facts(
     costs = known_costs(cost_folder(), config)[:MOST_COSTS] if config is not None else []
     if config is not None and (head := found.get("drafter")):
         counts = known_counts(cost_folder(), config, kind_of(head.get("file", path))[1])
-        by_depth = [round(right / tested, 3) for right, tested in counts]
-        head |= {"acceptance": {"chains": counts[0][1], "by_depth": by_depth}} if counts else {}
+        by_depth = [round(right / max(tested, 1), 3) for right, tested in counts]
+        chains = max((tested for _, tested in counts), default=0)
+        head |= {"acceptance": {"chains": chains, "by_depth": by_depth}} if counts else {}
     return {"model": name, "path": str(path), **found, **_sequence_bytes(config), "step_costs": costs}
 
 
@@ -173,7 +173,7 @@ def _sequence_bytes(config: dict[str, Any] | None) -> dict[str, int]:
 
 def forget_step_costs(model: str | None) -> int:
     """Delete the measured step costs of a model, or of all models; return the number of deleted curves."""
-    from ipex_lookahead.controller.kept_costs import cost_folder, forget_costs
+    from ipex_lookahead.controller.kept import cost_folder, forget_costs
 
     config = None
     if model is not None:

@@ -1,6 +1,6 @@
-"""How many rows a step may spend on drafts: the controller, one idea a file, and R(D), which joins them."""
+"""How many rows a step spends on drafts: one acceptance table, one cost curve, one objective, one back-off."""
 
-from ipex_lookahead.controller.adaptive import AdaptiveBudget
-from ipex_lookahead.controller.base import Controller, FixedBudget, Selection
+from ipex_lookahead.controller.adaptive import AdaptiveController
+from ipex_lookahead.controller.base import Controller
 
-__all__ = ["AdaptiveBudget", "Controller", "FixedBudget", "Selection"]
+__all__ = ["AdaptiveController", "Controller"]

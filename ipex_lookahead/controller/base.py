@@ -1,111 +1,71 @@
-"""What decides how much is drafted, and the controller whose budget is fixed."""
+"""The calls that decoding makes to a controller, and the controller with a fixed budget."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-from ipex_lookahead.controller.acceptance import Expected
+from ipex_lookahead.controller.acceptance import Acceptance, Expected
 from ipex_lookahead.drafting.draft import Draft, Outcome
 
 
-@dataclass(slots=True)
-class Selection:
-    """What is verified of a step's drafts, and why.
+class Controller:
+    """Decides how many rows each step spends on drafts. It cannot change the output.
 
-    Attributes:
-        drafts: for each sequence its draft, or the first part of it: ``Draft.first(n)``.
-        expected: for each sequence what was expected of all of its draft.
-        taken: tokens of the draft of which most were taken; None where drafts do not put the likeliest first.
-        proposed: tokens of all drafts as they were proposed.
-        whole: whether the drafts are whole for the sake of their scratch rows.
+    This one verifies every draft whole, up to a fixed budget. The order of calls is ``join`` for each new sequence; in
+    every step ``idle``, then unless idle ``budget`` for each sequence, ``select`` where any has a draft, ``observe``
+    for each sequence, and ``timed``; and ``leave``.
+
+    Args:
+        tokens: budget of each sequence.
+        acceptance: learns from the drafts; None learns nothing.
     """
 
-    drafts: Sequence[Draft]
-    expected: Sequence[Expected] = ()
-    taken: int | None = None
-    proposed: int = 0
-    whole: bool = False
+    def __init__(self, tokens: int, acceptance: Acceptance | None = None) -> None:
+        self._tokens = tokens
+        self._acceptance = acceptance
+        self._expected: dict[int, Expected] = {}
 
-
-class Controller(Protocol):
-    """Decides the budget of each sequence at each step, from what it has seen. It cannot change the output.
-
-    The order of calls is ``join`` for each sequence that comes; in every step ``idle``, and where it is not,
-    ``budget``, then ``select`` and ``note`` where there is a draft, ``observe`` for each sequence,
-    ``timed``; and ``leave``.
-    """
-
-    def join(self, sequence: int) -> None:
-        """A sequence of that number comes."""
-        ...
-
-    def idle(self) -> bool:
-        """Whether this step is left alone, as if there were no proposers; called once at its beginning."""
-        ...
-
-    def budget(self, sequence: int) -> int:
-        """Most rows that sequence number ``sequence`` may draft in this step."""
-        ...
-
-    def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
-        """How much of each sequence's draft to verify. Changes nothing.
-
-        ``beside`` is the number of rows that the forward has for others, who emit a token for each.
-        """
-        ...
-
-    def note(self, sequences: Sequence[int], selection: Selection) -> None:
-        """That is what is verified of the drafts of these sequences."""
-        ...
-
-    def observe(self, sequence: int, outcome: Outcome) -> None:
-        """What verification made of that sequence's draft, an empty one included."""
-        ...
-
-    def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
-        """What a forward of ``rows`` rows took, the longest of its sequences being ``length`` tokens long.
-
-        ``proposing`` is what ``budget``, ``propose`` and ``select`` took before it, seconds; ``experts`` how many of a
-        mixture it read. ``seconds`` is 0 where others shared it: such a forward does not say what rows cost.
-        """
-        ...
+    def join(self) -> None:
+        """Note that a sequence begins to decode."""
 
     def leave(self, sequence: int) -> None:
-        """That sequence has ended, or pauses: its number may be another's."""
-        ...
-
-
-class FixedBudget:
-    """The same budget at every step."""
-
-    def __init__(self, tokens: int) -> None:
-        self._tokens = tokens
-
-    def join(self, sequence: int) -> None:
-        """Nothing to prepare."""
+        """Forget a sequence that has ended or pauses: another one may get its number."""
+        self._expected.pop(sequence, None)
 
     def idle(self) -> bool:
-        """Never."""
+        """Return True if this step runs as if there were no proposers; called once at its beginning."""
         return False
 
-    def budget(self, sequence: int) -> int:
-        """Always the number given."""
+    def budget(self, live: int) -> int:
+        """Return the most rows that one of the step's ``live`` sequences may draft."""
         return self._tokens
 
-    def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
-        """All of every draft."""
-        return Selection(drafts)
+    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], others: int = 0) -> Sequence[Draft]:
+        """Return the first part of each sequence's draft that is to be verified.
 
-    def note(self, sequences: Sequence[int], selection: Selection) -> None:
-        """Nothing to note."""
+        Args:
+            sequences: their numbers.
+            drafts: as proposed, one for each sequence.
+            others: rows that the forward has for other sequences, which emit one token each.
+        """
+        if self._acceptance is not None:
+            for number, draft in zip(sequences, drafts, strict=True):
+                self._expected[number] = self._acceptance.expect(draft)
+        return drafts
 
     def observe(self, sequence: int, outcome: Outcome) -> None:
-        """Nothing to learn."""
+        """Learn what verification made of a sequence's draft, an empty one included."""
+        seen = self._expected.get(sequence)
+        if seen is not None and seen.open:
+            seen.walk(outcome.emitted)
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
-        """Nothing to learn."""
+        """Learn what a step took.
 
-    def leave(self, sequence: int) -> None:
-        """Nothing to forget."""
+        Args:
+            rows: rows of the forward.
+            length: tokens of its longest sequence.
+            seconds: time of the forward; 0 where other controllers' rows shared it.
+            proposing: seconds that ``budget``, ``propose`` and ``select`` took before it.
+            experts: experts of a mixture that the forward read.
+        """

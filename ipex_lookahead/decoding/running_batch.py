@@ -10,7 +10,7 @@ import numpy as np
 
 from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
-from ipex_lookahead.decoding.sequence import NO_DRAFT
+from ipex_lookahead.decoding.sequence import NO_DRAFT, DraftFilter
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup
 from ipex_lookahead.drafting.base import Proposer
@@ -54,12 +54,12 @@ class DraftBatch:
         if self.idle:
             return 0
         drafts: list[Draft] = []
-        rows = 0
+        rows, live = 0, len(self.live) + beside
         for sequence in self.live:
             draft = NO_DRAFT
             proposer = sequence.proposer
             if proposer is not None:
-                budget = min(controller.budget(sequence.index), sequence.limit - sequence.length - 1)
+                budget = min(controller.budget(live), sequence.limit - sequence.length - 1)
                 sequence.proposed = budget > 0
                 if budget > 0:
                     try:
@@ -67,8 +67,7 @@ class DraftBatch:
                             proposer.observe(outcome)
                         draft = proposer.propose(budget)
                         if sequence.draft_filter is not None and draft.tokens:
-                            draft = draft.first(len(draft.tokens) - draft.scratch)
-                            draft = sequence.draft_filter(sequence.prefix(), draft)
+                            draft = _filtered(draft, sequence.draft_filter, sequence)
                         count = len(draft.tokens)
                         if count > budget or not engine.supports_tree:
                             draft = _checked(draft, proposer, budget, engine)
@@ -80,12 +79,10 @@ class DraftBatch:
         if not rows:
             return 0
         try:
-            selection = controller.select(drafts, beside)
-            controller.note(self.numbers, selection)
+            self.drafts = controller.select(self.numbers, drafts, beside)
         except Exception as error:
             self._fail_of(drafts, error, fail)
             return 0
-        self.drafts = selection.drafts
         if len(drafts) == 1:
             return len(self.drafts[0].tokens)
         return sum([len(draft.tokens) for draft in self.drafts])
@@ -111,7 +108,7 @@ class DraftBatch:
         found: dict[SequenceGroup, Exception] = {}
         for sequence, draft in zip(self.live, drafts, strict=True):
             try:
-                self.controller.select([draft])
+                self.controller.select([sequence.index], [draft])
             except Exception as its:
                 found[self._group_of(sequence)] = its
         for group in found or self.groups:
@@ -147,7 +144,6 @@ class RunningBatch:
         self._plain = OutputRequest(logits=any(sequence.needs_logits for sequence in self.live))
         self._wants = self._plain
         for sequence in self.live:
-            sequence.company = len(self.live)
             if sequence.proposer is not None:
                 self._wants |= sequence.proposer.wants
         if self._wants.hidden:
@@ -209,6 +205,15 @@ class RunningBatch:
                     parents.extend([parent + 1 for parent in draft.parents])
         rows, links = np.array(tokens, np.int32), np.array(parents, np.int32)
         return Batch(self._caches, counts, rows, links, self._wants)
+
+
+def _filtered(draft: Draft, draft_filter: DraftFilter, sequence: TokenSequence) -> Draft:
+    """Return the part of a draft that may follow, without scratch rows, at its share of the price."""
+    draft = draft.first(len(draft.tokens) - draft.scratch)
+    if not draft.tokens:
+        return draft
+    found = draft_filter(sequence.prefix(), draft)
+    return replace(found, seconds=draft.seconds * len(found) / len(draft)) if draft.seconds else found
 
 
 def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:

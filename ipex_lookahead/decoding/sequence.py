@@ -69,7 +69,6 @@ class Sequence:
         pages: numbers of its pages in the prefix cache.
         head: the trained head that drafts for it (:class:`ipex_lookahead.drafting.heads.chain.Head`), for which its
             cache keeps features; None: no head drafts.
-        company: how many sequences decode in its steps, itself counted.
         proposed: whether its proposer was called in this step.
         pending_outcomes: outcomes of steps since it last was, which it observes before it is called again.
         missed: tokens of idle steps behind those.
@@ -105,7 +104,6 @@ class Sequence:
     checkpoints: bool = False
     pages: list[int] = field(default_factory=list)
     head: Any = None
-    company: int = 1
     proposed: bool = False
     pending_outcomes: list[Outcome] = field(default_factory=list)
     missed: list[int] = field(default_factory=list)

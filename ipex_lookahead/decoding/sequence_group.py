@@ -245,7 +245,7 @@ class SequenceGroup:
         made = self._make_controller
         self.controller = made(self) if callable(made) else made
         for sequence in self.live:
-            self.controller.join(sequence.index)
+            self.controller.join()
             sequence.outcomes()
             if sequence.proposer is not None:
                 tokens, layers = sequence.prefix().tolist(), sequence.proposer.wants.hidden

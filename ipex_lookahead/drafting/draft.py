@@ -27,6 +27,7 @@ class Draft:
             proposer with estimates orders tokens best first, so that the controller can take a prefix.
         sources: for each token the name of its source, for statistics; empty if one name covers all.
         match: number of last committed tokens that matched earlier text; 0 if unknown.
+        seconds: drafting time of the tokens, the price, for a head, a second model or a caller's proposer; else 0.
 
     Example: after ``... 7``, ``Draft(tokens=[3, 4, 9], parents=[-1, 0, -1])`` predicts 3 4 or 9.
     """
@@ -37,6 +38,7 @@ class Draft:
     probs: Sequence[float] = ()
     sources: Sequence[str] = ()
     match: int = 0
+    seconds: float = field(default=0.0, compare=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -57,6 +59,7 @@ class Draft:
             self.probs[:count],
             self.sources[:count],
             self.match,
+            self.seconds,
         )
 
     def best_chain(self) -> Draft:
@@ -89,6 +92,7 @@ class Draft:
             [self.probs[at] for at in path] if self.probs else (),
             [self.sources[at] for at in path] if self.sources else (),
             self.match,
+            self.seconds,
         )
 
 

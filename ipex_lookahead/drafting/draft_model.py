@@ -15,6 +15,7 @@ the prompt, and is right more often.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -142,6 +143,7 @@ class DraftModel:
     def _chain(self, start: int, budget: int) -> Draft:
         if budget <= 0 or not start or not self._room(start + budget - 1):
             return Draft()
+        began = perf_counter()
         self._reserve(start + budget)
         probs: list[float] = []
         while self._drafted < budget:
@@ -158,7 +160,8 @@ class DraftModel:
         if not probs:
             return Draft()
         tokens = self._tokens[start : start + self._drafted].tolist()
-        return Draft(tokens, range(-1, len(tokens) - 1), probs=probs if self._wants_logits else ())
+        known = probs if self._wants_logits else ()
+        return Draft(tokens, range(-1, len(tokens) - 1), probs=known, seconds=perf_counter() - began)
 
     def observe(self, outcome: Outcome) -> None:
         """Commit the emitted tokens; rows of correct draft tokens stay in the cache."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import index
+from time import perf_counter
 from typing import Any
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
@@ -56,7 +57,9 @@ class OwnProposer:
 
     def propose(self, budget: int) -> Draft:
         """Return the inner proposer's draft, with integers and floats converted to Python's."""
+        began = perf_counter()
         draft = self._inner.propose(budget)
+        seconds = perf_counter() - began
         if not isinstance(draft, Draft):
             raise self._wrong(f"returned {_shown(draft)}, not a Draft")
         try:
@@ -87,7 +90,7 @@ class OwnProposer:
             raise self._wrong("returned sources that are not strings")
         if not 0 <= scratch <= count:
             raise self._wrong(f"returned {count} tokens of which {scratch} are scratch rows")
-        return Draft(tokens, parents, scratch, probs, sources, draft.match)
+        return Draft(tokens, parents, scratch, probs, sources, draft.match, seconds)
 
     def observe(self, outcome: Outcome) -> None:
         """Pass the outcome to the inner proposer."""

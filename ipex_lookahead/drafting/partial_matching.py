@@ -94,7 +94,7 @@ class PartialMatching:
         try:
             self._predictor.observe(draft.tokens, draft.parents, outcome.emitted, top)
         except (ValueError, TypeError) as error:
-            raise InputError(f"this is no outcome of a draft: {error}") from None
+            raise InputError(f"invalid outcome of a draft: {error}") from None
 
 
 def suffix(store: Any = None, depth: int = LONGEST_CONTEXT) -> PartialMatching:

@@ -22,7 +22,7 @@ from transformers import (
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller.cost import EngineCosts
-from ipex_lookahead.controller.kept_costs import cost_folder
+from ipex_lookahead.controller.kept import cost_folder
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer

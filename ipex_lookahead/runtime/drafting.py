@@ -7,24 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.controller import Controller
+from ipex_lookahead.controller import AdaptiveController, Controller
+from ipex_lookahead.controller.adaptive import should_attach_head
 from ipex_lookahead.controller.cost import CostCurve, EngineCosts
-from ipex_lookahead.controller.kept_records import record_of
+from ipex_lookahead.controller.kept import HeadRates, rates_of
 from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.drafting import (
     HEADS,
     SECOND_MODEL,
-    DraftChoice,
     DraftModel,
     Proposer,
     make_proposer,
     make_second_model_proposer,
 )
 from ipex_lookahead.drafting.heads.chain import HeadChain
-from ipex_lookahead.drafting.heads.choosing import Choosing, should_attach_head
-from ipex_lookahead.drafting.heads.price import price_of
+from ipex_lookahead.drafting.heads.joined import MAX_CHAIN, HeadAndFree
 from ipex_lookahead.drafting.prediction import Prediction
 from ipex_lookahead.drafting.store import Store
 from ipex_lookahead.engines.api import Engine, HasHead
@@ -73,7 +72,7 @@ class Drafting:
         self._prefixes, self._key = prefixes, key
         self._own = own
         self._prediction, self._adaptive = prediction, adaptive
-        self._make_controller = controller or (lambda config: make_controller(config, costs))
+        self._make_controller = controller or (lambda config: make_controller(config, costs, head_rates(engine, costs)))
         self._store: Store | None = None
         self._seconds: list[DraftModel] = []
 
@@ -99,7 +98,7 @@ class Drafting:
             config = LookaheadConfig(num_draft_tokens=AUTO_TOKENS, adaptive=self._adaptive)
         controller = self._make_controller(config)
         for sequence in group.live if self._own is None else ():
-            sequence.proposer = self._proposer(sequence)
+            sequence.proposer = self._proposer(sequence, controller)
         return controller
 
     def end(self, sequences: abc.Sequence[Sequence]) -> None:
@@ -115,11 +114,11 @@ class Drafting:
         while self._seconds:
             self._seconds.pop().end()
 
-    def _proposer(self, sequence: Sequence) -> Proposer | None:
-        proposer = None if self.config is None else self._from_strategy(self.config, sequence)
+    def _proposer(self, sequence: Sequence, controller: Controller) -> Proposer | None:
+        proposer = None if self.config is None else self._from_strategy(self.config, sequence, controller)
         return Prediction(self._prediction, proposer) if self._prediction else proposer
 
-    def _from_strategy(self, config: LookaheadConfig, sequence: Sequence) -> Proposer:
+    def _from_strategy(self, config: LookaheadConfig, sequence: Sequence, controller: Controller) -> Proposer:
         chooses = sequence.draft_processors or sequence.sampler
         shared = shared_choice(sequence.draft_processors, sequence.sampler) if chooses else None
         if config.strategy in SECOND_MODEL and self._second_engine is not None:
@@ -133,26 +132,18 @@ class Drafting:
             free = make_proposer(config, None if self._store is None else self._store.suffixes)
             if sequence.head is None:
                 return free
-        return self._with_head(config, free, sequence, shared if sequence.draft_processors else None)
-
-    def _with_head(
-        self, config: LookaheadConfig, free: Proposer | None, sequence: Sequence, choose: DraftChoice | None
-    ) -> Proposer:
-        """Return the proposer of a sequence with a trained head: the head alone, or together with ``free``."""
         sampler = sequence.sampler
         chain = HeadChain(
             _head(self._engine),
-            record_of(self._engine, None if self._costs is None else self._costs.folder),
             lambda: sequence.cache,
-            choose,
+            shared if sequence.draft_processors else None,
             None if sampler is None else sampler.draw,
             min_prob=0.0 if free is not None else config.draft_min_prob,
             end_tokens=sequence.eos_ids,
         )
         if free is None and not config.adaptive:
             return chain
-        curve, price = self._curve(), price_of(self._engine)
-        return Choosing(free, chain, price, lambda rows: curve(rows, sequence.length), lambda: sequence.company)
+        return HeadAndFree(free, chain, controller.plan if isinstance(controller, AdaptiveController) else None)
 
     def _head_of_request(self) -> Any:
         """Return the model's head if it should draft for this request; called once per request.
@@ -163,12 +154,20 @@ class Drafting:
         if config is None or head is None or config.strategy not in ("auto", *HEADS):
             return None
         if config.strategy == "auto" and config.adaptive:
-            record = record_of(self._engine, None if self._costs is None else self._costs.folder)
-            return head if should_attach_head(record, price_of(self._engine), self._curve()) else None
+            rates = rates_of(self._engine, None if self._costs is None else self._costs.folder)
+            curve = CostCurve() if self._costs is None else self._costs.curve()
+            if not should_attach_head(rates, rates.tests, rates.skipped, curve, MAX_CHAIN):
+                rates.skipped += 1
+                return None
+            rates.skipped = 0
         return head
 
-    def _curve(self) -> CostCurve:
-        return CostCurve() if self._costs is None else self._costs.curve()
+
+def head_rates(engine: Engine, costs: EngineCosts | None) -> HeadRates | None:
+    """Return the rates of the engine's head, which all generations share; None where it has no head."""
+    if _head(engine) is None:
+        return None
+    return rates_of(engine, None if costs is None else costs.folder)
 
 
 def check_head(config: LookaheadConfig | None, engine: Engine) -> None:

@@ -6,9 +6,11 @@ import dataclasses
 from typing import Any
 
 from ipex_lookahead.config import MAX_DRAFT, LookaheadConfig
-from ipex_lookahead.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.controller import AdaptiveController, Controller
+from ipex_lookahead.controller.acceptance import Acceptance, SourceRates
 from ipex_lookahead.controller.cost import CostCurve, EngineCosts
 from ipex_lookahead.drafting import HEADS, PROPOSERS, SECOND_MODEL
+from ipex_lookahead.drafting.heads.joined import SOURCE
 from ipex_lookahead.errors import InputError, arg
 from ipex_lookahead.runtime.checks import flag, integer, number
 
@@ -59,17 +61,23 @@ def resolve_lookahead(
     return config if config.num_draft_tokens else None
 
 
-def make_controller(config: LookaheadConfig | None, costs: EngineCosts | None) -> Controller:
-    """What decides how much is drafted.
+def make_controller(
+    config: LookaheadConfig | None, costs: EngineCosts | None, head: SourceRates | None = None
+) -> Controller:
+    """Return what decides how much is drafted.
 
     Args:
         config: None drafts nothing.
         costs: what forwards cost on the engine; None learns it from this controller's steps alone.
+        head: rates of the head that drafts for the controller's sequences.
     """
-    if config is None or not config.adaptive:
-        return FixedBudget(0 if config is None else config.num_draft_tokens)
+    if config is None:
+        return Controller(0)
+    known = () if head is None else ((SOURCE, head),)
+    if not config.adaptive:
+        return Controller(config.num_draft_tokens, Acceptance(config.strategy, known) if known else None)
     curve = CostCurve() if costs is None else costs.curve()
-    return AdaptiveBudget(curve, config.num_draft_tokens, config.strategy)
+    return AdaptiveController(curve, config.num_draft_tokens, config.strategy, known)
 
 
 def strategy_config(strategy: str | None, lookahead: int | str = "auto", **fields: Any) -> LookaheadConfig:

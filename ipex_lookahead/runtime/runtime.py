@@ -12,7 +12,7 @@ from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller.cost import EngineCosts
-from ipex_lookahead.controller.kept_costs import cost_folder
+from ipex_lookahead.controller.kept import cost_folder
 from ipex_lookahead.decoding.loop import decode
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, memory_for
 from ipex_lookahead.decoding.sequence import Sequence

@@ -24,6 +24,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.prediction import SOURCE
 from ipex_lookahead.engines.api import Engine, position_bytes, state_bytes
 from ipex_lookahead.errors import InputError, LookaheadError, ServiceError
+from ipex_lookahead.runtime.drafting import head_rates
 from ipex_lookahead.runtime.logprobs import checked_top, logprob_of, note_prompt_logprobs
 from ipex_lookahead.runtime.lookahead import make_controller
 from ipex_lookahead.runtime.places import Places
@@ -303,7 +304,7 @@ class Service:
         if found is None:
             if len(self._controllers) >= MAX_DRAFT:  # of callers with ever new configurations
                 del self._controllers[next(iter(self._controllers))]  # the least recently used one
-            found = make_controller(config, self.model.costs)
+            found = make_controller(config, self.model.costs, head_rates(self.model.engine, self.model.costs))
         self._controllers[config] = self._controllers.pop(config, found)
         return found
 

@@ -11,16 +11,15 @@ import torch
 
 from ipex_lookahead.bench.recording import Recording, load, record, save
 from ipex_lookahead.bench.replay import replay_answers
-from ipex_lookahead.bench.replay_head import SimulatedHead
+from ipex_lookahead.bench.replay_head import Price, SimulatedHead
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller.calibration import Calibration
 from ipex_lookahead.controller.cost import CostCurve, EngineCosts
+from ipex_lookahead.controller.kept import HeadRates
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.drafting.heads.price import Price
-from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.errors import InputError, LookaheadError
 from tests.support.generate import generate
 from tests.support.numpy_engine import tiny_numpy_engine
@@ -148,7 +147,7 @@ def test_the_command(tmp_path, recording, capsys):
 
 def test_a_head_is_right_as_often_as_said():
     text = list(np.random.default_rng(1).integers(0, 1000, 4000))
-    head = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), Record(), seed=3)
+    head = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), HeadRates(), seed=3)
     head.begin(text[:10])
     right = [0, 0]
     for at in range(10, 3000):
@@ -160,33 +159,33 @@ def test_a_head_is_right_as_often_as_said():
         head.observe(Outcome(draft, [], [text[at]]))
     assert right[0] / 2990 == pytest.approx(0.8, abs=0.03)
     assert right[1] / right[0] == pytest.approx(0.5, abs=0.03)
-    assert head.spent == pytest.approx(2990 * 0.3)
-    other = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), Record(), seed=3)
+    assert head.seconds == pytest.approx(2990 * 0.3)
+    other = SimulatedHead(text, [0.8, 0.5], Price(0.2, 0.1, 0.05), HeadRates(), seed=3)
     other.begin(text[:10])
     assert other.propose_after(text[10:11], 4).probs == [0.5], "behind a copy it is as deep"
-    assert other.spent == pytest.approx(0.2 + 0.05)
+    assert other.seconds == pytest.approx(0.2 + 0.05)
     assert other.propose_after([text[10] + 1], 1).tokens[0] != text[11], "behind a wrong copy nothing is right"
     assert len(other.propose_after((), 2, 0.9)) == 1
 
 
 def test_a_head_pays_by_its_costs(recording):
     def ratio(rate, price, make=None):
-        record = Record()
+        rates = HeadRates()
         found = replay_answers(
             recording,
-            LookaheadConfig("head", 3, adaptive=True),
+            LookaheadConfig("auto" if make else "head", 3, adaptive=True),
             make,
             curve=CURVE,
-            head=lambda answer: SimulatedHead([*answer.prompt, *answer.output], [rate] * 3, price, record),
+            head=lambda answer: SimulatedHead([*answer.prompt, *answer.output], [rate] * 3, price, rates),
         )
         return found["predicted_ratio"]
 
-    free, dear = Price(0.0, 0.0, 0.0), Price(0.5, 0.5, 0.0)
+    free, dear = Price(0.0, 0.0, 0.0), Price(0.005, 0.005, 0.0)
     assert 2.5 < ratio(1.0, free) <= 78 * 0.01 / (20 * 0.0115)
     steps, forward = 20, 1.15
     assert ratio(1.0, dear) == pytest.approx(78 / (steps * (forward + 1.5)), rel=0.15)
-    alone = ratio(0.8, Price(0.1, 0.1, 0.0))
-    beside = ratio(0.8, Price(0.1, 0.1, 0.0), lambda _: RandomProposer(24, seed=1))
+    alone = ratio(0.8, Price(0.001, 0.001, 0.0))
+    beside = ratio(0.8, Price(0.001, 0.001, 0.0), lambda _: RandomProposer(24, seed=1))
     assert beside == pytest.approx(alone, rel=0.25), "useless sources beside it cost little"
 
 

@@ -144,7 +144,7 @@ def test_a_switch_that_is_not_run_is_a_problem_and_not_a_crash(tmp_path, capsys)
 
 
 def write_costs(folder, vocab, rows=(1, 2)):
-    from ipex_lookahead.controller.kept_costs import FORMAT
+    from ipex_lookahead.controller.kept import FORMAT
     from ipex_lookahead.engines.identity import processor
     from ipex_lookahead.engines.native.core import core_build
 
@@ -171,7 +171,7 @@ def test_costs_are_forgotten(tmp_path, capsys, monkeypatch):
 def test_the_costs_of_a_model_are_its_own(tmp_path, capsys, monkeypatch):
     from ipex_lookahead import AutoModelForCausalLM
     from ipex_lookahead.controller.calibration import Calibration
-    from ipex_lookahead.controller.kept_costs import Measured, file_of, save
+    from ipex_lookahead.controller.kept import Measured, file_of, save
 
     monkeypatch.setenv("IPEX_LOOKAHEAD_COSTS", str(tmp_path / "costs"))
     folders = [write_tiny_llama(tmp_path / f"tiny{vocab}", vocab=vocab) for vocab in (96, 160)]

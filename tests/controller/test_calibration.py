@@ -181,7 +181,7 @@ def test_context_is_measured_as_far_as_there_is_some(clock: list[float], max_con
 
 
 @pytest.mark.parametrize("reason", ["a short context", "an engine that cannot tell", "no memory"])
-def test_context_is_assumed_where_it_cannot_be_measured(
+def test_context_costs_nothing_where_it_cannot_be_measured(
     clock: list[float], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = with_context(clock, 1.0, 1.0, 10.0, 263 if reason == "a short context" else 4096)
@@ -197,6 +197,4 @@ def test_context_is_assumed_where_it_cannot_be_measured(
 
         monkeypatch.setattr(engine, "new_cache", new_cache)
     found, _ = calibrate(engine)
-    reading = found.seconds[0] * 1024 / (1 << 20)
-    assert found.key_seconds == pytest.approx(calibration.PER_KEY * reading)
-    assert found.key_row_seconds == pytest.approx(calibration.PER_KEY_AND_ROW * reading)
+    assert (found.key_seconds, found.key_row_seconds) == (0.0, 0.0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.controller import FixedBudget, Selection
+from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS, Proposer, make_proposer
@@ -140,21 +140,21 @@ def test_an_adaptive_budget_leaves_tokens_and_logits_alone(
     assert name != "oracle" or max(drafted) > 0
 
 
-class RandomBudgets(FixedBudget):
+class RandomBudgets(Controller):
     """Another budget each time, and another part of each draft."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(0)
         self._rng = np.random.default_rng(seed)
 
-    def budget(self, sequence: int) -> int:
+    def budget(self, live: int) -> int:
         return int(self._rng.integers(0, 33))
 
-    def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
+    def select(self, sequences: Sequence[int], drafts: Sequence[Draft], others: int = 0) -> Sequence[Draft]:
         """All of a draft, or a part of it."""
         part = [int(self._rng.integers(0, len(d) + 1)) for d in drafts]
         ways = [(d, d.first(n)) for d, n in zip(drafts, part, strict=True)]
-        return Selection([found[int(self._rng.integers(0, 2))] for found in ways])
+        return [found[int(self._rng.integers(0, 2))] for found in ways]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -166,7 +166,7 @@ def test_random_budgets_leave_tokens_and_logits_alone(
     plain = run(engine, PROMPTS, **MODES[mode])
     texts = [p + new for p, new in zip(PROMPTS, new_tokens(plain, max(map(len, PROMPTS))), strict=True)]
     for seed in range(3):
-        monkeypatch.setattr(module, "FixedBudget", lambda _, seed=seed: RandomBudgets(seed))
+        monkeypatch.setattr(module, "Controller", lambda _, seed=seed: RandomBudgets(seed))
         assert_same(run(engine, PROMPTS, makers(texts, 12)[name], 8, **MODES[mode]), plain)
 
 

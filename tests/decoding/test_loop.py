@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipex_lookahead.controller import FixedBudget, Selection
+from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.draft import Draft, Outcome
@@ -36,7 +36,7 @@ def test_a_draft_over_the_budget_is_refused() -> None:
 
     engine = scripted(TEXT, 32, 2)
     with pytest.raises(InputError, match="Greedy proposed 4 tokens with a budget of 3"):
-        decode(engine, [sequence(Greedy(32))], FixedBudget(3), GenerationStats())
+        decode(engine, [sequence(Greedy(32))], Controller(3), GenerationStats())
 
 
 def test_an_engine_without_an_answer_is_an_error() -> None:
@@ -44,7 +44,7 @@ def test_an_engine_without_an_answer_is_an_error() -> None:
     forward = engine.forward
     engine.forward = lambda batch: StepOutput(forward(batch).argmax * 0 - 1, None)  # type: ignore[method-assign]
     with pytest.raises(EngineError, match="logits hold NaN"):
-        decode(engine, [sequence(None)], FixedBudget(0), GenerationStats())
+        decode(engine, [sequence(None)], Controller(0), GenerationStats())
 
 
 @pytest.mark.parametrize("bad", [31, TEXT[3]])
@@ -63,47 +63,36 @@ def test_a_drafted_token_that_the_engine_fails_on_is_not_drafted(bad: int) -> No
     for out, proposer in zip(told, (None, TreeProposer(32, [*PROMPT.tolist(), *TEXT], scratch=False)), strict=True):
         one = sequence(proposer, accept=lambda token, out=out: bool(out.append(token)))
         if bad == 31:
-            decode(engine, [one], FixedBudget(8), GenerationStats())
+            decode(engine, [one], Controller(8), GenerationStats())
         else:
             with pytest.raises(EngineError, match="not finite"):
-                decode(engine, [one], FixedBudget(8), GenerationStats())
+                decode(engine, [one], Controller(8), GenerationStats())
     assert told[0] == told[1] == (TEXT if bad == 31 else TEXT[:4])
 
 
 def test_an_empty_list_of_sequences_is_no_work() -> None:
     engine = scripted(TEXT, 32, 2)
     assert generated(engine, []) == []
-    decode(engine, [], FixedBudget(8), GenerationStats())
+    decode(engine, [], Controller(8), GenerationStats())
     assert not engine.batches
 
 
-class Watching:
-    """A controller with a script of budgets, which keeps what it is told."""
+class Watching(Controller):
+    """A controller with a script of budgets, which records its calls."""
 
     def __init__(self, budgets: list[int]) -> None:
+        super().__init__(0)
         self.budgets = budgets
         self.asked: list[int] = []
         self.outcomes: list[tuple[int, Outcome]] = []
         self.times: list[tuple[int, int]] = []
 
-    def idle(self) -> bool:
-        return False
-
-    def budget(self, sequence: int) -> int:
-        self.asked.append(sequence)
+    def budget(self, live: int) -> int:
+        self.asked.append(live)
         return self.budgets[len(self.asked) - 1]
 
     def observe(self, sequence: int, outcome: Outcome) -> None:
         self.outcomes.append((sequence, outcome))
-
-    def select(self, drafts: Sequence[Draft], beside: int = 0) -> Selection:
-        return Selection(drafts)
-
-    def note(self, sequences: Sequence[int], selection: Selection) -> None: ...
-
-    def join(self, sequence: int) -> None: ...
-
-    def leave(self, sequence: int) -> None: ...
 
     def timed(self, rows: int, length: int, seconds: float, proposing: float, experts: int = 0) -> None:
         assert seconds >= 0
@@ -161,7 +150,7 @@ def test_the_controller_decides_and_is_told() -> None:
     assert emitted == TEXT
     assert one.finish == "length"
     # After the first token: 2 drafted of 7 left; none of 4; then the room of 2, the bonus token being the last.
-    assert watching.asked == [0, 0, 0]
+    assert watching.asked == [1, 1, 1]
     assert [len(outcome.draft) for _, outcome in watching.outcomes] == [2, 0, 2]
     assert [outcome.emitted for _, outcome in watching.outcomes] == [[6, 7, 8], [9], [10, 11, 12]]
     assert watching.times == [(3, 6), (1, 7), (3, 10)]
@@ -205,7 +194,7 @@ def test_scratch_rows_come_back_as_argmax_and_are_never_accepted() -> None:
 
     engine = scripted(TEXT, 32, 2)
     proposer = Scratch()
-    decode(engine, [sequence(proposer)], FixedBudget(3), GenerationStats())
+    decode(engine, [sequence(proposer)], Controller(3), GenerationStats())
     first = proposer.outcomes[0]
     assert list(first.accepted) == [0]
     assert list(first.emitted) == [6, 7]
@@ -238,7 +227,7 @@ def test_proposers_see_as_many_of_the_likeliest_ids_as_the_most_curious_wants() 
             sequence(p, i, accept=lambda token, end=end: token == end)
             for i, (p, end) in enumerate(zip(proposers, ends, strict=True))
         ],
-        FixedBudget(1),
+        Controller(1),
         GenerationStats(),
     )
     assert asked[0] == 0, "the prompt's rows are nobody's"
@@ -257,7 +246,7 @@ def test_proposers_see_as_many_of_the_likeliest_ids_as_the_most_curious_wants() 
 def test_drafted_tokens_are_counted_by_source_and_position() -> None:
     engine = scripted(TEXT, 32, 2)
     stats = GenerationStats(strategy="oracle")
-    decode(engine, [sequence(OracleProposer([1, 2, *TEXT]))], FixedBudget(3), stats)
+    decode(engine, [sequence(OracleProposer([1, 2, *TEXT]))], Controller(3), stats)
     assert stats.drafted_by_position == stats.accepted_by_position == [2, 2, 1]
     assert stats.accepted_by_source == {"oracle": 5}
     assert stats.origins() == [None, *["oracle"] * 3, None, *["oracle"] * 2, None]
@@ -271,7 +260,7 @@ def test_sequences_end_on_their_own_and_leave_the_batch() -> None:
         for i, end in enumerate(ends)
     ]
     stats = GenerationStats(sequences=3)
-    decode(engine, all_of_them, FixedBudget(2), stats)
+    decode(engine, all_of_them, Controller(2), stats)
     assert [s.last for s in all_of_them] == ends
     assert [s.finish for s in all_of_them] == ["stop"] * 3
     assert stats.finish_reasons == ["stop"] * 3
@@ -315,7 +304,7 @@ class Reading(TreeProposer):
             assert seen == [(layer, at, token) for at, token in enumerate(self.text[:-1])], layer
 
 
-class Sparing(FixedBudget):
+class Sparing(Controller):
     """It leaves every other step alone, and draws no conclusions from it."""
 
     def __init__(self) -> None:
@@ -338,7 +327,7 @@ def test_proposers_see_the_hidden_states_of_the_prompt_and_of_every_step(prefill
     decode(
         engine,
         [sequence(proposer, number) for number, proposer in enumerate(proposers)],
-        Sparing() if idle else FixedBudget(3),
+        Sparing() if idle else Controller(3),
         GenerationStats(),
         prefill_rows=prefill_rows,
     )

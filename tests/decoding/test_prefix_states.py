@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.controller import FixedBudget
+from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.prefix_cache import APART, PAGE, RUNNING_STATES, PrefixCache, memory_for
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.drafting import make_proposer
@@ -212,7 +212,7 @@ def test_whatever_was_kept_or_given_up_the_bytes_are_those_of_reading_anew(data:
         made = make_proposer(LookaheadConfig("prompt_lookup", 4)) if proposer == "lookup" else None
         if proposer == "random":
             made = RandomProposer(96, number)
-        group, answer = group_of(engine, submission, number, made, FixedBudget(4))
+        group, answer = group_of(engine, submission, number, made, Controller(4))
         group.sequences[0].turns = sorted(data.draw(st.lists(st.integers(0, len(text) + 3), max_size=3)))
         scheduler.submit(group)
         live.append((submission, group, answer))

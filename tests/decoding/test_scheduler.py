@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.controller import AdaptiveController, Controller
 from ipex_lookahead.controller.calibration import Calibration
 from ipex_lookahead.controller.cost import CostCurve
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
@@ -60,9 +60,9 @@ def submissions(seed: int, count: int) -> list[Submission]:
 def controllers(kind: str) -> Callable[[], Controller]:
     """What groups decode by: all by one, or each by its own."""
     if kind == "one for all":
-        one = AdaptiveBudget(CostCurve(CURVE), 16, "test")
+        one = AdaptiveController(CostCurve(CURVE), 16, "test")
         return lambda: one
-    return lambda: FixedBudget(7)
+    return lambda: Controller(7)
 
 
 def test_events_are_each_groups_in_order() -> None:
@@ -171,7 +171,7 @@ def test_what_never_fits_is_refused() -> None:
     scheduler = Scheduler(engine, memory=PrefixCache(2))
     with pytest.raises(ContextLengthError, match="129 positions take 3 pages"):
         scheduler.submit(group_of(engine, Submission((1,), 2 * PAGE))[0])
-    group, answer = group_of(engine, Submission((1,), 2 * PAGE - 1), 0, RandomProposer(VOCAB), FixedBudget(128))
+    group, answer = group_of(engine, Submission((1,), 2 * PAGE - 1), 0, RandomProposer(VOCAB), Controller(128))
     scheduler.submit(group)
     while scheduler.busy:
         scheduler.step()

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.controller import FixedBudget
+from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.prefix_cache import PAGE, RUNNING_STATES, PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
@@ -73,7 +73,7 @@ def submitted(
 ) -> tuple[SequenceGroup, Answer]:
     made: list[SequenceGroup] = []
     proposer = make(engine, submission, plain, lambda: made[0])
-    group, answer = group_of(engine, submission, number, proposer, FixedBudget(5))
+    group, answer = group_of(engine, submission, number, proposer, Controller(5))
     made.append(group)
     scheduler.submit(group)
     return group, answer

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from ipex_lookahead.config import LookaheadConfig
-from ipex_lookahead.controller import AdaptiveBudget, Controller, FixedBudget
+from ipex_lookahead.controller import AdaptiveController, Controller
 from ipex_lookahead.controller.calibration import Calibration
 from ipex_lookahead.controller.cost import CostCurve
 from ipex_lookahead.decoding.events import Event
@@ -76,7 +76,7 @@ class Requests(RuleBasedStateMachine):
         self.scheduler = Scheduler(
             self.engine, slots=slots, per_owner=per_owner, memory=self.memory, time=curve, prefill_rows=rows
         )
-        self.shared = AdaptiveBudget(curve, 12, "test")
+        self.shared = AdaptiveController(curve, 12, "test")
         self.live: dict[int, Live] = {}
         self.submitted = 0
 
@@ -118,7 +118,7 @@ class Requests(RuleBasedStateMachine):
             PLAIN[known] = alone(self.engine, submission)
         plain = PLAIN[known]
         self.submitted += 1
-        controller: Controller = self.shared if together else FixedBudget(5)
+        controller: Controller = self.shared if together else Controller(5)
         group, answer = group_of(
             self.engine, submission, self.submitted, proposer_of(kind, submission, plain), controller, emits_events=True
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.controller import Controller, FixedBudget
+from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
@@ -92,6 +92,6 @@ def group_of(
 
     def begin(_: SequenceGroup) -> Controller:
         sequence.proposer = proposer
-        return controller or FixedBudget(4)
+        return controller or Controller(4)
 
     return SequenceGroup([sequence], GenerationStats(strategy="test"), begin, key=submission.key, **options), answer

@@ -8,6 +8,7 @@ KV caches stay in the core, in the target's cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.drafting.draft_model import DraftChoice, with_room
-from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.api import ARGMAX, Cache, Hidden
 
 Draws = Callable[[int], tuple[float, int, float, float, int, int, int]]
@@ -62,7 +62,6 @@ class HeadChain:
 
     Args:
         head: the head of this target.
-        record: acceptance record that calibrates the head's probabilities; updated here.
         cache: returns the target's cache of the sequence, which changes after a preemption.
         choose: chooses a token from the head's logits if processors change them; None: the core chooses.
         draws: the target's sampling; None: greedy.
@@ -75,7 +74,6 @@ class HeadChain:
     def __init__(
         self,
         head: Head,
-        record: Record,
         cache: Callable[[], Cache],
         choose: DraftChoice | None = None,
         draws: Draws | None = None,
@@ -84,7 +82,6 @@ class HeadChain:
         end_tokens: Collection[int] = (),
     ) -> None:
         self._head = head
-        self.record = record
         self._cache = cache
         self._choose = choose
         self._draws = draws
@@ -95,11 +92,10 @@ class HeadChain:
         """Start a sequence with a followed cache; all tokens of the prompt may be drafted."""
         self._text = np.array(prompt, np.int64)  # may have spare room for draft tokens
         self._length = len(prompt)
-        self._chain: tuple[Sequence[int], Sequence[int], Sequence[float]] = ((), (), ())
         self._head.allow_tokens(self._cache(), np.array(prompt, np.int32))
 
     def propose(self, budget: int) -> Draft:
-        """Return a chain of at most ``budget`` tokens with the probability of each, given that its parent is right."""
+        """Return a chain of at most ``budget`` tokens with the head's probability of each."""
         return self.propose_after((), budget)
 
     def propose_after(self, copied: Sequence[int], budget: int, min_chance: float = 0.0) -> Draft:
@@ -107,7 +103,7 @@ class HeadChain:
 
         The chain ends after the token at which its probability falls below ``min_chance``.
         """
-        min_chance, cache = max(min_chance, self._min_prob), self._cache()
+        min_chance, cache, began = max(min_chance, self._min_prob), self._cache(), perf_counter()
         if self._choose is not None:
             found, probs = self._chosen(cache, copied, budget, min_chance)
         else:
@@ -117,23 +113,16 @@ class HeadChain:
                 self._last(),
                 budget,
                 copied=copied,
-                rates=self.record.rates,
                 min_chance=min_chance,
                 ends=self._ends,
                 draw=draw,
             )
-        self._chain = (copied, found, probs)
-        return Draft(found, range(-1, len(found) - 1), probs=[self.record.rate(prob) for prob in probs])
+        return Draft(found, range(-1, len(found) - 1), probs=probs, seconds=perf_counter() - began)
 
     def observe(self, outcome: Outcome) -> None:
-        """Count the accepted tokens of the last chain; the emitted tokens decide, even without verification."""
-        emitted = outcome.emitted
-        copied, drafted, probs = self._chain
-        self._chain = ((), (), ())
-        if [*copied] == [*emitted[: len(copied)]]:
-            self.record.observe(drafted, probs, emitted[len(copied) :])
-        self._write(self._length, emitted)
-        self._length += len(emitted)
+        """Append the emitted tokens to the text."""
+        self._write(self._length, outcome.emitted)
+        self._length += len(outcome.emitted)
 
     def _last(self) -> int:
         return int(self._text[self._length - 1])
@@ -163,7 +152,7 @@ class HeadChain:
             end += 1
             found.append(chosen[0])
             probs.append(chosen[1])
-            chance *= self.record.rate(chosen[1])
+            chance *= chosen[1]
             if len(found) >= budget or chance < min_chance or chosen[0] in self._ends:
                 break
             logits = self._head.next_logits(cache, found[-1], first=False)

@@ -46,8 +46,7 @@ class NativeHead:
             them.
         vocab_size: size of the target's vocabulary.
         width: values of a row's features, which are the target's hidden states named in ``spec.features``.
-        price: cost of its tokens, set by :func:`~ipex_lookahead.drafting.heads.price.price_of`.
-        keeper: acceptance record, set by :func:`~ipex_lookahead.controller.kept_records.record_of`.
+        rates: acceptance rates, set by :func:`~ipex_lookahead.controller.kept.rates_of`.
         source: the folder or file that it was read from, or None.
         facts: entries that :meth:`describe` includes.
     """
@@ -62,8 +61,7 @@ class NativeHead:
         self.target_keys = spec.target_keys
         self._fed_back = spec.features.feeds_back
         self.max_context = spec.max_context
-        self.price: Any = None
-        self.keeper: Any = None
+        self.rates: Any = None
         self.source: Path | None = None
         self.facts: dict[str, Any] = {}
         self._orders: dict[str, Order] = {}

@@ -6,7 +6,6 @@ import numpy as np
 
 from ipex_lookahead.drafting.draft import Outcome
 from ipex_lookahead.drafting.heads.chain import HeadChain
-from ipex_lookahead.drafting.heads.record import Record
 
 
 class CountingHead:
@@ -28,7 +27,7 @@ def test_processors_see_the_text_and_what_is_drafted_so_far() -> None:
         seen.append(tokens.tolist())
         return len(tokens) + 100, 1.0
 
-    chain, chance = HeadChain(CountingHead(), Record(), lambda: None, choose), np.random.default_rng(0)  # type: ignore
+    chain, chance = HeadChain(CountingHead(), lambda: None, choose), np.random.default_rng(0)  # type: ignore
     text = [5, 6, 7]
     chain.begin(text)
     for step in range(60):

@@ -19,7 +19,6 @@ from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.decoding.sampling import Sampler, WarperParams
 from ipex_lookahead.drafting import Draft, Outcome
 from ipex_lookahead.drafting.heads.chain import HeadChain
-from ipex_lookahead.drafting.heads.record import Record
 from ipex_lookahead.engines.api import FINAL_NORM, Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.head import NativeHead
@@ -244,7 +243,7 @@ def test_its_rows_follow_the_text_whatever_was_accepted(folder: Path) -> None:
     states = states_of(engine, tokens)
     chance, at = np.random.default_rng(0), 10
     cache = read(engine, engine.new_cache(), tokens[:at])
-    proposer = HeadChain(head, Record(), lambda: cache)
+    proposer = HeadChain(head, lambda: cache)
     proposer.begin(tokens[:at].tolist())
     while at < 50:
         if chance.random() < 0.8:

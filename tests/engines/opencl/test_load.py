@@ -18,7 +18,7 @@ from ipex_lookahead import AutoModelForCausalLM, InputError, LookaheadConfig
 from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.bench.examine import questions
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.controller.kept_costs import key_of
+from ipex_lookahead.controller.kept import key_of
 from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine

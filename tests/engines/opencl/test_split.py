@@ -14,7 +14,7 @@ pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-ope
 
 from ipex_lookahead import InputError
 from ipex_lookahead.architectures.spec import ModelSpec
-from ipex_lookahead.controller.kept_costs import key_of
+from ipex_lookahead.controller.kept import key_of
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.identity import identity
 from ipex_lookahead.engines.loading import LoadRequest

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ipex_lookahead.controller import calibration, kept_costs
+from ipex_lookahead.controller import calibration, kept
 from ipex_lookahead.controller.calibration import Calibration, calibrate
 from ipex_lookahead.controller.cost import EngineCosts
-from ipex_lookahead.controller.kept_costs import (
-    MOST_FILES,
+from ipex_lookahead.controller.kept import (
+    MAX_FILES,
     Measured,
     cost_folder,
     file_of,
@@ -60,7 +62,7 @@ def test_another_machine_or_model_is_another_file(monkeypatch: pytest.MonkeyPatc
     assert len(keys) == 7
 
 
-GOOD = {"format": kept_costs.FORMAT, "kernels": "", "disturbance": 1.2, "at": 5.0,
+GOOD = {"format": kept.FORMAT, "kernels": "", "disturbance": 1.2, "at": 5.0,
         "rows": [1, 4], "seconds": [0.1, 0.2], "key_seconds": 0.0, "key_row_seconds": 1e-6}  # fmt: skip
 
 
@@ -93,7 +95,7 @@ GOOD = {"format": kept_costs.FORMAT, "kernels": "", "disturbance": 1.2, "at": 5.
                 {"key_seconds": None},
                 {"key_seconds": -1},
                 {"key_row_seconds": True},
-                {"format": kept_costs.FORMAT - 1},
+                {"format": kept.FORMAT - 1},
                 {"format": None},
                 {"kernels": "another"},
                 {"disturbance": None},
@@ -104,7 +106,7 @@ GOOD = {"format": kept_costs.FORMAT, "kernels": "", "disturbance": 1.2, "at": 5.
                 {"at": -5},
             )
         ),
-        b" " * (kept_costs.FILE_BYTES + 1),
+        b" " * (kept.FILE_BYTES + 1),
     ],
 )
 def test_a_damaged_file_is_measured_again_and_replaced(content: bytes, tmp_path: Path, clock: list[float]) -> None:
@@ -134,7 +136,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 def keep(folder: Path, name: str, **facts: Any) -> None:
     """A file as an engine with those facts would leave it, of this processor."""
     of = {"processor": identity.processor(), "engine": "native", "vocab_size": 96, **facts}
-    measured = {"format": kept_costs.FORMAT, "kernels": core_build(), "disturbance": 1.1, "at": 0.0}
+    measured = {"format": kept.FORMAT, "kernels": core_build(), "disturbance": 1.1, "at": 0.0}
     content = {"engine": of, **measured, **calibration.to_json(Calibration((1, 4), (0.004, 0.005)))}
     (folder / f"{name}.json").write_text(json.dumps(content))
 
@@ -149,7 +151,7 @@ def test_known_and_forgotten_are_those_of_the_model_asked_for(tmp_path: Path) ->
     keep(tmp_path, "other words", kv_bytes_per_token=2 * 2 * 64, vocab_size=97, weight_bytes=6)
     keep(tmp_path, "other machine", processor="another", kv_bytes_per_token=2 * 2 * 64, weight_bytes=7)
     (tmp_path / "damaged.json").write_text("{")
-    (tmp_path / f"{kept_costs.TEMPORARY}left over").write_text("{")
+    (tmp_path / f"{kept.TEMPORARY}left over").write_text("{")
     (tmp_path / "somebody's.txt").write_text("not ours")
     assert {c["weight_bytes"] for c in known_costs(tmp_path)} == {1, 2, 3, 4, 5, 6}
     assert {c["weight_bytes"] for c in known_costs(tmp_path, config)} == {1, 2, 3}
@@ -160,6 +162,11 @@ def test_known_and_forgotten_are_those_of_the_model_asked_for(tmp_path: Path) ->
     assert forget_costs(tmp_path) == 5
     assert [file.name for file in tmp_path.iterdir()] == ["somebody's.txt"]
     assert forget_costs(tmp_path) == forget_costs(tmp_path / "nowhere") == 0
+
+
+def test_what_no_machine_could_have_is_not_shown(tmp_path: Path) -> None:
+    save(tmp_path / "a.json", Measured(Calibration((1, 2), (0.001, 0.185)), 1.1, 0.0), markov())
+    assert known_costs(tmp_path) == []
 
 
 def test_what_was_measured_on_other_kernels_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,26 +201,30 @@ def test_other_kernels_are_measured_anew_in_the_same_file(tmp_path: Path, clock:
         assert json.loads(file.read_text())["kernels"] == version
 
 
+def test_the_native_core_tells_its_build() -> None:
+    assert len(core_build()) == 16
+
+
 def test_the_files_used_last_are_kept(tmp_path: Path, clock: list[float]) -> None:
     now = time.time()
     engine = timed_engine(clock, steps_of_four)
     save(file_of(tmp_path, engine), SMALL, engine)
     os.utime(file_of(tmp_path, engine), (now - 1e6, now - 1e6))
-    for number in range(MOST_FILES + 9):
+    for number in range(MAX_FILES + 9):
         file = tmp_path / f"{number}.json"
         file.write_text("{}")
         os.utime(file, (now - 1000 - number, now - 1000 - number))
-    for name, age in (("old", 2 * kept_costs.LEFT_OVER_SECONDS), ("being written", 1.0)):
-        file = tmp_path / f"{kept_costs.TEMPORARY}{name}"
+    for name, age in (("old", 2 * kept.LEFT_OVER_SECONDS), ("being written", 1.0)):
+        file = tmp_path / f"{kept.TEMPORARY}{name}"
         file.write_text("{")
         os.utime(file, (now - age, now - age))
     (tmp_path / "somebody's.txt").write_text("not ours")
-    kept_costs.used(file_of(tmp_path, engine))
+    kept.used(file_of(tmp_path, engine))
     save(tmp_path / "new.json", SMALL, engine)
     left = {file.name for file in tmp_path.iterdir()}
-    others = {f"{number}.json" for number in range(MOST_FILES - 2)}
+    others = {f"{number}.json" for number in range(MAX_FILES - 2)}
     assert left == others | {
-        "new.json", file_of(tmp_path, engine).name, f"{kept_costs.TEMPORARY}being written", "somebody's.txt"
+        "new.json", file_of(tmp_path, engine).name, f"{kept.TEMPORARY}being written", "somebody's.txt"
     }  # fmt: skip
 
 
@@ -223,3 +234,9 @@ def test_the_environment_names_the_folder(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("IPEX_LOOKAHEAD_COSTS", "")
     monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", "/c")
     assert cost_folder() == Path("/c/costs")
+
+
+def test_no_test_writes_among_the_users_own() -> None:
+    code = "from ipex_lookahead.controller.kept import cost_folder; print(cost_folder())"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == str(cost_folder()) == os.environ["IPEX_LOOKAHEAD_COSTS"]

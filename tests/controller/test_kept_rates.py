@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.controller import kept_records
-from ipex_lookahead.controller.kept_costs import forget_costs, known_costs
-from ipex_lookahead.controller.kept_records import known_counts, record_of
+from ipex_lookahead.controller import kept
+from ipex_lookahead.controller.kept import HeadRates, forget_costs, known_costs, known_counts, rates_of
 from tests.support.scripted_engine import markov
 
 CONFIG = {"model_type": "llama", "vocab_size": 12}
@@ -24,7 +23,7 @@ class Head:
     """What is asked of one here."""
 
     def __init__(self, source: Path | None) -> None:
-        self.keeper: Any = None
+        self.rates: Any = None
         self.source = source
 
 
@@ -42,14 +41,21 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "head"
 
 
+def count(rates: HeadRates, *right: bool) -> None:
+    """Count a chain."""
+    rates.fade()
+    for depth, one in enumerate(right):
+        rates.count(depth, 0.9, one)
+
+
 def used_up(engine: Any, folder: Path, chains: int = 3) -> None:
     """A program that drafts so many chains and ends."""
-    record = record_of(engine, folder)
-    assert record_of(engine, folder) is record
+    rates = rates_of(engine, folder)
+    assert rates_of(engine, folder) is rates
     for _ in range(chains):
-        record.observe([1, 2], [0.9, 0.9], [1, 3])
+        count(rates, True, False)
     engine.head = None
-    del record
+    del rates
     gc.collect()
 
 
@@ -57,7 +63,7 @@ def test_the_next_program_goes_on(tmp_path: Path, source: Path) -> None:
     folder = tmp_path / "costs"
     for run in (1, 2, 3):
         used_up(engine_with(source), folder)
-        assert record_of(engine_with(source), folder).tested == [3 * run, 3 * run]
+        assert rates_of(engine_with(source), folder).tested == [3 * run, 3 * run]
     (file,) = folder.iterdir()
     found = json.loads(file.read_text())
     assert (found["right"], found["tested"]) == ([9, 0], [9, 9])
@@ -67,26 +73,26 @@ def test_a_program_that_ends_has_written_it(tmp_path: Path, source: Path) -> Non
     """Also where nothing is collected before."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from tests.controller.test_kept_records import engine_with, record_of\n"
+        "from tests.controller.test_kept_rates import engine_with, rates_of\n"
         "engine = engine_with(Path(sys.argv[1]))\n"
-        "record_of(engine, Path(sys.argv[2])).observe([1], [0.5], [1])\n"
+        "rates_of(engine, Path(sys.argv[2])).count(0, 0.5, True)\n"
     )
     root = Path(__file__).resolve().parents[2]
     subprocess.run([sys.executable, "-c", program, source, tmp_path / "costs"], check=True, cwd=root, timeout=120)
-    assert record_of(engine_with(source), tmp_path / "costs").tested == [1]
+    assert rates_of(engine_with(source), tmp_path / "costs").tested == [1]
 
 
 def test_a_program_that_goes_on_writes_it_now_and_then(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
-    monkeypatch.setattr(kept_records, "monotonic", lambda: now)
+    monkeypatch.setattr(kept.time, "monotonic", lambda: now)
     engine, folder = engine_with(source), tmp_path / "costs"
-    record_of(engine, folder).observe([1], [0.5], [1])
-    record_of(engine, folder)
+    rates_of(engine, folder).count(0, 0.5, True)
+    rates_of(engine, folder)
     assert not folder.exists()
-    now += kept_records.AGAIN_SECONDS + 1
-    record_of(engine, folder)
+    now += kept.AGAIN_SECONDS + 1
+    rates_of(engine, folder)
     assert len([*folder.iterdir()]) == 1
 
 
@@ -96,7 +102,7 @@ def test_each_head_of_each_model_has_its_own(tmp_path: Path, source: Path) -> No
     for number, engine in enumerate(
         (engine_with(source), engine_with(other), engine_with(source, low_bit="sym_int8")), 1
     ):
-        assert record_of(engine, folder).tests == 0
+        assert rates_of(engine, folder).tests == 0
         used_up(engine, folder, number)
         assert known_counts(
             folder, {"model_type": "llama", "vocab_size": engine.vocab_size}, source if number != 2 else other
@@ -105,13 +111,13 @@ def test_each_head_of_each_model_has_its_own(tmp_path: Path, source: Path) -> No
             (0, number),
         ]
     os.utime(source, ns=(5, 5))  # it was made again
-    assert record_of(engine_with(source), folder).tests == 0
+    assert rates_of(engine_with(source), folder).tests == 0
     assert known_counts(folder, CONFIG | {"model_type": "gpt2"}, other) == []
 
 
 def test_what_is_not_of_a_file_is_not_kept(tmp_path: Path, source: Path) -> None:
     used_up(engine_with(None), tmp_path / "costs")
-    record_of(engine_with(source), None).observe([1], [0.5], [1])
+    rates_of(engine_with(source), None).count(0, 0.5, True)
     used_up(engine_with(source), tmp_path / "costs", 0)
     assert not (tmp_path / "costs").exists()
 
@@ -125,12 +131,10 @@ def test_what_is_not_of_a_file_is_not_kept(tmp_path: Path, source: Path) -> None
         '{"right": [2], "tested": [1]}',
         '{"right": [1], "tested": [1, 2]}',
         '{"right": [-1], "tested": [1]}',
-        '{"right": [0], "tested": [0]}',
         '{"right": [true], "tested": [1]}',
         '{"right": ["1"], "tested": [1]}',
-        json.dumps({"right": [1] * 200, "tested": [1] * 200}),
         json.dumps({"right": [1], "tested": [1 << 60]}),
-        " " * (kept_records.FILE_BYTES + 1),
+        " " * (kept.FILE_BYTES + 1),
     ],
 )
 @pytest.mark.rotating(4)
@@ -139,13 +143,30 @@ def test_what_cannot_have_been_written_is_not_believed(tmp_path: Path, source: P
     used_up(engine_with(source), folder)
     (file,) = folder.iterdir()
     file.write_text(content)
-    assert record_of(engine_with(source), folder).tests == 0
+    assert rates_of(engine_with(source), folder).tests == 0
     used_up(engine_with(source), folder)
-    assert record_of(engine_with(source), folder).tests == 3
+    assert rates_of(engine_with(source), folder).tests == 3
 
 
 def test_it_is_forgotten_with_the_costs_and_is_none(tmp_path: Path, source: Path) -> None:
     used_up(engine_with(source), tmp_path)
     assert known_costs(tmp_path) == []
     assert forget_costs(tmp_path, CONFIG) == 1
-    assert record_of(engine_with(source), tmp_path).tests == 0
+    assert rates_of(engine_with(source), tmp_path).tests == 0
+
+
+def test_rates_begin_with_what_was_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"right": [900, 3], "tested": [1000, 10]}))
+    rates = HeadRates(tmp_path / "a.json")
+    assert rates.chance(0) == pytest.approx(0.9, abs=0.03)
+    assert rates.chance(1) == pytest.approx(0.3, abs=0.07)
+    assert rates.chance(2) == HeadRates().chance(0)
+    assert rates.tests == 1000
+    count(rates, True)
+    assert (rates.right, rates.tested) == ([901, 3], [1001, 10])
+
+
+def test_chains_behind_copied_tokens_are_counted_at_their_depth() -> None:
+    rates = HeadRates()
+    rates.count(2, 0.9, True)
+    assert (rates.right, rates.tested, rates.tests) == ([0, 0, 1], [0, 0, 1], 1)
