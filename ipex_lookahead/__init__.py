@@ -65,7 +65,7 @@ _NEED_TORCH = {"AutoModelForCausalLM": "hf.auto", "optimize_model": "hf.optimize
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch only when it is asked for, so that the command line starts quickly, and runs without."""
+    """Import names that need torch on first use, so that the command starts quickly and runs without torch."""
     if name in _NEED_TORCH:
         need_torch(f"ipex_lookahead.{name}")
         return getattr(import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

@@ -114,7 +114,7 @@ class AdaptiveController(Controller):
         return True
 
     def budget(self, live: int) -> int:
-        """Return as many rows as may be worth it; of a source with a price as many as promise most."""
+        """Return the largest profitable number of rows; for a source with a price, the best number."""
         self._live = live
         if self._backoff.pause:
             return 0
@@ -167,7 +167,7 @@ class AdaptiveController(Controller):
         return HeadPlan(path, count, min(1.0, rate * each / sure))
 
     def select(self, sequences: Sequence[int], drafts: Sequence[Draft], others: int = 0) -> Sequence[Draft]:
-        """Return for each sequence the first tokens of its draft that are worth their rows."""
+        """Return for each sequence the profitable first tokens of its draft."""
         live = len(drafts) + others
         alone = self.times(live)[live - 1]
         expected = [self._table.expect(draft) for draft in drafts]
@@ -204,7 +204,7 @@ class AdaptiveController(Controller):
         return WORTH_BEHIND if self._allowance < 0.0 else WORTH
 
     def _counts(self, expected: Sequence[Expected], live: int, least: float, longest: float) -> tuple[list[int], float]:
-        """Return how many tokens of each draft are worth their rows, and R with them; else zeros and ``least``."""
+        """Return the profitable number of tokens of each draft, and R with them; else zeros and ``least``."""
         times = self.times(live + sum([len(seen.survival) for seen in expected]))[live - 1 :]
         if len(expected) == 1:
             count, rate = best_count(live, expected[0].survival, times, least, longest)

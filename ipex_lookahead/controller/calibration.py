@@ -37,8 +37,8 @@ CONTEXT, CONTEXT_STEP, CONTEXT_BYTES = 1024, 256, 64 << 20
 CONTEXT_SECONDS = 0.3
 """Time after which no round of attention begins: five rounds take 0.15 to 0.4 s."""
 SAME_ROWS = 8
-"""Rows of one token, which read the experts of one row: the difference to as many tokens is the experts' price. Also
-the rows at which attention's cost per row is measured."""
+"""Rows of one token, which read the experts of one row: the difference from n different tokens is the experts'
+price. Also the rows at which attention's cost per row is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
 
     Rounds that are disturbed, or that no machine could have, are followed by more, and then each number of rows counts
     by its least time, cut to what is possible: other processes only add. Rounds alternate upward and downward, so that
-    every forward follows one of nearly as many rows, as in a text.
+    every forward follows one with nearly the same number of rows, as in a text.
 
     Args:
         engine: the loaded engine.

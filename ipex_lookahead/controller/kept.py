@@ -1,4 +1,4 @@
-"""What is kept from one run to the next, one file for each machine and shape of a model: step costs, heads' acceptance.
+"""Measurements saved between runs, one file per machine and model shape: step costs and heads' acceptance.
 
 A file names its engine. One of step costs also names the build of the kernels, the time, and how quiet the machine was:
 costs of other kernels are measured again, into the same file.

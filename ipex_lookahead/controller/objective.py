@@ -1,4 +1,4 @@
-"""The objective: tokens per second of a draft, and how many of its tokens are worth their rows and their drafting.
+"""The objective: tokens per second of a draft, and the profitable number of its tokens.
 
 A draft D is worth
 

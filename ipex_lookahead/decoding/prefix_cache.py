@@ -32,7 +32,7 @@ PAGE = 64
 RUNNING_STATES = 2
 """States of a running sequence: a prompt chunk reads one and writes the other."""
 CONVERSATION_STATES = 8
-"""Prefixes of a conversation whose recurrent states are stored."""
+"""Number of prefixes of a conversation with stored recurrent states."""
 CONVERSATION_BYTES = 2**30
 """Bytes of keys and values that are stored of conversations other than the last one."""
 APART = 64 * PAGE

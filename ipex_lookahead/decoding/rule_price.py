@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ipex_lookahead.decoding.sequence_group import FOLLOW, SequenceGroup
 
 SHARE = 0.25
-"""Part of a forward's time by which expensive rules may lengthen a step, on average, for those with cheaper rules."""
+"""Part of a forward's time by which expensive rules may lengthen a step, on average, for other sequences."""
 LEAST = 1e-3
 """Seconds per step below which rules have no price."""
 

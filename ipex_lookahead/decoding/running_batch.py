@@ -43,8 +43,8 @@ class DraftBatch:
         self.idle = False
         self.of_one = len(groups) == 1
 
-    def propose(self, engine: Engine, beside: int, fail: Callable[[SequenceGroup, Exception], None]) -> int:
-        """Drafts for the sequences, cut to what the controller thinks worth its rows; returns how many rows.
+    def propose(self, engine: Engine, other_rows: int, fail: Callable[[SequenceGroup, Exception], None]) -> int:
+        """Draft for the sequences, cut to the length that the controller chooses; return the number of rows.
 
         A draft ends before the sequence's limit: the bonus token needs a place too.
         """
@@ -54,7 +54,7 @@ class DraftBatch:
         if self.idle:
             return 0
         drafts: list[Draft] = []
-        rows, live = 0, len(self.live) + beside
+        rows, live = 0, len(self.live) + other_rows
         for sequence in self.live:
             draft = NO_DRAFT
             proposer = sequence.proposer
@@ -79,7 +79,7 @@ class DraftBatch:
         if not rows:
             return 0
         try:
-            self.drafts = controller.select(self.numbers, drafts, beside)
+            self.drafts = controller.select(self.numbers, drafts, other_rows)
         except Exception as error:
             self._fail_of(drafts, error, fail)
             return 0
@@ -253,7 +253,7 @@ def _checked(draft: Draft, proposer: Proposer, budget: int, engine: Engine) -> D
         )
     if draft.scratch:
         raise InputError(
-            f"this strategy evaluates rows beside its draft (scratch rows), for which the {engine.name} engine needs"
+            f"this strategy evaluates scratch rows in addition to its draft, for which the {engine.name} engine needs"
             " trees, and this model takes none; use prompt_lookup, suffix, recycling, auto or a draft model"
         )
     return draft.best_chain()

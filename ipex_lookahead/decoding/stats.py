@@ -34,7 +34,7 @@ class GenerationStats:
         decode_cpu_seconds: what all threads of the process have computed in that time, also for others; a worker that
             waits awake for its next piece of work computes too.
         proposer_seconds, engine_seconds, sampler_seconds: parts of decode_seconds; what is left over is the loop's own.
-        finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (as asked for),
+        finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (as requested),
             "context" (the model can hold no more), "cancelled" or "abandoned" (an exception ended the generation).
         seed: of the sampling, whether it was given or drawn; None for greedy decoding.
         temperature: of the sampling; None for greedy decoding.
@@ -46,7 +46,7 @@ class GenerationStats:
         drafted_by_position, accepted_by_position: sums by depth, scratch rows left out.
         accepted_sources: the source of each accepted draft token, in order.
         drafts: for each verified draft, in order, the draft and the indices of its accepted tokens; None where
-            ``generate`` was not told to keep them.
+            ``generate`` was called without ``keep_drafts``.
     """
 
     prompt_tokens: int = 0
@@ -124,7 +124,7 @@ class GenerationStats:
 
     @property
     def accepted_by_position(self) -> list[int]:
-        """Those of them that were accepted, as many depths."""
+        """Accepted draft tokens by depth, of equal length."""
         return by_position(self.drafted_at, self.accepted_at)[1]
 
     @property

@@ -24,7 +24,7 @@ def verify(draft: Draft, emit: Emit) -> tuple[list[int], list[int]]:
 
     Returns:
         accepted: indices into ``draft.tokens``, root first.
-        emitted: the chosen tokens; one more than accepted (the bonus token), or as many where an accepted token ended
+        emitted: the chosen tokens; one more than accepted (the bonus token), or equal to it if an accepted token ended
             the sequence.
 
     Example: for ``Draft([3, 4, 9], [-1, 0, -1])`` and choices 3 after row 0, 5 after row 1, the walk accepts ``[0]``

@@ -74,8 +74,8 @@ class DraftModel:
 
     Args:
         engine: the draft model, of the target's vocabulary. The target's own engine may serve too.
-        choose: how a token is chosen from the draft model's logits; None takes the most likely, whose probability is
-            the draft model's own.
+        choose: how a token is chosen from the draft model's logits; None takes the most likely one, with the draft
+            model's probability.
         min_prob: 0 to 1. With 0 and no ``choose`` the engine returns no logits, and ``probs`` stay empty.
         min_tokens: drafted whatever their probability, as far as the budget goes (ipex-llm's ``min_step_draft``).
         adapt: let ``min_prob`` follow the acceptance, as ipex-llm's ``auto_th_stop_draft`` does: up by a thousandth

@@ -75,7 +75,7 @@ class AutoModelForCausalLM:
             group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
             mixed_precision: the lm_head in sym_int8.
             embedding_qtype: format of an embedding that is no lm_head, which else stays as it is in the file.
-            modules_to_not_convert: parts of module names whose weights stay as they are in the file.
+            modules_to_not_convert: parts of module names; matching weights stay as they are in the file.
             imatrix: an importance matrix's file, of either of llama.cpp's kinds: where weights are quantised, errors of
                 what matters more weigh more. ``ipex-lookahead imatrix`` makes one.
             threads: threads to compute with; None = the physical cores this process may use.
@@ -85,7 +85,7 @@ class AutoModelForCausalLM:
             device: "cpu", "xpu" (Intel GPUs; "xpu:1" the second), "cuda" or "opencl:0" (of all OpenCL devices); None =
                 the engine's own: the CPU, or for engine="opencl" the first GPU.
             gpu_layers: for engine="opencl": how many of the last layers are on the device; the others run on the CPU,
-                with the same bits. A number beyond the model's means all; None = as many as fit its memory.
+                with the same bits. A number beyond the model's means all; None = all that fit its memory.
             deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
                 decoding; slower on a CPU. None = on Intel GPUs only. The native engine is that at full speed.
             ipex: for engine="torch" and float weights: apply intel-extension-for-pytorch
@@ -98,23 +98,23 @@ class AutoModelForCausalLM:
             speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for
                 sym_int8, bf16 and fp16. The text never changes.
             drafter: a trained head that drafts for this model, on the native engine: a folder, a GGUF file, or a hub
-                id. None = the block (MTP) that the model's own files bring, or a file ``mtp-*.gguf`` beside them, where
-                there is one. The text never changes (docs/draft_models.md).
+                id. None = the block (MTP) in the model's own files, or a file ``mtp-*.gguf`` next to them, if present.
+                The text never changes (docs/draft_models.md).
             draft_vocab: how many tokens a head may draft, those of the vocabulary that a tokenizer's merges name first;
-                0 = all; None = 32,768. Or a file of ``ipex-lookahead drafter cut``, which says which. Beside them those
+                0 = all; None = 32,768. Or a file of ``ipex-lookahead drafter cut``, with the list. In addition those
                 of the prompt and the answer are drafted.
             drafter_low_bit: a format, of a head's matrices; None = ``load_in_low_bit``'s where that has 6 bits or more,
                 else sym_int8.
             progress: show a progress bar while weights are quantised and packed.
             **others: the hub's arguments (``revision``, ``cache_dir``, ``token``, ``local_files_only``,
-                ``force_download``, ``subfolder``), which are honoured; ``config``, which must say what the checkpoint's
-                says; ``dtype`` (``torch_dtype``) and ``device_map``, for engines other than native; and those of
-                transformers and ipex-llm that change nothing or must be at their default
-                (``ipex_llm_names/arguments.py``).
+                ``force_download``, ``subfolder``), which are honoured; ``config``, which must equal the
+                checkpoint's; ``dtype`` (``torch_dtype``) and ``device_map``, for engines other than native; and those
+                of transformers and ipex-llm that have no effect or must be at their default
+                (``hf/ipex_llm_names/arguments.py``).
 
         Raises:
             InputError: no such checkpoint, or an argument outside what is allowed.
-            ModelFormatError: the checkpoint's bytes are not what its format says.
+            ModelFormatError: the checkpoint's bytes do not match its format.
             UnsupportedModelError: a model this package cannot run.
             LowBitFormatError: an unknown low-bit format.
             EngineError: the engine cannot run on this machine.

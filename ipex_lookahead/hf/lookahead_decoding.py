@@ -12,8 +12,8 @@ class LookaheadDecoding:
     """A model that decodes with Lookahead Decoding (Fu, Bailis, Stoica and Zhang, ICML 2024), window and pool in full.
 
     It is ``model.generate`` with ``LookaheadConfig(strategy="jacobi", window=W, ngram=N, guesses=G)``: the same loop,
-    the same tokens as plain decoding. A step has at most ``(N - 1) * (W + G) - 1`` rows beside its own: those of the
-    window, and of the n-grams that are verified.
+    the same tokens as plain decoding. A step has at most ``(N - 1) * (W + G) - 1`` rows in addition to its own:
+    those of the window, and of the n-grams that are verified.
 
     Args:
         model: a model of ``AutoModelForCausalLM``, or one that transformers has loaded (see
@@ -24,7 +24,7 @@ class LookaheadDecoding:
         adaptive: True spends the rows only where they pay on this machine; False, the paper's way, at every step.
 
     Raises:
-        InputError: a parameter outside what is allowed, so many rows that no step can hold them, or a model that takes
+        InputError: a parameter out of range, more rows than a step can hold, or a model that takes
             no trees, which the window is.
         UnsupportedModelError: a model that cannot be wrapped.
 
@@ -36,7 +36,7 @@ class LookaheadDecoding:
         needed = (rows.ngram - 1) * (rows.window + rows.guesses) - 1
         if needed > MAX_DRAFT:
             raise InputError(
-                f"W={W}, N={N}, G={G} take {needed} rows a step beside its own, and a step holds {MAX_DRAFT};"
+                f"W={W}, N={N}, G={G} take {needed} rows per step in addition to its own, and a step holds {MAX_DRAFT};"
                 " choose a smaller W, N or G"
             )
         from ipex_lookahead.hf.wrapping import wrap

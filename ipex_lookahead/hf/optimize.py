@@ -122,7 +122,7 @@ def save_low_bit(model: nn.Module, folder: str | PathLike[str], *, tokenizer: An
     Args:
         model: from ``optimize_model``, or one of the Auto classes for other tasks.
         folder: where to.
-        tokenizer: saved beside it, if given.
+        tokenizer: saved in the same folder, if given.
         **options: ``overwrite`` and ``progress`` of :func:`ipex_lookahead.checkpoints.low_bit_save.save`.
 
     Raises:

@@ -20,7 +20,7 @@ def wrap(
 ) -> LookaheadModelForCausalLM:
     """Put this package's decoding loop on a causal language model of transformers.
 
-    The model is used as it is, neither copied nor changed, on the device where it lies; its own ``generate`` goes on
+    The model is used as it is, neither copied nor changed, on its own device; its own ``generate`` goes on
     working.
 
     Args:
@@ -31,7 +31,7 @@ def wrap(
         max_context: positions a sequence may have; None = by the model's config.
 
     Raises:
-        UnsupportedModelError: no transformers model, or one whose past cannot be rolled back (recurrent states).
+        UnsupportedModelError: not a transformers model, or its past cannot be rolled back (recurrent states).
 
     Example: ``wrap(AutoModelForCausalLM.from_pretrained("gpt2")).generate(input_ids, lookahead="auto")``.
     """

@@ -89,7 +89,7 @@ def load_model(request: LoadRequest, requested: str, name: str, reason: str) -> 
 
 
 def checked_format(low_bit: str | None, engine: str) -> str | None:
-    """The format wanted; ipex-llm has formats of its own, and says itself which."""
+    """Return the checked format; ipex-llm checks its own formats itself."""
     return low_bit if low_bit is None or engine == "ipex-llm" else check_low_bit(low_bit)
 
 
@@ -131,7 +131,7 @@ def choose_engine(engine: str, request: LoadRequest) -> tuple[str, str]:
             hint=f"{arg('engine', 'torch')} runs what transformers runs, and {arg('engine', 'auto')} chooses it here",
         )
     if engine != "auto":
-        return engine, "asked for"
+        return engine, "requested"
     if family is not None and family not in model_types():
         return "torch", f"the native engine has no {family} (it has {', '.join(model_types())})"
     if str(request.device).startswith("opencl") or (

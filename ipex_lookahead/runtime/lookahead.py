@@ -99,7 +99,7 @@ def strategy_config(strategy: str | None, lookahead: int | str = "auto", **field
     if lookahead != "auto":
         return config
     tokens = AUTO_TOKENS
-    if strategy == "jacobi":  # the window and as many n-grams as are verified at a time
+    if strategy == "jacobi":  # the window and the n-grams that are verified at a time
         tokens = min(MAX_DRAFT, (config.ngram - 1) * (config.window + config.guesses))
     elif strategy in SECOND_MODEL or strategy in HEADS:
         tokens = DRAFT_TOKENS

@@ -142,7 +142,7 @@ class TextModel:
             on_prefill: called before the prompt and after each of its chunks with the tokens done, and their number.
             cancelled: called between two chunks of the prompt and after each step; True ends the answer there.
             keep: use a prefix cache of one conversation: the tokens that this prompt shares with earlier texts are not
-                read again (``stats.cached_tokens``). It never changes the answer: on an engine whose rows are not
+                read again (``stats.cached_tokens``). It never changes the answer: on an engine with rows that are not
                 invariant there is no prefix cache.
 
         Returns:

@@ -1,4 +1,4 @@
-"""No ``ipex_llm.transformers.low_bit_linear`` here: importing it says what to use."""
+"""No ``ipex_llm.transformers.low_bit_linear`` here: importing it names the replacement."""
 
 from ipex_lookahead.hf.ipex_llm_names.absent import refuse_module
 

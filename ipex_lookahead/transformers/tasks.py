@@ -88,7 +88,7 @@ class _TaskModel:
 
         Raises:
             InputError: no such checkpoint, or an argument outside what is allowed.
-            ModelFormatError: the checkpoint's bytes are not what its format says, or a tensor is missing.
+            ModelFormatError: the checkpoint's bytes do not match its format, or a tensor is missing.
             UnsupportedModelError: transformers has no such class for the family, or only the checkpoint's code has.
         """
         _refuse_decoders_arguments(cls.__name__, others)
@@ -113,11 +113,11 @@ class _TaskModel:
 
 
 class AutoModel(_TaskModel):
-    """A model without a head; of a checkpoint whose own code has it mean a model that writes, that model."""
+    """A model without a head, or the generating model that the checkpoint's own code maps AutoModel to."""
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Any:
-        """As for the other classes, and ``AutoModelForCausalLM`` where the checkpoint's ``auto_map`` says so.
+        """As for the other classes, and ``AutoModelForCausalLM`` where the checkpoint's ``auto_map`` maps to it.
 
         Code from a checkpoint is never run: only what transformers itself, or this package, has of a family.
         """
@@ -149,7 +149,7 @@ class AutoModelForMaskedLM(_TaskModel):
 
 
 class AutoModelForQuestionAnswering(_TaskModel):
-    """Where in a text the answer stands."""
+    """Extracts an answer from a text."""
 
 
 class AutoModelForNextSentencePrediction(_TaskModel):
@@ -165,7 +165,7 @@ class AutoModelForTokenClassification(_TaskModel):
 
 
 def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, threads: int | None, progress: bool) -> Any:
-    """A folder with transformers' class ``auto``, its linear layers as the plan says."""
+    """A folder with transformers' class ``auto``, with its linear layers packed by the plan."""
     need_torch(auto)
     import transformers
 
@@ -184,7 +184,7 @@ def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, thre
         if plan.name not in (None, saved):
             packed.close()
             raise InputError(
-                f"{path} was saved in {saved}, and {plan.name} is asked for; load the original checkpoint for that"
+                f"{path} was saved in {saved}, but {plan.name} is requested; load the original checkpoint for that"
             )
         with sentences(path, config.model_type), ParametersOnMeta(path, extent):
             model = getattr(transformers, auto).from_config(config)
@@ -192,7 +192,7 @@ def _load(auto: str, path: Path, plan: WeightPlan, dtype: Any, device: Any, thre
         return with_save_low_bit(model)
     label = plan.name or {"float16": "fp16", "bfloat16": "bf16"}.get(in_file, "fp32")
     with sentences(path, config.model_type):
-        with ParametersOnMeta(path, extent):  # what it asks for shows before memory is taken
+        with ParametersOnMeta(path, extent):  # its size shows before memory is allocated
             getattr(transformers, auto).from_config(config)
         model = read_floats(path, config, auto, compute_dtype(dtype, label, where, in_file))
     model.to(where)

@@ -64,7 +64,7 @@ REFUSES = {
     "rm": (("rm", "nothing-of-that-name"), "nothing-of-that-name is not in the cache"),
     "engine torch": (
         ("generate", "-m", "{model}", "--engine", "torch", "one"),
-        f"--engine torch (asked for) needs torch and transformers, which are not installed: {installing('torch')}",
+        f"--engine torch (requested) needs torch and transformers, which are not installed: {installing('torch')}",
     ),
     "doctor of a device that torch reaches": (
         ("doctor", "--tiny", "--device", "cuda"),

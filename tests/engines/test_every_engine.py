@@ -90,7 +90,7 @@ def assert_greedy(model: Any, ids: torch.Tensor, start: int) -> None:
 def test_it_says_what_it_is(model: Any, folder: Path) -> None:
     facts = model.engine.describe()
     assert facts["engine"] == model.engine.name
-    assert facts["chosen"] == f"{model.engine.name}: asked for"
+    assert facts["chosen"] == f"{model.engine.name}: requested"
     assert facts["low_bit"] == model.low_bit == "sym_int4"
     assert model.engine.vocab_size == VOCAB
     assert model.engine.max_context == facts["max_context"] == SIZES["context"]

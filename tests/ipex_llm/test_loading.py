@@ -33,7 +33,7 @@ def test_formats(tiny_folder: Path, low_bit: str) -> None:
     assert facts["engine"] == "ipex-llm"
     assert facts["low_bit"] == model.low_bit == low_bit
     assert facts["ipex_llm"] == "2.2.0"
-    assert facts["chosen"] == "ipex-llm: asked for"
+    assert facts["chosen"] == "ipex-llm: requested"
     assert facts["kv_bytes_per_token"] > 0
     assert model.generate(IDS, lookahead=3, **SETTINGS).shape == (1, 21)
 

@@ -165,5 +165,5 @@ def test_bad_requests_say_what_to_do(tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         tasks.AutoModelForMaskedLM.load_low_bit(tmp_path / "none")
     tasks.AutoModel.from_pretrained(folder, load_in_4bit=True, progress=False).save_low_bit(tmp_path / "saved")
-    with pytest.raises(InputError, match="was saved in sym_int4, and sym_int8"):
+    with pytest.raises(InputError, match="was saved in sym_int4, but sym_int8"):
         tasks.AutoModel.from_pretrained(tmp_path / "saved", load_in_8bit=True, progress=False)

@@ -42,9 +42,9 @@ _REFUSED: Mapping[str, Refusal] = {
     "inputs_embeds": Refusal("pass input_ids"),
     "cache_position": Refusal("leave it out: positions follow from the attention mask"),
     "logits_to_keep": Refusal(
-        "generate asks for the last position's logits alone: leave it out (the model's forward takes it)", unless=(1,)
+        "generate computes the last position's logits alone: leave it out (the model's forward takes it)", unless=(1,)
     ),
-    "num_logits_to_keep": Refusal("generate asks for the last position's logits alone: leave it out", unless=(1,)),
+    "num_logits_to_keep": Refusal("generate computes the last position's logits alone: leave it out", unless=(1,)),
     "labels": Refusal("a loss needs the model's forward, not generate: leave it out"),
     "return_dict": Refusal("use return_dict_in_generate"),
     "negative_prompt_ids": Refusal(_GUIDANCE),

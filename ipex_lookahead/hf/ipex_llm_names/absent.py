@@ -59,7 +59,7 @@ def refuse_name(module: str, name: str) -> NoReturn:
 
 
 def refuse_module(module: str) -> NoReturn:
-    """For a module that only says that it is not there: ImportError with a sentence."""
+    """Raise ImportError for a module of ipex-llm that has no counterpart, with its replacement."""
     raise ImportError(f"{_theirs(module)} is not in ipex-lookahead: {ABSENT_MODULES[module]}", name=module)
 
 

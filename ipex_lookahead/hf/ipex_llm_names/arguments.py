@@ -48,7 +48,7 @@ ONLY_DEFAULT: Mapping[str, Refusal] = {
         unless=("huggingface", None),
     ),
     "quantization_config": Refusal(
-        "weights are packed as load_in_low_bit says; pass load_in_low_bit='sym_int4'", unless=(None,)
+        "weights are packed by load_in_low_bit; pass load_in_low_bit='sym_int4'", unless=(None,)
     ),
     "disk_embedding": Refusal(
         "weights are kept in memory, the embedding as the file has it; leave it out", unless=(False, None)
@@ -123,11 +123,11 @@ def shared_arguments(method: str, given: Mapping[str, Any], own: Collection[str]
 
     Args:
         method: its name, for messages.
-        given: the arguments beside the method's own.
+        given: the arguments in addition to the method's own.
         own: the method's own arguments, for messages.
 
     Raises:
-        InputError: an unknown argument, or a value that cannot be honoured; the message says what to do instead.
+        InputError: an unknown argument, or a value that is not supported; the message names the alternative.
     """
     rest = dict(given)
     hub = _hub_options(rest)
@@ -154,10 +154,10 @@ def own_arguments(method: Callable[..., Any]) -> tuple[str, ...]:
 
 def wanted_format(load_in_low_bit: str | None, *, load_in_4bit: bool = False, load_in_8bit: bool = False) -> str | None:
     """The format that the three ways of naming one agree on, or None. Raises InputError where they do not agree."""
-    asked = {"load_in_low_bit": load_in_low_bit}
-    asked |= {"load_in_4bit": "sym_int4"} if load_in_4bit else {}
-    asked |= {"load_in_8bit": "sym_int8"} if load_in_8bit else {}
-    found = {name: value for name, value in asked.items() if value is not None}
+    given = {"load_in_low_bit": load_in_low_bit}
+    given |= {"load_in_4bit": "sym_int4"} if load_in_4bit else {}
+    given |= {"load_in_8bit": "sym_int8"} if load_in_8bit else {}
+    found = {name: value for name, value in given.items() if value is not None}
     if len(set(found.values())) > 1:
         (first, low), (second, high) = list(found.items())[:2]
         raise InputError(f"{second} means {high}, but {first} is {low!r}; pass one of them")
@@ -165,7 +165,7 @@ def wanted_format(load_in_low_bit: str | None, *, load_in_4bit: bool = False, lo
 
 
 def check_config(config: Any, path: Path) -> None:
-    """See that a caller's ``config`` says what the checkpoint's own says: that one is read, checked and used.
+    """Check that a caller's ``config`` equals the checkpoint's own, which is the one that is used.
 
     Args:
         config: a transformers config, a dict, or the path of a folder or ``config.json``; None passes.
@@ -198,7 +198,7 @@ def check_config(config: Any, path: Path) -> None:
     if differing:
         key = differing[0]
         raise InputError(
-            f"config says {key}={wanted.get(key)!r}, and the checkpoint {key}={has.get(key)!r}; the checkpoint's"
+            f"config has {key}={wanted.get(key)!r}, and the checkpoint {key}={has.get(key)!r}; the checkpoint's"
             " own config is what is used",
             hint=f"change {key} in a copy of {path.name}/config.json, or leave config out",
         )

@@ -1,1 +1,1 @@
-"""WHAT TRANSFORMERS ASKS OF A MODEL beside ``generate``: logits with caches, weights, places, copies, statistics."""
+"""The model interface of transformers except ``generate``: logits with caches, weights, devices, copies, statistics."""

@@ -60,7 +60,7 @@ class Copying:
         return self._origin, (), {"generation_config": self.generation_config, "draft_model": self._draft_used}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """What a pickle says beside how the model was made."""
+        """State of a pickle in addition to the loading arguments."""
         self.generation_config = state["generation_config"]
         made: Any = self
         made.use_draft_model(*state["draft_model"] or (None,))

@@ -30,10 +30,10 @@ def outputs_after(
         past: what came before.
         input_ids: int64 [rows, columns].
         attention_mask: [rows, columns before and new]; each row's ones must be contiguous. None: the new ones are ones.
-        position_ids: int64 [rows or 1, columns]; those that follow from the mask, whatever stands at padding.
+        position_ids: int64 [rows or 1, columns]; must follow from the mask; values at padding are ignored.
         cache_position: int64 [columns]; the columns' numbers.
-        kept: int64 [k], the new columns whose logits are wanted.
-        hidden: whose hidden states are wanted, as in ``OutputRequest``.
+        kept: int64 [k], the new columns to return logits for.
+        hidden: layers to return hidden states of, as in ``OutputRequest``.
 
     Returns:
         float32 [rows, k, vocab_size], and for each of ``hidden`` float32 [rows, columns, hidden size], all zeros at
@@ -94,8 +94,8 @@ def _whole_mask(past: LookaheadCache, input_ids: torch.Tensor, attention_mask: A
     else:
         if attention_mask.shape != (rows, before + length):
             shapes = f"attention_mask has shape {tuple(attention_mask.shape)} and input_ids {(rows, length)}"
-            beside = f" after {before} columns in past_key_values" if before else ""
-            raise InputError(f"{shapes}{beside}; attention_mask must be {(rows, before + length)}")
+            where = f" after {before} columns in past_key_values" if before else ""
+            raise InputError(f"{shapes}{where}; attention_mask must be {(rows, before + length)}")
         mask = attention_mask.cpu() != 0
         if not torch.equal(mask[:, :before], past.mask):
             raise InputError(

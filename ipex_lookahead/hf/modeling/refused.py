@@ -1,4 +1,4 @@
-"""Names that the model inherits and that cannot work on an engine of ours: each says what to use instead."""
+"""Inherited names that cannot work on an engine: each error names the alternative."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REFUSED: dict[str, str] = {
             "gradient_checkpointing_enable register_backward_hook register_full_backward_hook "
             "register_full_backward_pre_hook "
         ),
-        "its tables are packed in the engine: model.config.vocab_size says how many tokens there are, "
+        "its tables are packed in the engine: model.config.vocab_size is the number of tokens, "
         "model.get_parameter(name) gives values, and changes are made to the checkpoint": (
             "get_input_embeddings get_output_embeddings get_position_embeddings resize_position_embeddings "
             "resize_token_embeddings set_input_embeddings set_output_embeddings "
@@ -53,7 +53,7 @@ REFUSED: dict[str, str] = {
             "barrier_after_gathered_checkpoint_save gather_sharded_state_dict_for_save maybe_distribute_model "
             "prepare_distribute_model save_distributed_checkpoint share_memory "
         ),
-        "use model.generate, whose options choose how tokens are picked": (
+        "use model.generate, where options choose how tokens are picked": (
             "assisted_decoding beam_sample beam_search constrained_beam_search contrastive_search "
             "greedy_search group_beam_search heal_tokens load_custom_generate sample "
         ),

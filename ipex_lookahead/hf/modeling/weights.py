@@ -118,9 +118,9 @@ class Weights:
         head = packed.get(HEAD, packed.get(EMBEDDING))
         mixed = head is not None and head.format == "sym_int8" != self.low_bit and self.low_bit in FORMATS
         config, head = self._checkpoint_config or self.config.to_dict(), getattr(self.engine, "head", None)
-        beside: Path | None = None
+        apart: Path | None = None
         if head is not None and head.describe()["kind"] not in IN_A_MODEL:
-            beside, head = head.source, None
+            apart, head = head.source, None
         drafting = {} if head is None else {name: TensorInfo.of(w) for name, w in head.weights()}
         return save(
             folder,
@@ -136,7 +136,7 @@ class Weights:
             },
             tokenizer=self.tokenizer,
             source=self.source,
-            drafter=beside,
+            drafter=apart,
             **kwargs,
         )
 
@@ -156,7 +156,7 @@ class Weights:
 
 
 def _own_model(engine: Any) -> Any:
-    """The torch model whose parameters are all the weights there are, None where some are packed by this package."""
+    """Return the torch model if its parameters are all the weights, None if this package has packed some."""
     model = getattr(engine, "model", None)
     if model is None or any(isinstance(module, LowBitLinear) for module in model.modules()):
         return None

@@ -90,7 +90,7 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"prompt_lookup_num_tokens": 3, "lookahead": 5}, "both lookahead=5 and prompt_lookup_num_tokens=3"),
         ({"speculation_type": "mtp"}, "speculation_type='mtp' is not supported"),
         ({"synced_gpus": True}, "synced_gpus is not supported; it keeps the processes of a model that is split"),
-        ({"logits_to_keep": 4}, "logits_to_keep is not supported; generate asks for the last position's logits alone"),
+        ({"logits_to_keep": 4}, "logits_to_keep is not supported; generate computes the last position's logits alone"),
         ({"hf_adjust": True}, "hf_adjust is not supported; the number of drafted tokens follows measured costs"),
         ({"auto_parameters": [1, 0.5, 0.8, 1e-2, 0.9]}, "auto_parameters is not supported; auto_th_stop_draft follows"),
         ({"th_batch_num": 0.8}, "th_batch_num is not supported; each sequence of a batch accepts its own draft"),
