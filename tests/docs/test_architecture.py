@@ -25,12 +25,13 @@ def defined(path: Path) -> set[str]:
     """Names that a file defines, those of classes' methods with the class before them."""
     if path.suffix != ".py":
         return set(re.findall(r"\b(\w+)\s*\(", path.read_text(encoding="utf-8")))
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
     found = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, functions | ast.ClassDef):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{own.name}" for own in node.body if isinstance(own, ast.FunctionDef)}
+            found |= {f"{node.name}.{own.name}" for own in node.body if isinstance(own, functions)}
     return found
 
 
