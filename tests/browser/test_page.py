@@ -272,7 +272,7 @@ def test_it_streams_without_flicker(page):
 
 
 def test_the_race_ends_in_identical(page):
-    assert "asks the same twice" in page.inner_text("#race-what")
+    assert "the same request twice" in page.inner_text("#race-what")
     set_up(page, "0.7", 120)
     page.fill("#prompt", "Write a Python function that adds two numbers, then call it three times.")
     page.click("#race-it")
