@@ -53,6 +53,7 @@ def decode(
     except BaseException as error:
         # The rows of an interrupted step are not committed, so the prefix cache must not get this KV cache.
         scheduler.cancel(group.id, error)
+        group.error = None  # the traceback refers to the group, and a cycle would hold the KV cache
         raise
     if group.error is not None:
         raise group.error

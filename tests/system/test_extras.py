@@ -83,7 +83,7 @@ def test_loading_says_it(bare, folder):
 
 
 def test_an_engine_that_is_torchs_says_it_and_why_it_was_chosen(bare, folder, tmp_path):
-    with pytest.raises(MissingPackageError, match=r"^engine='torch' \(asked for\) needs torch and transformers"):
+    with pytest.raises(MissingPackageError, match=r"^engine='torch' \(requested\) needs torch and transformers"):
         auto.load_text_model(str(folder), engine="torch", progress=False)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "falcon", "architectures": ["FalconForCausalLM"]}))
     with pytest.raises(MissingPackageError, match=r"^engine='torch' \(the native engine has no falcon"):
