@@ -1,4 +1,5 @@
 // The Python module ipex_lookahead._native. It checks arguments and calls the core; it has no logic of its own.
+// It is one file of more than 500 lines because nanobind registers a module in one function, NB_MODULE.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>

@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-LIMIT = 14
+LIMIT = 10
 """Number of places at most. It only goes down: lower it with the commit that rewrites some."""
 
 WORDS = {

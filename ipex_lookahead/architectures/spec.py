@@ -131,7 +131,8 @@ class Attention:
         value_norm: epsilon of an RMS norm without weights over each head of values; None: no norm.
         shared: layer that provides the keys and values if there is neither k nor v (Gemma 4); in a head with
             ``target_keys``, a layer of the target. None: no sharing.
-        with_embedding: True if q, k and v are [n, 2 * hidden] and read (embedding | x), see ``FeatureInputs.beside``.
+        with_embedding: True if q, k and v are [n, 2 * hidden] and read (embedding | x); see
+            ``FeatureInputs.keep_embedding``.
     """
 
     heads: int
@@ -404,7 +405,7 @@ class FeatureInputs:
 
     Features are hidden states of the target for the previous row (MTP of DeepSeek-V3, arXiv 2412.19437). For drafted
     tokens they are the head's own hidden states, optionally passed through ``back`` (Gemma 4's assistants). With
-    ``beside``, x = after(project(norms(features))), or after(features) for the head's own features, and
+    ``keep_embedding``, x = after(project(norms(features))), or after(features) for the head's own features, and
     embedding_norm(e) is an additional input of attention with ``with_embedding`` (EAGLE-3, arXiv 2503.01840).
 
     Attributes:
@@ -412,11 +413,11 @@ class FeatureInputs:
         layers: the target's hidden states that are concatenated: the number of layers before each, 0 for the
             embedding, -1 after the final norm; ascending, possibly with one duplicate, all of equal width.
         feeds_back: the head's own hidden state, numbered the same way, that is the feature of drafted tokens.
-        beside: True if the embedding is a separate input instead of a part of x.
+        keep_embedding: True if the embedding is a separate input instead of a part of x.
         shares: "embedding" and "head" if they are the target's. The embedding may be wider than the head's rows.
         embedding_norm: norm over the embedding; None: none.
         norms: norms over consecutive parts of the features; may be empty.
-        project: [hidden, embedding + width]; with ``beside`` [hidden, width].
+        project: [hidden, embedding + width]; with ``keep_embedding`` [hidden, width].
         back: [width, hidden], applied to the head's own features; None: identity.
         after: norm over the output of ``project``; None: none.
     """

@@ -96,7 +96,7 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     grid = next((coarser for slow, coarser in COARSER if min(warm) > slow), ROWS)
     rows = tuple(n for n in grid if n <= most)
     same = max(n for n in rows if n <= SAME_ROWS)
-    if counted:  # a negative number stands for rows of one token
+    if counted:  # a negative key: a forward of rows with the same token
         batches[-same] = _siblings(cache, int(tokens[0]), same)
     measured = [*rows, -same] if counted else [*rows]
     times: dict[int, list[float]] = {n: [] for n in measured}
