@@ -33,7 +33,7 @@ RUN /opt/venv/bin/pip install --no-cache-dir '.[serve]' \
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="ipex-lookahead" \
       org.opencontainers.image.description="Large language models in low-bit formats on CPUs, with exact lookahead decoding" \
-      org.opencontainers.image.version="0.2.0" \
+      org.opencontainers.image.version="0.3.0.dev0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.source="https://github.com/ipex-lookahead/ipex-lookahead"
 RUN useradd --create-home --uid 10001 lookahead

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ipex_lookahead.hf.optimize import optimize_model
     from ipex_lookahead.hf.wrapping import wrap
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 __all__ = [
     "AutoModelForCausalLM",
