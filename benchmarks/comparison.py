@@ -269,7 +269,7 @@ def _equal(row: Row, other: Row) -> int:
 
 
 def named(values: Sequence[str], option: str) -> dict[str, str]:
-    """``NAME=PATH`` of ``--python`` and ``--peer-model`` by name. Raises InputError for what is no such thing."""
+    """``NAME=PATH`` of ``--python`` and ``--peer-model`` by name. Raises InputError for any other text."""
     found = {}
     for value in values:
         name, sign, path = value.partition("=")

@@ -19,12 +19,12 @@ def plot_compare(report: dict[str, Any], file: Path) -> None:
             for place, row in enumerate(rows):
                 axes.barh(place, row[key], color=MODES[row["mode"]], alpha=0.9)
                 same, _, count = row["identical_to_plain"].partition("/")
-                text, colour = f"{row[key]:,.0f}", "black"
+                text, color = f"{row[key]:,.0f}", "black"
                 if key == "decode_tok_s" and row["mode"] != "plain":
                     text += f"   {row['ratio']:.2f} x, {same} of {count} outputs as plain"
-                    colour = "black" if same == count else ALERT
+                    color = "black" if same == count else ALERT
                 axes.annotate(
-                    text, (row[key], place), (4, 0), textcoords="offset points", va="center", color=colour, fontsize=8
+                    text, (row[key], place), (4, 0), textcoords="offset points", va="center", color=color, fontsize=8
                 )
             axes.invert_yaxis()
             axes.set_xlim(0, most * (2.3 if key == "decode_tok_s" else 1.2))

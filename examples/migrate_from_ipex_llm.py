@@ -27,7 +27,7 @@ def main(repo_id_or_model_path: str, prompt: str, n_predict: int, engine: str) -
     model = AutoModelForCausalLM.from_pretrained(
         repo_id_or_model_path,
         load_in_low_bit="sym_int4",  # or load_in_4bit=True, as before
-        optimize_model=True,  # accepted; the native engine is always optimised
+        optimize_model=True,  # accepted; the native engine is always optimized
         trust_remote_code=True,  # accepted; code from a checkpoint is never run
         use_cache=True,
         engine=engine,

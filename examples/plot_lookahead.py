@@ -24,7 +24,7 @@ from ipex_lookahead.tokenization.prompts import build_prompt
 @click.option("--repo-id-or-model-path", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
 @click.option("--n-lookahead-tokens", multiple=True, type=click.IntRange(1, 64), default=(1, 2, 3, 4, 6, 8))
 @click.option("--n-predict", default=128, type=click.IntRange(2), help="Most tokens of an answer.")
-@click.option("--prompts", type=click.Path(), default=str(PACKAGED_PROMPTS), show_default="ten of ours", help="JSONL.")
+@click.option("--prompts", type=click.Path(), default=str(PACKAGED_PROMPTS), show_default="packaged", help="JSONL.")
 @click.option("--output", default="lookahead.svg", help="SVG or PNG by the name.")
 def main(
     repo_id_or_model_path: str, n_lookahead_tokens: tuple[int, ...], n_predict: int, prompts: str, output: str

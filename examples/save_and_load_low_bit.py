@@ -1,4 +1,4 @@
-"""Quantise once, save, and load the low-bit folder: the second start reads a fraction of the bytes.
+"""Quantize once, save, and load the low-bit folder: the second start reads a fraction of the bytes.
 
 python examples/save_and_load_low_bit.py --model path/to/Llama-2-7b-chat-hf --low-bit sym_int4 --out llama-2-7b-int4
 """

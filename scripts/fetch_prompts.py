@@ -4,7 +4,7 @@
     python3 scripts/fetch_prompts.py prompts        # the folder to write to
     ipex-lookahead bench decode --prompts prompts --lookahead auto
 
-| file | prompts | from | licence |
+| file | prompts | from | license |
 |---|---|---|---|
 | mt_bench.jsonl | the 40 questions with even numbers | lm-sys/FastChat, MT-Bench (arXiv 2306.05685) | Apache-2.0 |
 | humaneval.jsonl | tasks 0 to 81 | openai/human-eval (arXiv 2107.03374) | MIT |
@@ -54,7 +54,7 @@ def gsm8k(rows):
 
 
 def code_edit(rows):
-    """A function with a bug in it, without its docstring, to mend."""
+    """A function with a bug in it, without its docstring, to fix."""
     for row in rows[:41]:
         task = "Fix the bug in this function and answer with the whole corrected function in one code block."
         yield {

@@ -19,11 +19,11 @@ READERS = [
     *(
         f"checkpoints/{name}.py"
         for name in (
-            *("__init__", "base", "config_json", "files", "finite", "gguf", "gguf_config", "gguf_decoded"),
-            *("gguf_parts", "gguf_reader", "imatrix", "licence", "low_bit", "mxfp4_blocks", "placed"),
+            *("__init__", "base", "config_json", "files", "gguf", "gguf_config", "gguf_decoded"),
+            *("gguf_parts", "gguf_reader", "imatrix", "license", "low_bit", "mxfp4_blocks", "placed"),
             *("awq", "bitsandbytes", "compressed_tensors", "gptq", "quantized", "quantized_layers"),
             *("ipex_llm", "ipex_llm_blocks", "ipex_llm_convert", "torch_pickle"),
-            *("safetensors", "safetensors_reader", "sizes"),
+            *("safetensors", "safetensors_reader"),
         )
     ),
     *(
@@ -44,7 +44,7 @@ READERS = [
     "files/safe_yaml.py",
     "formats/rules.py",
 ]
-"""What reads bytes of strangers. Writers, and what only hands on what these have read, are not here; nor are the
+"""Modules that read untrusted bytes. Writers, and what only hands on what these have read, are not here; nor are the
 processes of templates and of some tokenizers (tokenization/isolated, process, worker), which end without a count."""
 SETTINGS = """
 [run]

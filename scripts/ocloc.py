@@ -84,7 +84,7 @@ class Ocloc:
 
 
 def compiler(say):
-    """The compiler; fetched if it is not there yet. Raises Unreachable where it cannot be fetched."""
+    """The compiler; fetched if it is missing. Raises Unreachable where it cannot be fetched."""
     return Ocloc(kept("ocloc", SUITE, NEEDED, say, lambda folder: _make(folder, say), _works))
 
 
@@ -98,7 +98,7 @@ def _make(folder, say):
     if platform.machine() != "x86_64":
         raise Unreachable("the compiler is for x86-64, and this is {}".format(platform.machine()))
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb") and os.path.exists(KEYRING)):
-        raise Unreachable("this is no Debian: it has no apt-get, dpkg-deb or {}".format(KEYRING))
+        raise Unreachable("this system is not Debian: it has no apt-get, dpkg-deb or {}".format(KEYRING))
     site = mirror(_said(["apt-get", "indextargets", "--format", "$(SITE)"]))
     if site is None:
         raise Unreachable("none of this machine's apt sources is Debian's archive")

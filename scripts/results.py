@@ -140,7 +140,7 @@ def measure_families(peers: Peers) -> dict[str, Any]:
 
 
 def measure_shape(shape: str, llama_bench: str | None) -> dict[str, Any]:
-    """Run two alternating rounds of ours and, if possible, of llama.cpp."""
+    """Run two alternating rounds of our own benchmark and, if possible, of llama.cpp."""
     # Prompts run separately: they would evict a small model from the caches before a step of one row.
     several = ("1,4",) if shape in MIXTURES else ("1,4", "128")
     runs, theirs = [], []

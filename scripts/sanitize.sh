@@ -12,7 +12,7 @@ tsan="c++ -std=c++17 -O1 -g -w -fsanitize=thread -pthread -Icsrc"
 $tsan tests/csrc/thread_pool_test.cc csrc/runtime/thread_pool.cc -o build/tsan/pool
 $tsan tests/csrc/cache_in_use_test.cc tests/csrc/dispatch_scalar.cc csrc/model/*.cc csrc/model/states/*.cc csrc/sampling.cc csrc/weights/packing.cc \
   csrc/runtime/thread_pool.cc csrc/kernels/scalar/kernels.cc -o build/tsan/cache
-# Where addresses are randomised too widely for the sanitizer's shadow, setarch -R turns that off.
+# Where addresses are randomized too widely for the sanitizer's shadow, setarch -R turns that off.
 runner=""; command -v setarch >/dev/null && runner="setarch $(uname -m) -R"
 export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
 $runner build/tsan/pool without-fork

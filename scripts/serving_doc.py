@@ -1,4 +1,4 @@
-"""Write the tables of docs/serving.md from the requests themselves: every field and what becomes of it.
+"""Write the tables of docs/serving.md from the requests themselves: every field and how it is handled.
 
 python scripts/serving_doc.py
 """

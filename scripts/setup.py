@@ -39,7 +39,7 @@ IMPORTS = "import torch, transformers, tokenizers, sentencepiece, safetensors, n
 
 
 class SetupError(Exception):
-    """One clear sentence, and what mends it."""
+    """One clear sentence, and the remedy."""
 
     def __init__(self, message, hint=""):
         super(SetupError, self).__init__(message)
@@ -168,7 +168,7 @@ def install_torch():
     """Torch from the CPU index; where that cannot be reached, the pinned version from pip's own sources."""
     if stamped("torch", TORCH):
         return
-    mend_interrupted_install()
+    repair_interrupted_install()
     if not has_torch():
         say("installing {} (CPU build, about 200 MB)".format(TORCH))
         # Without dependencies: they come with the next stage, from pip's own sources.
@@ -215,7 +215,7 @@ def install_dependencies(extras):
         return
     check_compiler()
     say("installing the dependencies")
-    mend_interrupted_install()
+    repair_interrupted_install()
     pip("install", *BUILD)
     install_package(dependencies=True, extras=extras)
     for stage in stages:
@@ -311,7 +311,7 @@ def no_network(text):
     return SetupError("pip failed: " + last[7:])
 
 
-def mend_interrupted_install():
+def repair_interrupted_install():
     """Make pip install again what it was unpacking when it was killed.
 
     pip believes a package installed once its metadata is there; the file INSTALLER is the last but one that it writes.

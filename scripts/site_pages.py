@@ -30,7 +30,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made of files outside docs."""
     for name, other in ROOT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
-        add(files, config, other or name, f"# Licence\n\n```text\n{text}```\n" if name == "LICENSE" else text)
+        add(files, config, other or name, f"# License\n\n```text\n{text}```\n" if name == "LICENSE" else text)
     add(files, config, "presets.md", presets())
     add(files, config, "examples.md", examples())
     add(files, config, "results.md", results())
@@ -57,7 +57,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def title(path: str) -> str:
     """Return the heading of a page, the text of links on the site instead of the file name."""
     if path == "LICENSE":
-        return "Licence"
+        return "License"
     return (ROOT / path).read_text(encoding="utf-8").split("\n", 1)[0].removeprefix("# ")
 
 
@@ -75,7 +75,7 @@ def site_address(path: str, anchor: str) -> str:
     """The address of a file of the repository, ``path`` being seen from its root."""
     if path == "docs/results":
         return "results.md"
-    if path.startswith("docs/dev/"):  # pages for contributors are no part of the site
+    if path.startswith("docs/dev/"):  # pages for contributors are not part of the site
         return f"{repository()}/blob/main/{path}{anchor}"
     if path.startswith("docs/"):
         return path.removeprefix("docs/") + anchor
@@ -128,7 +128,7 @@ def fenced(language: str, file: Path) -> list[str]:
 
 
 def add(files: Any, config: Any, name: str, text: str) -> None:
-    """A page that is no file of docs."""
+    """A page that is not a file of docs."""
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, name, content=text))

@@ -111,7 +111,7 @@ def answer(model: Path, lookahead: str, low_bit: str = "", isa: str = "") -> dic
 
 
 def quantized(model: Path) -> None:
-    """A folder that quantize saved answers as the model does that is quantised on the way in."""
+    """A folder that quantize saved answers as the model does that is quantized on the way in."""
     command("quantize", str(model), "saved", "--low-bit", "gguf_q4k_m")
     assert answer(Path("saved"), "auto")["text"] == answer(model, "0", "gguf_q4k_m")["text"]
 

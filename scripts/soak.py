@@ -4,7 +4,7 @@ python scripts/soak.py [SECONDS] [MODEL]
 
 Called by ``make soak``. The server is a process of its own on 127.0.0.1. Each answer, plain or with calls of tools,
 must be the same as that of the request alone, whole or streamed, read slowly or quickly, under any key and salt, while
-a fifth of the clients leave in the middle and others send what is no request. Three keys want more than there is, one
+a fifth of the clients leave in the middle and others send malformed requests. Three keys want more than there is, one
 of them several times what another does, and each must have had the same rows. Exit status 1 on a fault.
 """
 

@@ -71,7 +71,7 @@ def legacy_python():
 
 
 def environment(python):
-    """The folder of the environment; made if it is not there yet."""
+    """The folder of the environment; created if missing."""
     version = output([python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"])
     with open(STACK) as pins:
         key = hashlib.sha256("\n".join([version, pins.read()] + TOOLS).encode()).hexdigest()[:12]
@@ -135,7 +135,7 @@ def run(folder, arguments):
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([site(), ROOT]), PYTHONNOUSERSITE="1")
     environment.setdefault("IPEX_LOOKAHEAD_CACHE", cache_folder())
     environment.setdefault("OMP_NUM_THREADS", "1")  # the models are small: more threads only wait for each other
-    say("fetching the embedded model, if it is not there yet")
+    say("fetching the embedded model, if it is missing")
     fetch = "import sys; sys.path.pop(0); from ipex_lookahead.hub import resolve_model; resolve_model('default')"
     subprocess.run([python, "-c", fetch], check=True, env=environment, cwd=ROOT)
     start = "import sys; sys.path.pop(0); import pytest; sys.exit(pytest.main(sys.argv[1:]))"

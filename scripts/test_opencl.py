@@ -58,7 +58,7 @@ def say(text):
 
 
 def environment(python):
-    """The folder of the environment; made if it is not there yet."""
+    """The folder of the environment; created if missing."""
     return overlay(python, "opencl", PINS, NEEDED, say, "275 MB")
 
 

@@ -186,13 +186,13 @@ def check_sources(source):
 
 
 def check_files(wheel, source):
-    """Every file of the package that the sdist has is in the wheel, data too, and every licence."""
+    """Every file of the package that the sdist has is in the wheel, data too, and every license."""
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
     files = {one for one in files_in(source) if one.startswith("ipex_lookahead" + os.sep) and "__pycache__" not in one}
     left_out = files - inside
-    licences = ["LICENSE"] + [one for one in files_in(source) if re.match(r"licenses/.+\.txt$", one)]
-    left_out |= {one for one in licences if not any(name.endswith(".dist-info/licenses/" + one) for name in inside)}
+    licenses = ["LICENSE"] + [one for one in files_in(source) if re.match(r"licenses/.+\.txt$", one)]
+    left_out |= {one for one in licenses if not any(name.endswith(".dist-info/licenses/" + one) for name in inside)}
     if left_out:
         raise SetupError("{} lacks {}".format(os.path.basename(wheel), ", ".join(sorted(left_out))))
 

@@ -73,6 +73,28 @@ def test_pages_without_fenced_blocks(found):
     assert found("a.md", source) == [(1, "in turn"), (8, "beside")]
 
 
+def test_comments_in_fenced_blocks_of_code(found):
+    source = "```sh\nnobody -x    # what it brings\n```\n\n```text\n# whose\n```\n"
+    assert found("a.md", source) == [(2, "what it brings")]
+
+
+def test_phrases_of_foreign_english(found):
+    assert found("a.py", "# there is no such file; it is no longer read; rows are no slower\n") == []
+    source = "x = f'{name!r} is no JSON'  # a file of yours\ny = 'quantised, dequantisation, colours, behaviour'\n"
+    assert found("a.py", source) == [
+        (1, "is no"), (1, "of yours"), (2, "quantised"), (2, "dequantisation"), (2, "colours"), (2, "behaviour"),
+    ]  # fmt: skip
+
+
+def test_long_sentences_of_pages(found):
+    words = "word " * 40
+    assert found("a.md", f"{words}end.\n") == [(1, "long sentence")]
+    assert found("a.md", f"{words.strip()}.\nTwo.\n\n{words.strip()}\n\n- {words}\n- {words}\n") == []
+    assert found("a.md", f"# {words}end\n\n| {words} | end |\n\n```\n{words}end\n```\n`{words}end`\n") == []
+    assert found("a.md", "One.\n\n" + "several\n" * 41) == [(3, "long sentence")]
+    assert found("a.py", f"# {words}end\n") == []
+
+
 def test_parts_of_longer_words_are_not_words(found):
     assert found("a.py", "# besides tasks understood dearth foretells\nunasked = tasks = 1\n") == []
 
@@ -91,18 +113,28 @@ def project(tmp_path):
 
 
 def test_limit(script, project, capsys):
-    assert script.main([], project, limit=2) == 1
+    assert script.main([], project, limits=(2, 0)) == 1
     printed = capsys.readouterr()
-    assert printed.out == "whose 3\n3 words to avoid, 2 allowed\n"
+    assert printed.out == "whose 3\n3 words to avoid, 2 allowed\n0 long sentences, 0 allowed\n"
     assert printed.err.startswith("error: more words to avoid than ")
-    assert script.main([], project, limit=3) == 0
-    assert capsys.readouterr().out == "whose 3\n3 words to avoid, 3 allowed\n"
-    assert script.main([], project, limit=4) == 0
+    assert script.main([], project, limits=(3, 0)) == 0
+    assert capsys.readouterr().out == "whose 3\n3 words to avoid, 3 allowed\n0 long sentences, 0 allowed\n"
+    assert script.main([], project, limits=(4, 0)) == 0
     assert "set LIMIT = 3" in capsys.readouterr().out
+    (project / "docs" / "a.md").write_text("word " * 41)
+    assert script.main([], project, limits=(2, 0)) == 1
+    assert capsys.readouterr().err.startswith("error: more long sentences than ")
+
+
+def test_vendored_files_are_skipped(script, tmp_path):
+    for name in ("docs/a.min.js", "docs/vendor/a.js", ".github/a.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("whose\n")
+    assert [path.name for path in script.files(tmp_path, [])] == ["a.md"]
 
 
 def test_list_of_some_folders(script, project, capsys):
-    assert script.main(["--list", "docs/", "README.md"], project, limit=0) == 0
+    assert script.main(["--list", "docs/", "README.md"], project) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" -> ")[0] for line in lines[:-1]] == ["docs/a.md:1: whose", "README.md:1: whose"]
-    assert lines[-1] == "2 words to avoid in docs/, README.md"
+    assert lines[-1] == "2 words to avoid, 0 long sentences in docs/, README.md"

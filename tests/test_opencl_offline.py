@@ -204,5 +204,5 @@ def test_without_debian_it_says_that_it_was_skipped(
     monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path))
     monkeypatch.setattr(ocloc.shutil, "which", lambda name: None)
     offline.main([], standalone_mode=False)
-    assert "SKIPPED, nothing was built: this is no Debian" in capsys.readouterr().out
+    assert "SKIPPED, nothing was built: this system is not Debian" in capsys.readouterr().out
     assert not list(tmp_path.glob("ocloc-*"))

@@ -41,7 +41,7 @@ def main() -> None:
     """See the top of the file."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    # Its folder is no place for imports: a peer's file is called like the package that it runs.
+    # Its folder is not a place for imports: a peer's file is called like the package that it runs.
     sys.path.pop(0)
     loaded: Any = None
     for line in sys.stdin:

@@ -181,7 +181,7 @@ def _object(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise RequestFailed("not a stream" if data else "cut off", f"{data[:60]!r} is no JSON object")
+        raise RequestFailed("not a stream" if data else "cut off", f"{data[:60]!r} is not a JSON object")
     return found
 
 

@@ -32,7 +32,7 @@ MOST_VALUES = 256
 TASKS = {
     "continuation": "",
     "QA": "Read the text and answer what it is about.\n\n",
-    "summarize": "Summarise the following text in a few sentences.\n\n",
+    "summarize": "Summarize the following text in a few sentences.\n\n",
 }
 """``task`` -> text of the prompt before the input."""
 

@@ -52,7 +52,7 @@ def copy_license(source: Path, folder: Path) -> None:
                 shutil.copyfile(path, folder / name)
     if facts:
         front = "".join(f"{name}: {fact}\n" for name, fact in facts.items())
-        card = f"---\n{front}---\n\nQuantised with ipex-lookahead; the licence is that of the model it was made from.\n"
+        card = f"---\n{front}---\n\nQuantized with ipex-lookahead; the license is that of the model it was made from.\n"
         (folder / "README.md").write_text(card, encoding="utf-8")
 
 

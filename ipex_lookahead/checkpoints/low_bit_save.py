@@ -252,9 +252,9 @@ def check_target(folder: str | PathLike[str], overwrite: bool) -> None:
             hint=f"choose a new folder, or pass {arg('overwrite', True)} to replace it",
         )
     # Earlier versions listed subfolders instead of the files in them.
-    if strangers := sorted(name for name in present if name not in ours and name.partition("/")[0] not in ours):
+    if unknown_files := sorted(name for name in present if name not in ours and name.partition("/")[0] not in ours):
         raise InputError(
-            f"{target}: holds {strangers[0]}, which {arg('save_low_bit')} did not write and will not delete",
+            f"{target}: holds {unknown_files[0]}, which {arg('save_low_bit')} did not write and will not delete",
             hint="move it away, or choose a new folder",
         )
 

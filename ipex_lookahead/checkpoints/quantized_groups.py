@@ -111,7 +111,7 @@ class Grouped:
     ) -> TensorInfo:
         """Return :meth:`info` of a matrix with these ``scales``, which are read unless they are binary16."""
         whole = layer.kind(scales) == "F16" or is_half(layer.floats(scales))
-        return self.info(tensor, group_of, decoded="" if whole else "scales that are no binary16 numbers")
+        return self.info(tensor, group_of, decoded="" if whole else "scales outside binary16")
 
     def order(self, tensor: Tensor, layer: Layer, part: str) -> Array | None:
         """Return the group of each input from the tensor ``part``; None if groups are consecutive inputs.

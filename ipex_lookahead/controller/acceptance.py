@@ -207,8 +207,8 @@ class Expected:
             self._at = found
             self.open = found >= 0 and found + 1 < count
 
-    def likeliest_path(self) -> list[int]:
-        """Return the rows of the likeliest path, as far as it is likelier right than not."""
+    def most_likely_path(self) -> list[int]:
+        """Return the rows of the most likely path, as far as it is likelier right than not."""
         children: dict[int, int] = {}
         for row, chance in enumerate(self.survival):
             parent = self._parents[row]

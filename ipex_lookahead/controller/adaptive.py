@@ -66,7 +66,7 @@ class AdaptiveController(Controller):
     It learns the acceptance of each source and depth (:mod:`.acceptance`), the cost of rows (:mod:`.cost`), the price
     of drafted tokens, and what all drafting has gained. While drafting is behind, only drafts that promise
     ``WORTH_BEHIND`` are verified, and a source that brings less than it costs pauses (:class:`Backoff`). The sequences
-    of a batch share the rows: the likeliest tokens of all of them are taken first.
+    of a batch share the rows: the most likely tokens of all of them are taken first.
 
     Args:
         curve: the engine's cost curve.
@@ -143,7 +143,7 @@ class AdaptiveController(Controller):
         if rates.timed < 2:  # first tokens tell the price
             return HeadPlan([], 1)
         seen = self._table.expect(free)
-        path = seen.likeliest_path()[: most - 1] if free.probs else []
+        path = seen.most_likely_path()[: most - 1] if free.probs else []
         copied = [seen.survival[row] for row in path]
         times = self.times(live + max(most, len(seen.survival)))
         alone, worth = times[live - 1], self._worth

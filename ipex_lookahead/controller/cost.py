@@ -155,8 +155,8 @@ class EngineCosts:
         if file is not None and kept is not None:
             used(file)
             now = self._one_row(3 if kept.noisy else 1)
-            # One row takes much less now: other processes disturbed the kept curve. That one row takes more now is no
-            # reason to measure: the new curve would be the disturbed one.
+            # One row takes much less now: other processes disturbed the kept curve. If one row takes more now, the kept
+            # curve stays: a new one would be disturbed.
             slowed = min(now) * NOISY < kept.calibration.seconds[0]
             old = abs(time.time() - kept.at) >= AGAIN_SECONDS
             if not (old and (slowed or _is_quiet(now)) if kept.noisy else slowed):

@@ -88,7 +88,7 @@ def save(file: Path, measured: Measured, engine: Engine) -> None:
 
 
 def write(file: Path, content: dict[str, Any]) -> None:
-    """Write a file under another name and rename it. A folder that cannot be written to is no error."""
+    """Write a file under another name and rename it. A folder that cannot be written to is not an error."""
     temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

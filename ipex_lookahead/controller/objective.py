@@ -49,7 +49,7 @@ def best_count(
 
 
 def best_first(expected: Sequence[Expected]) -> list[tuple[float, int]]:
-    """Return (survival, sequence) of all tokens, likeliest first, those of a sequence in their own order."""
+    """Return (survival, sequence) of all tokens, most likely first, those of a sequence in their own order."""
     order = []
     for place, seen in enumerate(expected):
         least = 1.0

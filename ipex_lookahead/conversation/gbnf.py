@@ -45,7 +45,7 @@ def lark_of(text: str, encode: Encode, ends: Collection[int]) -> str:
         ends: ids that end an answer, which ``!<token>`` leaves out.
 
     Raises:
-        InputError: the text is no GBNF; the message names the line and the column.
+        InputError: the text is not valid GBNF; the message names the line and the column.
     """
     rules = _Parser(text, encode).rules()
     try:
@@ -190,7 +190,7 @@ class _Parser:
         self._at += count
         code = int(digits, 16)
         if code > LAST or 0xD800 <= code <= 0xDFFF:
-            raise self._error("it is no character of Unicode", start)
+            raise self._error("it is not a Unicode character", start)
         return code
 
     def _token(self) -> Node:

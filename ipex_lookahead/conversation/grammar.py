@@ -260,7 +260,7 @@ class _State:
         self._at = len(ids)
 
     def _failure(self) -> LookaheadError:
-        """Why the answer cannot go on: the grammar's limits, which are the client's affair, or a fault of ours."""
+        """Return why the answer cannot continue: the grammar's limits, or an internal error."""
         said = reason(self._matcher.get_error())
         if any(word in said for word in _OUTGROWN):
             return InputError(

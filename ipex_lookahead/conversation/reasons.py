@@ -32,7 +32,7 @@ def _of_pattern(before: str, lines: list[str]) -> str:
     shown = lines[0].strip() if lines else ""
     pattern = whole[2] if whole else "" if shown.startswith("~") else shown
     cause = next(
-        (line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)), "it is no regular expression"
+        (line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)), "it is not a valid regular expression"
     )
     place = whole[1] if whole else before
     return f"{place}pattern {pattern}: {cause}" if pattern else f"{place}a pattern: {cause}"

@@ -19,7 +19,7 @@ MAX_EXACT = 2**53
 _MAX_FACTOR = 2**32 - 1
 """The largest ``multipleOf``, in units of its last digit, that llguidance computes with."""
 _MAX_DIGITS = 15
-"""Digits of a bound that is no whole number, up to which llguidance does not round it."""
+"""Digits of a bound that is not a whole number, up to which llguidance does not round it."""
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _MERGING = ("allOf", "anyOf", "oneOf", "$ref")
@@ -29,7 +29,7 @@ _DECODER = json.JSONDecoder()
 
 
 def schemas_of(lark: str) -> Iterator[Any]:
-    """The schemas behind ``%json`` in a grammar in Lark. What is no JSON is left to the library that reads it."""
+    """The schemas behind ``%json`` in a grammar in Lark. Text that is not JSON is left to the library that reads it."""
     for found in _JSON.finditer(lark):
         with suppress(ValueError):
             yield _DECODER.raw_decode(lark, found.end())[0]

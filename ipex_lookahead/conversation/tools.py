@@ -205,7 +205,7 @@ class Parser:
         return Parser(self._style, list(self._functions.values()), one=self.one)
 
     def put(self, text: str, *, last: bool) -> list[str | Call]:
-        """New text -> what is certain, in order: text that is no call, and whole calls.
+        """New text -> what is certain, in order: text outside calls, and whole calls.
 
         White space alone between calls, before the first or behind the last is left out, and so are line
         ends directly behind a call.

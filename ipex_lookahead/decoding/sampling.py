@@ -113,8 +113,8 @@ class Sampler:
     def lead(self, logits: npt.NDArray[np.float32], position: int, token: int) -> float:
         """By how much the token drawn won, 0 to 1: the softmax of ``logit / temperature + gumbel`` at it.
 
-        It is an estimate: only tokens at least ``exp(-6)`` times as likely as the likeliest are looked at, of these the
-        64 likeliest, and of them those that the token won against (top-k, top-p and min-p have taken out the others).
+        It is an estimate: only tokens at least ``exp(-6)`` times as likely as the top token are looked at, of these the
+        64 most likely, and of them those that the token won against (top-k, top-p and min-p have taken out the others).
         """
         near = np.flatnonzero(logits > logits.max() - np.float32(_NEAR * self._params[0]))
         if near.size > _RIVALS:

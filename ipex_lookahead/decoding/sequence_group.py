@@ -158,7 +158,7 @@ class SequenceGroup:
             sequence.twins, sequence.states = [], []
             if fresh and held:
                 self._count(held, cached=True)
-            # A sequence with cached tokens is no twin of another one, so it gets a key of its own.
+            # A sequence with cached tokens is not a twin of another one, so it gets a key of its own.
             known = tokens.tobytes() if fresh and not held else number.to_bytes(4, "little") + b"."
             if known in readers:
                 readers[known].twins.append(sequence)

@@ -115,9 +115,9 @@ def suffix(store: Any = None, depth: int = LONGEST_CONTEXT) -> PartialMatching:
 
 
 def recycling(successors: int = SUCCESSORS) -> PartialMatching:
-    """Return a proposer of small trees from the likeliest successors last seen (Luo et al., arXiv 2408.08696).
+    """Return a proposer of small trees from the most likely successors last seen (Luo et al., arXiv 2408.08696).
 
-    A verification computes the likeliest ids after every row, rejected ones included. They become a table: for each
+    A verification computes the most likely ids after every row, rejected ones included. They become a table: for each
     token, and each pair of tokens, its likely successors when it was last a row. The paper fills a fixed tree of 80
     nodes, which a CPU cannot verify in time; here the tree is as large as the budget and grows best first, by how often
     successors of each rank have been right so far.
@@ -125,7 +125,7 @@ def recycling(successors: int = SUCCESSORS) -> PartialMatching:
     Before anything was verified the prompt's own pairs are used: after ``begin([5, 6, 7, 5])`` the token 5 has the
     successor 6, and ``propose(2)`` is the chain ``6 7``.
 
-    Example: a step verifies the draft 6 and sees the likeliest ids ``[6, 8]`` after 5 and ``[9, 7]`` after 6, so 6 and
+    Example: a step verifies the draft 6 and sees the top ids ``[6, 8]`` after 5 and ``[9, 7]`` after 6, so 6 and
     9 are emitted, then 5. Now ``propose(4)`` is the tree of 6 and 8 after 5, and 9 and 7 below 6.
     """
     return PartialMatching(depth=0, width=successors)

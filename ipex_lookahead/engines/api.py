@@ -26,7 +26,7 @@ class Cache(Protocol):
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last forward, a path root first, at positions length, length + 1, ...; drop the others.
 
-        ``rows`` are indices among this sequence's own rows in that forward. Raises InputError if they are no path.
+        ``rows`` are indices among this sequence's own rows in that forward. Raises InputError if they are not a path.
         """
         ...
 
@@ -196,8 +196,8 @@ class Engine(Protocol):
 
         Raises:
             ContextLengthError: a row's position would not be below ``max_context``.
-            InputError: a token id outside the vocabulary, parents that are no forest, or a request for an output that
-                the engine or the model does not have.
+            InputError: a token id outside the vocabulary, parents that are not a forest, or a request for an output
+                that the engine or the model does not have.
         """
         ...
 

@@ -81,7 +81,7 @@ def foreign_config(raw: Mapping[str, Any], path: Path, extent: Extent | None = N
     file = path / "config.json"
     if raw.get("quantization_config") is not None:
         raise UnsupportedModelError(
-            f"{path}: the checkpoint is quantised already (quantization_config), in a format that is not read",
+            f"{path}: the checkpoint is quantized already (quantization_config), in a format that is not read",
             hint="load it with transformers and put lookahead on it with ipex_lookahead.wrap(model)",
         )
     plain = _cleaned(raw)

@@ -34,7 +34,7 @@ def low_bit_copy(engine: Engine) -> Engine:
     Example: of a sym_int8 engine with 135 million weights, which takes 143 MB, the copy takes 76 MB more.
 
     Raises:
-        InputError: the engine is no native one, or is in four bits already.
+        InputError: the engine is not the native one, or is in four bits already.
     """
     if not isinstance(engine, NativeEngine):
         raise InputError(

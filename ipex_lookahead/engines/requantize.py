@@ -101,7 +101,7 @@ def _rounded_again(
 def warn_of_requantizing(checkpoint: Checkpoint, plan: WeightPlan, *, kept: Collection[str] = ()) -> str | None:
     """Say once, through logging, that weights are rounded twice; returns the format they come from.
 
-    A folder of ours that was made so keeps the fact, and is returned for as well: None is for weights rounded once.
+    A folder of this package records the fact, which is returned as well: None is for weights rounded once.
     """
     found = requantized(checkpoint, plan, kept=kept)
     if found is not None:

@@ -112,7 +112,7 @@ class WeightPlan:
             imatrix = replace(self.imatrix, tables=spec.tables())
             plan = replace(plan, imatrix=imatrix)
             shapes = {name: shape for name, shape in matrices(spec).items() if name not in imatrix.tables}
-            wanted = [one for one in spec.tensors() if one.name in shapes and plan._quantises(one.name, one.shape)]
+            wanted = [one for one in spec.tensors() if one.name in shapes and plan._quantizes(one.name, one.shape)]
             if missing := imatrix.missing(wanted, spec):
                 log.warning(
                     "%s has no entry for %d of %d matrices, which weight all inputs equally: %s", self.imatrix.path,
@@ -120,7 +120,7 @@ class WeightPlan:
                 )  # fmt: skip
         return plan
 
-    def _quantises(self, name: str, shape: Shape) -> bool:
+    def _quantizes(self, name: str, shape: Shape) -> bool:
         return any(target not in FLOATS for target in self.target(name, shape))
 
     def of_head(self, low_bit: str | None, of_model: str = "") -> WeightPlan:
@@ -399,7 +399,7 @@ def read_order(checkpoint: Checkpoint, tensor: Tensor) -> npt.NDArray[np.int32]:
 
 
 def not_converted(names: object) -> tuple[str, ...]:
-    """Return ``modules_to_not_convert`` as a tuple. Raises InputError if it is no list of strings."""
+    """Return ``modules_to_not_convert`` as a tuple. Raises InputError if it is not a list of strings."""
     if names is None:
         return ()
     if isinstance(names, str) or not all(isinstance(n, str) and n for n in names):  # type: ignore[attr-defined]

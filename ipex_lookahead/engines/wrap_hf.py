@@ -20,10 +20,10 @@ def wrap_hf(hf_model: Any, **options: Any) -> TorchEngine:
     """
     kind = IpexLlmEngine if is_ipex_llm_model(hf_model) else TorchEngine
     facts = {"chosen": f"{kind.name}: it was given a loaded model"}
-    return kind(hf_model, low_bit=_quantised_by(hf_model), facts=facts, **options)
+    return kind(hf_model, low_bit=_quantized_by(hf_model), facts=facts, **options)
 
 
-def _quantised_by(hf_model: Any) -> str:
+def _quantized_by(hf_model: Any) -> str:
     """Return the name of the method that quantized a model; "" for a model that is not quantized."""
     config = getattr(hf_model, "config", None)
     found = getattr(config, "quantization_config", None)

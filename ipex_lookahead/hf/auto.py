@@ -74,9 +74,9 @@ class AutoModelForCausalLM:
             load_in_8bit: a synonym of ``load_in_low_bit="sym_int8"``.
             group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
             mixed_precision: the lm_head in sym_int8.
-            embedding_qtype: format of an embedding that is no lm_head, which else stays as it is in the file.
+            embedding_qtype: format of an embedding that is not the lm_head too, which else stays as it is in the file.
             modules_to_not_convert: parts of module names; matching weights stay as they are in the file.
-            imatrix: an importance matrix's file, of either of llama.cpp's kinds: where weights are quantised, errors of
+            imatrix: an importance matrix's file, of either of llama.cpp's kinds: where weights are quantized, errors of
                 what matters more weigh more. ``ipex-lookahead imatrix`` makes one.
             threads: threads to compute with; None = the physical cores this process may use.
             engine: "native", "torch", "ipex-llm", "opencl", or "auto": native for the families that it has, on the CPU;
@@ -105,9 +105,9 @@ class AutoModelForCausalLM:
                 of the prompt and the answer are drafted.
             drafter_low_bit: a format, of a head's matrices; None = ``load_in_low_bit``'s where that has 6 bits or more,
                 else sym_int8.
-            progress: show a progress bar while weights are quantised and packed.
+            progress: show a progress bar while weights are quantized and packed.
             **others: the hub's arguments (``revision``, ``cache_dir``, ``token``, ``local_files_only``,
-                ``force_download``, ``subfolder``), which are honoured; ``config``, which must equal the
+                ``force_download``, ``subfolder``), which are supported; ``config``, which must equal the
                 checkpoint's; ``dtype`` (``torch_dtype``) and ``device_map``, for engines other than native; and those
                 of transformers and ipex-llm that have no effect or must be at their default
                 (``hf/ipex_llm_names/arguments.py``).
@@ -171,7 +171,7 @@ class AutoModelForCausalLM:
     def load_low_bit(
         cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any
     ) -> LookaheadModelForCausalLM:
-        """A folder written by ``model.save_low_bit``: nothing is quantised again. Raises InputError for any other."""
+        """A folder written by ``model.save_low_bit``: nothing is quantized again. Raises InputError for any other."""
         return cls.from_pretrained(low_bit_folder(pretrained_model_name_or_path), **kwargs)
 
 

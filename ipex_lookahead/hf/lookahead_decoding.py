@@ -1,4 +1,4 @@
-"""Lookahead Decoding by the paper's own three parameters, for those who come from it."""
+"""Lookahead Decoding by the paper's own three parameters, for users who come from it."""
 
 from __future__ import annotations
 

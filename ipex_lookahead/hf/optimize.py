@@ -83,7 +83,7 @@ def optimize_model(
         found = [name for name, value in getattr(model, "__dict__", {}).items() if isinstance(value, nn.Module)]
         raise InputError(
             f"optimize_model takes a torch module, not a {type(model).__name__}",
-            hint=f"optimise its parts: optimize_model(model.{found[0]})" if found else "",
+            hint=f"optimize its parts: optimize_model(model.{found[0]})" if found else "",
         )
     _check_others(others)
     parts = not_converted(modules_to_not_convert)
@@ -117,7 +117,7 @@ def pack_linears(model: nn.Module, plan: WeightPlan, threads: int | None, progre
 
 
 def save_low_bit(model: nn.Module, folder: str | PathLike[str], *, tokenizer: Any = None, **options: Any) -> Path:
-    """Write a model with packed layers, so that :func:`load_low_bit` need not quantise again.
+    """Write a model with packed layers, so that :func:`load_low_bit` need not quantize again.
 
     Args:
         model: from ``optimize_model``, or one of the Auto classes for other tasks.
@@ -167,7 +167,7 @@ def load_low_bit(model: nn.Module, model_path: str | PathLike[str], *, threads: 
 
     Raises:
         InputError: no such folder, or a tensor that the model has not or has in another shape.
-        ModelFormatError: the folder is none of ours, its bytes are bad, or a tensor of the model is not in it.
+        ModelFormatError: another program saved the folder, its bytes are bad, or a tensor of the model is not in it.
     """
     folder = given_path(model_path)
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""Lookahead for a model that is already there: loaded by transformers or ipex-llm, quantised by whatever library."""
+"""Lookahead for a model that is already there: loaded by transformers or ipex-llm, quantized by whatever library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wrap(
     working.
 
     Args:
-        hf_model: a transformers causal language model, quantised or not. A model of this package comes back as it is.
+        hf_model: a transformers causal language model, quantized or not. A model of this package comes back as it is.
         tokenizer: its tokenizer; needed for ``stop_strings`` and saved by ``save_low_bit``.
         deterministic: forwards of one shape, so that lookahead gives the very text of plain decoding; slower.
         threads: threads of torch's operators while it generates; None = as torch is set.

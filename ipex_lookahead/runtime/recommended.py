@@ -1,4 +1,4 @@
-"""Sampling that a model's makers recommend: the defaults of ``generate``, ``chat`` and the server.
+"""Sampling that a model's authors recommend: the defaults of ``generate``, ``chat`` and the server.
 
 It is in ``generation_config.json``, or in a GGUF file's ``general.sampling.*``, which llama.cpp's converter copies from
 there. Without either, a table has families with a recommendation elsewhere; else the most likely token is taken.
@@ -31,7 +31,7 @@ class Family:
         model_types: of their configs.
         marker: a text that their chat templates hold; "": any template. Base models have none, and no entry.
         settings: by the names of ``SETTINGS``.
-        source: where their makers say so.
+        source: where the authors recommend them.
     """
 
     name: str

@@ -14,7 +14,7 @@ class SamplingParams:
     Attributes:
         max_new_tokens: most tokens of the answer; 0 makes none.
         temperature: 0 takes the most likely token; None: what is recommended for the model.
-        top_k, top_p, min_p: see ``WarperParams``; they say nothing at temperature 0.
+        top_k, top_p, min_p: see ``WarperParams``; they have no effect at temperature 0.
         seed: of the sampler; None draws one, which the statistics have, or with a recommended temperature is ``SEED``.
         repetition_penalty: see ``decoding/penalties.py``.
         presence_penalty, frequency_penalty: see there; the model has no say in these.

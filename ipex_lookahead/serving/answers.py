@@ -178,7 +178,7 @@ class Answers:
         service: where they are made.
         tokenizer: the model's.
         requests: one for each answer.
-        ping_seconds: iteration gives an empty list where nothing has come for so long.
+        ping_seconds: iteration gives an empty list after this number of seconds without an event.
         at_once: number of answers submitted to the service at a time; each one that ends admits the next.
         mailbox: brings their events into the running loop; None: one of their own.
 

@@ -45,7 +45,7 @@ _TOKENS = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?|[\[\]{},]', re.DOTALL)
 _DISCARDED_SECONDS = 5.0
 _SHOWN_PARTS = 8
 """Parts of a field's path that an error shows; paths of nested lists are long."""
-_SURROGATE = "holds a lone surrogate, which is no character; send valid Unicode"
+_SURROGATE = "holds a lone surrogate, which is not a character; send valid Unicode"
 _DEEP = f"is nested deeper than {MAX_DEPTH} levels"
 
 
@@ -53,7 +53,7 @@ class JsonRoute(APIRoute):
     """A route with a body parsed by :func:`parsed`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return FastAPI's handler, given a request of ours."""
+        """Return FastAPI's handler, given our own request."""
         handle = super().get_route_handler()
 
         async def handled(request: Request) -> Response:
@@ -81,8 +81,8 @@ def parsed(text: bytes | str, place: str = "") -> Any:
     Raises:
         ApiError: a 400 for a value that JSON or Unicode does not have, for the same key twice, and for nesting deeper
             than ``MAX_DEPTH``. It names the field.
-        json.JSONDecodeError, UnicodeDecodeError: the text is no JSON.
-        RecursionError: a body that is no object is nested too deeply.
+        json.JSONDecodeError, UnicodeDecodeError: the text is not JSON.
+        RecursionError: a body that is not an object is nested too deeply.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     given = (data.decode("utf-8") if isinstance(text, bytes) else text).removeprefix("\ufeff")
@@ -151,7 +151,7 @@ class _Parser:
 def _problem_of_arguments(text: str) -> str:
     """Why no chat template can be given the arguments of an earlier call; "" for JSON, and for text that is none.
 
-    Models write text that is no JSON too, which the template then gets as text.
+    Models write text that is not JSON too, which the template then gets as text.
     """
     deep = _may_exceed(text)
     if not deep and not LONE_SURROGATE_ESCAPE.search(text.encode("utf-8", "surrogatepass")):
@@ -190,7 +190,7 @@ def _first_fault(value: Any) -> tuple[str, str]:
 
 
 def _deep_path(text: str) -> str:
-    """The path to where a text that the parser could not read is nested too deeply; "" where it is no object."""
+    """The path to where a text that the parser could not read is nested too deeply; "" where it is not an object."""
     path: list[str | int] = []
     for token in _TOKENS.finditer(text):
         mark = token[0][0]

@@ -29,7 +29,7 @@ _HOST = re.compile(rb"\r\nhost[ \t]*:", re.IGNORECASE)
 
 
 def impatient(seconds: float, most: int = MOST_CONNECTIONS, most_without: int = MOST_WITHOUT_HEAD) -> Any:
-    """uvicorn's protocol, closed by what has sent no whole head of a request for so long.
+    """uvicorn's protocol with a limit on the seconds that the head of a request may take.
 
     Where there are ``most`` connections, or ``most_without`` of an address without a head, the oldest without a
     request is closed for a new one; if all have one, the new one gets a 503.
@@ -105,7 +105,7 @@ def impatient(seconds: float, most: int = MOST_CONNECTIONS, most_without: int = 
 
         def send_400_response(self, msg: str) -> None:
             """What the parser refuses, as JSON."""
-            self._refuse(400, "this is no HTTP request that the server understands")
+            self._refuse(400, "this is not an HTTP request that the server understands")
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop()

@@ -1,4 +1,4 @@
-"""``/health``, ``/ready``, ``/metrics`` and ``/version``: for those who look after the server."""
+"""``/health``, ``/ready``, ``/metrics`` and ``/version``: for operators of the server."""
 
 from __future__ import annotations
 

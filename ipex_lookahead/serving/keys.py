@@ -15,7 +15,7 @@ LEAST = 16
 
 
 class Keys:
-    """Those who may ask; none given lets everybody.
+    """API keys that are accepted; without any, every request is.
 
     Args:
         keys: as people send them. Only their SHA-256 is kept.
@@ -26,7 +26,7 @@ class Keys:
 
     @classmethod
     def of_file(cls, file: Path) -> Keys:
-        """One key a line; empty lines and those that begin with # say nothing.
+        """One key a line; empty lines and those that begin with # are ignored.
 
         Raises InputError for a file that cannot be read, holds no key, or one of under ``LEAST`` characters.
         """

@@ -37,11 +37,11 @@ class Limits:
         rendered_characters: of one text that the page has rendered.
         preparing: requests rendered and tokenized at the same time; others wait.
         compiling, all_compiling: grammars that are compiled at once, of one key and of all; others wait.
-        head_seconds: a connection that has sent no request's head for so long is closed.
+        head_seconds: seconds after which a connection without a complete request head is closed.
         body_seconds: from the first to the last byte of a request's body.
         ping_seconds: longest pause between two events of a stream.
-        stalled_seconds: a reader that takes nothing for so long is dropped.
-        drain_seconds: answers may go on for so long after SIGTERM.
+        stalled_seconds: seconds after which a client that reads nothing is dropped.
+        drain_seconds: seconds that running answers may take to finish after SIGTERM.
         loading_retry_seconds: ``Retry-After`` while the model is being loaded.
     """
 

@@ -56,7 +56,7 @@ def draft_trace(pieces: Sequence[TextDelta]) -> list[dict[str, Any]]:
 
 
 def spelled(token: int, tokens: Sequence[bytes]) -> str:
-    """A token as text; bytes that are no characters as "bytes:" and their numbers, as OpenAI's API has it."""
+    """A token as text; bytes outside UTF-8 as "bytes:" and their numbers, as OpenAI's API has it."""
     try:
         return tokens[token].decode("utf-8")
     except UnicodeDecodeError:

@@ -31,14 +31,14 @@ NESTING = 40
 DEPTH = 40
 """Nodes within nodes at most; what is further in belongs to the last."""
 CODE_CHARACTERS, LINE_CHARACTERS = 50_000, 2_000
-"""Code that is longer, or has longer lines, has no colours: lexers take their time over it."""
+"""Longer code, or code with longer lines, is not highlighted: lexers are slow on it."""
 SECONDS = 0.5
-"""Code is coloured until this has passed since the text was begun with; what comes later has no colours."""
+"""Seconds from the start of a text after which its further code is not highlighted."""
 LANGUAGES = frozenset(
     "bash c console cpp csharp css diff docker go haskell html ini java javascript json kotlin lua make perl php"
     " powershell python ruby rust scala splus sql swift tex toml typescript xml yaml".split()
 )
-"""Lexers that are used, by the first of their aliases; whatever else a text names stays without colours."""
+"""Lexers that are used, by the first of their aliases; code in other languages is not highlighted."""
 CLASSES = {
     Comment: "comment",
     Keyword: "keyword",

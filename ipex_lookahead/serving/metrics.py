@@ -72,7 +72,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """In Prometheus' format."""
-        return generate_latest(_Labelled(self._registry, self._replica) if self._replica else self._registry)
+        return generate_latest(_Labeled(self._registry, self._replica) if self._replica else self._registry)
 
 
 def together(texts: Iterable[bytes]) -> bytes:
@@ -93,7 +93,7 @@ def together(texts: Iterable[bytes]) -> bytes:
     return "".join(line + "\n" for line in lines).encode()
 
 
-class _Labelled(CollectorRegistry):
+class _Labeled(CollectorRegistry):
     """A registry's figures, each with the label ``replica``."""
 
     def __init__(self, registry: CollectorRegistry, replica: str) -> None:

@@ -57,7 +57,7 @@ class EventStream(Response):
         chunks: bytes; an ApiError that it raises becomes the last event.
         close: called at the end, however that comes, also where ``chunks`` was never begun.
         path: of the request, for the shape of errors.
-        stalled_seconds: a client that takes nothing for so long is dropped.
+        stalled_seconds: seconds after which a client that reads nothing is dropped.
         kind: the media type; one that is not ``EVENTS`` is of lines of JSON.
     """
 

@@ -145,7 +145,7 @@ class _Folder:
                 text = next((token for token, number in ids.items() if number == i and type(i) is int), None)
                 if text is None:
                     raise ModelFormatError(
-                        self.path / "config.json", f"{role}_id", None, f"is {i!r}, which is no id of the tokenizer"
+                        self.path / "config.json", f"{role}_id", None, f"is {i!r}, which is not an id of the tokenizer"
                     )
             found[role] = text
         if found["pad_token"] is None:
@@ -177,7 +177,7 @@ class _Folder:
         for key, entry in tokens.items():
             field = f"added_tokens_decoder[{key[:20]!r}]"
             if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < limit):
-                raise self.fail(field, f"is no id; the model has ids 0 to {limit - 1}")
+                raise self.fail(field, f"is not a valid id; the model has ids 0 to {limit - 1}")
             i, text = int(key), self.text(field, entry)
             if known.get(text, i) != i or (i < len(model.pieces) and model.pieces[i].text != text):
                 raise self.fail(field, f"{text[:80]!r} has id {i}, which tokenizer.model contradicts")

@@ -47,7 +47,7 @@ def _is_some_text(value: Any) -> bool:
 
 
 _TEXT, _FLAG, _COUNT = _is(str), _is(bool), lambda value: type(value) is int and 0 <= value < 1 << 16
-_BEHAVIOUR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
+_BEHAVIOR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _PATTERN = "pattern"  # checked by _check_pattern
 _METASPACE: dict[str, Any] = {
     "replacement": lambda value: type(value) is str and len(value) == 1,
@@ -69,8 +69,8 @@ _PARTS: dict[str, dict[str, dict[str, Any]]] = {
         "ByteLevel": _BYTE_LEVEL,
         "Digits": {"individual_digits": _FLAG},
         "Metaspace": _METASPACE,
-        "Punctuation": {"behavior": _BEHAVIOUR},
-        "Split": {"pattern": _PATTERN, "behavior": _BEHAVIOUR, "invert": _FLAG},
+        "Punctuation": {"behavior": _BEHAVIOR},
+        "Split": {"pattern": _PATTERN, "behavior": _BEHAVIOR, "invert": _FLAG},
         "WhitespaceSplit": {},
     },
     "decoder": {

@@ -1,4 +1,4 @@
-"""Models that are no decoders of text, as ipex-llm's other Auto classes load them: encoders, translators, speech.
+"""Models other than text decoders, as ipex-llm's other Auto classes load them: encoders, translators, speech.
 
 transformers builds and runs them; their linear layers are packed in our formats as they are read. They keep
 transformers' own ``generate`` and ``forward``, and are saved by ``model.save_low_bit(folder)``.
@@ -48,7 +48,7 @@ _OF_DECODERS: dict[str, Any] = {"engine": "auto", "deterministic": None, "ipex":
 """Arguments of ``AutoModelForCausalLM`` alone, and their defaults."""
 
 _WRITERS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-"""How classes are called that write text; a checkpoint's ``auto_map`` may have ``AutoModel`` mean one of them."""
+"""Names of classes that write text; a checkpoint's ``auto_map`` may have ``AutoModel`` mean one of them."""
 
 
 class _TaskModel:
@@ -108,7 +108,7 @@ class _TaskModel:
 
     @classmethod
     def load_low_bit(cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any) -> Any:
-        """A folder written by ``model.save_low_bit``: nothing is quantised again. Raises InputError for any other."""
+        """A folder written by ``model.save_low_bit``: nothing is quantized again. Raises InputError for any other."""
         return cls.from_pretrained(low_bit_folder(pretrained_model_name_or_path), **kwargs)
 
 

@@ -37,7 +37,7 @@ SILENT = {
 @EACH
 @pytest.mark.rotating(0)
 def test_every_switch_of_a_variant_shows_in_the_logits(model_type: str, variant: Variant) -> None:
-    """Else the tests that compare logits could not tell whether it is honoured."""
+    """Else the tests that compare logits could not tell whether it is used."""
     model = build(model_type, variant)
     ids = text(model)
     expected = logits(model, ids)

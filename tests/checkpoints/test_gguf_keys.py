@@ -1,4 +1,4 @@
-"""Every ``llama.*`` key of a GGUF file: honoured as llama.cpp does, without effect, refused by name, or named."""
+"""Every ``llama.*`` key of a GGUF file: supported as llama.cpp does, without effect, refused by name, or named."""
 
 from __future__ import annotations
 

@@ -172,10 +172,10 @@ def test_a_price_follows_what_is_timed_and_one_hiccup_changes_little() -> None:
     assert rates.seconds == pytest.approx(0.22)
 
 
-def test_the_likeliest_path_ends_where_it_is_likelier_wrong() -> None:
+def test_the_most_likely_path_ends_where_it_is_likelier_wrong() -> None:
     tree = Draft([3, 4, 5, 6, 7], [-1, -1, 1, 1, 3], probs=[0.3, 0.9, 0.2, 0.8, 0.6])
-    assert Acceptance().expect(tree).likeliest_path() == [1, 3]
-    assert Acceptance().expect(Draft([3], [-1], probs=[0.4])).likeliest_path() == []
+    assert Acceptance().expect(tree).most_likely_path() == [1, 3]
+    assert Acceptance().expect(Draft([3], [-1], probs=[0.4])).most_likely_path() == []
 
 
 # ---- pauses ----------------------------------------------------------------------------------------------------------

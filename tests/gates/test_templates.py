@@ -1,4 +1,4 @@
-"""Chat templates from strangers: a text within its bounds, or an error of ours, in time.
+"""Chat templates of unknown origin: a text within its bounds, or an error of ours, in time.
 
 A process for each takes 50 ms. So most are rendered by the worker's own functions in children of this process, whose
 limits are the gates'; those that only the kernel can end, and some of the others, go the whole way.

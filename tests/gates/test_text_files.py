@@ -1,4 +1,4 @@
-"""Files of text from strangers: a tokenizer that works, or an error of ours; never a signal, a hang, or a full memory.
+"""Untrusted text files: a tokenizer that works, or an error of ours; never a signal, a hang, or a full memory.
 
 Children of this process try them, hundreds one after the other, under limits of the kernel's: 5 s of processor time for
 each and 512 MiB more than the process has. One that dies is known by the last number it spoke.

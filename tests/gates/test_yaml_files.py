@@ -1,4 +1,4 @@
-"""YAML of strangers, rules for formats and presets of lookahead: what it says, or an error of ours, within bounds."""
+"""Untrusted YAML, rules for formats and presets of lookahead: what it says, or an error of ours, within bounds."""
 
 from __future__ import annotations
 

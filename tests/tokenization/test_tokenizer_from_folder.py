@@ -118,10 +118,10 @@ def test_settings_of_a_sentencepiece_folder(spm_folder, spm_bytes):
         ({"chat_template": ["x"]}, "chat_template"),
         ({"chat_template": "x" * (256 * 1024 + 1)}, "chat_template"),
         ({"added_tokens_decoder": []}, "added_tokens_decoder: is an array"),
-        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "is no id"),
-        ({"added_tokens_decoder": {"-1": {"content": "a"}}}, "is no id"),
-        ({"added_tokens_decoder": {"513": {"content": "aa"}}}, "is no id"),
-        ({"added_tokens_decoder": {"99999999999999": {"content": "aa"}}}, "is no id"),
+        ({"added_tokens_decoder": {"x": {"content": "a"}}}, "is not a valid id"),
+        ({"added_tokens_decoder": {"-1": {"content": "a"}}}, "is not a valid id"),
+        ({"added_tokens_decoder": {"513": {"content": "aa"}}}, "is not a valid id"),
+        ({"added_tokens_decoder": {"99999999999999": {"content": "aa"}}}, "is not a valid id"),
         ({"added_tokens_decoder": {"5": {"content": "<s>"}}}, "contradicts"),
         ({"added_tokens_decoder": {"1": {"content": "<other>"}}}, "contradicts"),
         ({"added_tokens_decoder": {"500": {"content": "q!"}, "501": {"content": "q!"}}}, "contradicts"),
@@ -139,9 +139,9 @@ def test_bad_settings(spm_folder, settings, problem):
     ("config", "problem"),
     [
         ({"vocab_size": 100}, "pieces, but the model's embedding has 100 rows"),
-        ({"vocab_size": 512, "eos_token_id": 511}, "eos_token_id: is 511, which is no id"),
-        ({"vocab_size": 512, "bos_token_id": -1}, "bos_token_id: is -1, which is no id"),
-        ({"vocab_size": 512, "bos_token_id": "1"}, "bos_token_id: is '1', which is no id"),
+        ({"vocab_size": 512, "eos_token_id": 511}, "eos_token_id: is 511, which is not an id"),
+        ({"vocab_size": 512, "bos_token_id": -1}, "bos_token_id: is -1, which is not an id"),
+        ({"vocab_size": 512, "bos_token_id": "1"}, "bos_token_id: is '1', which is not an id"),
     ],
 )
 def test_a_model_that_does_not_fit_the_config(spm_folder, config, problem):

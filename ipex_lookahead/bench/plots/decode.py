@@ -11,7 +11,7 @@ MIN_DRAFTED = 10
 """Minimum number of drafts at a position to show its acceptance rate."""
 MOST_SOURCES = 12
 
-Labelled = list[tuple[str, dict[str, Any]]]
+Labeled = list[tuple[str, dict[str, Any]]]
 """(label, run) for each line; the index selects color and mark."""
 
 
@@ -86,7 +86,7 @@ def _numbers(runs: list[dict[str, Any]]) -> list[int]:
     return [run["lookahead"] for run in runs if isinstance(run["lookahead"], int)]
 
 
-def by_category(axes: Any, shown: Labelled, categories: list[str], prompts: list[str]) -> None:
+def by_category(axes: Any, shown: Labeled, categories: list[str], prompts: list[str]) -> None:
     """Draw tokens per step of each prompt and their mean by category; a ring marks the slowest prompt."""
     names = list(dict.fromkeys(categories))
     step = 0.8 / len(shown)
@@ -116,7 +116,7 @@ def by_category(axes: Any, shown: Labelled, categories: list[str], prompts: list
     axes.set_xlim(left=0.9)
 
 
-def by_position(axes: Any, shown: Labelled) -> None:
+def by_position(axes: Any, shown: Labeled) -> None:
     """Draw the acceptance rate by position in the draft."""
     for number, (label, run) in enumerate(shown):
         counts = zip(run["drafted_by_position"], run["accepted_by_position"], strict=True)
@@ -133,7 +133,7 @@ def by_position(axes: Any, shown: Labelled) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
-def by_source(axes: Any, shown: Labelled) -> None:
+def by_source(axes: Any, shown: Labeled) -> None:
     """Draw the acceptance rate by source."""
     bars = [
         (name if name == label or len(shown) == 1 else f"{name} ({label})", count, number)

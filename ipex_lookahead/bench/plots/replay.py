@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.bench.plots.decode import Labelled, by_position, by_source
+from ipex_lookahead.bench.plots.decode import Labeled, by_position, by_source
 from ipex_lookahead.bench.plots.drawing import FAINT, entitle, from_zero, look, picture
 
 
@@ -15,7 +15,7 @@ def plot_replay(report: dict[str, Any], file: Path) -> None:
     with picture(file, (13.0, 4.4), columns=3) as (figure, (speed, position, source)):
         budgets = sorted({run["budget"] for run in runs})
         speed.axhline(runs[0]["predicted_plain_tok_s"], color=FAINT, linewidth=0.8, linestyle="--", label="plain")
-        largest: Labelled = []
+        largest: Labeled = []
         for number, strategy in enumerate(dict.fromkeys(run["strategy"] for run in runs)):
             some = sorted((run for run in runs if run["strategy"] == strategy), key=lambda run: run["budget"])
             places = [budgets.index(run["budget"]) for run in some]

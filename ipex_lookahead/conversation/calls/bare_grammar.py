@@ -100,7 +100,7 @@ class Rules:
         types = schema.get("type", list(_KNOWN))
         types = [types] if isinstance(types, str) else types
         if not isinstance(types, list) or not types or not all(isinstance(one, str) and one in _KNOWN for one in types):
-            raise InputError(f"the grammar cannot be compiled: {types!r:.80} is no type")
+            raise InputError(f"the grammar cannot be compiled: {types!r:.80} is not a type")
         if other := said - {"type"} - frozenset[str]().union(*(_KNOWN[one] for one in types)):
             raise InputError(
                 f"the grammar cannot be compiled: a parameter has {', '.join(sorted(other))}, to which this model's"
@@ -148,7 +148,7 @@ class Rules:
     def _list(self, schema: Mapping[str, Any], depth: int) -> str:
         least, most = schema.get("minItems", 0), schema.get("maxItems")
         if not all(type(one) is int and one >= 0 for one in (least, least if most is None else most)):
-            raise InputError("the grammar cannot be compiled: the length of a list is no whole number")
+            raise InputError("the grammar cannot be compiled: the length of a list is not a whole number")
         item = self._value(schema.get("items", True), depth + 1)
         if most is not None and most < least:
             raise InputError(f"the grammar cannot be compiled: a list of {least} to {most} items is none")
@@ -165,7 +165,7 @@ class Rules:
         properties, required = schema.get("properties") or {}, schema.get("required") or []
         named = isinstance(required, list) and all(isinstance(one, str) for one in required)
         if not isinstance(properties, Mapping) or not named:
-            raise InputError("the grammar cannot be compiled: properties is no object, or required no list of names")
+            raise InputError("the grammar cannot be compiled: properties must be an object, required a list of names")
         other = schema.get("additionalProperties", True)
         names = ordered(dict.fromkeys([*properties, *required]))
         if not names and other is not False:

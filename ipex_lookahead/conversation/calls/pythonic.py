@@ -110,7 +110,7 @@ def _function(rule: str, function: Function) -> str:
     names = list(dict.fromkeys([*root.get("properties", {}), *required]))
     if bad := next((name for name in names if not _KEY.fullmatch(f"{name}=")), None):
         raise InputError(
-            f"the grammar cannot be compiled: a parameter is named {bad[:80]!r}, which is no name in Python"
+            f"the grammar cannot be compiled: a parameter is named {bad[:80]!r}, which is not a name in Python"
         )
     name = json.dumps(f"{function['name']}(")
     if not names and root.get("additionalProperties", True) is not False:

@@ -1,11 +1,11 @@
-"""Reads a text piece by piece, for ways of writing values that are no JSON."""
+"""Reads a text piece by piece, for ways of writing values other than JSON."""
 
 from __future__ import annotations
 
 import re
 
 MOST_DEEP = 64
-"""Lists and objects inside each other; what is deeper is no call."""
+"""Lists and objects inside each other; deeper text is not a call."""
 _SPACE = re.compile(r"\s*")
 
 

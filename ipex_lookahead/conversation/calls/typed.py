@@ -31,7 +31,7 @@ def schema_of(parameters: Mapping[str, Any], name: str) -> Any:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema without ``$ref`` at its top. What points nowhere, or in circles, stays as it is."""
+    """A schema without ``$ref`` at its top. A reference to nothing or to itself stays unchanged."""
     found = schema
     for _ in range(MOST_REFERENCES):
         if not isinstance(found, Mapping) or not isinstance(found.get("$ref"), str):

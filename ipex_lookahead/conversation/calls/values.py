@@ -159,7 +159,7 @@ def _text(name: str, schema: Mapping[str, Any], end: End) -> str:
     """A text with a length or a pattern. The end is part of the terminal, which could not know where to stop."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if not all(type(one) is int for one in (least, most or 0)):
-        raise InputError("the grammar cannot be compiled: the length of a text is no whole number")
+        raise InputError("the grammar cannot be compiled: the length of a text is not a whole number")
     kept = (
         []
         if least == 0 and most is None and "pattern" in schema

@@ -1,4 +1,4 @@
-"""A trained head next to the free sources: its chain takes the place of their tree, or follows their likeliest path."""
+"""A trained head next to the free sources: its chain replaces their tree, or follows their most likely path."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class NativeCache:
     def keep(self, rows: Sequence[int]) -> None:
         """Commit a path of the last step's rows.
 
-        Raises InputError if it is no path, EngineError (as all methods here) if another thread uses the cache.
+        Raises InputError if it is not a path, EngineError (as all methods here) if another thread uses the cache.
         """
         try:
             self.raw.keep(rows if isinstance(rows, list) else list(rows))

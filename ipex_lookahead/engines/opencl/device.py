@@ -192,7 +192,7 @@ class Objects:
         self._device = weakref.ref(device)
         self._alive: dict[int, tuple[weakref.ref[Any], int]] = {}
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._keep_for_ever)
+            os.register_at_fork(after_in_child=self._keep_permanently)
 
     @property
     def nbytes(self) -> int:
@@ -212,7 +212,7 @@ class Objects:
     def _forget(self, reference: weakref.ref[Any]) -> None:
         self._alive.pop(id(reference), None)
 
-    def _keep_for_ever(self) -> None:
+    def _keep_permanently(self) -> None:
         alive = [self._device(), *(reference() for reference, _ in list(self._alive.values()))]
         for one in alive:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))

@@ -92,7 +92,7 @@ def over_weights(low_bit: str, rows: int, units: Units, spelling: Spelling) -> t
     units = units_for(low_bit, rows, units)
     if units.width:
         options += [f"-DMATRIX_WIDTH={units.width}", *(() if units.spelt_out else ("-DHAS_MATRIX_UNITS",))]
-    if units.width == 8:  # a lane group is no subgroup then
+    if units.width == 8:  # a lane group is not a subgroup then
         spelling = tuple(one for one in spelling if one == DOT)
     return options, spelling
 

@@ -125,7 +125,7 @@ def check_spec(spec: ModelSpec) -> None:
 
 
 def _unknown(part: Any) -> Iterator[str]:
-    """Yield the unsupported features of a part of a description: unknown fields, and values that are no default."""
+    """Yield the unsupported features of a part of a description: unknown fields, and values other than the default."""
     kind = next((one for one in type(part).__mro__ if one in RUN), None)
     if kind is None:
         yield f"{type(part).__name__} layers"

@@ -35,11 +35,11 @@ class SequenceCache(ABC):
         return self._length
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Commit a path of the last forward's rows. Raises InputError if it is no path."""
+        """Commit a path of the last forward's rows. Raises InputError if it is not a path."""
         previous, parents = -1, self._parents
         for row in rows:
             if not 0 <= row < len(parents) or parents[row] != previous:
-                raise InputError(f"rows {list(rows)} of {len(parents)} are no path from the committed prefix")
+                raise InputError(f"rows {list(rows)} of {len(parents)} are not a path from the committed prefix")
             previous = row
         if rows:
             self._commit(rows)

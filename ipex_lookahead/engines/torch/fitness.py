@@ -34,7 +34,7 @@ def refuse_unfit(model: Any) -> None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "forward"):
         raise UnsupportedModelError(
-            f"a {type(model).__module__}.{type(model).__qualname__} is no transformers model",
+            f"a {type(model).__module__}.{type(model).__qualname__} is not a transformers model",
             hint="pass a model of transformers.AutoModelForCausalLM",
         )
     family = getattr(config, "model_type", type(model).__name__)

@@ -52,5 +52,5 @@ def check_ipex(label: str, dtype: torch.dtype, device: torch.device) -> Any:
 
 def apply_ipex(ipex: Any, model: Any, dtype: torch.dtype) -> tuple[Any, str]:
     """Optimize the model in place; return it and an entry for ``describe()``."""
-    optimised = ipex.optimize(model.eval(), dtype=dtype, inplace=True)
-    return optimised, f"ipex.optimize of {ipex.__version__} (not ipex.llm.optimize: its cache takes one row a forward)"
+    optimized = ipex.optimize(model.eval(), dtype=dtype, inplace=True)
+    return optimized, f"ipex.optimize of {ipex.__version__} (not ipex.llm.optimize: its cache takes one row a forward)"

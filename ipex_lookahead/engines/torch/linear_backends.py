@@ -90,7 +90,7 @@ class LinearBackends:
         self._pool: LinearPool | None = None
         self._tested: dict[tuple[str, str, int], str | None] = {}
         self._said: set[str] = set()
-        self._makers: dict[str, Callable[[PackedWeight], LinearKernel]] = {
+        self._factories: dict[str, Callable[[PackedWeight], LinearKernel]] = {
             "generic": lambda weight: GenericKernel(weight, self.device),
             "native": lambda weight: NativeKernel(weight, self.pool),
             "xpu-int4": lambda weight: XpuInt4Kernel(weight, self.device),
@@ -116,10 +116,10 @@ class LinearBackends:
                 if name == "generic" and not has_operators(weight.format) and weight.format not in self._said:
                     self._said.add(weight.format)
                     log.warning(
-                        "torch has no operators for %s: its weights are dequantised on the CPU for every product, "
+                        "torch has no operators for %s: its weights are dequantized on the CPU for every product, "
                         "which is slow (the native engine runs the format as it is)", weight.format,
                     )  # fmt: skip
-                return self._makers[name](weight)
+                return self._factories[name](weight)
             reasons.append(f"{name}: {reason}")
         raise EngineError(
             f"no linear kernel for {weight.format} on {self.device} passes its self-test ({'; '.join(reasons)})",
@@ -150,7 +150,7 @@ class LinearBackends:
         """Return the largest relative error over ``TEST_ROWS``. Raises EngineError if the kernel changes the weight."""
         rng = np.random.default_rng(1)
         weight = random_matrix(shape, low_bit, group_size, rng)
-        kernel = self._makers[name](weight)
+        kernel = self._factories[name](weight)
         if not same_bits(kernel.weight(), weight):
             raise EngineError("its self-test gave the weight back with other bits")
         worst = 0.0

@@ -1,4 +1,4 @@
-"""Arguments of ``generate`` that are no generation option: real ones that are not for this model, and misspelt ones."""
+"""Arguments of ``generate`` outside generation options: real ones of other models, and misspelled ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``generate``: Hugging Face's arguments in, the loop, Hugging Face's results out.
 
-transformers offers to run its own preparation and then a loop of ours (``custom_generate``). It builds processors for
+transformers offers to run its own preparation and then our own loop (``custom_generate``). It builds processors for
 the padded batch, evaluates criteria a step at a time and warns where nothing is wrong; so the preparation here is our
 own, on public classes of transformers only.
 """

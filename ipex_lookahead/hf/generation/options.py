@@ -41,7 +41,7 @@ def resolve(
     A keyword argument that is None switches the option off, as in transformers.
 
     Returns:
-        The settings, validated, and the keyword arguments that are no generation option.
+        The settings, validated, and the keyword arguments that are not generation options.
     """
     if passed is not None and not isinstance(passed, GenerationConfig):
         raise InputError(f"generation_config is a {type(passed).__name__}; pass a transformers.GenerationConfig")

@@ -1,6 +1,6 @@
 """The arguments that ``from_pretrained`` shares with transformers' and ipex-llm's.
 
-Which are honoured, which change nothing, which must be left at their default, and why: none is dropped without a word.
+Which are supported, which change nothing, which must be left at their default, and why: none is dropped without a word.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ipex_lookahead.hub import HubOptions
 WITHOUT_EFFECT = {
     "trust_remote_code": "code from a checkpoint is never run",
     "code_revision": "code from a checkpoint is never run",
-    "optimize_model": "a model is always optimised; engine='ipex-llm' passes it on",
-    "disable_optimize_pre": "a model is always optimised",
+    "optimize_model": "a model is always optimized; engine='ipex-llm' passes it on",
+    "disable_optimize_pre": "a model is always optimized",
     "use_cache": "generate always uses the cache",
     "cpu_embedding": "the embedding is where the model is; engine='ipex-llm' passes it on",
     "replace_embedding": "the older name of cpu_embedding",
     "low_cpu_mem_usage": "weights are always read one at a time",
-    "_fast_init": "no weight is initialised before it is read",
+    "_fast_init": "no weight is initialized before it is read",
     "offload_state_dict": "weights are always read one at a time",
     "attn_implementation": "each engine has its own attention",
     "_attn_implementation": "each engine has its own attention",

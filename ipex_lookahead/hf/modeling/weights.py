@@ -1,4 +1,4 @@
-"""The engine's weights in the terms of torch and transformers: counted, named, dequantised; and saved packed."""
+"""The engine's weights in the terms of torch and transformers: counted, named, dequantized; and saved packed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Weights:
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """(the checkpoint's name, a float32 copy) of each tensor, dequantised when it is taken.
+        """(the checkpoint's name, a float32 copy) of each tensor, dequantized when it is taken.
 
         Changing a copy changes nothing. Raises InputError where the engine cannot give its weights back.
         """
@@ -85,7 +85,7 @@ class Weights:
         raise InputError(f"there is no parameter {target!r}; the names are those of model.named_parameters()")
 
     def state_dict(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
-        """All tensors, dequantised: float32, four bytes a weight, which is much more than the packed model takes.
+        """All tensors, dequantized: float32, four bytes a weight, which is much more than the packed model takes.
 
         transformers' model of the same config loads them (``load_state_dict``), and then computes with what the packed
         weights stand for. Raises InputError where the engine cannot give its weights back.
@@ -103,7 +103,7 @@ class Weights:
         """Nothing to do: what the checkpoint ties is tied."""
 
     def save_low_bit(self, folder: str | PathLike[str], **kwargs: Any) -> Path:
-        """Write the packed weights, config and tokenizer, so that ``load_low_bit`` need not quantise again.
+        """Write the packed weights, config and tokenizer, so that ``load_low_bit`` need not quantize again.
 
         Args:
             folder: where to; a head that drafts for the model goes along: one more of its blocks (MTP) with the others,

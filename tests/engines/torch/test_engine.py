@@ -151,7 +151,7 @@ def test_other_models_are_refused_with_the_reason() -> None:
     t5 = T5Config(vocab_size=VOCAB, d_model=16, d_ff=16, d_kv=8, num_layers=1, num_heads=2)
     with pytest.raises(UnsupportedModelError, match="encoder"):
         TorchEngine(T5ForConditionalGeneration(t5))
-    with pytest.raises(UnsupportedModelError, match="no transformers model"):
+    with pytest.raises(UnsupportedModelError, match="not a transformers model"):
         TorchEngine(torch.nn.Linear(2, 2))
     forgetful = Tuples(build("llama"))
     forgetful.fuller = True

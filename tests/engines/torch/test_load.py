@@ -165,7 +165,7 @@ def test_damaged_and_strange_folders_are_errors_with_a_sentence(tmp_path: Path) 
 
     with pytest.raises(UnsupportedModelError, match="neither to this package nor to transformers"):
         load(with_config(model_type="gpt9"))
-    with pytest.raises(UnsupportedModelError, match="quantised already") as caught:
+    with pytest.raises(UnsupportedModelError, match="quantized already") as caught:
         load(with_config(quantization_config={"quant_method": "gptq", "bits": 4}))
     assert "wrap" in caught.value.hint
     with pytest.raises(UnsupportedModelError, match="cannot load this gpt2 model"):
@@ -256,7 +256,7 @@ def test_lookahead_decoding_wraps_by_itself() -> None:
     assert decoding.model.stats.drafted > 0
     with pytest.raises(InputError, match="needs trees.*slides over 8"):
         LookaheadDecoding(build(CHAINS[-1]))
-    with pytest.raises(UnsupportedModelError, match="no transformers model"):
+    with pytest.raises(UnsupportedModelError, match="not a transformers model"):
         LookaheadDecoding(object())
 
 

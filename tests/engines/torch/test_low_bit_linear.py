@@ -235,7 +235,7 @@ def test_the_xpu_operator_is_chosen_where_it_works_and_declined_where_it_does_no
     def xpu(product):
         found = LinearBackends(dtype=torch.float16)
         found.order = BACKENDS["xpu"]
-        found._makers["xpu-int4"] = lambda weight: XpuInt4Kernel(weight, torch.device("cpu"), product)
+        found._factories["xpu-int4"] = lambda weight: XpuInt4Kernel(weight, torch.device("cpu"), product)
         return found
 
     right = xpu(int4_product)

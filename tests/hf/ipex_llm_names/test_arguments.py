@@ -1,4 +1,4 @@
-"""Arguments shared with transformers and ipex-llm: honoured, harmless, or refused by name with what to do instead."""
+"""Arguments shared with transformers and ipex-llm: supported, harmless, or refused by name with what to do instead."""
 
 from __future__ import annotations
 
