@@ -27,7 +27,15 @@ def test_figures_are_up_to_date():
     for name, draw in figures.items():
         there = (ROOT / "docs" / "figures" / f"{name}.svg").read_text(encoding="utf-8")
         assert draw().svg() == there, "run python scripts/figures.py"
-    assert {path.stem for path in (ROOT / "docs" / "figures").glob("*.svg")} == set(figures)
+
+
+def test_every_figure_is_shown_and_loads_nothing():
+    shown = set(re.findall(r"figures/(\w+)\.svg", "".join(PAGES.values())))
+    assert {path.stem for path in (ROOT / "docs" / "figures").iterdir()} == shown
+    for path in (ROOT / "docs" / "figures").glob("*.svg"):
+        assert not re.search(r"url\((?!#)|https?://(?!www\.w3\.org/)|<script", path.read_text(encoding="utf-8")), (
+            path.name
+        )
 
 
 def test_every_public_name_is_described():
