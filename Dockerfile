@@ -6,7 +6,7 @@
 # Families that run through PyTorch: docker build --build-arg WITH_TORCH=1 ...
 #
 # The base image is named by its tag, which moves with security updates. To build on the very same bytes again, name its
-# digest, which your own Docker tells after a pull:
+# digest, which `docker inspect` shows after a pull:
 #   docker pull python:3.12-slim-bookworm
 #   docker build --build-arg PYTHON_IMAGE="$(docker inspect -f '{{index .RepoDigests 0}}' python:3.12-slim-bookworm)" .
 ARG PYTHON_IMAGE=python:3.12-slim-bookworm
@@ -14,8 +14,8 @@ ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 FROM ${PYTHON_IMAGE} AS build
 RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv
-# What changes seldom comes first: torch's CPU build where it is asked for (the version that scripts/setup.py pins), then
-# the dependencies, then the sources.
+# Layers that rarely change come first: torch's CPU build if requested (the version that scripts/setup.py pins), then the
+# dependencies, then the sources.
 ARG WITH_TORCH=
 RUN if [ -n "$WITH_TORCH" ]; then \
       /opt/venv/bin/pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu \
@@ -32,7 +32,7 @@ RUN /opt/venv/bin/pip install --no-cache-dir '.[serve]' \
 
 FROM ${PYTHON_IMAGE}
 LABEL org.opencontainers.image.title="ipex-lookahead" \
-      org.opencontainers.image.description="Large language models in low-bit formats on CPUs, with exact lookahead decoding" \
+      org.opencontainers.image.description="Run 4-bit LLMs fast on an ordinary CPU, with exact lookahead decoding" \
       org.opencontainers.image.version="0.3.0.dev0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.source="https://github.com/ipex-lookahead/ipex-lookahead"

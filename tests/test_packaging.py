@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import ipex_lookahead
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
 
@@ -217,6 +219,15 @@ def test_the_compiled_core_shows_one_name_and_asks_for_nothing_new():
     versions = {tuple(map(int, found.split("."))) for found in re.findall(r"\(?GLIBC_([\d.]+)", "\n".join(lines))}
     assert versions
     assert max(versions) <= (2, 28)
+
+
+def test_code_and_changelog_have_the_projects_version():
+    version = PROJECT["project"]["version"]
+    assert ipex_lookahead.__version__ == version
+    newest = re.search(r"^## (\S+) \((.+)\)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == version.removesuffix(".dev0")
+    assert (newest[2] == "unreleased") == version.endswith(".dev0")
 
 
 def test_the_image_says_what_the_project_says():
