@@ -1,4 +1,4 @@
-"""Write the tables of docs/serving.md from the requests themselves: every field and how it is handled.
+"""Write the tables of docs/serving.md from the requests themselves: every field and what becomes of it.
 
 python scripts/serving_doc.py
 """

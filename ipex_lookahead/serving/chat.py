@@ -23,7 +23,7 @@ from ipex_lookahead.serving.conversation import (
     thinking_variables,
 )
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
@@ -41,11 +41,11 @@ class ChatMessage(Body):
 
     handed_back: ClassVar[bool] = True
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] = required("who speaks")
-    content: str | list[dict[str, Any]] | None = supported("text, or parts of the type text")
-    name: str | None = supported("given to the chat template")
-    tool_calls: list[dict[str, Any]] | None = supported("calls that the assistant made")
-    tool_call_id: str | None = supported("which call this is the result of")
-    reasoning_content: str | None = supported("given to the chat template")
+    content: str | list[dict[str, Any]] | None = honoured("text, or parts of the type text")
+    name: str | None = honoured("given to the chat template")
+    tool_calls: list[dict[str, Any]] | None = honoured("calls that the assistant made")
+    tool_call_id: str | None = honoured("which call this is the result of")
+    reasoning_content: str | None = honoured("given to the chat template")
     refusal: Any = no_effect("the content carries it")
     annotations: Any = no_effect("nothing is cited")
     audio: Any = refused_unless("the model takes text")
@@ -57,7 +57,7 @@ class JsonSchema(Body):
 
     name: str | None = no_effect("the template does not use it")
     description: str | None = no_effect("put it into a message")
-    schema_: dict[str, Any] | bool | None = supported("any schema that llguidance compiles, else 400", alias="schema")
+    schema_: dict[str, Any] | bool | None = honoured("any schema that llguidance compiles, else 400", alias="schema")
     strict: bool | None = no_effect("a schema is always kept to")
 
 
@@ -65,7 +65,7 @@ class ResponseFormat(Body):
     """``response_format``."""
 
     type: Literal["text", "json_object", "json_schema"] = required("see above")
-    json_schema: JsonSchema | None = supported("the schema")
+    json_schema: JsonSchema | None = honoured("the schema")
 
 
 class Tool(Body):
@@ -90,23 +90,23 @@ class ChatRequest(Sampled):
     messages: list[ChatMessage] = required(
         "the conversation; developer is the same as system", min_length=1, max_length=MOST_MESSAGES
     )
-    max_completion_tokens: Most | None = supported(
+    max_completion_tokens: Most | None = honoured(
         f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
     )
-    max_tokens: Most | None = supported("the same, by its old name")
-    logprobs: bool | None = supported("of the raw logits, before temperature and penalties")
-    top_logprobs: int | None = supported("0 to 20, with `logprobs`", ge=0)
-    response_format: ResponseFormat | None = supported("text, json_object or json_schema; the answer cannot leave it")
-    tools: list[Tool] | None = supported("given to the chat template; as a system message if the template has no tools")
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = supported(
+    max_tokens: Most | None = honoured("the same, by its old name")
+    logprobs: bool | None = honoured("of the raw logits, before temperature and penalties")
+    top_logprobs: int | None = honoured("0 to 20, with `logprobs`", ge=0)
+    response_format: ResponseFormat | None = honoured("text, json_object or json_schema; the answer cannot leave it")
+    tools: list[Tool] | None = honoured("given to the chat template; as a system message if the template has no tools")
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
         "required and a named function are forced by grammar; `allowed_tools` names those that may be called"
     )
-    parallel_tool_calls: bool | None = supported("false ends the answer with its first call")
-    prediction: Prediction | None = supported("one more source of drafts; it never changes the answer")
-    reasoning_effort: str | None = supported(
+    parallel_tool_calls: bool | None = honoured("false ends the answer with its first call")
+    prediction: Prediction | None = honoured("one more source of drafts; it never changes the answer")
+    reasoning_effort: str | None = honoured(
         "the template's `reasoning_effort`; also its `enable_thinking`: false for none and minimal, else true"
     )
-    chat_template_kwargs: dict[str, Any] | None = supported("further variables of the chat template")
+    chat_template_kwargs: dict[str, Any] | None = honoured("further variables of the chat template")
     metadata: Any = no_effect("nothing is stored")
     store: Any = no_effect("nothing is stored")
     service_tier: Any = no_effect("there is one")
@@ -118,14 +118,14 @@ class ChatRequest(Sampled):
     audio: Any = refused_unless("the model answers in text")
     functions: Any = refused_unless("replaced by `tools`")
     function_call: Any = refused_unless("replaced by `tool_choice`")
-    verbosity: str | None = supported(VERBOSITY)
+    verbosity: str | None = honoured(VERBOSITY)
     web_search_options: Any = refused_unless("there is no search")
     moderation: Any = refused_unless("texts are not moderated here")
-    add_generation_prompt: bool | None = supported("vLLM's: the assistant speaks next; false needs the field below")
-    continue_final_message: bool | None = supported(
+    add_generation_prompt: bool | None = honoured("vLLM's: the assistant speaks next; false needs the field below")
+    continue_final_message: bool | None = honoured(
         "vLLM's: the answer goes on from the assistant's message at the end, and is what comes behind that"
     )
-    enable_thinking: bool | None = supported("the template's `enable_thinking`, as in `chat_template_kwargs`")
+    enable_thinking: bool | None = honoured("the template's `enable_thinking`, as in `chat_template_kwargs`")
 
     def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""

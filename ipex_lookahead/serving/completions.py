@@ -14,7 +14,7 @@ from ipex_lookahead.serving.answers import Answers, Delta, Whole
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import no_effect, required, supported
+from ipex_lookahead.serving.fields import honoured, no_effect, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
@@ -39,18 +39,18 @@ class CompletionRequest(Sampled):
     prompt: str | list[str] | list[int] | list[list[int]] = required(
         "up to 256 texts, or lists of token ids; each gives `n` answers"
     )
-    max_tokens: int | None = supported(
+    max_tokens: int | None = honoured(
         f"most tokens, 16 if left out; 0 with `echo` gives the prompt back; {MINUS_ONE}", ge=-1
     )
-    logprobs: int | None = supported(
+    logprobs: int | None = honoured(
         "number of alternatives from the raw logits, 0 to 20; with `echo` the prompt's too", ge=0
     )
-    echo: bool | None = supported("the text begins with the prompt")
-    best_of: int | None = supported(
+    echo: bool | None = honoured("the text begins with the prompt")
+    best_of: int | None = honoured(
         "number of answers generated; the `n` of highest mean log probability per token are returned; not streamed",
         ge=1,
     )
-    suffix: str | None = supported(
+    suffix: str | None = honoured(
         "the text behind what is to be filled in, where the model has fill-in-the-middle tokens, else 400"
     )
     metadata: Any = no_effect("nothing is stored")
@@ -230,7 +230,7 @@ class _Writer(ChoiceWriter):
         return {"index": index, "text": text, "finish_reason": None, "logprobs": logprobs}
 
     def _given(self, answers: Sequence[Whole]) -> list[int]:
-        """The numbers of the answers that are given: of each prompt the ``n`` most likely."""
+        """The numbers of the answers that are given: of each prompt the ``n`` likeliest."""
         n = self._body.n or 1
         found: list[int] = []
         for first in range(0, len(answers), self._sharing):

@@ -1,4 +1,4 @@
-"""How each field of a request is handled, declared with the field: supported, ignored, without effect, or refused.
+"""What becomes of each field of a request, as declared with it: honored, ignored, without effect, or refused.
 
 The table in docs/serving.md is made of these. A field that is declared nowhere is let pass where clients of other
 servers send such: at the top of a request, unless the server is strict, and in messages, for clients hand back what
@@ -18,18 +18,18 @@ from pydantic.fields import FieldInfo
 
 from ipex_lookahead.serving.failures import ApiError, refused
 
-SUPPORTED, IGNORED, NO_EFFECT, REFUSED = "supported", "ignored", "no effect", "refused"
+HONOURED, IGNORED, NO_EFFECT, REFUSED = "honoured", "ignored", "no effect", "refused"
 _SUPPORT, _ALLOWED = "x-support", "x-allowed"
 
 
-def supported(said: str, default: Any = None, **limits: Any) -> Any:
+def honoured(said: str, default: Any = None, **limits: Any) -> Any:
     """A field with the effect that the API specifies."""
-    return Field(default, description=said, json_schema_extra={_SUPPORT: SUPPORTED}, **limits)
+    return Field(default, description=said, json_schema_extra={_SUPPORT: HONOURED}, **limits)
 
 
 def required(said: str, **limits: Any) -> Any:
     """The same, and it must be there."""
-    return Field(description=said, json_schema_extra={_SUPPORT: SUPPORTED}, **limits)
+    return Field(description=said, json_schema_extra={_SUPPORT: HONOURED}, **limits)
 
 
 def no_effect(said: str) -> Any:
@@ -107,7 +107,7 @@ def only(given: Mapping[str, Any], known: Collection[str], place: str = "") -> N
 
 
 def support(model: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
-    """Yield (field, how it is handled, its description) in order."""
+    """(field, what becomes of it, what is said of it) in order."""
     for name, field in model.model_fields.items():
         extra = _extra(field)
         yield field.alias or name, str(extra[_SUPPORT]), field.description or ""

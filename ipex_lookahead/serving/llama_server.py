@@ -14,7 +14,7 @@ from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.completions import encoded
 from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, no_effect, refused_unless, required, supported
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of
 from ipex_lookahead.serving.logprobs import spelled
 from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, stops
@@ -28,8 +28,8 @@ router = APIRouter(route_class=JsonRoute)
 class LlamaSampled(Sampled):
     """What `/completion` and `/infill` have in common."""
 
-    n_predict: int | None = supported(f"most tokens; {MINUS_ONE}, as where it is left out", ge=-1)
-    max_tokens: int | None = supported("the same, by OpenAI's name", ge=-1)
+    n_predict: int | None = honoured(f"most tokens; {MINUS_ONE}, as where it is left out", ge=-1)
+    max_tokens: int | None = honoured("the same, by OpenAI's name", ge=-1)
     n_probs: Any = refused_unless("`/v1/completions` has `logprobs`", 0)
     id_slot: Any = no_effect("slots are given by turns")
     return_tokens: Any = no_effect("tokens are returned where they are shown")
@@ -46,8 +46,8 @@ class ExtraFile(Body):
     """One of ``input_extra``."""
 
     handed_back: ClassVar[bool] = True
-    filename: str | None = supported("its name")
-    text: str | None = supported("its text")
+    filename: str | None = honoured("its name")
+    text: str | None = honoured("its text")
 
 
 class InfillRequest(LlamaSampled):
@@ -55,8 +55,8 @@ class InfillRequest(LlamaSampled):
 
     input_prefix: str = required("the text in front of the gap")
     input_suffix: str = required("the text behind it")
-    input_extra: list[ExtraFile] | None = supported("other files, which the prompt begins with", max_length=256)
-    prompt: str | None = supported("more text in front of the gap")
+    input_extra: list[ExtraFile] | None = honoured("other files, which the prompt begins with", max_length=256)
+    prompt: str | None = honoured("more text in front of the gap")
 
 
 @router.post("/completion")

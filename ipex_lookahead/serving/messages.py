@@ -16,7 +16,7 @@ from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import Conversation, Message, chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, Sampler, drafting, stops
@@ -29,7 +29,7 @@ router = APIRouter(route_class=JsonRoute)
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 _TOOL = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
 _DROPPED = ("thinking", "redacted_thinking")
-"""Parts of the assistant's earlier messages that are not fed back to the model."""
+"""Parts of the assistant's earlier messages that are not put to the model again."""
 
 
 class Turn(Body):
@@ -43,26 +43,26 @@ class Turn(Body):
 class OutputConfig(Body):
     """``output_config``."""
 
-    format: dict[str, Any] | None = supported("`json_schema`; the answer cannot leave it")
+    format: dict[str, Any] | None = honoured("`json_schema`; the answer cannot leave it")
     effort: Any = no_effect("whether a model thinks is a matter of its chat template")
 
 
 class CountRequest(Body):
-    """The part of a messages request that the prompt is built from."""
+    """What a request of messages puts to the model."""
 
-    model: str | None = supported("one of `/v1/models`; 404 for another name")
+    model: str | None = honoured("one of `/v1/models`; 404 for another name")
     messages: list[Turn] = required(
         "the conversation; an assistant's turn at the end is gone on from", min_length=1, max_length=MOST_MESSAGES
     )
-    system: str | list[dict[str, Any]] | None = supported("the system prompt")
-    tools: list[dict[str, Any]] | None = supported("given to the chat template; in words where that knows none")
-    tool_choice: dict[str, Any] | None = supported("auto, none, any and tool; the last two are forced by grammar")
-    thinking: dict[str, Any] | None = supported(
+    system: str | list[dict[str, Any]] | None = honoured("the system prompt")
+    tools: list[dict[str, Any]] | None = honoured("given to the chat template; in words where that knows none")
+    tool_choice: dict[str, Any] | None = honoured("auto, none, any and tool; the last two are forced by grammar")
+    thinking: dict[str, Any] | None = honoured(
         "the template's `enable_thinking`: true for enabled and adaptive, false for disabled; budgets have no effect"
     )
     mcp_servers: Any = refused_unless("the server makes no outgoing requests", [])
-    output_format: dict[str, Any] | None = supported("`json_schema`; the answer cannot leave it")
-    output_config: OutputConfig | None = supported("`format` as `output_format`; `effort` has no effect")
+    output_format: dict[str, Any] | None = honoured("`json_schema`; the answer cannot leave it")
+    output_config: OutputConfig | None = honoured("`format` as `output_format`; `effort` has no effect")
     cache_control: Any = no_effect("all prompts are kept alike")
     context_management: Any = no_effect("nothing is taken out of a conversation")
     speed: Any = refused_unless("there is one", "standard")
@@ -116,16 +116,16 @@ class MessagesRequest(CountRequest, Sampler):
     """A request for messages."""
 
     max_tokens: Most = required(f"most tokens; {MINUS_ONE}")
-    stream: bool | None = supported("server-sent events")
-    stop_sequences: list[str] | None = supported("up to 16 texts; the answer ends before the first that appears")
-    lookahead: int | Literal["auto"] | None = supported(LOOKAHEAD)
+    stream: bool | None = honoured("server-sent events")
+    stop_sequences: list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
+    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     metadata: Any = no_effect("users are not recorded")
     service_tier: Any = no_effect("there is one")
     container: Any = refused_unless("nothing is run here")
     inference_geo: Any = no_effect("it is run here")
     user_profile_id: Any = no_effect("users are not recorded")
     workspace_id: Any = no_effect("users are not recorded")
-    cache_salt: str | None = supported(SALT, min_length=1, max_length=1024)
+    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     diagnostics: Any = no_effect("`usage` reports cached tokens")
 
 

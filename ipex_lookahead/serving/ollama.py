@@ -23,7 +23,7 @@ from ipex_lookahead.serving.answers import Answers, Finish
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, Sampler, drafting, stops
@@ -42,8 +42,8 @@ class Options(Sampler):
 
     handed_back: ClassVar[bool] = True
     place: ClassVar[str] = "options."
-    num_predict: int | None = supported("most tokens; 0 and below: the rest of the context")
-    stop: str | list[str] | None = supported("up to 16 texts")
+    num_predict: int | None = honoured("most tokens; 0 and below: the rest of the context")
+    stop: str | list[str] | None = honoured("up to 16 texts")
     num_ctx: Any = no_effect("the context is the server's")
 
     def made(self, served: Served, prompt: int, limits: Limits, ends: tuple[int, ...]) -> SamplingParams:
@@ -57,17 +57,17 @@ class OllamaMessage(Body):
 
     handed_back: ClassVar[bool] = True
     role: Literal["system", "user", "assistant", "tool"] = required("who speaks")
-    content: str | None = supported("text")
-    thinking: str | None = supported("given to the chat template")
+    content: str | None = honoured("text")
+    thinking: str | None = honoured("given to the chat template")
     images: Any = refused_unless("the model takes text", [])
-    tool_calls: list[dict[str, Any]] | None = supported("calls that the assistant made")
-    tool_name: str | None = supported("which function this is the result of")
+    tool_calls: list[dict[str, Any]] | None = honoured("calls that the assistant made")
+    tool_name: str | None = honoured("which function this is the result of")
 
 
 class OllamaTool(Body):
     """One of ``tools``."""
 
-    type: Literal["function"] | None = supported("functions only")
+    type: Literal["function"] | None = honoured("functions only")
     function: dict[str, Any] = required("`name`, `description`, `parameters`")
 
 
@@ -75,13 +75,13 @@ class OllamaRequest(Body):
     """What both ways of asking have in common."""
 
     model: str = required("one of `/api/tags`, with or without `:latest`; 404 for another name")
-    stream: bool | None = supported("lines of JSON, unless it is false")
-    format: str | dict[str, Any] | None = supported("`json`, or a JSON schema; the answer cannot leave it")
-    options: Options | None = supported("how the answer is made")
+    stream: bool | None = honoured("lines of JSON, unless it is false")
+    format: str | dict[str, Any] | None = honoured("`json`, or a JSON schema; the answer cannot leave it")
+    options: Options | None = honoured("how the answer is made")
     keep_alive: Any = no_effect("the model stays loaded")
-    think: bool | str | None = supported("the template's `enable_thinking`; low, medium, high: `reasoning_effort`")
-    lookahead: int | Literal["auto"] | None = supported(LOOKAHEAD)
-    cache_salt: str | None = supported(SALT, min_length=1, max_length=1024)
+    think: bool | str | None = honoured("the template's `enable_thinking`; low, medium and high its `reasoning_effort`")
+    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
+    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     logprobs: Any = refused_unless("`/v1/chat/completions` has them", False)
     top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
     truncate: Any = no_effect("a prompt that does not fit is an error")
@@ -107,8 +107,8 @@ class OllamaRequest(Body):
 class OllamaChat(OllamaRequest):
     """A request for chat."""
 
-    messages: list[OllamaMessage] | None = supported("the conversation; none loads the model", max_length=MOST_MESSAGES)
-    tools: list[OllamaTool] | None = supported("functions; given to the chat template")
+    messages: list[OllamaMessage] | None = honoured("the conversation; none loads the model", max_length=MOST_MESSAGES)
+    tools: list[OllamaTool] | None = honoured("functions; given to the chat template")
 
     def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""
@@ -123,10 +123,10 @@ class OllamaChat(OllamaRequest):
 class OllamaGenerate(OllamaRequest):
     """A request for an answer to one text."""
 
-    prompt: str | None = supported("the text; none loads the model")
-    system: str | None = supported("the system prompt")
-    raw: bool | None = supported("true: the model goes on with the text as it is, without a chat template")
-    suffix: str | None = supported(
+    prompt: str | None = honoured("the text; none loads the model")
+    system: str | None = honoured("the system prompt")
+    raw: bool | None = honoured("true: the model goes on with the text as it is, without a chat template")
+    suffix: str | None = honoured(
         "the text behind what is to be filled in, where the model has fill-in-the-middle tokens, else 400"
     )
     images: Any = refused_unless("the model takes text", [])
@@ -143,8 +143,8 @@ class OllamaGenerate(OllamaRequest):
 class Named(Body):
     """A request about a model."""
 
-    model: str | None = supported("its name")
-    name: str | None = supported("the same, by its old name")
+    model: str | None = honoured("its name")
+    name: str | None = honoured("the same, by its old name")
     verbose: Any = no_effect("all that there is, is returned")
 
 

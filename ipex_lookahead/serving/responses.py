@@ -27,7 +27,7 @@ from ipex_lookahead.serving.conversation import (
     thinking_variables,
 )
 from ipex_lookahead.serving.failures import ApiError, refused
-from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, now
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.reader import Part
@@ -49,47 +49,47 @@ _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develop
 class TextConfig(Body):
     """``text``."""
 
-    format: dict[str, Any] | None = supported("text, json_object or json_schema")
-    verbosity: str | None = supported(VERBOSITY)
+    format: dict[str, Any] | None = honoured("text, json_object or json_schema")
+    verbosity: str | None = honoured(VERBOSITY)
 
 
 class Reasoning(Body):
     """``reasoning``."""
 
-    effort: str | None = supported(
+    effort: str | None = honoured(
         "the template's `reasoning_effort`; also its `enable_thinking`: false for none and minimal, else true"
     )
     summary: Any = no_effect("the reasoning itself is returned")
     generate_summary: Any = no_effect("the reasoning itself is returned")
-    context: Any = no_effect("earlier reasoning is not fed back to the model")
+    context: Any = no_effect("earlier reasoning is not put to the model")
     mode: Any = no_effect("there is one")
 
 
 class ResponsesRequest(Sampler):
     """A request for a response."""
 
-    model: str | None = supported("one of `/v1/models`; 404 for another name")
+    model: str | None = honoured("one of `/v1/models`; 404 for another name")
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)] = required(
         "text, or items: message, function_call, function_call_output, item_reference"
     )
-    instructions: str | None = supported("the system prompt")
-    max_output_tokens: Most | None = supported(
+    instructions: str | None = honoured("the system prompt")
+    max_output_tokens: Most | None = honoured(
         f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
     )
-    stream: bool | None = supported("server-sent events")
-    tools: list[dict[str, Any]] | None = supported("functions; given to the chat template")
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = supported(
+    stream: bool | None = honoured("server-sent events")
+    tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
         "required and a named function are forced by grammar; `allowed_tools` names those that may be called"
     )
-    parallel_tool_calls: bool | None = supported("false ends the response with its first call")
-    text: TextConfig | None = supported("`format`: text, json_object or json_schema")
-    reasoning: Reasoning | None = supported("`effort` is the template's `reasoning_effort`")
-    lookahead: int | Literal["auto"] | None = supported(LOOKAHEAD)
+    parallel_tool_calls: bool | None = honoured("false ends the response with its first call")
+    text: TextConfig | None = honoured("`format`: text, json_object or json_schema")
+    reasoning: Reasoning | None = honoured("`effort` is the template's `reasoning_effort`")
+    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
     metadata: Any = no_effect("nothing is stored")
-    store: bool | None = supported("false: later requests cannot name this response")
+    store: bool | None = honoured("false: later requests cannot name this response")
     user: Any = no_effect("users are not recorded")
     service_tier: Any = no_effect("there is one")
-    cache_salt: str | None = supported(SALT, min_length=1, max_length=1024)
+    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
     prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
     safety_identifier: Any = no_effect("users are not recorded")
@@ -97,12 +97,12 @@ class ResponsesRequest(Sampler):
     context_management: Any = no_effect("nothing is taken out of a conversation")
     stream_options: Any = no_effect("nothing is padded")
     include: Any = refused_unless("there is nothing more to tell", [], ["reasoning.encrypted_content"])
-    previous_response_id: str | None = supported(
+    previous_response_id: str | None = honoured(
         "the conversation up to that response precedes the input; kept in memory, for the same key and salt"
     )
     conversation: Any = refused_unless("nothing is stored; send the whole conversation as input")
     background: Any = refused_unless("responses are waited for", False)
-    truncation: Literal["auto", "disabled"] | None = supported(
+    truncation: Literal["auto", "disabled"] | None = honoured(
         "auto leaves the oldest messages out where the conversation is longer than the context"
     )
     top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)

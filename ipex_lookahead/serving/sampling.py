@@ -15,7 +15,7 @@ from ipex_lookahead.config import MAX_DRAFT, bounds_of
 from ipex_lookahead.decoding.sampling import Ids, Logits
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, ignored, no_effect, refused_unless, supported
+from ipex_lookahead.serving.fields import Body, honoured, ignored, no_effect, refused_unless
 from ipex_lookahead.serving.handling import new_tokens
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Served
@@ -30,7 +30,7 @@ SALT = "vLLM's: kept prompts and remembered answers are apart for each salt with
 
 
 SAID = {
-    "temperature": "0 takes the most likely token; the model's own, else 0",
+    "temperature": "0 takes the likeliest token; the model's own, else 0",
     "top_p": "the model's own, else 1",
     "top_k": "0, or -1, keeps all; the model's own, else 50",
     "min_p": "the model's own, else 0",
@@ -52,7 +52,7 @@ def sampled(name: str, said: str = "") -> Any:
     limits = {"gt" if bounds.above else "ge": -1 if drawn else bounds.low}
     if bounds.high is not None:
         limits["le"] = bounds.high
-    return supported(said or SAID[name], **limits)
+    return honoured(said or SAID[name], **limits)
 
 
 def _some(count: int) -> int:
@@ -68,7 +68,7 @@ Most = Annotated[int, Field(ge=-1), AfterValidator(_some)]
 class StreamOptions(Body):
     """``stream_options``."""
 
-    include_usage: bool | None = supported("a last chunk with the usage and no choices")
+    include_usage: bool | None = honoured("a last chunk with the usage and no choices")
     include_obfuscation: bool | None = no_effect("nothing is padded")
 
 
@@ -87,12 +87,12 @@ class Sampler(Body):
     frequency_penalty: float | None = sampled("frequency_penalty")
     repetition_penalty: float | None = sampled("repetition_penalty")
     repeat_penalty: float | None = sampled("repetition_penalty", "`repetition_penalty` by llama.cpp's name")
-    logit_bias: dict[str, float | bool] | list[Any] | None = supported(
+    logit_bias: dict[str, float | bool] | list[Any] | None = honoured(
         "token ids to what is added to their logits, -100 to 100; or llama.cpp's list of pairs, in which false forbids"
     )
-    ignore_eos: bool | None = supported("vLLM's: tokens that end an answer do not end it; not with a grammar or tools")
-    min_tokens: int | None = supported(SAID["min_tokens"], ge=0)
-    stop_token_ids: list[int] | None = supported(
+    ignore_eos: bool | None = honoured("vLLM's: tokens that end an answer do not end it; not with a grammar or tools")
+    min_tokens: int | None = honoured(SAID["min_tokens"], ge=0)
+    stop_token_ids: list[int] | None = honoured(
         "vLLM's: further tokens that end an answer, up to 1,024; they are not part of its text", max_length=1024
     )
     typical_p: Any = ignored("use `top_p` or `min_p`", 1)
@@ -160,7 +160,7 @@ class Sampler(Body):
         ids = tuple(self.stop_token_ids or ())
         wrong = next((i for i in ids if not 0 <= i < served.vocab_size), None)
         if wrong is not None:
-            said = f"{wrong} is not a token id; ids are 0 to {served.vocab_size - 1}"
+            said = f"{wrong} is no token id; ids are 0 to {served.vocab_size - 1}"
             raise refused(f"{self.place}stop_token_ids", said)
         if not self.ignore_eos:
             ids = tuple(dict.fromkeys((*ids, *ends)))
@@ -183,20 +183,20 @@ class Sampler(Body):
 class Sampled(Sampler, Structured):
     """What `/v1/chat/completions` and `/v1/completions` have in common."""
 
-    model: str | None = supported("one of `/v1/models`; 404 for another name; left out, the model that is served")
-    stream: bool | None = supported("server-sent events")
-    stream_options: StreamOptions | None = supported("`include_usage`")
-    n: int | None = supported("number of answers; answer i is drawn with the seed and the number i", ge=1)
-    stop: str | list[str] | None = supported("up to 16 texts; the answer ends before the first that appears")
+    model: str | None = honoured("one of `/v1/models`; 404 for another name; left out, the model that is served")
+    stream: bool | None = honoured("server-sent events")
+    stream_options: StreamOptions | None = honoured("`include_usage`")
+    n: int | None = honoured("number of answers; answer i is drawn with the seed and the number i", ge=1)
+    stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
     user: Any = no_effect("users are not recorded")
-    lookahead: int | Literal["auto"] | None = supported(LOOKAHEAD)
-    return_draft_trace: bool | None = supported("adds `draft_trace`: the new text in pieces, each with what drafted it")
+    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
+    return_draft_trace: bool | None = honoured("adds `draft_trace`: the new text in pieces, each with what drafted it")
     cache_prompt: Any = no_effect("llama.cpp's: prompts are kept, and no answer depends on it")
     timings_per_token: Any = no_effect("llama.cpp's: timings come with the end")
     return_progress: Any = no_effect("llama.cpp's: streams tell their progress in comments")
     priority: Any = no_effect("vLLM's: keys share alike, and requests of one key are served in order")
     request_id: Any = no_effect("vLLM's: answers have ids of their own")
-    cache_salt: str | None = supported(SALT, min_length=1, max_length=1024)
+    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
     keep_alive: Any = no_effect("Ollama's: the model stays loaded")
     include_stop_str_in_output: Any = refused_unless("an answer ends before its stop text", False)
     skip_special_tokens: Any = refused_unless("special tokens are not shown", True)
@@ -268,7 +268,7 @@ class LogitBias:
         for entry in given.items() if isinstance(given, Mapping) else given:
             token, value = _pair(entry, param)
             if not 0 <= token < vocab_size:
-                raise refused(param, f"{token} is not a token id; ids are 0 to {vocab_size - 1}")
+                raise refused(param, f"{token} is no token id; ids are 0 to {vocab_size - 1}")
             if value is False:
                 value = _NEVER
             elif not -100 <= value <= 100:
@@ -288,7 +288,7 @@ def _pair(entry: Any, param: str) -> tuple[int, float | bool]:
     if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
         token = int(token)
     if type(token) is not int:
-        raise refused(param, f"{str(entry if token is None else token)[:40]!r} is not a token id; give a number")
+        raise refused(param, f"{str(entry if token is None else token)[:40]!r} is no token id; give a number")
     if value is not False and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise refused(param, f"the bias of token {token} is {str(value)[:40]!r}; it must be -100 to 100, or false")
     return token, value

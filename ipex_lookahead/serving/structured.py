@@ -12,7 +12,7 @@ from ipex_lookahead.conversation.references import NAMED, SAID
 from ipex_lookahead.conversation.schema_numbers import schemas_of
 from ipex_lookahead.serving.body import parsed
 from ipex_lookahead.serving.failures import ApiError, refused
-from ipex_lookahead.serving.fields import Body, no_effect, refused_unless, supported
+from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.schema_checks import check_repetitions, check_structure
 
@@ -39,11 +39,11 @@ class Form:
 class StructuredOutputs(Body):
     """``structured_outputs``."""
 
-    json_: dict[str, Any] | str | bool | None = supported("a JSON schema, or one as text", alias="json")
-    regex: str | None = supported("a pattern that the whole answer matches")
-    choice: list[str] | None = supported("the answer is one of these texts", min_length=1)
-    grammar: str | None = supported(GRAMMAR)
-    json_object: bool | None = supported("true: any JSON object")
+    json_: dict[str, Any] | str | bool | None = honoured("a JSON schema, or one as text", alias="json")
+    regex: str | None = honoured("a pattern that the whole answer matches")
+    choice: list[str] | None = honoured("the answer is one of these texts", min_length=1)
+    grammar: str | None = honoured(GRAMMAR)
+    json_object: bool | None = honoured("true: any JSON object")
     structural_tag: Any = refused_unless("calls are kept to by `tool_choice`")
     disable_any_whitespace: Any = no_effect("white space in JSON is bounded")
     disable_additional_properties: Any = refused_unless("say `additionalProperties` in the schema", False)
@@ -54,17 +54,17 @@ class StructuredOutputs(Body):
 class Structured(Body):
     """The fields of a request that say what its answers must look like."""
 
-    structured_outputs: StructuredOutputs | None = supported(
+    structured_outputs: StructuredOutputs | None = honoured(
         "vLLM's: one of `json`, `regex`, `choice`, `grammar` and `json_object`; the answer cannot leave it"
     )
-    guided_json: dict[str, Any] | str | bool | None = supported("vLLM's older name for `structured_outputs.json`")
-    guided_regex: str | None = supported("the same for `regex`")
-    guided_choice: list[str] | None = supported("the same for `choice`", min_length=1)
-    guided_grammar: str | None = supported("the same for `grammar`")
+    guided_json: dict[str, Any] | str | bool | None = honoured("vLLM's older name for `structured_outputs.json`")
+    guided_regex: str | None = honoured("the same for `regex`")
+    guided_choice: list[str] | None = honoured("the same for `choice`", min_length=1)
+    guided_grammar: str | None = honoured("the same for `grammar`")
     guided_decoding_backend: Any = no_effect("there is one library, llguidance")
     guided_whitespace_pattern: Any = no_effect("white space in JSON is bounded")
-    json_schema: dict[str, Any] | str | bool | None = supported("llama.cpp's: a JSON schema")
-    grammar: str | None = supported(f"llama.cpp's: {GRAMMAR}")
+    json_schema: dict[str, Any] | str | bool | None = honoured("llama.cpp's: a JSON schema")
+    grammar: str | None = honoured(f"llama.cpp's: {GRAMMAR}")
 
     def form(self, limits: Limits) -> Form | None:
         """Return the requested constraint, None for any text. Raises ApiError for an invalid one, or several."""
@@ -92,7 +92,7 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
             try:
                 value = parsed(value[: limits.schema_bytes + 1], name)
             except (ValueError, RecursionError):
-                raise refused(name, "it is not valid JSON; give a JSON schema") from None
+                raise refused(name, "it is no JSON; give a JSON schema") from None
         return schema_form(value, limits, name)
     if kind == "grammar":
         value = value.removeprefix("\ufeff")

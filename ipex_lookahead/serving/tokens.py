@@ -10,7 +10,7 @@ from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.conversation import prepare
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, supported
+from ipex_lookahead.serving.fields import Body, honoured
 from ipex_lookahead.serving.handling import checked, server_of
 from ipex_lookahead.serving.logprobs import spelled
 
@@ -20,19 +20,19 @@ router = APIRouter(route_class=JsonRoute)
 class TokenizeRequest(Body):
     """A text, by vLLM's name or by llama.cpp's."""
 
-    model: str | None = supported("as elsewhere")
-    prompt: str | None = supported("the text")
-    content: str | None = supported("the same")
-    add_special_tokens: bool | None = supported("with the begin of a text, where the model has one; true if left out")
-    add_special: bool | None = supported("the same by llama.cpp's name")
-    with_pieces: bool | None = supported("also `pieces`, each token as text")
+    model: str | None = honoured("as elsewhere")
+    prompt: str | None = honoured("the text")
+    content: str | None = honoured("the same")
+    add_special_tokens: bool | None = honoured("with the begin of a text, where the model has one; true if left out")
+    add_special: bool | None = honoured("the same by llama.cpp's name")
+    with_pieces: bool | None = honoured("also `pieces`, each token as text")
 
 
 class DetokenizeRequest(Body):
     """Token ids."""
 
-    model: str | None = supported("as elsewhere")
-    tokens: list[int] = supported("token ids", default=[])
+    model: str | None = honoured("as elsewhere")
+    tokens: list[int] = honoured("token ids", default=[])
 
 
 @router.post("/tokenize")
@@ -56,14 +56,14 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
     server, served = checked(request, body, body.model)
     wrong = next((i for i in body.tokens if not 0 <= i < served.vocab_size), None)
     if wrong is not None:
-        raise refused("tokens", f"{wrong} is not a token id; ids are 0 to {served.vocab_size - 1}")
+        raise refused("tokens", f"{wrong} is no token id; ids are 0 to {served.vocab_size - 1}")
     text = await server.prepare(lambda: served.tokenizer.decode(body.tokens))
     return {"prompt": text, "content": text}
 
 
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, Any]:
-    """The prompt that `/v1/chat/completions` would build."""
+    """What `/v1/chat/completions` would put to the model."""
     server, served = checked(request, body, body.model)
     conversation = body.to_conversation(server.limits)
     prepared = await server.prepare(lambda: prepare(served, conversation))
