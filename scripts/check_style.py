@@ -111,7 +111,6 @@ ROOM = ("ipex_lookahead", "csrc", "scripts", "benchmarks", "examples", "configs"
 ROOM_FILES = (
     "README.md",
     "CHANGELOG.md",
-    "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
     "RELEASING.md",
     "SECURITY.md",

@@ -16,13 +16,12 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOT_PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "",
+    "RELEASING.md": "",
     "SECURITY.md": "",
     "CHANGELOG.md": "",
     "LICENSE": "LICENSE.md",
 }
 """Files of the root, and their names on the site where these are others."""
-NOT_ON_SITE = ("RELEASING.md", "CODE_OF_CONDUCT.md")
-"""Links to these, and to docs/dev, lead to the repository."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 BAR = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
 """Code in a table with an escaped bar, which GitHub shows as a bar and Python-Markdown as both."""
@@ -77,7 +76,7 @@ def site_address(path: str, anchor: str) -> str:
     """The address of a file of the repository, ``path`` being seen from its root."""
     if path == "docs/results":
         return "results.md"
-    if path.startswith("docs/dev/") or path in NOT_ON_SITE:
+    if path.startswith("docs/dev/"):  # pages for contributors are not part of the site
         return f"{repository()}/blob/main/{path}{anchor}"
     if path.startswith("docs/"):
         return path.removeprefix("docs/") + anchor
