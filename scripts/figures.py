@@ -116,7 +116,7 @@ class Drawing:
         )
 
 
-PROGRAMS = {"llama-cpp-python": "llama.cpp", "openvino-genai": "OpenVINO GenAI"}
+PROGRAMS = {"llama-cpp-python": "llama.cpp", "llama-server": "llama.cpp", "openvino-genai": "OpenVINO GenAI"}
 """Name of a peer in docs/results -> its name in the figure, if that differs."""
 ISAS = {"amx_int8": "AMX", "avx512_vnni": "AVX-512 VNNI", "avx_vnni": "AVX-VNNI", "avx2": "AVX2"}
 SHAPES = {"smollm2-135m": "135M", "tinyllama-1.1b": "1.1B", "llama2-7b": "7B"}
@@ -194,7 +194,8 @@ def speed() -> Drawing:
         y += 26
     drawing.path([(left + scale, y - 26 * len(ratios) - 2), (left + scale, y)], FAINT, dashed=True, width=1.2)
     drawing.text(left + scale, y + 13, "llama.cpp = 1", size=11.5, color=FAINT, anchor="middle")
-    drawing.text(24, height - 14, described(compare), size=11.5, color=FAINT)
+    sources = dict.fromkeys(map(described, (compare, shapes)))  # one line if both were measured together
+    drawing.text(24, height - 14, "; sizes: ".join(sources), size=11.5 if len(sources) == 1 else 9.5, color=FAINT)
     return drawing
 
 
