@@ -48,7 +48,7 @@ def main(prompts: tuple[str, ...], name: str, lookahead: int, max_new_tokens: in
     print(f"{len(encoded)} prompts, {sum(map(len, alone))} tokens: {seconds};", end=" ")
     print("the same answers:", "yes" if equal else "no")
     if model.engine.row_invariant and not equal:
-        raise click.ClickException("an answer must not depend on its neighbors. Please report this")
+        raise click.ClickException("an answer must not depend on its neighbours. Please report this")
 
 
 if __name__ == "__main__":

@@ -94,12 +94,12 @@ def checked_format(low_bit: str | None, engine: str) -> str | None:
 
 
 def checked_imatrix(imatrix: str | PathLike[str] | None, low_bit: str | None) -> Path | None:
-    """The file's path. Raises InputError where nothing is to be quantized."""
+    """The file's path. Raises InputError where nothing is to be quantised."""
     if imatrix is None:
         return None
     if low_bit is None:
         raise InputError(
-            f"{arg('imatrix')} is of use only where weights are quantized; pass {arg('load_in_low_bit')} too, or leave"
+            f"{arg('imatrix')} is of use only where weights are quantised; pass {arg('load_in_low_bit')} too, or leave"
             " it out"
         )
     return given_path(imatrix).absolute()

@@ -44,7 +44,7 @@ class StopTexts:
             raise InputError("a text to stop at is empty; give at least one character")
         if has_surrogate(list(texts)):
             raise InputError(
-                "a text to stop at holds a lone surrogate, which is not a character; it must be valid Unicode"
+                "a text to stop at holds a lone surrogate, which is no character; it must be valid Unicode"
             )
         self._matcher = StopMatcher(texts)
         self._detokenizer = Detokenizer(tokenizer, silent=frozenset())

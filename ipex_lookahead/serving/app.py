@@ -96,7 +96,7 @@ def _of_validation(error: RequestValidationError) -> ApiError:
     if first["type"] == "json_invalid" and isinstance(error.__cause__, json.JSONDecodeError):
         return _broken(error.__cause__)
     if isinstance(first.get("input"), bytes) and first["loc"] == ("body",):
-        return ApiError(415, "the Content-Type of the body is not JSON; pages of browsers send application/json")
+        return ApiError(415, "the body is no JSON by its Content-Type; pages of browsers send application/json")
     while len(place) > 1 and place[-1] in ("str", "int", "float", "bool", "constrained-str"):
         place.pop()  # which of a union's kinds complained
     param = ".".join(place) or None
@@ -112,10 +112,10 @@ def _broken(error: Exception) -> ApiError:
         where = f"line {error.lineno}, column {error.colno}{ends}, near {_short(near)}"
         said = f"{error.msg[:1].lower()}{error.msg[1:]} at {where}"
     elif isinstance(error, UnicodeDecodeError):
-        said = f"byte {error.start} is not valid UTF-8"
+        said = f"byte {error.start} is no UTF-8"
     else:
         said = "it is nested too deeply"
-    return ApiError(400, f"the request body is not valid JSON: {said}", code="invalid_json")
+    return ApiError(400, f"the request is no JSON: {said}", code="invalid_json")
 
 
 def _short(value: Any) -> str:

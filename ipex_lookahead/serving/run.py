@@ -59,7 +59,7 @@ class Tls:
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             said = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
             raise InputError(
-                f"{self.certificate} and {self.key} are not a certificate and its key: {said}",
+                f"{self.certificate} and {self.key} are no certificate and its key: {said}",
                 hint="both in PEM, the key without a password",
             ) from None
 
@@ -138,7 +138,7 @@ def _reload(server: Server, read: Callable[[], Keys]) -> None:
 class _Draining(uvicorn.Server):
     """Ends the service on a signal: new requests get a 503, running ones may finish.
 
-    It goes on listening until then, so that new clients receive the reason.
+    It goes on listening until then, so that those who come hear why they are not answered.
     """
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:

@@ -55,7 +55,7 @@ class Settings:
 
     Attributes:
         names: what the model may be called in requests; the first is what it calls itself.
-        drafting: ``lookahead`` and ``adaptive`` of requests without these fields.
+        drafting: ``lookahead`` and ``adaptive`` of requests that say nothing of it.
         limits, keys: see there.
         hosts: values of the header Host that are answered.
         origins: allowed values of the header Origin in addition to the page's own ("*": all).
@@ -170,10 +170,10 @@ class Served:
             )
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """A text's tokens, by default without what begins a text. Raises InputError for invalid Unicode."""
+        """A text's tokens, by default without what begins a text. Raises InputError for text that is no Unicode."""
         self.check_length(text)
         if has_surrogate(text):  # JSON can spell it; no tokenizer takes it
-            raise InputError("the request holds a lone surrogate, which is not a character; text must be valid Unicode")
+            raise InputError("the request holds a lone surrogate, which is no character; text must be valid Unicode")
         return self.tokenizer.encode(text, add_special_tokens=special)
 
     def fingerprint(self) -> str:
@@ -336,7 +336,7 @@ class Server:
         served, limits = self.served, self.limits
         for request in requests:
             params = request.params
-            # An end token of the model is not a stop of the request, unless the request disables it as an end.
+            # An end token of the model is no stop of the request, unless the request disables it as an end.
             own = (i for i in params.stop_token_ids if params.ignore_eos or i not in served.eos_ids)
             stop = (*params.stop, *served.model.own_stops)
             request.params = replace(params, stop=stop, stop_token_ids=tuple(own))
