@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from ipex_lookahead.hf.auto import AutoModelForCausalLM
     from ipex_lookahead.hf.optimize import optimize_model
     from ipex_lookahead.hf.wrapping import wrap
+    from ipex_lookahead.llm import LLM
 
 __version__ = "0.3.0.dev0"
 
 __all__ = [
+    "LLM",
     "AutoModelForCausalLM",
     "BusyError",
     "ContextLengthError",
@@ -65,7 +67,9 @@ _NEED_TORCH = {"AutoModelForCausalLM": "hf.auto", "optimize_model": "hf.optimize
 
 
 def __getattr__(name: str) -> Any:
-    """Import names that need torch on first use, so that the command starts quickly and runs without torch."""
+    """Import large modules, and those that need torch, on first use: the command starts quickly and without torch."""
+    if name == "LLM":
+        return import_module(f"{__name__}.llm").LLM
     if name in _NEED_TORCH:
         need_torch(f"ipex_lookahead.{name}")
         return getattr(import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

@@ -16,23 +16,30 @@ from ipex_lookahead import errors
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "python.md"
 HEAD = """\
-# Python
+# Python reference
 
-The names that programs may rely on. [start.md](start.md) has the first lines of one,
+The names that programs may rely on. [python_guide.md](python_guide.md) shows each task with an example,
 [transformers.md](transformers.md) lists what else of transformers works, [migrating.md](migrating.md) has ipex-llm's
 names.
 
 This file is made by `scripts/python_doc.py` from the code; do not edit it.
 """
 CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
-    "Loading": {
+    "LLM": {
+        "ipex_lookahead.LLM": ("chat", "stream", "generate", "complete_batch", "close"),
+        "ipex_lookahead.llm.AnswerOptions": (),
+        "ipex_lookahead.llm.Answer": ("text", "message", "parsed"),
+        "ipex_lookahead.llm.AnswerStream": ("answer", "close"),
+        "ipex_lookahead.llm.ToolCall": (),
+    },
+    "Loading for transformers": {
         "ipex_lookahead.AutoModelForCausalLM": ("from_pretrained", "from_gguf", "load_low_bit"),
         "ipex_lookahead.wrap": (),
         "ipex_lookahead.optimize_model": (),
         "ipex_lookahead.hf.optimize.load_low_bit": (),
         "ipex_lookahead.hf.optimize.low_memory_init": (),
     },
-    "The model": {
+    "The model for transformers": {
         "ipex_lookahead.hf.model.LookaheadModelForCausalLM": (
             "generate", "stream", "forward", "save_low_bit", "use_draft_model", "forget",
         ),
@@ -54,8 +61,9 @@ CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
         if isinstance(error, type) and issubclass(error, errors.LookaheadError)
     },
 }  # fmt: skip
-"""What is described, and which methods of a class."""
-CONSTRUCTED = {"ipex_lookahead.LookaheadConfig", "ipex_lookahead.LookaheadDecoding", "ipex_lookahead.drafting.Draft",
+"""What is described, and which methods and properties of a class."""
+CONSTRUCTED = {"ipex_lookahead.LLM", "ipex_lookahead.LookaheadConfig", "ipex_lookahead.LookaheadDecoding",
+               "ipex_lookahead.drafting.Draft",
                "ipex_lookahead.drafting.OutputRequest"}  # fmt: skip
 """Classes that programs call; of the others they get objects."""
 SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises")
@@ -82,7 +90,8 @@ def described(path: str, methods: tuple[str, ...]) -> Iterator[str]:
     for name in methods:
         method = getattr(thing, name)
         yield from (f"#### {path.rsplit('.', 1)[1]}.{name}", "")
-        yield from signature(f"{path.rsplit('.', 1)[1]}.{name}", method)
+        if not isinstance(method, property):
+            yield from signature(f"{path.rsplit('.', 1)[1]}.{name}", method)
         yield from documented(method)
 
 

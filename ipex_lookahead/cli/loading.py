@@ -118,11 +118,9 @@ def load_text(
     from ipex_lookahead.runtime.loading import load_text_model
 
     note = print_status if progress else None
-    head: dict[str, Any] = {"drafter": drafter, "draft_vocab": draft_vocab}
-    model = load_text_model(name, progress=progress, note=note, **head, **settings)
+    drafting: dict[str, Any] = {"drafter": drafter, "draft_vocab": draft_vocab, "draft_model": draft_model}
+    model = load_text_model(name, progress=progress, note=note, **drafting, **settings)
     model.tokenizer.special_tokens_in_content = special_tokens_in_content
-    if draft_model is not None:
-        model.use_draft_model(load_text_model(draft_model, progress=progress, **settings))
     # Garbage collection of the vocabulary's objects would take the time of many decoding steps.
     gc.freeze()
     return model

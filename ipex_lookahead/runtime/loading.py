@@ -40,15 +40,17 @@ def load_text_model(
     drafter: str | None = None,
     draft_vocab: int | str | PathLike[str] | None = None,
     drafter_low_bit: str | None = None,
+    draft_model: str | None = None,
     **options: Any,
 ) -> TextModel:
-    """A model with its tokenizer, for the commands: on the native engine neither torch nor transformers is imported.
+    """Load a model with its tokenizer: on the native engine neither torch nor transformers is imported.
 
     The arguments are those of ``AutoModelForCausalLM.from_pretrained``, ``options`` those of ``LoadRequest`` among
-    them; ``note`` gets what else is waited for.
+    them; ``note`` gets what else is waited for. ``draft_model`` is the name of a second model, which drafts for the
+    first and is loaded with the same ``options``.
 
     Raises:
-        InputError: the checkpoint carries no tokenizer.
+        InputError: the checkpoint carries no tokenizer, or the draft model has another vocabulary.
         LookaheadError: its tokenizer cannot be used; and as ``from_pretrained``.
     """
     path = resolve_model(name_or_path, progress=progress)
@@ -63,7 +65,12 @@ def load_text_model(
         )
         loaded = load_model(request, engine, *choose_engine(engine, request))
     assert loaded.tokenizer is not None  # the request has ``text``
-    return TextModel(loaded, loaded.tokenizer, note)
+    model = TextModel(loaded, loaded.tokenizer, note)
+    if draft_model is not None:
+        model.use_draft_model(
+            load_text_model(draft_model, low_bit=low_bit, engine=engine, progress=progress, **options)
+        )
+    return model
 
 
 def load_model(request: LoadRequest, requested: str, name: str, reason: str) -> LoadedModel:

@@ -45,8 +45,8 @@ class Request:
             with recurrent layers store their state there for later prompts. The answer does not depend on it.
 
         reader: finds thoughts and tool calls in the answer's text, and may end it with the first call; a
-            ``serving.reader.Reader``, or None for an answer without either.
-        markers, silent_too: see ``serving.text.AnswerText``.
+            ``conversation.reader.Reader``, or None for an answer without either.
+        markers, silent_too: see ``conversation.text.AnswerText``.
         grammar: a ``conversation.grammar.Grammar`` of the answer; None for any text.
         constraint: compiles the grammar, called with ``Grammars``; None where there is nothing to compile.
 

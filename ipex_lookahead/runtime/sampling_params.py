@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 from ipex_lookahead.config import bounded
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.runtime.checks import flag, integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +41,31 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+
+
+def checked_params(max_new_tokens: Any, *, stop: Any = (), stop_token_ids: Any = (), **given: Any) -> SamplingParams:
+    """Return the parameters of a caller in Python, checked.
+
+    Args:
+        max_new_tokens: as in :class:`SamplingParams`.
+        stop: one text or several.
+        stop_token_ids: token ids; the model checks them against its vocabulary.
+        **given: the other fields.
+
+    Raises InputError, which names the field.
+    """
+    texts = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
+        raise InputError(argument="stop", got=stop, allowed="a text, or several, of at least one character")
+    ids = () if stop_token_ids is None else stop_token_ids
+    if not isinstance(ids, Sequence):
+        raise InputError(argument="stop_token_ids", got=stop_token_ids, allowed="a list of token ids")
+    for one in fields(SamplingParams):
+        value, bounds = given.get(one.name), one.metadata.get("bounds")
+        if bounds is not None and value is not None and not bounds.allow(value):
+            raise InputError(argument=one.name, got=value, allowed=str(bounds))
+    if given.get("min_tokens") is not None:
+        integer("min_tokens", given["min_tokens"], 0)
+    flag("ignore_eos", given.get("ignore_eos", False))
+    ends = tuple(integer("stop_token_ids", token, 0) for token in ids)
+    return SamplingParams(integer("max_new_tokens", max_new_tokens, 0), stop=tuple(texts), stop_token_ids=ends, **given)

@@ -16,7 +16,14 @@ from typing import Any
 from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.events import Event, OnEvent, TokenLogprob
-from ipex_lookahead.decoding.prefix_cache import PAGE, RUNNING_STATES, PrefixCache, pages_of
+from ipex_lookahead.decoding.prefix_cache import (
+    CONVERSATION_BYTES,
+    CONVERSATION_STATES,
+    PAGE,
+    RUNNING_STATES,
+    PrefixCache,
+    pages_of,
+)
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
@@ -47,7 +54,8 @@ class Service:
         queue: largest number of waiting requests.
         running_per_key, queued_per_key: the same for one key; None = no limit of its own.
         cache_memory: bytes of keys, values and states of running requests and of the prefix cache, a draft model's own
-            included, with room for the same number of positions in both. Engines that do not report the bytes of a
+            included, with room for the same number of positions in both. None: room for one text of the model's full
+            context, as in a conversation of ``TextModel``, at least 1 GiB. Engines that do not report the bytes of a
             position hold what their slots need.
 
     Attributes:
@@ -68,7 +76,7 @@ class Service:
         queue: int = 64,
         running_per_key: int | None = None,
         queued_per_key: int | None = None,
-        cache_memory: int = 2**30,
+        cache_memory: int | None = 2**30,
     ) -> None:
         self._places = Places(slots, queue, running_per_key, queued_per_key)
         model.check_own_settings()
@@ -393,7 +401,14 @@ def _sequence_bytes(engine: Engine) -> int:
     return USUAL * position_bytes(engine) + RUNNING_STATES * state_bytes(engine)
 
 
-def _memories(model: TextModel, slots: int, cache_memory: int) -> tuple[PrefixCache, PrefixCache | None]:
+def _whole_context(engine: Engine) -> int:
+    """Return the bytes of a text of the full context with its stored states, at least ``CONVERSATION_BYTES``."""
+    pages = pages_of(engine.max_context) + 1 + CONVERSATION_STATES
+    states = (RUNNING_STATES + CONVERSATION_STATES) * state_bytes(engine)
+    return max(CONVERSATION_BYTES, pages * PAGE * position_bytes(engine) + states)
+
+
+def _memories(model: TextModel, slots: int, cache_memory: int | None) -> tuple[PrefixCache, PrefixCache | None]:
     """Return the prefix caches of the model and of its draft model."""
     engines = [model.engine] if model.draft_engine is None else [model.engine, model.draft_engine]
     shares = [_sequence_bytes(engine) for engine in engines]
@@ -403,10 +418,12 @@ def _memories(model: TextModel, slots: int, cache_memory: int) -> tuple[PrefixCa
         if not share:
             pages = made[0].pages if shares[0] else slots * pages_of(model.engine.max_context)
             made.append(PrefixCache(pages, keeps=keeps))
-        else:
-            page, state = PAGE * position_bytes(engine), state_bytes(engine)
-            budget = cache_memory * share // sum(shares)
-            made.append(PrefixCache(budget, page=page, state=state, keeps=keeps))
+            continue
+        page, state = PAGE * position_bytes(engine), state_bytes(engine)
+        budget = _whole_context(engine) if cache_memory is None else cache_memory * share // sum(shares)
+        made.append(PrefixCache(budget, page=page, state=state, keeps=keeps))
+        if cache_memory is None and page:
+            made[-1].most_kept = CONVERSATION_BYTES // page
     return made[0], made[1] if len(made) > 1 else None
 
 

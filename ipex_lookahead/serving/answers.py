@@ -5,140 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ipex_lookahead.conversation.calls.base import Call
-from ipex_lookahead.conversation.thinking import Thought
-from ipex_lookahead.decoding.sampling import Ids
+from ipex_lookahead.conversation.answer import AnswerState, Delta, Whole, submit
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, QueueFullError
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.serving.failures import ApiError, from_ours
-from ipex_lookahead.serving.reader import Part, Reader
-from ipex_lookahead.serving.text import AnswerText, Shown, TextDelta
 from ipex_lookahead.serving.usage import whole_pages
 
 if TYPE_CHECKING:
-    from ipex_lookahead.runtime.service import Event, Service, TokenLogprob
+    from ipex_lookahead.runtime.service import Event, Service
     from ipex_lookahead.tokenization.text import TextTokenizer
-
-
-@dataclass(slots=True)
-class Finish:
-    """How an answer ended.
-
-    Attributes:
-        reason: "stop", "length" or "tool_calls".
-        stop: the text, or the id of the request's own token, that it stopped at; None for the model's end.
-        stats: of this answer.
-        thought: how many of its tokens were thought.
-    """
-
-    reason: str
-    stop: str | int | None
-    stats: GenerationStats
-    thought: int = 0
-
-    def fields(self) -> dict[str, Any]:
-        """OpenAI's ``finish_reason``, and vLLM's ``stop_reason``: the text or token id that the answer stopped at."""
-        return {"finish_reason": self.reason, "stop_reason": self.stop if self.reason == "stop" else None}
-
-
-@dataclass(slots=True)
-class Delta:
-    """What is new of one answer.
-
-    Attributes:
-        index: which answer.
-        thought: text that was thought, before all that is said.
-        text: of it; thoughts and the calls of tools left out.
-        pieces: the tokens that the text is made of.
-        calls: whole calls of tools.
-        finish: at its end.
-        progress: prompt tokens read, of how many.
-        cached: with ``progress``: prompt tokens that were found in the prefix cache, in whole pages.
-        prompt: log probabilities of the prompt's tokens, if requested.
-    """
-
-    index: int
-    thought: str = ""
-    text: str = ""
-    pieces: list[TextDelta] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
-    finish: Finish | None = None
-    progress: tuple[int, int] | None = None
-    cached: int = 0
-    prompt: Sequence[TokenLogprob | None] = ()
-
-
-@dataclass(slots=True)
-class Whole:
-    """One answer that has ended: everything that its deltas said.
-
-    Attributes:
-        parts: thought, text and calls in order; never two of the first two in a row.
-    """
-
-    parts: list[Part] = field(default_factory=list)
-    pieces: list[TextDelta] = field(default_factory=list)
-    finish: Finish = field(default_factory=lambda: Finish("stop", None, GenerationStats()))
-    prompt: Sequence[TokenLogprob | None] = ()
-
-    @property
-    def text(self) -> str:
-        """All text; thoughts and the calls of tools left out."""
-        return "".join(part for part in self.parts if isinstance(part, str) and not isinstance(part, Thought))
-
-    @property
-    def thought(self) -> str:
-        """What was thought."""
-        return "".join(part for part in self.parts if isinstance(part, Thought))
-
-    @property
-    def calls(self) -> list[Call]:
-        """Whole calls of tools."""
-        return [part for part in self.parts if isinstance(part, Call)]
-
-
-def text_of(request: Request, tokenizer: TextTokenizer) -> AnswerText:
-    """Return the converter of an answer's tokens to text."""
-    params = request.params
-    return AnswerText(
-        tokenizer,
-        params.stop,
-        request.markers,
-        silent_too=request.silent_too,
-        stop_ids=params.stop_token_ids,
-        min_tokens=params.min_tokens or 0,
-    )
-
-
-def _reader_of(request: Request) -> Reader:
-    """Return a new reader for one answer."""
-    reader: Reader = Reader() if request.reader is None else request.reader.again()
-    return reader
-
-
-class AnswerEnd:
-    """Ends an answer at a stop text or with its only call; called in the service's thread after each token.
-
-    So where it ends, and what its usage is, depends on the tokens alone, not on when a client reads them.
-    """
-
-    def __init__(self, tokenizer: TextTokenizer, request: Request) -> None:
-        self._reader = _reader_of(request)
-        self._text = text_of(request, tokenizer)
-        self._at = len(request.prompt)
-
-    def __call__(self, ids: Ids) -> bool:
-        """Int64 [n], the prompt and the answer so far -> whether it ends here."""
-        new = ids[self._at :].tolist()
-        self._at = len(ids)
-        shown = self._text.put(new, [None] * len(new))
-        if self._reader.ends:
-            self._reader.put(shown.text, last=False)
-        return self._text.stopped is not None or self._reader.ended
 
 
 class Mailbox:
@@ -196,7 +74,6 @@ class Answers:
     ) -> None:
         """Submits the first ``at_once`` of them all, or none. Raises ApiError where one is refused."""
         self.requests = requests
-        self._ends: list[Finish | None] = [None] * len(requests)
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop) if mailbox is None else mailbox
         self._ping = ping_seconds
@@ -204,10 +81,7 @@ class Answers:
         self._tokenizer = tokenizer
         self._events: deque[tuple[int, Event]] = deque()
         self._arrived = asyncio.Event()
-        self._texts = [text_of(request, tokenizer) for request in requests]
-        self._readers = [_reader_of(request) for request in requests]
-        self._calls = [0] * len(requests)
-        self._thought = [0] * len(requests)
+        self._states = [AnswerState(request, tokenizer, index) for index, request in enumerate(requests)]
         self._done = [False] * len(requests)
         self._service = service
         self._running: list[Request] = []
@@ -224,17 +98,10 @@ class Answers:
             raise
 
     def _submit(self, index: int) -> Request:
-        request = self.requests[index]
-        if request.grammar is not None:
-            processor, draft_filter = request.grammar.constrain(len(request.prompt))
-            request = replace(request, processors=[*request.processors, processor], draft_filter=draft_filter)
-        if request.params.stop or (request.reader is not None and request.reader.ends):
-            request = replace(request, stop=AnswerEnd(self._tokenizer, request))
-
         def on_event(event: Event) -> None:  # in the service's thread
             self._mailbox.put(self._take, index, event)
 
-        return self._service.submit(request, on_event)
+        return submit(self._service, self._tokenizer, self.requests[index], on_event)
 
     def _next(self) -> None:
         """Submit what waits for one of this request's to end. Raises ApiError where the service has no room for any."""
@@ -265,16 +132,17 @@ class Answers:
     @property
     def finished(self) -> list[GenerationStats]:
         """Statistics of the answers that have ended by themselves."""
-        return [end.stats for end in self._ends if end is not None]
+        return [state.finish.stats for state in self._states if state.finish is not None]
 
     @property
     def thought(self) -> int:
         """How many tokens of the answers were thought."""
-        return sum(self._thought)
+        return sum(state.thought for state in self._states)
 
     def ended(self) -> list[tuple[GenerationStats, str]]:
         """Of all answers: statistics, and "stop", "length", "tool_calls" or, with empty ones, "abort"."""
-        return [(GenerationStats(), "abort") if end is None else (end.stats, end.reason) for end in self._ends]
+        ends = (state.finish for state in self._states)
+        return [(GenerationStats(), "abort") if end is None else (end.stats, end.reason) for end in ends]
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         """What is new, until all answers have ended. Raises ApiError where one fails."""
@@ -298,16 +166,7 @@ class Answers:
         found = [Whole() for _ in self.requests]
         async for deltas in self:
             for delta in deltas:
-                one = found[delta.index]
-                for part in (Thought(delta.thought), delta.text):
-                    if part and one.parts and type(one.parts[-1]) is type(part):
-                        one.parts[-1] = type(part)(one.parts[-1] + part)
-                    elif part:
-                        one.parts.append(part)
-                one.parts += delta.calls
-                one.pieces += delta.pieces
-                one.finish = delta.finish or one.finish
-                one.prompt = delta.prompt or one.prompt
+                found[delta.index].add(delta)
         return found
 
     def _deltas(self, index: int, event: Event) -> list[Delta]:
@@ -318,46 +177,10 @@ class Answers:
             done = event.done if event.done == event.total else whole_pages(event.done)
             cached = whole_pages(event.cached)
             return [Delta(index, progress=(done, event.total), cached=cached, prompt=event.prompt_logprobs or ())]
-        text = self._texts[index]
-        if event.kind == "tokens":
-            return self._parsed(index, text.put(event.tokens, event.origins, event.logprobs))
-        if event.reason == "cancelled":  # the service is closing
+        if event.kind == "finish" and event.reason == "cancelled":  # the service is closing
             raise ApiError(503, "the server is shutting down; this answer was cut off", code="shutting_down")
-        deltas = self._parsed(index, text.end(), last=True)
-        self._finish(index, deltas[-1], event.reason, event.stats or GenerationStats())
+        deltas = self._states[index].take(event)
+        if event.kind == "finish":
+            self._done[index] = True
+            self._next()
         return deltas
-
-    def _parsed(self, index: int, shown: Shown, *, last: bool = False) -> list[Delta]:
-        """What was shown, in order: thought, then text, then calls, then text behind them."""
-        deltas = [Delta(index, pieces=shown.pieces)]
-        reader = self._readers[index]
-        for piece in shown.pieces:  # one by one, to tell which tokens were thought
-            self._thought[index] += reader.thinking and piece.token is not None
-            _add(deltas, reader.put(piece.text, last=False))
-        if last:
-            _add(deltas, reader.put("", last=True))
-        self._calls[index] += sum(len(delta.calls) for delta in deltas)
-        return deltas
-
-    def _finish(self, index: int, delta: Delta, reason: str, stats: GenerationStats) -> None:
-        self._done[index] = True
-        reason = "length" if reason in ("length", "context") else "stop"
-        if self._calls[index]:
-            reason = "tool_calls"
-        self._next()
-        delta.finish = self._ends[index] = Finish(reason, self._texts[index].stopped, stats, self._thought[index])
-
-
-def _add(deltas: list[Delta], parts: Sequence[Part]) -> None:
-    """Add parts to the last delta, or to a new one if their order requires it."""
-    for part in parts:
-        last = deltas[-1]
-        if isinstance(part, Call):
-            last.calls.append(part)
-        elif last.calls or (isinstance(part, Thought) and last.text):
-            deltas.append(Delta(last.index))
-            _add(deltas, [part])
-        elif isinstance(part, Thought):
-            last.thought += part
-        else:
-            last.text += part

@@ -9,19 +9,12 @@ from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 
+from ipex_lookahead.conversation.answer import Delta, Whole
 from ipex_lookahead.conversation.calls.base import Call
-from ipex_lookahead.serving.answers import Answers, Delta, Whole
+from ipex_lookahead.conversation.request import Conversation, Form, Message
+from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.conversation import (
-    FUNCTION,
-    Conversation,
-    Message,
-    decided,
-    functions_of,
-    prepare,
-    text_of,
-    thinking_variables,
-)
+from ipex_lookahead.serving.conversation import FUNCTION, decided, functions_of, prepare, text_of, thinking_variables
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
@@ -29,7 +22,7 @@ from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
 from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, Most, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
-from ipex_lookahead.serving.structured import Form, schema_form
+from ipex_lookahead.serving.structured import schema_form
 from ipex_lookahead.serving.usage import timings, usage
 from ipex_lookahead.serving.writers import ChoiceWriter
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from ipex_lookahead.conversation.answer import Delta, Whole
+from ipex_lookahead.conversation.request import grammar_of
+from ipex_lookahead.conversation.text import TextDelta
 from ipex_lookahead.runtime.request import Request
-from ipex_lookahead.serving.answers import Answers, Delta, Whole
+from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import honoured, no_effect, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
@@ -20,7 +22,6 @@ from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
 from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
-from ipex_lookahead.serving.text import TextDelta
 from ipex_lookahead.serving.usage import timings, usage
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
 

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
+from ipex_lookahead.conversation.answer import Finish
+from ipex_lookahead.conversation.request import grammar_of
 from ipex_lookahead.runtime.request import Request
-from ipex_lookahead.serving.answers import Answers, Finish
+from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.completions import encoded
-from ipex_lookahead.serving.conversation import grammar_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ipex_lookahead.serving.text import TextDelta
+from ipex_lookahead.conversation.text import TextDelta
 
 if TYPE_CHECKING:
     from ipex_lookahead.runtime.service import TokenLogprob

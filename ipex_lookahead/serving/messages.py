@@ -10,18 +10,20 @@ from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 
+from ipex_lookahead.conversation.answer import Finish
 from ipex_lookahead.conversation.calls.base import Call, as_json
+from ipex_lookahead.conversation.request import Conversation, Form, Message
 from ipex_lookahead.conversation.thinking import Thought
-from ipex_lookahead.serving.answers import Answers, Finish
+from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.conversation import Conversation, Message, chosen, functions_of, prepare, text_of
+from ipex_lookahead.serving.conversation import chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, Sampler, drafting, stops
 from ipex_lookahead.serving.sse import comments, event
-from ipex_lookahead.serving.structured import Form, schema_form
+from ipex_lookahead.serving.structured import schema_form
 from ipex_lookahead.serving.usage import cached, timings
 from ipex_lookahead.serving.writers import BlockWriter
 

@@ -14,14 +14,16 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse
 
+from ipex_lookahead.conversation.answer import Finish
 from ipex_lookahead.conversation.calls.base import Call, as_json
+from ipex_lookahead.conversation.request import Conversation, Form, Message, grammar_of
 from ipex_lookahead.conversation.thinking import marks_of
 from ipex_lookahead.conversation.tools import ways_of
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from ipex_lookahead.serving.answers import Answers, Finish
+from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.conversation import FUNCTION, Conversation, Message, functions_of, grammar_of, prepare
+from ipex_lookahead.serving.conversation import FUNCTION, functions_of, prepare
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of
@@ -29,7 +31,7 @@ from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, Sampler, drafting, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import line
-from ipex_lookahead.serving.structured import Form, schema_form
+from ipex_lookahead.serving.structured import schema_form
 
 router = APIRouter(route_class=JsonRoute)
 _LATEST = ":latest"

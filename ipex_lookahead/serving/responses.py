@@ -10,15 +10,16 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from ipex_lookahead.conversation.answer import Finish
 from ipex_lookahead.conversation.calls.base import Call
+from ipex_lookahead.conversation.reader import Part
+from ipex_lookahead.conversation.request import Conversation, Form, Message
 from ipex_lookahead.conversation.thinking import Thought
 from ipex_lookahead.runtime.sampling_params import SamplingParams
-from ipex_lookahead.serving.answers import Answers, Finish
+from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import (
     FUNCTION,
-    Conversation,
-    Message,
     decided,
     fitted,
     functions_of,
@@ -30,12 +31,11 @@ from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
 from ipex_lookahead.serving.handling import answer, checked, memory_of, now
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
-from ipex_lookahead.serving.reader import Part
 from ipex_lookahead.serving.remembered import Item, Remembered
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, VERBOSITY, Most, Sampler, drafting
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comments, event
-from ipex_lookahead.serving.structured import Form, schema_form
+from ipex_lookahead.serving.structured import schema_form
 from ipex_lookahead.serving.usage import cached, timings
 from ipex_lookahead.serving.writers import BlockWriter
 

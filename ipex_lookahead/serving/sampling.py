@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pydantic import AfterValidator, Field
 
 from ipex_lookahead.config import MAX_DRAFT, bounds_of
+from ipex_lookahead.conversation.request import Form
 from ipex_lookahead.decoding.sampling import Ids, Logits
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
@@ -19,7 +20,7 @@ from ipex_lookahead.serving.fields import Body, honoured, ignored, no_effect, re
 from ipex_lookahead.serving.handling import new_tokens
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Served
-from ipex_lookahead.serving.structured import Form, Structured
+from ipex_lookahead.serving.structured import Structured
 from ipex_lookahead.serving.usage import LARGEST
 
 LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"

@@ -10,15 +10,16 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ipex_lookahead.conversation.answer import shown_ends
 from ipex_lookahead.conversation.compiling import Cancelled, Client, NotCompiled
-from ipex_lookahead.conversation.grammar import Compiler, Grammars
-from ipex_lookahead.conversation.vocabulary import token_bytes
+from ipex_lookahead.conversation.grammar import Grammars
+from ipex_lookahead.conversation.model import ChatModel
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.files.safe_json import has_surrogate
@@ -77,7 +78,7 @@ class Settings:
     strict_model: bool = False
 
 
-class Served:
+class Served(ChatModel):
     """A model that is being served.
 
     Args:
@@ -85,54 +86,22 @@ class Served:
         service: of that model.
 
     Attributes:
-        eos_ids: ids that end an answer.
         keeps_content_apart: whether control tokens that messages spell stay text.
         defaults: the model's own generation config, with the sampling recommended for it.
         sampling: of a request without such fields, by the fields' names.
     """
 
     def __init__(self, model: TextModel, service: Service) -> None:
-        self.model = model
+        super().__init__(model)
         self.service = service
-        self.tokenizer = model.tokenizer
         if self.tokenizer.chat_template is not None:
             self.tokenizer.render_often()
         self.keeps_content_apart = self.tokenizer.keeps_content_apart()
         self._longest = 0
-        self.vocab_size = model.engine.vocab_size
-        self.max_context = model.engine.max_context
-        self.eos_ids = model.eos_ids
         self.defaults: Mapping[str, Any] = model.generation_defaults
         self.facts: dict[str, Any] = model.engine.describe()
         own = model.resolved(SamplingParams(1, temperature=None))
         self.sampling = {name: getattr(own, name) for name in (*SETTINGS, "seed")}
-
-    @cached_property
-    def special_tokens(self) -> dict[str, int]:
-        """Ids of the tokens that a decoded text leaves out. Kept: a vocabulary takes milliseconds."""
-        silent = self.tokenizer.silent_ids
-        return {text: i for text, i in self.tokenizer.get_vocab().items() if i in silent}
-
-    @cached_property
-    def tokens(self) -> list[bytes]:
-        """Each token's bytes."""
-        return token_bytes(self.tokenizer, self.vocab_size)
-
-    @cached_property
-    def grammars(self) -> Grammars:
-        """Compiles grammars for this model."""
-        return Grammars(self.compiler)
-
-    @cached_property
-    def compiler(self) -> Compiler:
-        """What they are compiled with."""
-        return Compiler(self.tokenizer, self.tokens, self.eos_ids)
-
-    @cached_property
-    def template(self) -> str:
-        """The chat template, or all of them where there are several; "" for none."""
-        own = self.tokenizer.chat_template
-        return "\n".join(own.values()) if isinstance(own, dict) else own or ""
 
     @cached_property
     def fill_in(self) -> FillIn | None:
@@ -272,7 +241,7 @@ class Server:
         self.draining = True
         if self._served is not None:
             self._served.service.close(drain)
-            self._served.compiler.close()
+            self._served.close()
         self._compilers.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(self, work: Callable[[], Result]) -> Result:
@@ -335,11 +304,7 @@ class Server:
         """Begin answers. The caller closes them."""
         served, limits = self.served, self.limits
         for request in requests:
-            params = request.params
-            # An end token of the model is no stop of the request, unless the request disables it as an end.
-            own = (i for i in params.stop_token_ids if params.ignore_eos or i not in served.eos_ids)
-            stop = (*params.stop, *served.model.own_stops)
-            request.params = replace(params, stop=stop, stop_token_ids=tuple(own))
+            request.params = shown_ends(served.model, request.params)
             for name, value in self.settings.drafting.items():
                 if getattr(request, name) is None:
                     setattr(request, name, value)

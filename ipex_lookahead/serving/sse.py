@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ipex_lookahead.serving.answers import Delta
+from ipex_lookahead.conversation.answer import Delta
 from ipex_lookahead.serving.failures import ApiError
 
 log = logging.getLogger(__name__)

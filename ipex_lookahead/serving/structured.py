@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from ipex_lookahead.conversation.gbnf import is_lark
 from ipex_lookahead.conversation.grammar import pattern
 from ipex_lookahead.conversation.references import NAMED, SAID
+from ipex_lookahead.conversation.request import Form
 from ipex_lookahead.conversation.schema_numbers import schemas_of
 from ipex_lookahead.serving.body import parsed
 from ipex_lookahead.serving.failures import ApiError, refused
@@ -17,23 +17,6 @@ from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.schema_checks import check_repetitions, check_structure
 
 GRAMMAR = "a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot leave it"
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What an answer must look like; one of the three.
-
-    Attributes:
-        param: the field with the constraint.
-        schema: a JSON schema.
-        lark: a grammar in llguidance's dialect of Lark, with a rule ``start``.
-        grammar: one that the client has written, in that dialect or in llama.cpp's GBNF.
-    """
-
-    param: str
-    schema: Any = None
-    lark: str = ""
-    grammar: str = ""
 
 
 class StructuredOutputs(Body):

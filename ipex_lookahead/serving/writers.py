@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from ipex_lookahead.conversation.answer import Delta, Finish, Whole
 from ipex_lookahead.conversation.calls.base import Call
-from ipex_lookahead.serving.answers import Answers, Delta, Finish, Whole
+from ipex_lookahead.conversation.text import TextDelta
+from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.logprobs import draft_trace
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.sse import DONE, comments, event
-from ipex_lookahead.serving.text import TextDelta
 from ipex_lookahead.serving.usage import timings
 
 

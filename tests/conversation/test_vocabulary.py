@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.conversation.grammar import Compiler, Grammar, Grammars
+from ipex_lookahead.conversation.text import AnswerText
 from ipex_lookahead.conversation.vocabulary import TextVocabulary, token_bytes
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.serving.text import AnswerText
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.text import TextTokenizer
 from tests.support.vocabularies import ORDINARY, SPECIAL, byte_level, pieces, spelled

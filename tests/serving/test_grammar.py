@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.conversation.grammar import Grammar
+from ipex_lookahead.conversation.request import Conversation
 from ipex_lookahead.conversation.vocabulary import token_bytes
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.serving.conversation import Conversation, prepare
+from ipex_lookahead.serving.conversation import prepare
 from ipex_lookahead.serving.server import Served
 from tests.serving.schemas import KEPT, REFUSED
 from tests.support.chat_tokenizer import SIZE

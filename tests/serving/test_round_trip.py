@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from ipex_lookahead.conversation.calls.base import Call
+from ipex_lookahead.conversation.request import Conversation
 from ipex_lookahead.conversation.thinking import Mode, marks_of
 from ipex_lookahead.conversation.tools import Parser, numbered, ways_of
-from ipex_lookahead.serving.conversation import Conversation, prepare
+from ipex_lookahead.serving.conversation import prepare
 from ipex_lookahead.serving.server import Served
 from tests.support.tool_templates import TOOL_TEMPLATES
 

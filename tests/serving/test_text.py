@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ipex_lookahead.conversation.text import AnswerText
 from ipex_lookahead.runtime.service import TokenLogprob
 from ipex_lookahead.runtime.stop_texts import StopTexts
-from ipex_lookahead.serving.text import AnswerText
 from tests.gates import cases
 from tests.support.chat_tokenizer import chat_tokenizer
 

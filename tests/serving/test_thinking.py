@@ -18,12 +18,12 @@ from starlette.testclient import TestClient
 
 from ipex_lookahead.conversation.calls.base import Call
 from ipex_lookahead.conversation.calls.json_calls import Tagged
+from ipex_lookahead.conversation.reader import Reader
 from ipex_lookahead.conversation.thinking import CHANNEL, TAGS, Marks, Mode, Thought, marks_of, mode_of
 from ipex_lookahead.conversation.tools import Parser
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.runtime.service import Event
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.serving.reader import Reader
 from ipex_lookahead.tokenization.folder import text_from_folder
 from tests.gates import cases
 from tests.serving.conftest import serving

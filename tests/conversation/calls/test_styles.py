@@ -15,10 +15,10 @@ from ipex_lookahead.conversation.calls.base import Call, Style
 from ipex_lookahead.conversation.calls.elements import Coder, Keyed
 from ipex_lookahead.conversation.calls.json_calls import Bracketed, Sectioned, Tagged
 from ipex_lookahead.conversation.calls.pythonic import Pythonic
+from ipex_lookahead.conversation.reader import Reader
 from ipex_lookahead.conversation.thinking import CHANNEL, Mode, Thought
 from ipex_lookahead.conversation.tools import Parser
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.serving.reader import Reader
 from tests.conversation.calls.bytes_vocabulary import MARKS, matcher_of, spell, takes, walked
 from tests.gates import cases
 

@@ -1,0 +1,101 @@
+"""Messages, tools and constraints as callers in Python give them, checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ipex_lookahead.conversation.calls.base import Function
+from ipex_lookahead.conversation.request import Conversation, Form, choice_of, function_of
+from ipex_lookahead.conversation.schema_numbers import schemas
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.files.safe_json import has_surrogate
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+def check_text(text: str) -> None:
+    """Raise InputError for a text that is not Unicode."""
+    if has_surrogate(text):
+        raise InputError("the text holds a lone surrogate, which is not a character; it must be valid Unicode")
+
+
+def form_of(schema: Any, grammar: str | None) -> Form | None:
+    """Return the constraint of an answer, or None. Raises InputError for two, or an invalid one."""
+    if schema is None and grammar is None:
+        return None
+    if schema is not None and grammar is not None:
+        raise InputError("both schema and grammar are given, and both constrain the answer; leave one of them out")
+    if grammar is not None:
+        if not isinstance(grammar, str) or not grammar.strip():
+            raise InputError(argument="grammar", got=grammar, allowed="a grammar as text, in GBNF or Lark")
+        return Form("grammar", grammar=grammar)
+    if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
+        found = schema.model_json_schema()
+        for node in schemas(found):  # pydantic ignores other keys, so that the model need not write them
+            if "properties" in node:
+                node.setdefault("additionalProperties", False)
+        return Form("schema", found)
+    if schema is not True and not isinstance(schema, dict):
+        raise InputError(argument="schema", got=schema, allowed="a JSON schema as a dict, or a pydantic model class")
+    return Form("schema", schema)
+
+
+def conversation_of(prompt: Any, extras: Mapping[str, Any], form: Form | None) -> Conversation:
+    """Return the checked conversation. Raises InputError, which names the message or tool."""
+    system, think = extras.get("system"), extras.get("think")
+    given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(given, Sequence) or not given or not all(isinstance(one, Mapping) for one in given):
+        said = 'chat takes a text, or a list of messages {"role": ..., "content": ...}'
+        several = isinstance(given, Sequence) and given and all(isinstance(one, str) for one in given)
+        raise InputError(said, hint="complete_batch answers several texts" if several else 'llm.chat("Hello")')
+    messages = [_message(one, f"messages[{at}]") for at, one in enumerate(given)]
+    if system is not None:
+        if messages[0]["role"] == "system":
+            raise InputError("both system and a system message are given; leave one of them out")
+        messages.insert(0, {"role": "system", "content": system})
+    if messages[-1]["role"] not in ("user", "tool"):
+        raise InputError(f"the last message is of the {messages[-1]['role']}; it must be of the user or of a tool")
+    functions: list[Function] = []
+    for at, tool in enumerate(extras.get("tools") or ()):
+        inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(inner, Mapping):
+            raise InputError(f'tools[{at}] must be {{"type": "function", "function": {{"name": ..., ...}}}}')
+        functions.append(function_of(inner, f"tools[{at}]", "parameters", functions))
+    choice = extras.get("tool_choice", "auto")
+    if functions or choice not in ("auto", "none"):
+        choice = choice_of(choice, functions)
+    variables = {} if think is None else {"enable_thinking": bool(think)}
+    return Conversation(messages, functions, choice, form=form, variables=variables)
+
+
+def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return a message as chat templates take it. Raises InputError, which names the place."""
+    role, content = message.get("role"), message.get("content")
+    role = "system" if role == "developer" else role
+    if role not in _ROLES:
+        raise InputError(f"{place}: role is {role!r}; it must be one of {', '.join(_ROLES)}")
+    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text", "")) for part in content)
+    if content is None and role == "assistant":
+        content = ""
+    if not isinstance(content, str):
+        raise InputError(f"{place}: content is {type(content).__name__}; it must be a text")
+    check_text(content)
+    found: dict[str, Any] = {"role": role, "content": str.__str__(content)}
+    found |= {name: message[name] for name in ("name", "tool_call_id", "reasoning_content") if message.get(name)}
+    if calls := message.get("tool_calls"):
+        found["tool_calls"] = [_call(call, f"{place}.tool_calls[{at}]") for at, call in enumerate(calls)]
+    return found
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    """Return an earlier call with its arguments as JSON text. Raises InputError, which names the place."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InputError(f'{place} must be {{"id", "type": "function", "function": {{"name", "arguments"}}}}')
+    arguments = function.get("arguments") or {}
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    named = {"name": function["name"], "arguments": written}
+    return {"id": call.get("id"), "type": "function", "function": named}

@@ -1,0 +1,76 @@
+"""A model as conversations need it: its chat template, its special tokens, and the compiler of its grammars."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ipex_lookahead.conversation.vocabulary import token_bytes
+from ipex_lookahead.errors import MissingPackageError
+from ipex_lookahead.runtime.text_model import TextModel
+from ipex_lookahead.system.extras import installing
+
+if TYPE_CHECKING:
+    from ipex_lookahead.conversation.grammar import Compiler, Grammars
+
+
+class ChatModel:
+    """A loaded model, and what its conversations share, each made on first use. For any number of threads.
+
+    Args:
+        model: the loaded model.
+
+    Attributes:
+        model, tokenizer: as loaded.
+        eos_ids: ids that end an answer.
+        vocab_size, max_context: of the engine, in tokens.
+    """
+
+    def __init__(self, model: TextModel) -> None:
+        self.model = model
+        self.tokenizer = model.tokenizer
+        self.vocab_size = model.engine.vocab_size
+        self.max_context = model.engine.max_context
+        self.eos_ids = model.eos_ids
+
+    @cached_property
+    def template(self) -> str:
+        """The chat template, or all of them where there are several; "" for none."""
+        own = self.tokenizer.chat_template
+        return "\n".join(own.values()) if isinstance(own, dict) else own or ""
+
+    @cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the tokens that a decoded text leaves out. Cached, because reading a vocabulary takes milliseconds."""
+        silent = self.tokenizer.silent_ids
+        return {text: i for text, i in self.tokenizer.get_vocab().items() if i in silent}
+
+    @cached_property
+    def tokens(self) -> list[bytes]:
+        """Each token's bytes."""
+        return token_bytes(self.tokenizer, self.vocab_size)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles grammars for this model. Raises MissingPackageError if llguidance is not installed."""
+        compiler = self.compiler
+        from ipex_lookahead.conversation.grammar import Grammars
+
+        return Grammars(compiler)
+
+    @cached_property
+    def compiler(self) -> Compiler:
+        """The compiler of the grammars. Raises MissingPackageError if llguidance is not installed."""
+        try:
+            from ipex_lookahead.conversation.grammar import Compiler
+        except ModuleNotFoundError as error:
+            if error.name != "llguidance":
+                raise
+            said = "a schema, a grammar or a tool for the answer needs llguidance, which is not installed"
+            raise MissingPackageError(said, hint=installing("serve")) from None
+        return Compiler(self.tokenizer, self.tokens, self.eos_ids)
+
+    def close(self) -> None:
+        """End the compiler's process, if one runs."""
+        if (compiler := self.__dict__.get("compiler")) is not None:
+            compiler.close()

@@ -1,0 +1,401 @@
+"""``LLM``: chat, text, structured output and batches in Python, without torch and transformers.
+
+It runs on the same model object, service and conversations as ``ipex-lookahead serve``; the same settings and the same
+seed give the same text in Python, on the command line and over HTTP.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from difflib import get_close_matches
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.conversation.answer import AnswerState, shown_ends, submit
+from ipex_lookahead.conversation.compiling import Client
+from ipex_lookahead.conversation.given import check_text, conversation_of, form_of
+from ipex_lookahead.conversation.model import ChatModel
+from ipex_lookahead.conversation.request import Form, grammar_of, request_for
+from ipex_lookahead.conversation.result import Answer, AnswerStream, ToolCall
+from ipex_lookahead.conversation.thinking import Thought
+from ipex_lookahead.errors import InputError, ServiceError
+from ipex_lookahead.runtime.loading import load_text_model
+from ipex_lookahead.runtime.request import Request
+from ipex_lookahead.runtime.sampling_params import SamplingParams, checked_params
+from ipex_lookahead.runtime.service import Service
+from ipex_lookahead.runtime.stream import Stream
+from ipex_lookahead.system.terminal import print_status
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+MAX_NEW_TOKENS = 1024
+"""Largest number of tokens of an answer where the caller gives none."""
+_OTHER_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "num_predict": "max_new_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "stop_strings": "stop",
+    "do_sample": "temperature",
+    "response_format": "schema",
+    "json_schema": "schema",
+    "enable_thinking": "think",
+}
+"""Names of other libraries -> ours, for hints."""
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A question, or the messages of a conversation as in OpenAI's API: ``{"role": ..., "content": ...}``."""
+
+
+class AnswerOptions(TypedDict, total=False):
+    """Options of one answer; those that are left out have the model's recommended values.
+
+    Attributes:
+        max_new_tokens: largest number of tokens of the answer; default 1,024. 0 generates none.
+        temperature: 0 always takes the most likely token, 0 to 100. Default: recommended by the model's authors, else
+            0.
+        top_k: sample from the k most likely tokens only; 0 is all.
+        top_p: sample from the most likely tokens up to this total probability, above 0 to 1.
+        min_p: drop tokens less than ``min_p`` times as likely as the most likely one, 0 to 1.
+        seed: sampling seed. The same seed and the same settings give the same text. Default: fixed; random if
+            ``temperature`` is given. ``answer.stats.seed`` is the seed used.
+        repetition_penalty: penalty factor for tokens of prompt and answer; 1 is off.
+        presence_penalty: OpenAI's presence penalty, -2 to 2.
+        frequency_penalty: OpenAI's frequency penalty, -2 to 2.
+        stop: a text, or several, before which the answer ends.
+        ignore_eos: end tokens of the model do not end the answer.
+        min_tokens: number of tokens before an end token may come.
+        stop_token_ids: further tokens that end the answer.
+        lookahead: as for :class:`LLM`, for this answer. It never changes the text.
+    """
+
+    max_new_tokens: int
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    min_tokens: int | None
+    stop_token_ids: Sequence[int]
+    lookahead: int | str | LookaheadConfig | None
+
+
+class LLM:
+    """A language model. One object serves any number of threads: concurrent calls are batched.
+
+    The text of an answer depends on the prompt, the options and the seed only: not on lookahead, on other calls, or on
+    earlier ones. A prompt that begins like an earlier one, such as the next turn of a conversation, reads the new
+    tokens only (``answer.stats.cached_tokens``).
+
+    Args:
+        model: a folder, a ``.gguf`` file, a short name (``ipex-lookahead pull`` lists them), a Hugging Face id, or
+            "default", a small demo model.
+        low_bit: low-bit format of the weights, such as "sym_int4"; None keeps the file's own.
+        lookahead: maximum number of drafted tokens per step, 0 to 128 (0 is off), "auto", the name of a strategy, or a
+            :class:`LookaheadConfig`. It never changes the text.
+        threads: worker threads; None is the number of physical cores.
+        kv_cache: format of keys and values: "fp16", or "int8" for half the memory.
+        max_context: largest number of tokens of a prompt with its answer; None is the model's.
+        engine: "auto", "native", "opencl", "torch" or "ipex-llm".
+        device: "cpu", "xpu", "cuda" or "opencl"; None is the engine's own.
+        gpu_layers: number of last layers on an OpenCL device; None is all that fit.
+        draft_model: a smaller model with the same vocabulary, which drafts.
+        drafter: a trained drafting head for the model.
+        draft_vocab: size of the drafting head's vocabulary.
+        slots: maximum number of answers that are generated at the same time.
+        cache_memory: bytes for keys and values of running answers and cached prompts; None has room for one text of the
+            model's full context.
+        special_tokens_in_content: parse control tokens such as ``<|im_end|>`` in messages. Never for untrusted text.
+        progress: show the progress of loading on a terminal.
+
+    Attributes:
+        name: ``model`` as given.
+        tokenizer: the model's tokenizer, with ``encode(text)`` and ``decode(ids)``.
+        max_context: largest number of tokens of a prompt with its answer.
+
+    Raises:
+        InputError: no such model, or an invalid argument.
+        DownloadError: the model could not be downloaded.
+        ModelFormatError: the model's files contradict their format.
+        UnsupportedModelError: the model needs a feature that this package lacks.
+        EngineError: the engine cannot run on this machine.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] = "default",
+        *,
+        low_bit: str | None = None,
+        lookahead: int | str | LookaheadConfig | None = "auto",
+        threads: int | None = None,
+        kv_cache: str = "fp16",
+        max_context: int | None = None,
+        engine: str = "auto",
+        device: str | None = None,
+        gpu_layers: int | None = None,
+        draft_model: str | PathLike[str] | None = None,
+        drafter: str | PathLike[str] | None = None,
+        draft_vocab: int | str | PathLike[str] | None = None,
+        slots: int = 8,
+        cache_memory: int | None = None,
+        special_tokens_in_content: bool = False,
+        progress: bool = True,
+    ) -> None:
+        self.name = str(model)
+        loaded = load_text_model(
+            self.name,
+            low_bit=low_bit,
+            threads=threads,
+            kv_cache=kv_cache,
+            max_context=max_context,
+            engine=engine,
+            device=device,
+            gpu_layers=gpu_layers,
+            draft_model=None if draft_model is None else str(draft_model),
+            drafter=None if drafter is None else str(drafter),
+            draft_vocab=draft_vocab,
+            progress=progress,
+            note=print_status if progress else None,
+        )
+        loaded.tokenizer.special_tokens_in_content = special_tokens_in_content
+        loaded.runtime.resolve(lookahead)  # an invalid setting is an error here, not in the first answer
+        self._lookahead = lookahead
+        self._model = ChatModel(loaded)
+        self._service = Service(loaded, slots=slots, queue=_ANY, cache_memory=cache_memory)
+        self._close = weakref.finalize(self, _close, self._service, self._model)
+        self.tokenizer = loaded.tokenizer
+        self.max_context: int = loaded.engine.max_context
+
+    def chat(
+        self,
+        messages: Prompt,
+        *,
+        system: str | None = None,
+        schema: Any = None,
+        grammar: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        think: bool | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> Answer:
+        """Answer a question, or the last message of a conversation, through the model's chat template.
+
+        Args:
+            messages: the question, or messages ``{"role": ..., "content": ...}`` as in OpenAI's API. Append
+                ``answer.message`` and the next question to continue.
+            system: the system message.
+            schema: a JSON schema as a dict, or a pydantic model: the answer cannot leave it, and ``answer.parsed`` is
+                the value.
+            grammar: a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot leave it.
+            tools: functions that the model may call: ``{"type": "function", "function": {"name", "description",
+                "parameters"}}``, or the inner object alone. The calls are ``answer.tool_calls``.
+            tool_choice: "auto", "none", "required", or the name of the function to call.
+            think: turn the model's thinking on or off, if its chat template supports that; None: the template decides.
+            **options: see :class:`AnswerOptions`.
+
+        Returns:
+            The answer, a string with ``stats``, ``finish_reason``, ``reasoning`` and ``tool_calls``.
+
+        Raises:
+            InputError: an invalid message or option, or messages that the chat template rejects.
+            ContextLengthError: the prompt leaves no room for an answer.
+            MissingPackageError: ``schema``, ``grammar`` or ``tools`` without llguidance.
+            ServiceError: the LLM is closed.
+        """
+        extras = {"system": system, "schema": schema, "grammar": grammar, "tools": tools}
+        with self._start(messages, {**extras, "tool_choice": tool_choice, "think": think}, options) as stream:
+            return stream.answer
+
+    def stream(
+        self,
+        messages: Prompt,
+        *,
+        raw: bool = False,
+        reasoning: bool = False,
+        system: str | None = None,
+        schema: Any = None,
+        grammar: str | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        think: bool | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> AnswerStream:
+        """Return the text of an answer in pieces, as the model generates them; ``.answer`` is the whole answer.
+
+        The model generates in the background, whether or not the pieces are taken. Errors in the arguments are raised
+        at once.
+
+        Args:
+            messages: as for :meth:`chat`.
+            raw: continue a text without the chat template, as :meth:`generate` does.
+            reasoning: also yield what the model thinks, as pieces of the type :class:`Thought`.
+            system: as for :meth:`chat`.
+            schema: as for :meth:`chat`.
+            grammar: as for :meth:`chat`.
+            tools: as for :meth:`chat`.
+            tool_choice: as for :meth:`chat`.
+            think: as for :meth:`chat`.
+            **options: see :class:`AnswerOptions`.
+
+        Example: ``for text in llm.stream("Tell me a story."): print(text, end="", flush=True)``
+        """
+        extras = {"system": system, "schema": schema, "grammar": grammar, "tools": tools}
+        extras |= {"tool_choice": tool_choice, "think": think}
+        return self._start(messages, extras, options, raw=raw, reasoning=reasoning)
+
+    def generate(
+        self, prompt: str, *, schema: Any = None, grammar: str | None = None, **options: Unpack[AnswerOptions]
+    ) -> Answer:
+        """Continue a text, without the chat template.
+
+        Args:
+            prompt: the text.
+            schema: as for :meth:`chat`.
+            grammar: as for :meth:`chat`.
+            **options: see :class:`AnswerOptions`.
+
+        Returns:
+            The new text, without the prompt.
+
+        Raises as :meth:`chat`.
+        """
+        with self._start(prompt, {"schema": schema, "grammar": grammar}, options, raw=True) as stream:
+            return stream.answer
+
+    def complete_batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        raw: bool = False,
+        system: str | None = None,
+        schema: Any = None,
+        grammar: str | None = None,
+        think: bool | None = None,
+        **options: Unpack[AnswerOptions],
+    ) -> list[Answer]:
+        """Answer many prompts, ``slots`` at a time in one batch. Each answer is what :meth:`chat` gives alone.
+
+        Args:
+            prompts: questions or conversations, each as for :meth:`chat`.
+            raw: continue texts without the chat template, as :meth:`generate` does.
+            system: as for :meth:`chat`.
+            schema: as for :meth:`chat`.
+            grammar: as for :meth:`chat`.
+            think: as for :meth:`chat`.
+            **options: see :class:`AnswerOptions`.
+
+        Returns:
+            The answers, in the order of the prompts.
+
+        Raises as :meth:`chat`; an error of one prompt, which the message names, cancels the others.
+        """
+        if isinstance(prompts, str) or any(isinstance(one, Mapping) for one in prompts):
+            raise InputError("complete_batch takes a list of prompts", hint="put the conversation into a list: [...]")
+        extras = {"system": system, "schema": schema, "grammar": grammar, "think": think}
+        with ExitStack() as running:
+            streams = []
+            for number, prompt in enumerate(prompts):
+                try:
+                    streams.append(running.enter_context(self._start(prompt, extras, options, raw=raw)))
+                except InputError as error:
+                    raise type(error)(f"prompt {number}: {error}", hint=error.hint) from error
+            return [stream.answer for stream in streams]
+
+    def close(self) -> None:
+        """End running answers and release the model's memory. Later calls raise ServiceError."""
+        self._close()
+        for name in ("_model", "_service", "tokenizer"):
+            vars(self).pop(name, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if not self._close.alive:
+            return f"LLM({self.name!r}, closed)"
+        facts = self._model.model.engine.describe()
+        shown = ", ".join(f"{key}={facts.get(key)!r}" for key in ("engine", "low_bit", "threads"))
+        return f"LLM({self.name!r}, {shown}, max_context={self.max_context})"
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def _start(
+        self,
+        prompt: Any,
+        extras: dict[str, Any],
+        options: Mapping[str, Any],
+        *,
+        raw: bool = False,
+        reasoning: bool = False,
+    ) -> AnswerStream:
+        """Submit one prompt. Raises as :meth:`chat`."""
+        if not self._close.alive:
+            raise ServiceError(f"LLM({self.name!r}) is closed", hint="create a new LLM")
+        given = dict(options)
+        lookahead = given.pop("lookahead", self._lookahead)
+        params = self._params(given)
+        form = form_of(extras.get("schema"), extras.get("grammar"))
+        if raw:
+            request = self._of_text(prompt, extras, form)
+        else:
+            conversation = conversation_of(prompt, extras, form)
+            request = request_for(self._model, conversation)
+            if request.constraint is not None:
+                request.grammar = request.constraint(self._model.grammars.of(Client()))
+        if (request.grammar is not None or extras.get("tools")) and (params.ignore_eos or params.min_tokens):
+            name = "ignore_eos" if params.ignore_eos else "min_tokens"
+            raise InputError(
+                f"{name} is not for an answer with a schema, a grammar or tools, which end it; leave it out"
+            )
+        request.params, request.lookahead = shown_ends(self._model.model, params), lookahead
+        events = Stream()
+        events.request = submit(self._service, self.tokenizer, request, events.put)
+        state = AnswerState(request, self.tokenizer)
+        return AnswerStream(events, state, extras.get("schema"), reasoning=reasoning, owner=self)
+
+    def _params(self, given: dict[str, Any]) -> SamplingParams:
+        known = AnswerOptions.__annotations__
+        for name in given:
+            if name not in known:
+                near = _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, 1)), "")
+                hint = f"did you mean {near}?" if near else f"choose one of {', '.join(known)}"
+                raise InputError(f"unknown option {name!r}", hint=hint)
+        return checked_params(given.pop("max_new_tokens", MAX_NEW_TOKENS), **{"temperature": None, **given})
+
+    def _of_text(self, prompt: Any, extras: Mapping[str, Any], form: Form | None) -> Request:
+        """Return the request of a prompt without the chat template."""
+        for name in ("system", "tools", "think"):
+            if extras.get(name):
+                raise InputError(f"{name} needs the chat template, which raw=True leaves out; leave one of them out")
+        if not isinstance(prompt, str):
+            raise InputError(f"a prompt without the chat template is a text, got {type(prompt).__name__}", hint="chat")
+        check_text(prompt)
+        request = Request(self.tokenizer.encode(prompt))
+        if form is not None:
+            request.grammar = grammar_of(self._model.grammars.of(Client()), form)
+        return request
+
+
+_ANY = 2**31
+"""Requests that may wait: a caller that waits for its answers bounds them."""
+
+
+def _close(service: Service, model: ChatModel) -> None:
+    service.close()
+    model.close()
+
+
+__all__ = ["LLM", "Answer", "AnswerOptions", "AnswerStream", "Thought", "ToolCall"]
