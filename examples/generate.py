@@ -1,4 +1,4 @@
-"""The shortest way to text: load a model in 4 bits, ask it something, print the answer.
+"""transformers' way: load a model in a low-bit format, generate token ids, decode them.
 
 python examples/generate.py --model default "Why is the sky blue?"
 """

@@ -1,4 +1,4 @@
-"""Show text as it comes, from a thread of its own, as a server would.
+"""transformers' way to stream: text from a TextIteratorStreamer, while a thread generates.
 
 python examples/stream.py "Tell me a story about a clock."
 """

@@ -18,8 +18,8 @@
     └── SaveError             a folder could not be written; existing files are unchanged
 
 Messages state the value, what is allowed and what to do. ``hint`` is the command or change that resolves the error; the
-command line prints it on a separate line. Messages refer to arguments by ``arg``, because Python, the command line and
-the server use different names for them.
+command line prints it on a separate line, and so do tracebacks of Python 3.11 and later. Messages refer to arguments by
+``arg``, because Python, the command line and the server use different names for them.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class LookaheadError(Exception):
         self._written = message or f"{arg(argument)} is {got!r}; it must be {allowed}", hint
         super().__init__(spelled(self._written[0]))
         self.hint = spelled(hint)
+        if hint and hasattr(self, "add_note"):  # Python 3.11: a traceback shows it
+            self.add_note(f"hint: {self.hint}")
         self.argument, self.got, self.allowed = argument, got, allowed
 
     def spelled(self, spell: Callable[[str, str], str]) -> tuple[str, str]:
@@ -135,7 +137,7 @@ class NonFiniteError(EngineError):
 
 
 class MissingPackageError(EngineError, ImportError):
-    """A required optional package is not installed. The message gives the install command."""
+    """A required optional package is not installed. ``hint`` is the install command."""
 
 
 class ServiceError(LookaheadError, RuntimeError):

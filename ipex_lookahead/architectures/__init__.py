@@ -11,10 +11,30 @@ from ipex_lookahead.architectures.keys import Family, GgufSource
 from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 
-__all__ = ["HEADS", "ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
+__all__ = ["ENCODERS", "HEADS", "ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
 
 HEADS = frozenset({"gemma4_assistant"})
 """Families of drafting heads, which cannot generate text on their own."""
+
+ENCODERS = frozenset(
+    "albert bert camembert deberta deberta-v2 distilbert electra ernie mobilebert modernbert mpnet nomic_bert roberta"
+    " xlm-roberta xlm-roberta-xl".split()
+)
+"""Model types of encoders, which turn a text into vectors and generate none."""
+_GGUF_ENCODERS = frozenset(
+    "bert eurobert jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe t5encoder".split()
+)
+"""Their values of ``general.architecture``."""
+
+
+def refuse_encoder(path: str | PathLike[str], kind: object) -> None:
+    """Raise UnsupportedModelError if a model type, or a GGUF file's architecture, is an encoder's."""
+    if kind in ENCODERS or kind in _GGUF_ENCODERS:
+        raise UnsupportedModelError(
+            f"{path}: {kind} is an encoder: it turns a text into a vector and generates no text. Embeddings are not"
+            " supported yet",
+            hint="choose a model that generates text; `ipex-lookahead pull` lists recommended ones",
+        )
 
 
 @functools.cache

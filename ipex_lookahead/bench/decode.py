@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ipex_lookahead.bench import layouts
-from ipex_lookahead.bench.modes import Generation, Mode, generator, lookahead_config, meaning, measure, modes_of
+from ipex_lookahead.bench.modes import Generation, Mode, lookahead_config, meaning, measure, modes_of, text_generator
 from ipex_lookahead.bench.options import Prompts, Report
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import (
     ModelOptions,
-    config_of,
     draft_model_option,
     draft_vocab_option,
     drafter_option,
@@ -134,15 +133,16 @@ def decode(
     from ipex_lookahead.cli.conversation import chat_encoder
 
     texts = prompts.read()
-    loaded, tokenizer = loading.load(draft_model=draft_model, drafter=drafter, draft_vocab=draft_vocab)
+    loaded = loading.load_text(progress=True, draft_model=draft_model, drafter=drafter, draft_vocab=draft_vocab)
+    tokenizer = loaded.tokenizer
     keep = {} if what.show_drafts is None else {"keep_drafts": True}
-    generate = generator(loaded, what.max_new_tokens, **sampling.arguments(), **keep)
+    generate = text_generator(loaded, sampling.params(what.max_new_tokens), **keep)
 
     def answer(ids: list[int]) -> str:
         text: str = tokenizer.decode(generate(ids, 0).tokens, skip_special_tokens=True)
         return text
 
-    turns = list(conversations(texts, chat_encoder(tokenizer, config_of(loaded)), answer))
+    turns = list(conversations(texts, chat_encoder(tokenizer, loaded.config), answer))
     answered = [prompt for prompt, _ in turns]
     settings = [_setting(mode, adaptive=not compared.options.no_adaptive) for mode in modes_given]
     with (

@@ -10,6 +10,8 @@ from ipex_lookahead.config import MEMORY_STORE, NO_STORE, LookaheadConfig, is_me
 
 if TYPE_CHECKING:
     from ipex_lookahead.decoding.stats import GenerationStats
+    from ipex_lookahead.runtime.sampling_params import SamplingParams
+    from ipex_lookahead.runtime.text_model import TextModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,18 @@ class Mode:
     memory: str | None = None
 
 
+def text_generator(model: TextModel, params: SamplingParams, **options: Any) -> Generate:
+    """Return the function ``generate`` for :func:`measure`; ``options`` are those of ``TextModel.generate``."""
+
+    def generate(prompt: Sequence[int], lookahead: Setting) -> Generation:
+        tokens = model.generate(list(prompt), params, lookahead=lookahead, **options)
+        return Generation(tokens, replace(model.stats))
+
+    return generate
+
+
 def generator(model: Any, max_new_tokens: int, **sampling: Any) -> Generate:
-    """Return the function ``generate`` for :func:`measure`."""
+    """Return the function ``generate`` for :func:`measure`, of a model with transformers' ``generate``."""
     import torch
 
     def generate(prompt: Sequence[int], lookahead: Setting) -> Generation:

@@ -33,6 +33,7 @@ from ipex_lookahead.errors import InputError, LookaheadError, SaveError
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.files.temporary import temporary_file
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.system.terminal import bar, counted, may_draw, print_status
 
 if TYPE_CHECKING:
@@ -116,13 +117,13 @@ def run(
 
 
 def _load(case: Case, plan: Plan) -> Any:
+    from ipex_lookahead.engines.low_bit_copy import check_gains
+
     speculative = any(config is not None and config.strategy == "self_speculation" for _, config in case.modes)
     placing: dict[str, Any] = {"engine": case.engine, "device": case.device, "kv_cache": plan.kv_cache}
     if speculative:
-        placing["speculative"] = True
-    model, tokenizer = loading.load(case.path, low_bit=case.low_bit, threads=case.threads, progress=False, **placing)
-    model.tokenizer = tokenizer
-    return model
+        placing["check_label"] = check_gains
+    return loading.load_text(case.path, low_bit=case.low_bit, threads=case.threads, progress=False, **placing)
 
 
 def _force_isa(plan: Plan) -> None:
@@ -170,14 +171,14 @@ def _print(report: dict[str, Any], *, to_stderr: bool) -> None:
 
 
 class Loaded(Protocol):
-    """A model with transformers' ``generate``."""
+    """A ``TextModel``."""
 
     engine: Any
     tokenizer: Any
     stats: Any
 
-    def generate(self, inputs: Any, **settings: Any) -> Any:
-        """Return int64 [batch, length + new] for int64 [batch, length]."""
+    def generate_batch(self, prompts: Sequence[Sequence[int]], params: SamplingParams, **settings: Any) -> Any:
+        """Return the new token ids of each prompt."""
         ...
 
     def forget(self) -> None:
@@ -288,8 +289,6 @@ def _facts(case: Case) -> dict[str, Any]:
 
 
 def _measure(model: Loaded, case: Case, plan: Plan, text: str, advance: Callable[[int], None]) -> dict[str, Any]:
-    import torch
-
     from ipex_lookahead.bench.plan import TASKS
     from ipex_lookahead.engines.machine import peak_memory
 
@@ -300,14 +299,13 @@ def _measure(model: Loaded, case: Case, plan: Plan, text: str, advance: Callable
             f"{case.tokens_in} tokens in and {case.tokens_out} out exceed the model's context of {context}"
         )
     prompts, repeats = cut(model.tokenizer, TASKS[plan.task], text, case.tokens_in, case.batch)
-    inputs = torch.tensor(prompts, dtype=torch.int64)
     samples: dict[str, list[dict[str, Any]]] = {name: [] for name, _ in case.modes}
     answers: dict[str, list[list[int]]] = {}
     _reset_peak_memory()
     for trial in range(-plan.warm_up, plan.trials):
         for name, lookahead in case.modes if trial % 2 == 0 else case.modes[::-1]:
             model.forget()
-            sample, tokens = _answer(model, inputs, case, lookahead, streaming=plan.streaming)
+            sample, tokens = _answer(model, prompts, case, lookahead, streaming=plan.streaming)
             answers.setdefault(name, tokens)
             sample["identical"] = tokens == answers.get("0", tokens)
             if trial >= 0:
@@ -324,17 +322,15 @@ def _measure(model: Loaded, case: Case, plan: Plan, text: str, advance: Callable
 
 
 def _answer(
-    model: Loaded, inputs: Any, case: Case, lookahead: LookaheadConfig | None, *, streaming: bool
+    model: Loaded, prompts: list[list[int]], case: Case, lookahead: LookaheadConfig | None, *, streaming: bool
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """Generate one answer of exactly ``case.tokens_out`` tokens, ignoring the end token."""
-    settings: dict[str, Any] = {"max_new_tokens": case.tokens_out, "do_sample": False, "eos_token_id": None}
-    if streaming and case.batch == 1:
-        settings["streamer"] = _Silent()
+    params = SamplingParams(case.tokens_out, ignore_eos=True)
+    settings = {"on_token": lambda token: None} if streaming and case.batch == 1 else {}
     start = time.perf_counter()
-    out = model.generate(inputs, lookahead=lookahead or 0, **settings)
+    new = model.generate_batch(prompts, params, lookahead=lookahead or 0, **settings)
     seconds = time.perf_counter() - start
     stats = model.stats
-    new = out[:, inputs.shape[1] :].tolist()
     rest = max(1, min(map(len, new)) - 1)
     sample = {
         "seconds": seconds,
@@ -345,16 +341,6 @@ def _answer(
         "acceptance_rate": stats.acceptance_rate,
     }
     return sample, new
-
-
-class _Silent:
-    """A streamer that discards the tokens."""
-
-    def put(self, value: Any) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
 
 
 def _summaries(samples: Mapping[str, Sequence[dict[str, Any]]], batch: int) -> list[dict[str, Any]]:
@@ -394,7 +380,7 @@ def cut(tokenizer: Any, before: str, text: str, tokens: int, batch: int) -> tupl
     """Return prompts of exactly ``tokens`` tokens: the task, then a different piece of the text for each.
 
     Args:
-        tokenizer: A tokenizer of transformers.
+        tokenizer: The model's tokenizer.
         before: Text of the task.
         text: Text to cut; repeated if it is too short.
         tokens: Length of each prompt.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, gguf_family, spec_for
+from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, gguf_family, refuse_encoder, spec_for
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.keys import GgufKeys
 from ipex_lookahead.architectures.spec import Tensor
@@ -114,6 +114,7 @@ class GgufCheckpoint:
             raise self._file.error(key, None, "is missing")
         architecture = self._file.scalar(key)
         if architecture not in gguf_architectures():
+            refuse_encoder(self.path, architecture)
             raise UnsupportedModelError(
                 f"{self.path}: {key} is {shown(architecture)}; supported architectures are "
                 f"{', '.join(gguf_architectures())}",

@@ -67,6 +67,10 @@ class ModelOptions:
         """Call :func:`load`."""
         return load(self.model, progress=True, **self.settings(), **more)
 
+    def load_text(self, *, progress: bool, **more: Any) -> TextModel:
+        """Call :func:`load_text`."""
+        return load_text(self.model, progress=progress, **self.settings(), **more)
+
 
 @dataclass
 class TextModelOptions(ModelOptions):
@@ -80,10 +84,6 @@ class TextModelOptions(ModelOptions):
         "Parse control tokens such as <|im_end|> in messages, instead of treating them as text.",
         False,
     )
-
-    def load_text(self, *, progress: bool, **more: Any) -> TextModel:
-        """Call :func:`load_text`."""
-        return load_text(self.model, progress=progress, **self.settings(), **more)
 
 
 def command_needs_torch() -> None:

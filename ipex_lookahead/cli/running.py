@@ -103,13 +103,13 @@ def _report_usage(error: click.ClickException) -> None:
 
 
 def _report(error: Exception, spell: Callable[[str, str], str]) -> None:
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
+        error = torch_needed("this", error.name)
     if isinstance(error, LookaheadError):
         message, hint = error.spelled(spell)
         _say(f"error: {message}")
         if hint:
             _say(f"hint: {hint}")
-    elif isinstance(error, ModuleNotFoundError) and error.name in ("torch", "transformers"):
-        _say(f"error: {torch_needed('this', error.name)}")
     elif _wants_memory(error):
         limit, _ = address_space()
         allowed = (

@@ -34,7 +34,7 @@ def form_of(schema: Any, grammar: str | None) -> Form | None:
     if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
         found = schema.model_json_schema()
         for node in schemas(found):  # pydantic ignores other keys, so that the model need not write them
-            if "properties" in node:
+            if isinstance(node, dict) and "properties" in node:
                 node.setdefault("additionalProperties", False)
         return Form("schema", found)
     if schema is not True and not isinstance(schema, dict):

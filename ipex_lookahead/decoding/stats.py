@@ -75,6 +75,18 @@ class GenerationStats:
     drafts: list[tuple[Draft, Sequence[int]]] | None = None
     _uncounted: list[tuple[Draft, Sequence[int]]] = field(default_factory=list, repr=False)
 
+    def __repr__(self) -> str:
+        """Return one line: lengths, speed, drafts, the end and the sampling."""
+        facts = [f"tokens={self.tokens}", f"prompt_tokens={self.prompt_tokens}"]
+        facts += [f"cached_tokens={self.cached_tokens}"] if self.cached_tokens else []
+        facts += [f"decode_tok_s={self.decode_tok_s:.1f}", f"first_token_seconds={self.first_token_seconds:.3f}"]
+        if self.drafted:
+            facts += [f"drafted={self.drafted}", f"accepted={self.accepted}"]
+            facts += [f"mean_acceptance_length={self.mean_acceptance_length:.2f}"]
+        facts += [f"finish_reasons={self.finish_reasons}"]
+        facts += [] if self.seed is None else [f"temperature={self.temperature:g}", f"seed={self.seed}"]
+        return f"GenerationStats({', '.join(facts)})"
+
     def verified(self, draft: Draft, accepted: Sequence[int]) -> None:
         """Note a draft and the indices of its accepted tokens; they are counted later, by ``fold``."""
         self._uncounted.append((draft, accepted))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from inspect import unwrap
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 from weakref import WeakSet
 
 import torch
@@ -39,7 +39,7 @@ from ipex_lookahead.hf.modeling.statistics import IpexLlmStatistics
 from ipex_lookahead.hf.modeling.weights import Weights
 from ipex_lookahead.runtime.checks import flag
 from ipex_lookahead.runtime.lookahead import proposer_lookahead
-from ipex_lookahead.runtime.run import streamed, to_the_end
+from ipex_lookahead.runtime.run import streamed, streamed_text, to_the_end
 from ipex_lookahead.runtime.runtime import Runtime
 from ipex_lookahead.runtime.second_model import check_vocabulary, engine_of
 from ipex_lookahead.system.compat import CACHE, CausalOutput, text_config
@@ -206,17 +206,33 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             )
         )
 
-    def stream(self, *args: Any, **kwargs: Any) -> Generator[int, None, None]:
-        """The new tokens of one sequence as they come, with ``generate``'s arguments.
+    @overload
+    def stream(self, *args: Any, text: Literal[True], **kwargs: Any) -> Generator[str, None, None]: ...
+    @overload
+    def stream(self, *args: Any, text: Literal[False] = False, **kwargs: Any) -> Generator[int, None, None]: ...
+    def stream(
+        self, *args: Any, text: bool = False, **kwargs: Any
+    ) -> Generator[str, None, None] | Generator[int, None, None]:
+        """Yield the new tokens of one sequence as they come, with ``generate``'s arguments.
 
-        Tokens are made when they are taken; closing the iterator ends the generation. Errors in the arguments are
+        Tokens are generated when they are taken; closing the iterator ends the generation. Errors in the arguments are
         raised at once; ``stats`` is complete when it has ended.
 
-        Example: ``for token in model.stream(input_ids, max_new_tokens=100, lookahead="auto"): print(token)``
+        Args:
+            *args: as for ``generate``.
+            text: yield text instead of token ids, without special tokens, by the model's tokenizer or ``tokenizer=``.
+            **kwargs: as for ``generate``.
+
+        Example: ``for piece in model.stream(input_ids, max_new_tokens=100, text=True): print(piece, end="")``
         """
+        tokenizer = kwargs.get("tokenizer") if kwargs.get("tokenizer") is not None or not text else self.tokenizer
+        if flag("text", text) and tokenizer is None:
+            raise InputError(
+                "text=True needs a tokenizer, and this model has none", hint="pass tokenizer=, or leave text out"
+            )
         steps = torch.no_grad()(unwrap(type(self).generate))(self, *args, **kwargs)
         next(steps)
-        return streamed(steps)
+        return streamed_text(streamed(steps), tokenizer) if text else streamed(steps)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | Any:

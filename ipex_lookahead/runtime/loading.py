@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.architectures import model_types
+from ipex_lookahead.architectures import model_types, refuse_encoder
 from ipex_lookahead.checkpoints import family_of
 from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone, refuse_head
@@ -132,6 +132,7 @@ def choose_engine(engine: str, request: LoadRequest) -> tuple[str, str]:
     """The engine's name, and why that one. ``auto``: the native engine wherever it can run the model."""
     family = family_of(request.path)
     refuse_head(request.path, family)
+    refuse_encoder(request.path, family)
     if engine in ("native", "opencl") and family is not None and family not in model_types():
         raise UnsupportedModelError(
             f"{request.path}: model type {family!r} is none that the {engine} engine has ({', '.join(model_types())})",

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.errors import ContextLengthError, InputError, arg
+from ipex_lookahead.tokenization.detokenizer import Detokenizer
 
 DEFAULT_NEW_TOKENS = 20
 """Hugging Face's default where neither ``max_new_tokens`` nor ``max_length`` is given."""
@@ -57,6 +58,19 @@ def streamed(steps: Generator[abc.Sequence[Sequence], None, Any]) -> Generator[i
                 yield from new
     finally:
         steps.close()
+
+
+def streamed_text(tokens: Generator[int, None, None], tokenizer: Any) -> Generator[str, None, None]:
+    """Yield the text of tokens as it becomes complete, without special tokens; closing it closes ``tokens``."""
+    detokenizer = Detokenizer(tokenizer)
+    try:
+        for token in tokens:
+            if text := detokenizer.put(token):
+                yield text
+        if text := detokenizer.end():
+            yield text
+    finally:
+        tokens.close()
 
 
 def length_limit(

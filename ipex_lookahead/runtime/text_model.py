@@ -130,6 +130,7 @@ class TextModel:
         on_prefill: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
         keep: bool = False,
+        keep_drafts: bool = False,
     ) -> list[int]:
         """Answer a prompt.
 
@@ -144,6 +145,7 @@ class TextModel:
             keep: use a prefix cache of one conversation: the tokens that this prompt shares with earlier texts are not
                 read again (``stats.cached_tokens``). It never changes the answer: on an engine with rows that are not
                 invariant there is no prefix cache.
+            keep_drafts: store verified drafts in ``stats.drafts``.
 
         Returns:
             The answer's ids. ``stats`` has the finish reason, the times and the seed.
@@ -154,9 +156,25 @@ class TextModel:
             ContextLengthError: a prompt that leaves no room for an answer.
         """
         options: dict[str, Any] = {"on_token": on_token, "on_prefill": on_prefill, "cancelled": cancelled}
-        steps = self._stepwise(ids, params, lookahead, adaptive, keep=keep, **options)
+        steps = self._stepwise([ids], params, lookahead, adaptive, keep=keep, keep_drafts=keep_drafts, **options)
         (sequences,) = deque(steps, maxlen=1)  # there are at least the empty ones
         return sequences[0].new if sequences else []
+
+    def generate_batch(
+        self,
+        prompts: abc.Sequence[abc.Sequence[int]],
+        params: SamplingParams,
+        *,
+        lookahead: int | str | LookaheadConfig | None = None,
+        on_token: Callable[[int], None] | None = None,
+    ) -> list[list[int]]:
+        """Answer several prompts in the same forwards; number i in the sampling noise is prompt i.
+
+        The arguments and errors are those of :meth:`generate`.
+        """
+        steps = self._stepwise(prompts, params, lookahead, None, keep=False, on_token=on_token)
+        (sequences,) = deque(steps, maxlen=1)
+        return [sequence.new for sequence in sequences] if sequences else [[] for _ in prompts]
 
     def stream(
         self,
@@ -173,44 +191,49 @@ class TextModel:
         Closing the iterator ends the answer. The arguments and errors are those of :meth:`generate`, the errors raised
         at once.
         """
-        steps = self._stepwise(ids, params, lookahead, adaptive, keep=keep, on_prefill=on_prefill)
+        steps = self._stepwise([ids], params, lookahead, adaptive, keep=keep, on_prefill=on_prefill)
         next(steps)
         return streamed(steps)
 
     def _stepwise(
         self,
-        ids: abc.Sequence[int],
+        prompts: abc.Sequence[abc.Sequence[int]],
         params: SamplingParams,
         lookahead: int | str | LookaheadConfig | None,
         adaptive: bool | None,
         *,
         keep: bool,
+        keep_drafts: bool = False,
         on_token: Callable[[int], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
     ) -> Generator[abc.Sequence[Sequence], None, None]:
-        """Yield nothing once the arguments are checked, then the sequence after each forward."""
-        stats = self.runtime.stats = GenerationStats()
-        if not ids:
+        """Yield nothing once the arguments are checked, then the sequences after each forward."""
+        stats = self.runtime.stats = GenerationStats(drafts=[] if keep_drafts else None)
+        if not all(prompts):
             raise InputError("the prompt is empty; give at least one token")
         params = self.resolved(params)
         config, draft_engine = self.runtime.resolve(lookahead, adaptive=adaptive)
-        limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=params.max_new_tokens)
-        sequence = self.sequence(ids, params, limit, reason)
-        sequence.on_token = on_token
+        sequences = []
+        for number, ids in enumerate(prompts):
+            limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=params.max_new_tokens)
+            sequences.append(self.sequence(ids, params, limit, reason, number=number))
+            sequences[-1].on_token = on_token
         yield ()
-        if limit == len(ids):
-            stats.sequences, stats.finish_reasons = 1, [reason]
+        room = max((sequence.limit - len(sequence.prompt) for sequence in sequences), default=0)
+        if room == 0:
+            stats.sequences, stats.finish_reasons = len(sequences), [one.limit_reason for one in sequences]
             return
-        if limit - len(ids) == 1:
+        if room == 1:
             config = None  # the only token follows the prompt, so there is nothing to draft
         memories: dict[str, PrefixCache | None] = {}
         if keep and self.engine.row_invariant:
             memories = self._memories()
             if state_bytes(self.engine):
-                sequence.turns = self.turns_of(sequence.prompt)
+                for sequence in sequences:
+                    sequence.turns = self.turns_of(sequence.prompt)
         yield from self.runtime.stepwise(
-            [sequence],
+            sequences,
             config,
             draft_engine,
             stats=stats,
@@ -219,6 +242,10 @@ class TextModel:
             on_prefill=on_prefill,
             **memories,
         )
+
+    def forget(self) -> None:
+        """Clear the stores of earlier answers that are in memory."""
+        self.stores.forget()
 
     def _memories(self) -> dict[str, PrefixCache | None]:
         """Return the prefix caches of a conversation, for the model and its draft model."""

@@ -33,6 +33,6 @@ def need_torch(what: str) -> None:
 
 
 def torch_needed(what: str, missing: str) -> MissingPackageError:
-    """Return the error with the install command."""
+    """Return the error; its hint is the install command."""
     are = "which are" if " and " in missing else "which is"
-    return MissingPackageError(f"{what} needs {missing}, {are} not installed: {installing('torch')}")
+    return MissingPackageError(f"{what} needs {missing}, {are} not installed", hint=installing("torch"))

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from ipex_lookahead.bench.plan import Plan, read_plan
@@ -19,6 +18,7 @@ from ipex_lookahead.bench.report import COLUMNS, as_csv, as_html
 from ipex_lookahead.bench.run import cut, run_plan
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import EngineError, InputError
+from ipex_lookahead.runtime.sampling_params import SamplingParams
 
 TEXT = "one two three four five six seven eight nine ten eleven twelve. " * 40
 
@@ -46,19 +46,19 @@ class Model:
     def forget(self) -> None:
         self.forgotten += 1
 
-    def generate(self, inputs: Any, *, lookahead: Any, max_new_tokens: int, **settings: Any) -> Any:
-        drafts = lookahead.num_draft_tokens if lookahead else 0
-        self.asked.append((tuple(inputs.shape), drafts, max_new_tokens, settings))
-        rows = inputs.shape[0]
+    def generate_batch(self, prompts: Any, params: SamplingParams, *, lookahead: Any, **settings: Any) -> Any:
+        drafts, max_new_tokens = lookahead.num_draft_tokens if lookahead else 0, params.max_new_tokens
+        rows, length = len(prompts), len(prompts[0])
+        self.asked.append(((rows, length), drafts, params, settings))
         steps = (max_new_tokens - 1) // (2 if drafts else 1)
         self.stats = GenerationStats(
             tokens=max_new_tokens * rows, sequences=rows, sequence_steps=steps * rows,
-            first_token_seconds=0.001 * inputs.shape[1], decode_seconds=0.01 * steps,
+            first_token_seconds=0.001 * length, decode_seconds=0.01 * steps,
         )  # fmt: skip
-        new = torch.full((rows, max_new_tokens), 7)
+        new = [[7] * max_new_tokens for _ in range(rows)]
         if drafts and drafts == self.wrong_with:
-            new[0, -1] = 8
-        return torch.cat([inputs, new], 1)
+            new[0][-1] = 8
+        return new
 
 
 def plan_of(folder: Path, **values: Any) -> Plan:
@@ -77,7 +77,7 @@ def test_all_modes_of_all_cases_are_timed_in_turn(tmp_path: Path) -> None:
     report = run_plan(plan_of(tmp_path), tmp_path / "out", load, TEXT, advance=counted.append)
     assert len(loads) == 1
     assert sum(counted) == 2 * 2 * (1 + 3) == len(model.asked) == model.forgotten
-    assert {asked[3]["eos_token_id"] for asked in model.asked} == {None}
+    assert {asked[2] for asked in model.asked} == {SamplingParams(9, ignore_eos=True)}
     assert [asked[:2] for asked in model.asked[:8]] == [
         ((1, 16), n)
         for n in (3, 0, 0, 3, 3, 0, 0, 3)  # the warm-up turned round, then in turn
@@ -102,8 +102,8 @@ class Uneven(Model):
         super().__init__()
         self.factors = {drafts: iter(some) for drafts, some in factors.items()}
 
-    def generate(self, inputs: Any, *, lookahead: Any, **settings: Any) -> Any:
-        out = super().generate(inputs, lookahead=lookahead, **settings)
+    def generate_batch(self, prompts: Any, params: SamplingParams, *, lookahead: Any, **settings: Any) -> Any:
+        out = super().generate_batch(prompts, params, lookahead=lookahead, **settings)
         self.stats.decode_seconds *= next(self.factors[lookahead.num_draft_tokens if lookahead else 0])
         return out
 
@@ -178,12 +178,12 @@ def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
     calls = 0
 
     class Stopped(Model):
-        def generate(self, inputs: Any, **settings: Any) -> Any:
+        def generate_batch(self, prompts: Any, params: SamplingParams, **settings: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == 11:
                 raise KeyboardInterrupt
-            return super().generate(inputs, **settings)
+            return super().generate_batch(prompts, params, **settings)
 
     with pytest.raises(KeyboardInterrupt):
         run_plan(plan, out, lambda case, plan: Stopped(), TEXT)

@@ -253,6 +253,7 @@ def test_bad_metadata(tmp_path: Path, values: dict[str, Any], field: str, words:
     ("values", "words"),
     [
         ({"general__architecture": (STRING, "mamba")}, "'mamba'; supported architectures are .*llama"),
+        ({"general__architecture": (STRING, "nomic-bert")}, "nomic-bert is an encoder.* generates no text"),
         ({"llama__expert_group_count": (U32, 8)}, "llama.expert_group_count is 8"),
         ({"llama__attention__scale": (F32, 0.5)}, "llama.attention.scale is 0.5"),
         ({"llama__attention__causal": (BOOL, False)}, "llama.attention.causal is False"),

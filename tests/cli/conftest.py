@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +16,6 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.runtime.recommended import resolved
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.support.chat_tokenizer import SIZE, chat_tokenizer, write_chat_llama
-
-if TYPE_CHECKING:
-    import torch
 
 
 class ScriptedModel:
@@ -42,6 +39,9 @@ class ScriptedModel:
         self.signal_after: int | None = None
         self._answers = list(answers)
 
+    def forget(self) -> None:
+        """As ``TextModel.forget``."""
+
     def resolved(self, params: SamplingParams) -> SamplingParams:
         """As ``TextModel.resolved``."""
         return resolved(params, self.generation_defaults)
@@ -51,7 +51,7 @@ class ScriptedModel:
         ids: list[int],
         params: Any,
         *,
-        on_token: Any,
+        on_token: Any = None,
         on_prefill: Any = None,
         cancelled: Any = None,
         keep: bool = False,
@@ -76,7 +76,8 @@ class ScriptedModel:
                     signal.raise_signal(signal.SIGINT)
                 if stopped := cancelled is not None and cancelled():
                     break
-                on_token(token)
+                if on_token is not None:
+                    on_token(token)
                 done += 1
         finally:
             self.stats = statistics(len(ids), done)  # as the real one, also of what was interrupted
@@ -87,30 +88,6 @@ class ScriptedModel:
                 self.stats.seed = 1234 if params.seed is None else params.seed
                 self.stats.temperature = params.temperature
         return new[:done]
-
-
-class ScriptedForTransformers:
-    """The same with the ``generate`` that transformers' users know, which the benches measure."""
-
-    def __init__(self, text: ScriptedModel) -> None:
-        self._text = text
-        self.tokenizer, self.engine = text.tokenizer, text.engine
-        self.config = SimpleNamespace(to_dict=lambda: text.config)
-
-    @property
-    def stats(self) -> GenerationStats:
-        return self._text.stats
-
-    def generate(self, input_ids: torch.Tensor, *, max_new_tokens: int, **settings: Any) -> Any:
-        import torch  # not above: programs that these tests start need it for nothing else
-
-        prompt = input_ids[0].tolist()
-        new = self._text.generate(prompt, SamplingParams(max_new_tokens), on_token=lambda token: None)
-        self._text.asked[-1] = (prompt, {"max_new_tokens": max_new_tokens, **settings})
-        return torch.tensor([prompt + new])
-
-    def forget(self) -> None:
-        pass
 
 
 def statistics(prompt: int, new: int) -> GenerationStats:
@@ -143,7 +120,6 @@ def scripted(tokenizer, monkeypatch):
         from ipex_lookahead.cli import loading
 
         monkeypatch.setattr(loading, "load_text", lambda name, **options: model)
-        monkeypatch.setattr(loading, "load", lambda name, **options: (ScriptedForTransformers(model), tokenizer))
         return model
 
     return make

@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.programs
 ROOT = Path(__file__).resolve().parents[2]
 PRELUDE = """
-from tests.cli.conftest import ScriptedForTransformers, ScriptedModel
+from tests.cli.conftest import ScriptedModel
 from tests.support.chat_tokenizer import chat_tokenizer
 from ipex_lookahead.cli import loading, main
 from ipex_lookahead.bench import kernels
@@ -22,7 +22,6 @@ GenerationStats.origins = lambda self: ["suffix"] * self.tokens
 tokenizer = chat_tokenizer()
 model = ScriptedModel(tokenizer, ["a fine day"])
 loading.load_text = lambda name, **options: model
-loading.load = lambda name, **options: (ScriptedForTransformers(model), tokenizer)
 kernels.WORKING_SET = 1 << 16
 """
 COMMANDS = [

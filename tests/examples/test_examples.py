@@ -128,7 +128,7 @@ def test_errors_are_printed_as_the_command_prints_them():
         "generate.py": ["--model"],
         "jacobi_lookahead.py": ["--model"],
         "speculative.py": ["--model"],
-        "stream_chat.py": ["hello", "--model"],
+        "chat.py": ["hello", "--model"],
         "stream.py": ["--model"],
         "pipeline.py": ["--model"],
         "lookahead.py": ["--repo-id-or-model-path"],
@@ -263,9 +263,9 @@ def test_ways_to_draft(name, options, model):
     assert rows[0][:1] == ["off"]
 
 
-def test_stream_chat_reads_only_what_is_new(model):
-    printed = shown("stream_chat.py", model, "--max-new-tokens", "8", "hello", "and now")
-    kept = re.findall(r"\((\d+) of (\d+) prompt tokens kept", printed)
+def test_chat_reads_only_what_is_new(model):
+    printed = shown("chat.py", model, "--max-new-tokens", "8", "hello", "and now")
+    kept = re.findall(r", (\d+) of (\d+) prompt tokens cached\)", printed)
     (first, before), (second, after) = ((int(a), int(b)) for a, b in kept)
     assert first == 0
     assert 0 < second < after

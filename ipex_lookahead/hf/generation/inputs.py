@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ def prompts_of(
 
     Args:
         inputs: integers [batch, length] or [length]: a tensor, an array or lists. None or no tokens at all is the
-            beginning-of-sequence token alone, where there is one.
+            beginning-of-sequence token alone, where there is one. Or the output of a tokenizer (a ``BatchEncoding``),
+            with its attention mask.
         attention_mask: [batch, length] of 0 and 1, zeros on the left only. Without one, leading ``pad`` tokens are
             padding, unless the pad token is also an end token (as transformers decides it).
         vocab_size: ids must be below it.
@@ -39,6 +40,8 @@ def prompts_of(
     Raises:
         InputError: no tokens, ids outside the vocabulary, shapes that do not fit, padding elsewhere than on the left.
     """
+    if isinstance(inputs, Mapping):
+        inputs, attention_mask = _unpacked(inputs, attention_mask)
     ids = _ids(inputs)
     if ids is None or ids.shape[1] == 0:
         if bos is None or (ids is not None and ids.shape[0] != 1):
@@ -59,9 +62,21 @@ def prompts_of(
     return ids, [prompt.astype(np.int32) for prompt in prompts]
 
 
+def _unpacked(encoding: Mapping[str, Any], attention_mask: Any) -> tuple[Any, Any]:
+    """Return ids and mask of a tokenizer's output; a mask that the caller gives takes precedence."""
+    if "input_ids" not in encoding:
+        raise InputError(f"the prompt is a mapping of {', '.join(map(str, encoding)) or 'nothing'}; it needs input_ids")
+    return encoding["input_ids"], encoding.get("attention_mask") if attention_mask is None else attention_mask
+
+
 def _ids(inputs: Any) -> torch.Tensor | None:
     if inputs is None:
         return None
+    if isinstance(inputs, str) or (isinstance(inputs, Sequence) and any(isinstance(one, str) for one in inputs)):
+        raise InputError(
+            "the prompt is a text, and this model takes token ids; ipex_lookahead.LLM takes text",
+            hint='LLM(path).generate("text"), or model.generate(model.tokenizer("text", return_tensors="pt"))',
+        )
     try:
         ids = torch.as_tensor(inputs).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:

@@ -145,7 +145,7 @@ def test_bad_watermarks(kwargs: dict[str, Any], message: str) -> None:
         ([], {}, "the prompt is empty"),
         (torch.zeros((2, 0), dtype=torch.int64), {"bos_token_id": 1}, "the prompt is empty"),
         (torch.zeros((0, 3), dtype=torch.int64), {}, "the batch holds no prompt"),
-        ("Hello", {}, "input_ids cannot be read as token ids"),
+        ("Hello", {}, "the prompt is a text"),
         ([[1, 2], [3]], {}, "input_ids cannot be read as token ids .* shorter rows padded on the left"),
         (torch.zeros((1, 1, 1), dtype=torch.int64), {}, r"input_ids has shape \(1, 1, 1\)"),
         (torch.tensor([[0.5]]), {}, "input_ids has dtype torch.float32; token ids are integers"),

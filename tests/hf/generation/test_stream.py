@@ -70,6 +70,30 @@ def test_a_models_stream_is_what_generate_gives(options: dict[str, Any]) -> None
     assert model.stats.finish_reasons == ["abandoned"]
 
 
+class Words:
+    """A tokenizer of transformers' kind: token 3 is special, 1 is half of a character."""
+
+    all_special_ids = (3,)
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        text = "".join(chr(ord("a") + token) for token in ids if token != 1)
+        return text + "\ufffd" if ids[-1:] == [1] else text
+
+
+def test_a_stream_can_be_text() -> None:
+    model, ids = hf_model(), torch.tensor([[1, 2, 3]])
+    tokens = model.generate(ids, max_new_tokens=25)[0, 3:].tolist()
+    text = list(model.stream(ids, max_new_tokens=25, text=True, tokenizer=Words()))
+    assert all(text)
+    assert "".join(text) == Words().decode([token for token in tokens if token != 3]).rstrip("\ufffd")
+    with pytest.raises(InputError, match="text=True needs a tokenizer, and this model has none"):
+        model.stream(ids, text=True)
+    stream = model.stream(ids, max_new_tokens=1000, text=True, tokenizer=Words())
+    next(stream)
+    stream.close()
+    assert model.stats.finish_reasons == ["abandoned"]
+
+
 def test_a_models_stream_is_of_one_sequence_and_checked() -> None:
     model = hf_model()
     with pytest.raises(InputError, match="one sequence, got 2"):
