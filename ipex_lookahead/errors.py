@@ -25,6 +25,7 @@ command line prints it on a separate line, and so do tracebacks of Python 3.11 a
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from os import PathLike
 
@@ -67,11 +68,16 @@ class LookaheadError(Exception):
     ) -> None:
         """Create an error; without ``message`` it is built from ``argument``, ``got`` and ``allowed``."""
         self._written = message or f"{arg(argument)} is {got!r}; it must be {allowed}", hint
-        super().__init__(spelled(self._written[0]))
-        self.hint = spelled(hint)
-        if hint and hasattr(self, "add_note"):  # Python 3.11: a traceback shows it
-            self.add_note(f"hint: {self.hint}")
+        super().__init__()
+        self.respell(in_python)
         self.argument, self.got, self.allowed = argument, got, allowed
+
+    def respell(self, spell: Callable[[str, str], str]) -> None:
+        """Write the arguments in message and hint as ``spell`` does, see :func:`spelled`."""
+        message, self.hint = self.spelled(spell)
+        self.args = (message,)
+        if self.hint and sys.version_info >= (3, 11):  # a traceback shows it
+            self.__notes__ = [f"hint: {self.hint}"]
 
     def spelled(self, spell: Callable[[str, str], str]) -> tuple[str, str]:
         """Return message and hint with arguments as ``spell`` writes them, see :func:`spelled`."""

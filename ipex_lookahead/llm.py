@@ -21,7 +21,8 @@ from ipex_lookahead.conversation.model import ChatModel
 from ipex_lookahead.conversation.request import Form, grammar_of, request_for
 from ipex_lookahead.conversation.result import Answer, AnswerStream, ToolCall
 from ipex_lookahead.conversation.thinking import Thought
-from ipex_lookahead.errors import InputError, ServiceError
+from ipex_lookahead.errors import InputError, LookaheadError, ServiceError, in_python
+from ipex_lookahead.runtime.checks import integer
 from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams, checked_params
@@ -152,21 +153,26 @@ class LLM:
         progress: bool = True,
     ) -> None:
         self.name = str(model)
-        loaded = load_text_model(
-            self.name,
-            low_bit=low_bit,
-            threads=threads,
-            kv_cache=kv_cache,
-            max_context=max_context,
-            engine=engine,
-            device=device,
-            gpu_layers=gpu_layers,
-            draft_model=None if draft_model is None else str(draft_model),
-            drafter=None if drafter is None else str(drafter),
-            draft_vocab=draft_vocab,
-            progress=progress,
-            note=print_status if progress else None,
-        )
+        integer("slots", slots, 1, 256)
+        try:
+            loaded = load_text_model(
+                self.name,
+                low_bit=low_bit,
+                threads=threads,
+                kv_cache=kv_cache,
+                max_context=max_context,
+                engine=engine,
+                device=device,
+                gpu_layers=gpu_layers,
+                draft_model=None if draft_model is None else str(draft_model),
+                drafter=None if drafter is None else str(drafter),
+                draft_vocab=draft_vocab,
+                progress=progress,
+                note=print_status if progress else None,
+            )
+        except LookaheadError as error:
+            error.respell(lambda name, value: in_python("low_bit" if name == "load_in_low_bit" else name, value))
+            raise
         loaded.tokenizer.special_tokens_in_content = special_tokens_in_content
         loaded.runtime.resolve(lookahead)  # an invalid setting is an error here, not in the first answer
         self._lookahead = lookahead

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from ipex_lookahead import InputError, MissingPackageError, ServiceError
+from ipex_lookahead import InputError, LowBitFormatError, MissingPackageError, ServiceError
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.conversation.answer import AnswerState
 from ipex_lookahead.conversation.reader import Reader
@@ -255,7 +255,6 @@ def test_a_tool_is_called_and_its_result_is_read(llm: LLM) -> None:
 
 def test_without_llguidance_a_schema_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    monkeypatch.delitem(sys.modules, "ipex_lookahead.conversation.grammar", raising=False)
     with (
         LLM(folder, threads=1, progress=False) as llm,
         pytest.raises(MissingPackageError, match="llguidance") as caught,
@@ -327,6 +326,23 @@ def test_what_excludes_each_other_is_refused(llm: LLM) -> None:
 def test_a_setting_of_the_model_that_is_wrong_is_an_error_at_once(folder: Path) -> None:
     with pytest.raises(InputError, match="lookahead is 'guesswork'"):
         LLM(folder, lookahead="guesswork", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ({"low_bit": "int4"}, "unknown low-bit format 'int4'", "for example low_bit='sym_int4'"),
+        ({"engine": "fast"}, "engine is 'fast'; it must be 'auto' or one of native, ", ""),
+        ({"threads": 0}, "threads is 0; it must be a whole number", ""),
+        ({"kv_cache": "fp8"}, "kv_cache is 'fp8'; it must be one of fp16, int8", ""),
+        ({"slots": 0}, "slots is 0; it must be a whole number from 1 to 256", ""),
+        ({"model": "no-such-model"}, "no model at 'no-such-model'", ""),
+    ],
+)
+def test_wrong_arguments_are_named(folder: Path, arguments: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(InputError if "low_bit" not in arguments else LowBitFormatError, match=message) as caught:
+        LLM(**{"model": folder, "progress": False, **arguments})
+    assert caught.value.hint.startswith(hint)
 
 
 def test_a_closed_llm_says_so(folder: Path) -> None:

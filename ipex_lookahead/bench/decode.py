@@ -165,7 +165,7 @@ def decode(
             forget=loaded.forget,
         )
     engine = loaded.engine.describe()
-    report = {"model": loading.model, **{key: engine.get(key) for key in ("low_bit", "isa", "threads")}}
+    report: dict[str, Any] = {"model": loading.model, **{key: engine.get(key) for key in ("low_bit", "isa", "threads")}}
     report |= {"max_new_tokens": what.max_new_tokens, "repeat": what.repeat, **sampling.arguments()}
     report |= {"prompts": [p.id for p in answered], "categories": [p.category for p in answered]}
     report["runs"] = summarize(modes, [p.file for p in answered], [p.category for p in answered])

@@ -62,7 +62,6 @@ def run(
     results.json with every sample, results.csv, report.html and its pictures. An interrupted run resumes when it is
     started again.
     """
-    loading.command_needs_torch()
     from ipex_lookahead.bench.plan import read_plan
     from ipex_lookahead.bench.report import as_csv, as_html
 

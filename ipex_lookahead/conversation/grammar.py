@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import llguidance
 import numpy as np
 
 from ipex_lookahead.conversation.compiling import PARSER, Client, GrammarProcess, NotCompiled, RefusedError
@@ -22,7 +21,8 @@ from ipex_lookahead.conversation.vocabulary import TextVocabulary, control_ids
 from ipex_lookahead.decoding.sampling import Ids, Logits, Processor
 from ipex_lookahead.decoding.sequence import DraftFilter
 from ipex_lookahead.drafting.draft import Draft
-from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.errors import InputError, LookaheadError, MissingPackageError
+from ipex_lookahead.system.extras import installing
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 _OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,24})?"}
@@ -53,7 +53,17 @@ def inlined(schema: Any) -> str:
 
 def pattern(regex: str) -> str:
     """Return a pattern as written between the slashes of a Lark grammar."""
-    return str(llguidance.regex_to_lark(regex, ""))
+    return str(_llguidance().regex_to_lark(regex, ""))
+
+
+def _llguidance() -> Any:
+    """Return the library, which is part of an extra. Raises MissingPackageError."""
+    try:
+        import llguidance
+    except ModuleNotFoundError:
+        said = "a schema, a grammar or tools need llguidance, which is not installed"
+        raise MissingPackageError(said, hint=installing("serve")) from None
+    return llguidance
 
 
 class Grammars:
@@ -77,7 +87,7 @@ class Grammars:
         schema = {} if schema is True else schema
         check_numbers(schema)
         return self._compile(
-            lambda: llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
+            lambda: _llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
         )
 
     def lark(self, grammar: str, form: str = "", *, given: bool = False) -> Grammar:
@@ -119,9 +129,12 @@ class Compiler:
         tokenizer: the model's.
         tokens: its tokens' bytes, by id.
         ends: ids that end an answer.
+
+    Raises MissingPackageError if llguidance is not installed.
     """
 
     def __init__(self, tokenizer: TextTokenizer, tokens: Sequence[bytes], ends: Collection[int]) -> None:
+        _llguidance()  # an error here, not one of the process below
         self._tokens = tokens
         self._ends = sorted(ends)
         self._encode = tokenizer.encode_text
@@ -179,14 +192,16 @@ class Compiler:
         with self._lock:
             if self._made is None:
                 vocabulary = TextVocabulary(self._tokens, self._ends, self._control, self._encode)
-                wrapper = llguidance.TokenizerWrapper(vocabulary)
-                self._made = llguidance.LLTokenizer(wrapper, n_vocab=len(self._tokens), eos_token=self._ends)
+                library = _llguidance()
+                wrapper = library.TokenizerWrapper(vocabulary)
+                self._made = library.LLTokenizer(wrapper, n_vocab=len(self._tokens), eos_token=self._ends)
             return self._made
 
     def _matcher(self, grammar: str) -> Any:
-        limits = llguidance.LLParserLimits(**PARSER)
+        library = _llguidance()
+        limits = library.LLParserLimits(**PARSER)
         try:
-            matcher = llguidance.LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
+            matcher = library.LLMatcher(self._tokenizer(), grammar, log_level=0, limits=limits)
         except (ValueError, RecursionError, TypeError) as error:
             raise InputError(f"the grammar cannot be compiled: {reason(error)}") from None
         if matcher.is_error():

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from ipex_lookahead.conversation.grammar import Compiler, Grammars
 from ipex_lookahead.conversation.vocabulary import token_bytes
-from ipex_lookahead.errors import MissingPackageError
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.system.extras import installing
-
-if TYPE_CHECKING:
-    from ipex_lookahead.conversation.grammar import Compiler, Grammars
 
 
 class ChatModel:
@@ -53,21 +48,11 @@ class ChatModel:
     @cached_property
     def grammars(self) -> Grammars:
         """Compiles grammars for this model. Raises MissingPackageError if llguidance is not installed."""
-        compiler = self.compiler
-        from ipex_lookahead.conversation.grammar import Grammars
-
-        return Grammars(compiler)
+        return Grammars(self.compiler)
 
     @cached_property
     def compiler(self) -> Compiler:
         """The compiler of the grammars. Raises MissingPackageError if llguidance is not installed."""
-        try:
-            from ipex_lookahead.conversation.grammar import Compiler
-        except ModuleNotFoundError as error:
-            if error.name != "llguidance":
-                raise
-            said = "a schema, a grammar or a tool for the answer needs llguidance, which is not installed"
-            raise MissingPackageError(said, hint=installing("serve")) from None
         return Compiler(self.tokenizer, self.tokens, self.eos_ids)
 
     def close(self) -> None:

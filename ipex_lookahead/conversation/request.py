@@ -6,9 +6,10 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ipex_lookahead.conversation.calls.base import DECODER, Function, Spell, Style, json_of
+from ipex_lookahead.conversation.grammar import Grammar, Grammars, inlined
 from ipex_lookahead.conversation.model import ChatModel
 from ipex_lookahead.conversation.reader import Reader
 from ipex_lookahead.conversation.references import local
@@ -26,9 +27,6 @@ from ipex_lookahead.conversation.tools import (
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.tokenization.prompts import build_prompt
-
-if TYPE_CHECKING:
-    from ipex_lookahead.conversation.grammar import Grammar, Grammars
 
 Message = dict[str, Any]
 """``{"role": "system" | "user" | "assistant" | "tool", "content": text, "tool_calls"?: [...], ...}``"""
@@ -269,8 +267,6 @@ def grammar_of(grammars: Grammars, form: Form, before: str = "", thought: str = 
 
 def _answer(form: Form) -> tuple[str, str]:
     """The rule ``answer``, and the grammar that it calls ``@form``."""
-    from ipex_lookahead.conversation.grammar import inlined
-
     other = form.lark or form.grammar
     return ("answer: @form\n", other) if other else (f"answer: %json {inlined(form.schema)}\n", "")
 

@@ -290,7 +290,7 @@ class _Reader:
 def _unknown(name: object) -> LowBitFormatError:
     if isinstance(name, str) and name in NOT_MADE:
         return LowBitFormatError(why_not_made(name), hint=arg("load_in_low_bit", NOT_MADE[name]))
-    near = _nearest(name, NAMES) if isinstance(name, str) else None
+    near = (_nearest(name, (*LOW_BITS, *PRESETS)) or _nearest(name, NAMES)) if isinstance(name, str) else None
     return LowBitFormatError(
         f"unknown low-bit format {_shown(name)}: choose one of {', '.join(LOW_BITS)}, a preset"
         f" ({', '.join(PRESETS)}), or the path of a .yaml file of rules",

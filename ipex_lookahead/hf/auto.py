@@ -9,7 +9,6 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.checkpoints import low_bit_folder
-from ipex_lookahead.engines import ENGINES
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.low_bit_copy import check_gains
 from ipex_lookahead.engines.weights import check_format, not_converted
@@ -17,6 +16,7 @@ from ipex_lookahead.errors import InputError, arg
 from ipex_lookahead.hf.ipex_llm_names.arguments import check_config, own_arguments, shared_arguments, wanted_format
 from ipex_lookahead.hub import resolve_model
 from ipex_lookahead.runtime.loading import (
+    check_engine,
     checked_format,
     checked_imatrix,
     choose_engine,
@@ -124,8 +124,7 @@ class AutoModelForCausalLM:
         if others.get("trust_remote_code"):
             log.info("trust_remote_code is ignored: this package never runs code from a checkpoint")
         low_bit = wanted_format(load_in_low_bit, load_in_4bit=load_in_4bit, load_in_8bit=load_in_8bit)
-        if engine != "auto" and engine not in ENGINES:
-            raise InputError(f"engine is {engine!r}; it must be 'auto' or one of {', '.join(ENGINES)}")
+        check_engine(engine)
         device = _placed(device, others.get("device_map"))
         path = resolve_model(str(pretrained_model_name_or_path), progress=progress, options=shared.hub)
         check_config(shared.config, path)

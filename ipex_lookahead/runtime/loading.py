@@ -53,6 +53,7 @@ def load_text_model(
         InputError: the checkpoint carries no tokenizer, or the draft model has another vocabulary.
         LookaheadError: its tokenizer cannot be used; and as ``from_pretrained``.
     """
+    check_engine(engine)
     path = resolve_model(name_or_path, progress=progress)
     with progress_bar(progress) as report:
         request = LoadRequest(
@@ -93,6 +94,12 @@ def load_model(request: LoadRequest, requested: str, name: str, reason: str) -> 
     if loaded.no_tokenizer:
         loaded.engine.facts["no_tokenizer"] = loaded.no_tokenizer
     return loaded
+
+
+def check_engine(engine: str) -> None:
+    """Raise InputError for a name that is not "auto" or an engine's."""
+    if engine != "auto" and engine not in ENGINES:
+        raise InputError(argument="engine", got=engine, allowed=f"'auto' or one of {', '.join(ENGINES)}")
 
 
 def checked_format(low_bit: str | None, engine: str) -> str | None:

@@ -93,13 +93,13 @@ def test_a_preset_of_serving_serves(file, folder, monkeypatch, capsys):
 def test_a_preset_of_benchmarks_runs(file, monkeypatch, tmp_path, capsys):
     asked: list[dict[str, Any]] = []
 
-    def load(name: str, **options: Any) -> tuple[Any, Any]:
+    def load(name: str, **options: Any) -> Any:
         model = Model()
         model.engine.max_context = 8192
         asked.append({"name": name, **options})
-        return model, model.tokenizer
+        return model
 
-    monkeypatch.setattr(loading, "load", load)
+    monkeypatch.setattr(loading, "load_text", load)
     assert run(["bench", "run", str(file), "--output", str(tmp_path / "out"), "--no-pictures", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     says = yaml.safe_load(file.read_text(encoding="utf-8"))
