@@ -175,6 +175,9 @@ class Service:
     def _check_room(self, count: int, key: str) -> None:
         if self.state not in ("loading", "ready"):
             raise ServiceError(f"the service is {self.state} and takes no more requests", hint="ask another one")
+        if not self._worker.is_alive():
+            said = "the service's thread does not run in this process, which was forked after the model was loaded"
+            raise ServiceError(said, hint="load the model in the process that uses it")
         self._places.check(key, count)
 
     def close(self, drain: float = 0.0) -> None:

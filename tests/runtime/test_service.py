@@ -76,6 +76,14 @@ def test_bad_requests_are_refused_at_once(service: Service) -> None:
         service.stream([1], SamplingParams(3), lookahead="guesswork")
 
 
+def test_a_forked_process_is_refused(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_worker", threading.Thread())  # as after a fork: it does not run
+    with pytest.raises(ServiceError, match="does not run in this process"):
+        service.stream([1], SamplingParams(3))
+    monkeypatch.undo()
+    assert tokens_of(list(service.stream([1], SamplingParams(3))))
+
+
 def test_closing_a_stream_ends_the_request(service: Service) -> None:
     first = threading.Event()
     ended: list[Event] = []
