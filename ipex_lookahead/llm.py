@@ -387,7 +387,8 @@ class LLM:
             if extras.get(name):
                 raise InputError(f"{name} needs the chat template, which raw=True leaves out; leave one of them out")
         if not isinstance(prompt, str):
-            raise InputError(f"a prompt without the chat template is a text, got {type(prompt).__name__}", hint="chat")
+            said = f"a prompt without the chat template is a text, got {type(prompt).__name__}"
+            raise InputError(said, hint="chat takes messages")
         check_text(prompt)
         request = Request(self.tokenizer.encode(prompt))
         if form is not None:

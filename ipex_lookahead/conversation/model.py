@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cached_property
 
 from ipex_lookahead.conversation.grammar import Compiler, Grammars
@@ -27,6 +28,8 @@ class ChatModel:
         self.vocab_size = model.engine.vocab_size
         self.max_context = model.engine.max_context
         self.eos_ids = model.eos_ids
+        self._compiler: Compiler | None = None
+        self._compiling = threading.Lock()
 
     @cached_property
     def template(self) -> str:
@@ -45,17 +48,20 @@ class ChatModel:
         """Each token's bytes."""
         return token_bytes(self.tokenizer, self.vocab_size)
 
-    @cached_property
+    @property
     def grammars(self) -> Grammars:
         """Compiles grammars for this model. Raises MissingPackageError if llguidance is not installed."""
         return Grammars(self.compiler)
 
-    @cached_property
+    @property
     def compiler(self) -> Compiler:
-        """The compiler of the grammars. Raises MissingPackageError if llguidance is not installed."""
-        return Compiler(self.tokenizer, self.tokens, self.eos_ids)
+        """The compiler of the grammars, which owns a process. Raises MissingPackageError as ``grammars``."""
+        with self._compiling:
+            if self._compiler is None:
+                self._compiler = Compiler(self.tokenizer, self.tokens, self.eos_ids)
+            return self._compiler
 
     def close(self) -> None:
         """End the compiler's process, if one runs."""
-        if (compiler := self.__dict__.get("compiler")) is not None:
-            compiler.close()
+        if self._compiler is not None:
+            self._compiler.close()
