@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.paths import given_preset
 from ipex_lookahead.files.safe_yaml import load_yaml
 
 MAX_DRAFT = 128
@@ -139,8 +139,8 @@ class LookaheadConfig:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> LookaheadConfig:
-        """Read a preset from a file; raise InputError if it is invalid."""
-        loaded: Any = load_yaml(given_path(path), error=InputError)
+        """Read a YAML file, or a packaged preset by its name, such as "auto"; raise InputError if it is invalid."""
+        loaded: Any = load_yaml(given_preset(path, "lookahead"), error=InputError)
         if not isinstance(loaded, dict):
             raise InputError(f"{path}: a lookahead preset is a YAML mapping, got {type(loaded).__name__}")
         known = {f.name for f in fields(cls)}

@@ -31,7 +31,8 @@ SIZES = {
 }
 PROMPT = "one two three one two three one two"
 DATA = (
-    "formats/presets/gguf_q4k_m.yaml", "bench/prompts.jsonl", "bench/quality.txt", "engines/opencl/kernels/linear.cl",
+    "configs/bench/laptop.yaml", "formats/presets/gguf_q4k_m.yaml", "bench/prompts.jsonl", "bench/quality.txt",
+    "engines/opencl/kernels/linear.cl",
     "py.typed",
 )  # fmt: skip
 

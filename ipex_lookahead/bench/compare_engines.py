@@ -36,18 +36,16 @@ ENGINE = Words(native="our kernels", torch="PyTorch", **_IPEX_LLM, opencl="our k
 class Compared:
     """The engines to compare, and their prompts."""
 
-    low_bit: str | None = option(
-        "Format of the weights for all engines; as the file has it if not given.", type=LowBit()
-    )
-    engines: tuple[str, ...] = option("Engines to compare; all if not given.", (), "--engine", type=ENGINE)
-    given: tuple[str, ...] = option("A prompt; several are compared.", (), "--prompt", metavar="TEXT")
+    low_bit: str | None = option("Weight format for all engines. Default: the file's own.", type=LowBit())
+    engines: tuple[str, ...] = option("Engine to compare. Repeatable; default: all.", (), "--engine", type=ENGINE)
+    given: tuple[str, ...] = option("Prompt. Repeatable.", (), "--prompt", metavar="TEXT")
     prompts: tuple[str, ...] = option(
-        "Prompts, or a folder of them; three packaged ones if not given.", (), type=click.Path(), metavar="FILE.jsonl"
+        "Prompt file or folder. Default: three packaged prompts.", (), type=click.Path(), metavar="FILE.jsonl"
     )
     limit: int | None = limit_option
-    lookahead: tuple[int | str, ...] = option("Most drafted tokens per step, or 'auto'.", (3,), type=Tokens())
-    tokens: int = option("Most tokens to generate.", 128, "--max-new-tokens", "-n", low=2)
-    texts: int = option("Number of prompts to print the answers of.", 1, low=0)
+    lookahead: tuple[int | str, ...] = option("Maximum tokens to draft, or 'auto'. Repeatable.", (3,), type=Tokens())
+    tokens: int = option("Maximum number of tokens to generate.", 128, "--max-new-tokens", "-n", low=2)
+    texts: int = option("Number of answers to print.", 1, low=0)
 
 
 @command("ipex-lookahead compare-engines --lookahead auto --limit 1", name="compare-engines")

@@ -51,13 +51,13 @@ class Compared:
     """The modes to compare with plain decoding."""
 
     lookahead: tuple[int | str, ...] = option(
-        "Most drafted tokens per step, or 'auto'; several are compared, and 0, the baseline, always runs. If not given:"
-        " 3, and 'auto' with a --strategy.",
+        "Maximum tokens to draft per step, or 'auto'. Repeatable; 0 always runs as baseline. Default: 3, or 'auto'"
+        " with --strategy.",
         (),
         type=Tokens(),
     )
     strategy: tuple[str, ...] = option(
-        "Where drafts come from; several are compared, with each --lookahead or, if none is given, with 'auto'.",
+        "Draft source. Repeatable; each is measured with each --lookahead.",
         (),
         type=Strategy(NO_COPY),
     )
@@ -90,13 +90,13 @@ class Compared:
 class Measured:
     """Lengths and outputs of the measurement."""
 
-    max_new_tokens: int = option("Most tokens to generate.", 128, "-n", low=1)
-    repeat: int = option("Runs of each prompt in each mode; the median counts.", 1, low=1)
+    max_new_tokens: int = option("Maximum number of tokens to generate.", 128, "-n", low=1)
+    repeat: int = option("Runs of each prompt and mode; the median counts.", 1, low=1)
     layout: Literal["spec-bench", "speed-bench"] | None = option(
-        "Also print the figures of each mode in the format and by the definitions of that benchmark's client."
+        "Also print results in the format of this benchmark's client."
     )
     show_drafts: str | None = option(
-        "Write the drafted ids of each step, and which were accepted, as lines of JSON.", metavar="FILE.jsonl"
+        "Write drafted and accepted token ids of each step as lines of JSON.", metavar="FILE.jsonl"
     )
 
 

@@ -32,16 +32,14 @@ WIDE = 200
 class Examined:
     """The checks."""
 
-    device: str = option("cpu, xpu (Intel GPUs), cuda or opencl; xpu:1 for the second of several.", "cpu", type=PLACES)
+    device: str = option("Device: cpu, xpu[:N] (Intel GPU), cuda or opencl[:N].", "cpu", type=PLACES)
     model: str = model_option
-    tiny: bool = option("Use a small random model: nothing to download, but no meaningful speeds.", False)
-    low_bit: str | None = option(f"Format of the weights: {WEIGHTS}; as the file has it if not given.", type=LowBit())
+    tiny: bool = option("Use a small random model instead of downloading one; speeds are meaningless.", False)
+    low_bit: str | None = option(f"Weight format: {WEIGHTS}. Default: the file's own.", type=LowBit())
     threads: int | None = threads_option
-    answers: int | None = option("Number of answers to compare in each mode; 20 on OpenCL, else 3.", low=1, high=60)
-    max_new_tokens: int = option("Most tokens of an answer.", 48, "-n", low=8)
-    report: Path | None = option(
-        "Folder for the report, as one file for an issue; on OpenCL the current folder if not given."
-    )
+    answers: int | None = option("Answers to compare per mode. Default: 20 on OpenCL, else 3.", low=1, high=60)
+    max_new_tokens: int = option("Maximum number of tokens per answer.", 48, "-n", low=8)
+    report: Path | None = option("Folder for the report to attach to an issue. Default on OpenCL: the current folder.")
 
 
 @command("ipex-lookahead doctor", "ipex-lookahead doctor --device xpu --tiny")

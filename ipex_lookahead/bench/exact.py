@@ -41,19 +41,17 @@ class Checked:
     draft_model: str | None = draft_model_option
     drafter: str | None = drafter_option
     draft_vocab: int | Path | None = draft_vocab_option
-    draft_low_bit: str | None = option("The draft model's format; as its file has it if not given.", type=LowBit())
-    max_new_tokens: int = option("Most tokens of an answer.", 128, "-n", low=1)
-    strategy: tuple[str, ...] = option("Strategies to check; all that apply if not given.", (), type=Strategy())
-    mode: tuple[str, ...] = option("All the draft, or what pays.", MODES, type=click.Choice(MODES))
+    draft_low_bit: str | None = option("Weight format of the draft model. Default: the file's own.", type=LowBit())
+    max_new_tokens: int = option("Maximum number of tokens per answer.", 128, "-n", low=1)
+    strategy: tuple[str, ...] = option("Draft source. Repeatable; default: all that apply.", (), type=Strategy())
+    mode: tuple[str, ...] = option("Always draft the maximum, or adapt. Repeatable.", MODES, type=click.Choice(MODES))
     draft_tokens: list[int] = option(
-        "Most drafted tokens per step.", "1,3,7,31", callback=comma_separated, metavar="N,N,..."
+        "Maximum tokens to draft per step.", "1,3,7,31", callback=comma_separated, metavar="N,N,..."
     )
-    spread: bool = option(
-        "Fixed drafts of 1, 2, ... up to the most drafted tokens, alternating from batch to batch.", False
-    )
+    spread: bool = option("Alternate draft lengths of 1, 2, ... up to the maximum from batch to batch.", False)
     greedy: bool = option("Check greedy decoding.", True)
-    seeds: int = option("Check sampling with the seeds 0, 1, ...; 0 leaves it out.", 3, low=0)
-    batch: int = option("Prompts that are decoded together with a fixed draft.", 8, low=1)
+    seeds: int = option("Number of seeds to check sampling with; 0 skips sampling.", 3, low=0)
+    batch: int = option("Batch size in mode fixed.", 8, low=1)
 
     def check(self) -> None:
         """Raise UsageError for what cannot be checked."""
@@ -69,10 +67,10 @@ class Checked:
 class Drawn:
     """The sampling settings."""
 
-    temperature: float = option("Of sampling.", 0.8, low=0, above=True)
-    top_k: int = option("Of sampling; 0 keeps all.", 0, low=0)
-    top_p: float = option("Of sampling.", 0.95, low=0, high=1, above=True)
-    repetition_penalty: float = option("Of sampling.", 1.1, low=0, above=True)
+    temperature: float = option("Sampling temperature.", 0.8, low=0, above=True)
+    top_k: int = option("Sampling top_k; 0 keeps all.", 0, low=0)
+    top_p: float = option("Sampling top_p.", 0.95, low=0, high=1, above=True)
+    repetition_penalty: float = option("Repetition penalty when sampling.", 1.1, low=0, above=True)
 
 
 @command("ipex-lookahead bench exact --strategy auto --limit 2 --plot exact.svg")

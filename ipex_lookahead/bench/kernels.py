@@ -33,22 +33,22 @@ class Kernels:
     """The layers to measure."""
 
     formats: tuple[str, ...] = option(
-        f"Format of the weights; several are measured: {FORMATS_IN_WORDS}.",
+        f"Weight format. Repeatable: {FORMATS_IN_WORDS}.",
         ("sym_int4", "sym_int8", "bf16"),
         "--low-bit",
         type=LowBit(alike=True),
     )
     isas: tuple[str, ...] = option(
-        "Instruction set; several are measured, all that are here if not given.",
+        "Instruction set. Repeatable; default: all available.",
         (),
         "--isa",
         type=Words(**ISAS),
         metavar="ISA",
     )
-    rows: list[int] = option("Rows of the input.", "1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...")
-    shape: list[int] = option("Shape of the matrices.", "4096,4096", callback=comma_separated, metavar="OUT,IN")
-    group_size: Literal["32", "64"] = option("Inputs that share a scale.", "32")
-    repeat: int = option("Walks through the weights; the median counts.", 5, low=1)
+    rows: list[int] = option("Numbers of input rows.", "1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...")
+    shape: list[int] = option("Shape of the weight matrices.", "4096,4096", callback=comma_separated, metavar="OUT,IN")
+    group_size: Literal["32", "64"] = option("Number of weights that share a scale.", "32")
+    repeat: int = option("Runs; the median counts.", 5, low=1)
 
 
 @command("ipex-lookahead bench kernels --low-bit sym_int4 --low-bit q4_k")

@@ -19,8 +19,8 @@ PACKAGED_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 """Prompts of several categories; the default."""
 STEP = {"rows": "{rows}", "ms": "{ms:.3f}", "ratio": "{ratio:.2f}", "GB/s": "{gb_s:.1f}", "GOPS": "{gops:.0f}"}
 """Columns for ``print_rows``: one line for each number of rows in a step."""
-limit_option = option("The first K prompts of each file.", low=1, metavar="K")
-json_option = option("One JSON object as the last line.", False, "--json")
+limit_option = option("Use the first K prompts of each file.", low=1, metavar="K")
+json_option = option("Print one JSON object as the last line.", False, "--json")
 
 
 def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -30,7 +30,7 @@ def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> l
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise click.BadParameter(f"{value!r} is not a list of whole numbers above zero, such as 1,2,4")
+        raise click.BadParameter(f"must be positive integers such as 1,2,4, got {value!r}")
     return numbers
 
 
@@ -41,7 +41,7 @@ def comma_separated_rates(ctx: click.Context, param: click.Parameter, value: str
     except ValueError:
         rates = [-1.0]
     if not all(0 <= rate <= 1 for rate in rates):
-        raise click.BadParameter(f"{value!r} is not a list of rates from 0 to 1, such as 0.8,0.65,0.5")
+        raise click.BadParameter(f"must be rates from 0 to 1 such as 0.8,0.65,0.5, got {value!r}")
     return rates
 
 
@@ -50,7 +50,7 @@ class Prompts:
     """The prompts of a benchmark."""
 
     prompts: tuple[str, ...] = option(
-        "File of prompts, or a folder of them; packaged prompts if not given.",
+        "Prompt file or folder. Repeatable; default: packaged prompts.",
         (),
         type=click.Path(),
         metavar="FILE.jsonl",
@@ -69,7 +69,7 @@ class Report:
     """Outputs of a benchmark in addition to its table."""
 
     plot: Path | None = option(
-        "Save a picture of the results as SVG or PNG. Needs matplotlib.",
+        "Save a plot as SVG or PNG; needs matplotlib.",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE.svg",
     )

@@ -54,27 +54,27 @@ class Quality:
     """The models to measure, and the text."""
 
     low_bits: tuple[tuple[str, ...], ...] = option(
-        f"Formats to measure, separated by commas: {WEIGHTS}; or '{ALL_LOW_BITS}'. The file's own if not given.",
+        f"Formats to measure, separated by commas, or '{ALL_LOW_BITS}': {WEIGHTS}. Default: the file's own.",
         (),
         "--low-bit",
         type=LowBits(),
     )
     beside: tuple[str, ...] = option(
-        "Also measure this model as it is, such as another file of the same weights.", (), type=Model()
+        "Also measure this model, such as another file of the same weights. Repeatable.", (), type=Model()
     )
     text: Path | None = option(
-        "A UTF-8 text to predict, such as WikiText; chapters of a novel if not given.",
+        "UTF-8 text to predict, such as WikiText. Default: chapters of a novel.",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
     )
     tokens: int = option("Number of tokens of the text to use.", 20_000, low=2)
-    width: int = option("Tokens of a window; each starts with an empty context.", 512, "--window", low=2)
+    width: int = option("Tokens per window; each starts with an empty context.", 512, "--window", low=2)
     reference: str = option(
-        "Format to compare with. For a file in bf16, bf16 has the same values as fp32 at half the size.",
+        "Format to compare with; for a bf16 file, bf16 gives the same values as fp32 in half the memory.",
         "fp32",
         type=LowBit(),
     )
-    same_weights: bool = option("Also run transformers in float32 on the weights of each.", False)
-    speed: bool = option("Measure the decoding speed of each.", True)
+    same_weights: bool = option("Also run transformers in float32 on the same weights.", False)
+    speed: bool = option("Also measure the decoding speed.", True)
 
 
 @command("ipex-lookahead bench quality --low-bit sym_int4,sym_int8 --plot formats.svg")

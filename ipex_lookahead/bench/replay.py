@@ -48,9 +48,9 @@ ALONE = {
 class RecordingFile:
     """The file to write or to replay."""
 
-    record_to: Path | None = option("Generate with the model once and write FILE.", None, "--record", metavar="FILE")
+    record_to: Path | None = option("Generate answers and record them in FILE.", None, "--record", metavar="FILE")
     replay_from: Path | None = option(
-        "Replay FILE; needs no model.",
+        "Replay the answers in FILE; needs no model.",
         None,
         "--replay",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -62,32 +62,31 @@ class RecordingFile:
 class Recorded:
     """The contents of a recording."""
 
-    max_new_tokens: int = option("Most tokens of a recorded answer.", 128, "-n", low=2)
-    top: int = option("Number of most likely ids to record at each position.", 8, low=1, high=64)
+    max_new_tokens: int = option("Maximum number of tokens per recorded answer.", 128, "-n", low=2)
+    top: int = option("Number of most likely token ids to record per position.", 8, low=1, high=64)
 
 
 @dataclass
 class Replayed:
     """The proposers to replay."""
 
-    strategy: tuple[str, ...] = option("Proposers to replay.", ("auto",), type=Strategy(ALONE))
-    budget: tuple[int, ...] = option("Most drafted tokens.", (3, 8), low=1, high=MAX_DRAFT)
-    adaptive: bool = option("Let the controller choose the number of drafts by the cost curve.", False)
+    strategy: tuple[str, ...] = option("Draft source to replay. Repeatable.", ("auto",), type=Strategy(ALONE))
+    budget: tuple[int, ...] = option("Maximum tokens to draft. Repeatable.", (3, 8), low=1, high=MAX_DRAFT)
+    adaptive: bool = option("Let the controller choose the draft length by the cost curve.", False)
     costs: Path | None = option(
-        "Replace the recorded step costs by those of a shape and its head: the output of bench step --acceptance ... "
-        "--json.",
+        "Use the step costs in this file, the output of bench step --acceptance ... --json, instead of the recorded"
+        " ones.",
         None,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE.json",
     )
     acceptance: list[float] = option(
-        "Also simulate a head with these costs, alone and with each strategy: how often its 1st, 2nd, ... token is "
-        "right if those before it are.",
+        "Also simulate a draft head with these costs; acceptance rates of its 1st, 2nd, ... token.",
         "",
         callback=comma_separated_rates,
         metavar="P,P,...",
     )
-    seed: int = option("Seed of the positions at which that head is right.", 0, low=0)
+    seed: int = option("Seed of the simulated head.", 0, low=0)
 
 
 @command(

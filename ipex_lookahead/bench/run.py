@@ -30,7 +30,7 @@ from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.cli.types import Refused
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import InputError, LookaheadError, SaveError
-from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.files.paths import given_path, given_preset, preset_names
 from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.runtime.sampling_params import SamplingParams
@@ -48,27 +48,28 @@ CHARACTERS_A_TOKEN = 12
 """Length of the text to encode for each token needed."""
 
 
-@command("ipex-lookahead bench run configs/bench/laptop.yaml --output results")
-@click.argument("plan_file", metavar="PLAN.yaml", type=click.Path(dir_okay=False))
+@command("ipex-lookahead bench run laptop --output results")
+@click.argument("plan_file", metavar="PLAN", type=click.Path())
 def run(
     plan_file: str,
-    output: str = option("Folder for the results and the report.", required=True, type=click.Path(), metavar="FOLDER"),
-    no_pictures: bool = option("Write a report without pictures, which need matplotlib.", False),
+    output: str = option("Folder for results and report.", required=True, type=click.Path(), metavar="FOLDER"),
+    no_pictures: bool = option("Write the report without plots, which need matplotlib.", False),
     as_json: bool = json_option,
 ) -> None:
-    """Measure the models, formats, lengths and lookahead settings of a plan, in alternating trials.
+    """Measure the models, formats, lengths and lookahead settings of PLAN in alternating trials.
 
-    A plan is a YAML file with the keys of ipex-llm's all-in-one benchmark; see configs/bench. FOLDER receives
-    results.json with every sample, results.csv, report.html and its pictures. An interrupted run resumes when it is
-    started again.
+    PLAN is a YAML file with the keys of ipex-llm's all-in-one benchmark, or one of laptop, xeon and arc. FOLDER
+    receives results.json, results.csv and report.html. An interrupted run resumes when started again.
     """
     from ipex_lookahead.bench.plan import read_plan
     from ipex_lookahead.bench.report import as_csv, as_html
 
     try:
-        plan = read_plan(Path(plan_file))
+        plan = read_plan(given_preset(plan_file, "bench"))
     except InputError as error:  # keys of a plan are not options: keep the message
-        raise Refused(str(error), hint=error.hint or "configs/bench has plans to begin with") from error
+        raise Refused(
+            str(error), hint=error.hint or f"give a YAML file or one of {', '.join(preset_names('bench'))}"
+        ) from error
     if not no_pictures:
         from ipex_lookahead.bench.plots.drawing import check_matplotlib
 
@@ -110,7 +111,7 @@ def run(
             click.echo(f"error: {case['key']}: {case['error']}", err=True)
     for case, mode in runs:
         if not mode["identical"]:
-            click.echo(f"error: {case['key']}: with lookahead {mode['lookahead']} the tokens differ", err=True)
+            click.echo(f"error: {case['key']}: lookahead {mode['lookahead']} changed the tokens", err=True)
     if len(runs) == 0 or any("error" in case for case in report["cases"]) or not all(m["identical"] for _, m in runs):
         raise click.exceptions.Exit(1)
 

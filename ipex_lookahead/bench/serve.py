@@ -49,14 +49,12 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
 class Target:
     """The server."""
 
-    url: str = option(
-        "URL of the server, such as http://127.0.0.1:8080.", required=True, callback=_address, metavar="URL"
-    )
+    url: str = option("Server URL, such as http://127.0.0.1:8080.", required=True, callback=_address, metavar="URL")
     name: str | None = option(
-        "Name of the model on the server; the first of its list if not given.", None, "--model", metavar="NAME"
+        "Model name on the server. Default: the first one listed.", None, "--model", metavar="NAME"
     )
     api_key_file: Path | None = option(
-        "A file with API keys; the first one is sent.",
+        "File with API keys; the first one is used.",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         metavar="FILE",
     )
@@ -66,13 +64,11 @@ class Target:
 class Load:
     """The requests."""
 
-    streams: int | None = option("Number of concurrent requests; 8 if no --rate is given.", low=1, high=1024)
-    rate: float | None = option(
-        "Requests per second, as a Poisson process that does not wait for answers.", low=0, above=True
-    )
-    gaps_seed: int = option("Seed of the gaps of --rate.", 0, "--seed", low=0)
+    streams: int | None = option("Number of concurrent requests. Default: 8 without --rate.", low=1, high=1024)
+    rate: float | None = option("Requests per second (Poisson process).", low=0, above=True)
+    gaps_seed: int = option("Seed of the arrival times of --rate.", 0, "--seed", low=0)
     requests: int | None = option(
-        "Total number of requests, cycling through the prompts; each prompt once if not given.",
+        "Total number of requests, cycling through the prompts. Default: each prompt once.",
         low=1,
         high=100_000,
         metavar="K",
@@ -83,14 +79,10 @@ class Load:
 class Limits:
     """Limits of an answer."""
 
-    max_new_tokens: int = option("Most tokens of an answer.", 128, "-n", low=1)
-    ttft_limit: float | None = option(
-        "Limit on the time to the first token, for goodput.", low=0, above=True, metavar="MS"
-    )
-    itl_limit: float | None = option(
-        "Limit on the time per token after it, for goodput.", low=0, above=True, metavar="MS"
-    )
-    timeout: float = option("Seconds without data after which a request fails.", 600.0, low=0, above=True)
+    max_new_tokens: int = option("Maximum number of tokens per answer.", 128, "-n", low=1)
+    ttft_limit: float | None = option("Time-to-first-token limit for goodput.", low=0, above=True, metavar="MS")
+    itl_limit: float | None = option("Inter-token-latency limit for goodput.", low=0, above=True, metavar="MS")
+    timeout: float = option("Seconds without data before a request fails.", 600.0, low=0, above=True)
 
 
 @command("ipex-lookahead bench serve --url http://127.0.0.1:8080 --streams 8")

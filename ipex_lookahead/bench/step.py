@@ -33,26 +33,23 @@ if TYPE_CHECKING:
 class Step:
     """The step to measure."""
 
-    shape: str = option(
-        f"Shape of the model: {', '.join(SHAPES)}.", "smollm2-135m", type=click.Choice(SHAPES), metavar="NAME"
-    )
-    low_bit: str = option(f"Format of the weights: {FORMATS}.", "sym_int4", type=LowBit(alike=True))
-    group_size: Literal["32", "64"] = option("Inputs that share a scale.", "32")
-    head_low_bit: str | None = option("Format of the lm_head, if another.", type=LowBit(alike=True))
-    rows: list[int] = option("Rows of a step.", "1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...")
-    context: int = option("Positions already in the KV cache.", 128, low=0)
-    kv_cache: Literal["fp16", "int8"] = option("Format of keys and values.", "fp16")
-    repeat: int = option("Rounds; the median counts.", 9, low=1)
+    shape: str = option(f"Model shape: {', '.join(SHAPES)}.", "smollm2-135m", type=click.Choice(SHAPES), metavar="NAME")
+    low_bit: str = option(f"Weight format: {FORMATS}.", "sym_int4", type=LowBit(alike=True))
+    group_size: Literal["32", "64"] = option("Number of weights that share a scale.", "32")
+    head_low_bit: str | None = option("Weight format of the lm_head, if different.", type=LowBit(alike=True))
+    rows: list[int] = option("Numbers of rows per step.", "1,2,4,8,16,64", callback=comma_separated, metavar="N,N,...")
+    context: int = option("Number of positions in the KV cache.", 128, low=0)
+    kv_cache: Literal["fp16", "int8"] = option("KV cache format.", "fp16")
+    repeat: int = option("Runs; the median counts.", 9, low=1)
     acceptance: list[float] = option(
-        "Measure the speed of a drafting head of that model instead, for given acceptance rates: how often its 1st, "
-        "2nd, ... token is right if those before it are.",
+        "Measure a draft head of the shape instead; acceptance rates of its 1st, 2nd, ... token.",
         "",
         callback=comma_separated_rates,
         metavar="P,P,...",
     )
-    drafter_low_bit: str = option("Format of the matrices of the drafting head.", "sym_int8", type=LowBit(alike=True))
+    drafter_low_bit: str = option("Weight format of the draft head.", "sym_int8", type=LowBit(alike=True))
     layers: int | None = option(
-        "Number of layers to measure with --acceptance, extrapolated to all; the default fits into half of the memory.",
+        "Layers to measure with --acceptance, extrapolated to all. Default: what fits in half of the memory.",
         low=1,
         metavar="N",
     )

@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
 
-from ipex_lookahead.cli.commands import Command, command
-from ipex_lookahead.cli.loading import TextModelOptions
+from ipex_lookahead.cli.commands import Command, command, double_quoted
+from ipex_lookahead.cli.loading import TextModelOptions, template_note
 from ipex_lookahead.cli.lookahead import Lookahead
-from ipex_lookahead.cli.options import option
+from ipex_lookahead.cli.options import Option, option
 from ipex_lookahead.cli.sampling import Sampling
-from ipex_lookahead.cli.types import Model
-from ipex_lookahead.system.terminal import counted, is_terminal, may_draw
+from ipex_lookahead.cli.tables import print_line
+from ipex_lookahead.cli.thinking import check_think, think_option
+from ipex_lookahead.cli.types import Model, Refused
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.system.terminal import counted, is_terminal
 
 LEAVING = ("exit", "quit")
 """A message with one of these words alone ends the chat."""
@@ -25,19 +29,11 @@ LEAVING = ("exit", "quit")
 class ChatOptions:
     """The settings of the conversation."""
 
-    max_new_tokens: int = option("Most tokens in an answer.", 512, "-n", low=1)
-    system: str | None = option("The system prompt.", metavar="TEXT")
-    show_accepted: bool | None = option(
-        "Color the accepted draft tokens by their source; on by default if the terminal has colors.",
-        None,
-        "--show-accepted/--hide-accepted",
-    )
-    think: bool | None = option(
-        "Turn the model's thinking on or off, if its chat template supports that; by default the template decides.",
-        None,
-        "--think/--no-think",
-    )
-    history: bool = option("Save typed lines in a file, for the arrow keys.", True)
+    max_new_tokens: int = option("Maximum number of tokens per answer.", 512, "-n", low=1)
+    system: str | None = option("System prompt.", metavar="TEXT")
+    show_accepted: bool = option("Color tokens accepted from a draft.", False)
+    think: bool | None = think_option
+    history: bool = option("Save typed messages for the arrow keys of later chats.", True)
 
 
 @command(
@@ -47,7 +43,7 @@ class ChatOptions:
 def chat(
     loading: TextModelOptions, ahead: Lookahead, sampling: Sampling, settings: ChatOptions, prompt: str | None = None
 ) -> None:
-    """Chat with a model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Chat with a model. /help lists commands; Ctrl-C stops an answer, Ctrl-D exits."""
     sampling.check()
     ahead.check()
 
@@ -66,6 +62,7 @@ def chat(
     aside = console(stderr=True)
     loaded = loading.load_text(progress=True)
     sampling.check(loaded)
+    check_think(loaded, settings.think)
     drafting = ahead.arguments()
     session = Session(
         loaded,
@@ -75,10 +72,12 @@ def chat(
         drafting=drafting,
         max_new_tokens=settings.max_new_tokens,
         think=settings.think,
-        show_accepted=may_draw(sys.stdout) if settings.show_accepted is None else settings.show_accepted,
+        show_accepted=settings.show_accepted,
         painter=Painter(wrap),
-        tell=lambda line: aside.print(Text(line, style="dim")),
+        tell=partial(print_line, dim=True),
     )
+    if note := template_note(loaded):
+        session.tell(note)
     if prompt is not None:  # of ``run``: one answer
         if not session.answer(prompt):
             raise click.exceptions.Exit(1)
@@ -88,7 +87,7 @@ def chat(
         threads = counted(facts.get("threads", 1), "thread")
         head = f"{loading.model} · {facts.get('low_bit')} · {facts.get('isa')} · {threads}"
         head += f"\n{session.sampling_in_words()}"
-        box = Panel(Text(f"{head}\n/help lists the commands, Ctrl-D leaves"), expand=False)
+        box = Panel(Text(f"{head}\n/help lists commands, Ctrl-D exits"), expand=False)
         aside.print(box, soft_wrap=False)  # otherwise long lines are truncated
         lines = typed([f"/{name}" for name in SLASHES], settings.history, session.tell)
     else:
@@ -113,21 +112,29 @@ def converse(session: Any, messages: Iterator[str]) -> None:
             return
 
 
-def _run(model: str, prompt: str | None, **options: Any) -> None:
-    """Fetch MODEL if necessary and chat with it, or answer PROMPT.
+def _run(model: str | None, prompt: str | None, prompt_text: str | None, **options: Any) -> None:
+    """Download MODEL if necessary and chat with it, or answer PROMPT. Without MODEL: list models."""
+    if prompt is not None and prompt_text is not None:
+        raise click.UsageError("PROMPT and --prompt are both given; leave one of them out")
+    if model is None:
+        from ipex_lookahead.cli.models import print_models
 
-    MODEL is the same as --model of other commands; `ipex-lookahead pull` lists short names. The options are chat's.
-    """
+        print_models()
+        return
+    if any(sign.isspace() for sign in model) and not given_path(model).exists():
+        hint = f"ipex-lookahead run default {double_quoted(model)}"
+        raise Refused(f"MODEL is {model!r}, which is no model's name", hint=hint)
     assert chat.callback is not None
-    chat.callback(model=model, prompt=prompt, **options)
+    chat.callback(model=model, prompt=prompt if prompt_text is None else prompt_text, **options)
 
 
 run = Command(
     "run",
     callback=_run,
     params=[
-        click.Argument(["model"], type=Model()),
+        click.Argument(["model"], type=Model(), required=False),
         click.Argument(["prompt"], required=False),
+        Option(["prompt_text", "-p", "--prompt"], help="The prompt, instead of PROMPT.", metavar="TEXT"),
         *(param for param in chat.params if param.name not in ("model", "config")),
     ],
     help=_run.__doc__,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,24 +15,39 @@ from ipex_lookahead.cli.options import Option, with_options
 from ipex_lookahead.cli.refusals import refuse
 from ipex_lookahead.cli.settings import CONFIG, use_config
 from ipex_lookahead.cli.types import Refused, nearest
+from ipex_lookahead.errors import InputError
 
 SECTIONS = {
     "Model": "model shape low_bit low_bits group_size head_low_bit mixed_precision kv_cache draft_model "
     "draft_low_bit drafter draft_vocab drafter_low_bit".split(),
-    "Text": "prompt_file prompts given limit text tokens max_new_tokens stop system raw".split(),
+    "Text": "prompt_text prompt_file prompts given limit text tokens max_new_tokens stop system raw think".split(),
     "Sampling": "greedy seeds temperature top_k top_p min_p repetition_penalty presence_penalty "
     "frequency_penalty seed".split(),
     "Lookahead": "lookahead strategy mode draft_tokens spread budget no_adaptive adaptive store window ngram "
     "guesses draft_min_prob".split(),
-    "Machine": "engine engines device threads deterministic".split(),
+    "Machine": "engine engines device threads deterministic gpu_layers".split(),
+    "Server": "host port api_key_file allowed_hosts origins tls_cert tls_key names slots queue running_per_key "
+    "queued_per_key cache_memory max_context drain_seconds strict_fields strict_model no_page".split(),
 }
 """Section of ``--help`` -> parameter names of its options; all others are in the last section, "Options"."""
 MIN_FOR_SECTIONS = 12
-"""Commands with at most this number of options have no sections."""
+"""Commands with at most this number of options have no sections, and show all of them in ``--help``."""
+RARE = frozenset(
+    "kv_cache engine device gpu_layers deterministic draft_model draft_low_bit drafter draft_vocab "
+    "special_tokens_in_content strategy no_adaptive store window ngram guesses draft_min_prob prompts stop raw grammar "
+    "top_k min_p repetition_penalty presence_penalty frequency_penalty output overwrite verbose show_accepted history "
+    "allowed_hosts origins tls_cert tls_key queue running_per_key queued_per_key drain_seconds strict_fields "
+    "strict_model no_page config".split()
+)
+"""Parameters of options that only ``--help-all`` shows."""
+ALL = "ipex_lookahead.help_all"
+"""Key of ``Context.meta``: whether ``--help-all`` was given."""
 
 
 class Command(click.Command):
     """A command with sections and examples in its help, which checks its options together before it runs.
+
+    ``--help`` shows the common options, ``--help-all`` all of them.
 
     Args:
         examples: Command lines for the help and docs/commands.md. A test runs them.
@@ -40,9 +56,24 @@ class Command(click.Command):
     def __init__(self, *args: Any, examples: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.examples = examples
-        text = "Read options from a file; the command line and the environment take precedence."
-        kind: Any = {"type": click.Path(dir_okay=False), "metavar": "FILE.yaml", "help": text, "is_eager": True}
+        text = "Read options from a YAML file or a preset; command line and environment override it."
+        kind: Any = {"type": click.Path(), "metavar": "FILE|NAME", "help": text, "is_eager": True}
         self.params.append(Option(["--config"], expose_value=False, callback=use_config, **kind))
+        self.allow_extra_args = True  # they are refused below, with a hint
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters, with ``--help-all`` if ``--help`` leaves any out."""
+        found = super().get_params(ctx)
+        if self._shortens() and not self.no_args_is_help:
+            text = "Show all options and exit."
+            more: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False, "help": text}
+            found.append(click.Option(["--help-all"], callback=_print_all, **more))
+        return found
+
+    def _shortens(self) -> bool:
+        """Return True if ``--help`` leaves options out."""
+        names = [param.name for param in self.params if isinstance(param, click.Option)]
+        return len(names) > MIN_FOR_SECTIONS and not RARE.isdisjoint(names)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -58,15 +89,18 @@ class Command(click.Command):
                 raise click.BadParameter(message, error.ctx, error.param, error.param_hint) from None
             raise
         if not ctx.resilient_parsing:  # not for shell completion
+            if left:
+                raise unexpected(ctx, left)
             choose_strategy(ctx)
             refuse(ctx)
         return left
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        hidden = RARE if self._shortens() and not ctx.meta.get(ALL) else ()
         found: dict[str, list[tuple[str, str]]] = {section: [] for section in (*SECTIONS, "Options")}
         for option in options:
-            record = option.get_help_record(ctx)
+            record = None if option.name in hidden else option.get_help_record(ctx)
             if record is not None:
                 found[section_of(option) if len(options) > MIN_FOR_SECTIONS else "Options"].append(record)
         for section, records in found.items():
@@ -79,6 +113,44 @@ class Command(click.Command):
             with formatter.section("Examples"):
                 for example in self.examples:
                     formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
+
+def _print_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[ALL] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()
+
+
+def unexpected(ctx: click.Context, extra: Sequence[str]) -> Refused:
+    """Return the error for arguments that a command does not take, with the command line that was meant."""
+    program, command = (ctx.find_root().info_name or "", ctx.info_name or "")
+    if "prompt" in ctx.params:
+        words = [*([ctx.params["prompt"]] if ctx.params["prompt"] else []), *extra]
+        before = f" {ctx.params['model']}" if command == "run" else ""
+        hint = f"quote the prompt: {program} {command}{before} {double_quoted(' '.join(words))}"
+        return Refused(f"the prompt must be one argument, got {len(words)}", hint=hint)
+    if command == "chat":
+        text = " ".join(extra)
+        meant = f"run {text}" if _is_model(text) else f"generate {double_quoted(text)}"
+        return Refused(f"chat takes no argument, got {text!r}", hint=f"{program} {meant}")
+    what = "argument" if len(extra) == 1 else "arguments"
+    return Refused(f"unexpected {what} {' '.join(extra)!r}", hint=f"{ctx.command_path} --help")
+
+
+def double_quoted(text: str) -> str:
+    """Return a text in double quotes, as a shell reads it."""
+    return '"' + re.sub(r'(["\\\\$`])', r"\\\1", text) + '"'
+
+
+def _is_model(text: str) -> bool:
+    from ipex_lookahead.hub import parse_name
+
+    try:
+        parse_name(text)
+    except InputError:
+        return False
+    return True
 
 
 def section_of(option: click.Option) -> str:

@@ -11,7 +11,7 @@ from ipex_lookahead.cli.commands import command
 @command('eval "$(ipex-lookahead completion bash)"')
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell. Add the line below to its startup file."""
+    """Print a completion script for SHELL. Add the line below to the shell's startup file."""
     from ipex_lookahead.cli.main import cli
 
     made = get_completion_class(shell)

@@ -15,10 +15,9 @@ from ipex_lookahead.cli.progress import byte_bar
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
 def convert_ipex_llm(folder: Path, new: Path) -> None:
-    """Convert FOLDER, saved by ipex-llm's save_low_bit, to the folder NEW, which all commands accept as MODEL.
+    """Convert FOLDER, saved by ipex-llm's save_low_bit, to folder NEW with safetensors, which all commands accept.
 
-    The bytes of the weights do not change, only their container: a pickle becomes safetensors. No code of the pickle
-    runs; a pickle with anything but tensors is refused.
+    The weights do not change. No code in the pickle is executed.
     """
     from ipex_lookahead.checkpoints.ipex_llm_convert import convert_ipex_llm as convert
 
@@ -27,6 +26,6 @@ def convert_ipex_llm(folder: Path, new: Path) -> None:
     size = sum(file.stat().st_size for file in made.iterdir())
     click.echo(f"saved {new}: {size / 1e6:.1f} MB")
     if not any((made / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        click.echo(f"it has no tokenizer, since ipex-llm saves none: copy the original model's into {new}")
+        click.echo(f"ipex-llm saves no tokenizer: copy the original model's tokenizer files into {new}")
     elif shutil.which("ipex-lookahead"):
-        click.echo(f"try it: ipex-lookahead generate --model {new} 'Once upon a time'")
+        click.echo(f'try it: ipex-lookahead generate -m {new} "Once upon a time"')

@@ -14,13 +14,13 @@ from ipex_lookahead.cli.prompts import read_text
 from ipex_lookahead.cli.types import Model
 from ipex_lookahead.cli.writing import check_new
 
-COMMANDS = {"cut": "choose the tokens that a head drafts, by texts"}
+COMMANDS = {"cut": "choose the draft vocabulary of a head from texts"}
 """Subcommand -> its line in ``--help``."""
 
 
 @click.group(cls=LazyGroup, lines=COMMANDS, module="ipex_lookahead.cli.drafter")
 def drafter() -> None:
-    """Heads that draft for a model."""
+    """Prepare draft heads."""
 
 
 @dataclass
@@ -28,32 +28,32 @@ class Cut:
     """The texts to count, and the output file."""
 
     text: tuple[Path, ...] = option(
-        "A UTF-8 text typical for the use of the model; its tokens are counted. May be given several times.",
+        "UTF-8 text to count tokens in. Repeatable.",
         (),
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
     )
     store: str | None = option(
-        "A store of earlier answers; its tokens are counted too.",
+        "Store of earlier outputs to count tokens in.",
         metavar="FILE",
         type=click.Path(exists=True, dir_okay=False),
     )
     output: Path = option(
-        "Output file, for --draft-vocab.",
+        "Output file for --draft-vocab.",
         required=True,
         metavar="FILE.json",
         type=click.Path(path_type=Path, dir_okay=False),
     )
-    tokens: int = option("Number of most frequent tokens to draft.", 32_768, low=1)
-    overwrite: bool = option("Replace FILE.json, once the new one is complete.", False)
+    tokens: int = option("Number of most frequent tokens to keep.", 32_768, low=1)
+    overwrite: bool = option("Replace an existing FILE.json.", False)
 
 
 @command("ipex-lookahead drafter cut path/to/model --text README.md --output words.json")
 @click.argument("model", type=Model())
 def cut(model: str, what: Cut) -> None:
-    """Choose the tokens that a head drafts for MODEL: the most frequent ones of texts and of a store.
+    """Choose the draft vocabulary of a head for MODEL: the most frequent tokens of texts.
 
-    The head drafts these tokens and those of the prompt and the answer only. Answers can still have any token.
+    A smaller draft vocabulary makes drafting faster. Answers can still have any token.
     """
     import numpy as np
 
@@ -64,7 +64,7 @@ def cut(model: str, what: Cut) -> None:
     from ipex_lookahead.hub import resolve_model
 
     if not what.text and what.store is None:
-        raise click.UsageError("there is nothing to count; give --text or --store")
+        raise click.UsageError("no text to count: give --text or --store")
     check_new(what.output, overwrite=what.overwrite)
     texts = [read_text(file) for file in what.text]
     checkpoint = open_checkpoint(resolve_model(model))
@@ -73,7 +73,7 @@ def cut(model: str, what: Cut) -> None:
     finally:
         checkpoint.close()
     if tokenizer is None:
-        raise InputError(f"{model} has no tokenizer, so the tokens of a text are unknown")
+        raise InputError(f"{model} has no tokenizer")
     counts = np.zeros(vocab, np.int64)
     with progress_bar(len(texts) + 1, "texts") as advance:
         for text in texts:
@@ -85,11 +85,8 @@ def cut(model: str, what: Cut) -> None:
                 np.add.at(counts, np.array(answer, np.int64), 1)
         advance()
     if not counts.any():
-        raise InputError("the texts have no tokens", hint="give texts of some thousand words")
+        raise InputError("the texts have no tokens", hint="give texts of several thousand words")
     ids = frequent_ids(counts, what.tokens)
     write_ids(what.output, ids, vocab)
     share = counts[ids].sum() / counts.sum()
-    click.echo(
-        f"saved {what.output}: {len(ids):,} of {vocab:,} tokens, {(counts > 0).sum():,} of which the texts have;"
-        f" {share:.2%} of the texts' tokens are among them"
-    )
+    click.echo(f"saved {what.output}: {len(ids):,} of {vocab:,} tokens, which cover {share:.2%} of the texts")

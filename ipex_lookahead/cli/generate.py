@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import TextModelOptions
+from ipex_lookahead.cli.loading import TextModelOptions, template_note
 from ipex_lookahead.cli.lookahead import Lookahead
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.options import json_alone_option, option
 from ipex_lookahead.cli.prompts import read_prompt, read_prompts
 from ipex_lookahead.cli.sampling import Sampling
+from ipex_lookahead.cli.tables import print_line
+from ipex_lookahead.cli.thinking import check_think, think_option, think_variables
 from ipex_lookahead.cli.writing import check_output, written
 from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.stream import Answer
@@ -30,23 +33,31 @@ if TYPE_CHECKING:
 class Text:
     """The prompt, and the length of the answer."""
 
-    prompt_file: str | None = option("Read the prompt from this file.", type=click.Path(), metavar="FILE")
+    prompt_text: str | None = option("The prompt, instead of PROMPT.", None, "-p", "--prompt", metavar="TEXT")
+    prompt_file: str | None = option("Read the prompt from this file.", None, "-f", type=click.Path(), metavar="FILE")
     prompts: str | None = option(
-        'Answer each {"id": ..., "prompt": ...} of a file, and write one line of JSON for each, in order.',
+        'Answer each {"id": ..., "prompt": ...} of a file, one line of JSON per answer.',
         type=click.Path(),
         metavar="FILE.jsonl",
     )
-    max_new_tokens: int = option("Most tokens to generate.", 256, "-n", low=0)
-    stop: tuple[str, ...] = option("Stop at this text; may be given several times.", (), metavar="TEXT")
-    system: str | None = option("The system prompt.", metavar="TEXT")
+    max_new_tokens: int = option("Maximum number of tokens to generate.", 256, "-n", low=0)
+    stop: tuple[str, ...] = option("Stop at this text. Repeatable.", (), metavar="TEXT")
+    system: str | None = option("System prompt.", metavar="TEXT")
     raw: bool = option("Continue the prompt without the chat template.", False)
+    think: bool | None = think_option
 
-    def check(self, prompt: str | None) -> None:
-        """Raise UsageError for options that exclude each other."""
+    def check(self, prompt: str | None) -> str | None:
+        """Return the prompt of the command line. Raise UsageError for options that exclude each other."""
         if self.raw and self.system is not None:
             raise click.UsageError("--system needs the chat template, which --raw leaves out")
-        if self.prompts is not None and (prompt is not None or self.prompt_file is not None):
+        if self.raw and self.think is not None:
+            raise click.UsageError("--think and --no-think need the chat template, which --raw leaves out")
+        if prompt is not None and self.prompt_text is not None:
+            raise click.UsageError("PROMPT and --prompt are both given; leave one of them out")
+        given = self.prompt_text if prompt is None else prompt
+        if self.prompts is not None and (given is not None or self.prompt_file is not None):
             raise click.UsageError("--prompts has the prompts; leave out PROMPT and --prompt-file")
+        return given
 
     def read(self, prompt: str | None) -> list[tuple[str, str]]:
         """Return (id, prompt) of each line of --prompts, or of the one prompt."""
@@ -58,9 +69,12 @@ class Text:
         """Return the token ids of a prompt."""
         if self.raw:
             return loaded.tokenizer.encode(text)
-        from ipex_lookahead.tokenization.prompts import build_prompt
+        from ipex_lookahead.tokenization.prompts import conversation_prompt
 
-        return build_prompt(loaded.tokenizer, loaded.config, text, self.system)
+        messages = [{"role": "user", "content": text}]
+        if self.system is not None:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return conversation_prompt(loaded.tokenizer, loaded.config, messages, think_variables(self.think))
 
 
 @dataclass
@@ -70,18 +84,18 @@ class Output:
     output: str | None = option(
         "Write to this file instead of standard output.", None, "-o", type=click.Path(), metavar="FILE"
     )
-    overwrite: bool = option("Replace the file of --output.", False)
+    overwrite: bool = option("Replace an existing --output file.", False)
     as_json: bool = json_alone_option
-    quiet: bool = option("Print the text only: no progress, no statistics.", False, "-q")
-    verbose: bool = option("Print more statistics: acceptance by source and position, time by part.", False, "-v")
-    show_accepted: bool = option("Print the answer at the end, with accepted drafts colored by their source.", False)
+    quiet: bool = option("Print only the answer: no progress, no statistics.", False, "-q")
+    verbose: bool = option("Print more statistics: drafts by source and position, time per step.", False, "-v")
+    show_accepted: bool = option("Color tokens accepted from a draft; the answer is printed at the end.", False)
 
     def check(self, *, many: bool) -> None:
         """Raise UsageError for options that exclude each other, or a file that cannot be written."""
         if self.show_accepted and (self.as_json or many):
-            raise click.UsageError("--show-accepted is for reading, --json for programs; leave one of them out")
+            raise click.UsageError("--show-accepted and JSON output exclude each other; leave one of them out")
         if self.show_accepted and self.output is not None:
-            raise click.UsageError("--show-accepted is for a terminal; leave out --output, or it")
+            raise click.UsageError("--show-accepted and --output exclude each other; leave one of them out")
         check_output(self.output, overwrite=self.overwrite)
 
 
@@ -94,14 +108,17 @@ class Output:
 def generate(
     prompt: str | None, loading: TextModelOptions, ahead: Lookahead, text: Text, sampling: Sampling, out: Output
 ) -> None:
-    """Answer PROMPT. Piped input is appended after an empty line; '-' or no PROMPT reads piped input only."""
+    """Answer PROMPT. Piped input is appended to it; '-' or no PROMPT reads piped input only."""
     sampling.check()
     ahead.check()
-    text.check(prompt)
+    prompt = text.check(prompt)
     out.check(many=text.prompts is not None)
     prompts = text.read(prompt)
     loaded = loading.load_text(progress=not out.quiet)
     sampling.check(loaded)
+    check_think(loaded, text.think)
+    if not text.raw and not out.quiet and (note := template_note(loaded)):
+        click.echo(note, err=True)
     params, drafting = sampling.params(text.max_new_tokens, text.stop), ahead.arguments()
     engine = loaded.engine.describe()
     facts = {"model": loading.model, **{key: engine.get(key) for key in ("engine", "low_bit", "isa", "threads")}}
@@ -123,10 +140,11 @@ def generate(
     if not out.quiet and not out.as_json:
         from ipex_lookahead.cli.report import ending, is_loop, print_details, stats_line
 
-        click.echo(stats_line(loaded.stats, loop=is_loop(loaded.stats, answer.ids)), err=True)
+        loop = is_loop(loaded.stats, answer.ids)
+        print_line(stats_line(loaded.stats, loop=loop, verbose=out.verbose))
         limit = f"--max-new-tokens {text.max_new_tokens}"
         for line in ending(loaded.stats, answer.ids, limit=limit, setting=lambda name: f"--{name.replace('_', '-')} "):
-            click.echo(line, err=True)
+            print_line(line)
         if out.verbose:
             print_details(loaded.stats)
 
@@ -187,7 +205,7 @@ def _answer_many(
             write(json.dumps({"id": name, **found}) + "\n")
             advance()
     if failed:
-        click.echo(f"error: {failed} of {len(prompts)} prompts could not be answered; their lines say why", err=True)
+        click.echo(f"error: {failed} of {counted(len(prompts), 'prompt')} failed; the output has the reasons", err=True)
         raise click.exceptions.Exit(1)
 
 

@@ -20,26 +20,26 @@ class Measured:
     """The text, and the output file."""
 
     text: Path = option(
-        "A UTF-8 text typical for the use of the model.",
+        "UTF-8 text that is typical for the use of the model.",
         required=True,
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
     )
     to: Path = option(
-        "Output file: the importance matrix, which llama-quantize reads too.",
+        "Output file; llama-quantize reads it too.",
         required=True,
         metavar="FILE.gguf",
         type=click.Path(path_type=Path, dir_okay=False),
     )
     tokens: int = option("Number of tokens of the text to use.", 16_384, low=1)
-    window: int = option("Tokens of a window; each starts with an empty context.", 512, low=1)
-    overwrite: bool = option("Replace FILE.gguf, once the new one is complete.", False)
+    window: int = option("Tokens per window; each starts with an empty context.", 512, low=1)
+    overwrite: bool = option("Replace an existing FILE.gguf.", False)
 
 
 @command("ipex-lookahead imatrix -m path/to/model --text README.md --to importance.gguf")
 def imatrix(what: Measured, model: str = model_option, threads: int | None = threads_option) -> None:
-    """Measure the importance of the inputs of MODEL's matrices on a text, for quantize --imatrix.
+    """Compute an importance matrix of MODEL on a text, for quantize --imatrix.
 
-    The model runs on PyTorch without quantization: give the float original.
+    The model runs on PyTorch without quantization: use the float original.
     """
     command_needs_torch()
     text, to, window = what.text, what.to, what.window

@@ -36,29 +36,39 @@ def info(
     model: str | None,
     drafter: str | None = drafter_option,
     draft_vocab: int | Path | None = draft_vocab_option,
+    list_formats: bool = option("List the weight formats.", False, "--formats"),
     forget_costs: bool = option("Delete the measured step costs: all, or those of MODEL.", False),
     as_json: bool = json_alone_option,
 ) -> None:
-    """Show facts about this machine, or about MODEL: a folder, a .gguf file, owner/repo[:file.gguf] or 'default'.
+    """Show facts about this machine, or about MODEL without loading its weights.
 
-    They include the measured costs of steps of MODEL on this machine. No weights are loaded. With --config: show what
-    the file sets for each command, and which environment variables take precedence.
+    With --config: show what the file sets for each command.
     """
+    if list_formats:
+        _show_formats(as_json=as_json)
+        return
     if (settings := click.get_current_context().meta.get(CONFIG)) is not None:
         _show_settings(*settings, as_json=as_json)
         return
     if forget_costs:
         forgotten = forget_step_costs(model)
         curves = counted(forgotten, "cost curve")
-        click.echo(json.dumps({"forgotten": forgotten}) if as_json else f"forgot {curves}; they are measured again")
+        click.echo(json.dumps({"forgotten": forgotten}) if as_json else f"deleted {curves}")
         return
     if model is None and (drafter is not None or draft_vocab is not None):
-        raise click.UsageError("--drafter and --draft-vocab are about a MODEL; give one")
+        raise click.UsageError("--drafter and --draft-vocab need a MODEL")
     facts = machine_facts() if model is None else model_facts(model, drafter, draft_vocab, progress=not as_json)
     if as_json:
         click.echo(json.dumps(facts))
     else:
         print_facts(fact_rows(facts))
+
+
+def _show_formats(*, as_json: bool) -> None:
+    from ipex_lookahead.low_bits import ALIASES, LOW_BITS, PRESETS
+
+    found = LOW_BITS | PRESETS | {name: f"the same as {ours}" for name, ours in ALIASES.items()}
+    click.echo(json.dumps(found)) if as_json else print_table(("format", "description"), found.items())
 
 
 def _show_settings(file: str, found: Found, *, as_json: bool) -> None:
@@ -113,7 +123,8 @@ def _engine() -> dict[str, Any]:
         facts["amx"] = core.amx_state()
         facts["threads"] = default_threads()
         facts["isa_chosen"] = isa = core.chosen_isa()
-        facts["read_gb_s"] = round(measured_bandwidth() / 1e9, 1)
+        read = measured_bandwidth()
+        facts["read_gb_s"], facts["read_busy"] = round(read.bytes_per_second / 1e9, 1), read.is_busy
         facts["integer_gops"] = round(2 * core.integer_peak(facts["threads"], isa) / 1e9)
     except (ImportError, EngineError) as error:
         facts["problem"] = str(error)
@@ -200,6 +211,7 @@ KINDS = {
     "ipex_llm": "folder saved by ipex-llm",
 }
 LABELS = {
+    "licence": "license",
     "bytes": "weights",
     "engine": "runs on",
     "hidden_size": "hidden size",
@@ -231,6 +243,7 @@ LABELS = {
     "engine amx": "AMX",
     "engine isa_chosen": "instruction set chosen",
     "engine read_gb_s": "memory read bandwidth, GB/s",
+    "engine read_busy": "busy while measured",
     "engine integer_gops": "integer operations, GOPS",
     "engine problem": "native core",
     "opencl devices": "OpenCL devices",

@@ -24,17 +24,17 @@ DEVICES = Words(cpu="processors", xpu="Intel GPUs", cuda="GPUs of PyTorch's CUDA
 PLACES = Words(**{**DEVICES.words, "opencl": "the first GPU; opencl:1 is the second device"})
 
 
-model_option = option("A folder, a .gguf file, a short name, a hub id, 'default'.", "default", "-m", type=Model())
-low_bit_option = option(f"Format of the weights: {WEIGHTS}; the file's own if not given.", type=LowBit())
-threads_option = option("Worker threads; all physical cores if not given.", low=1)
-kv_cache_option = option("Format of keys and values; int8 takes half of the memory.", "fp16")
-draft_model_option = option("A smaller model with the same vocabulary that drafts.", type=Model())
+model_option = option("Folder, .gguf file, short name (list: pull) or hub id.", "default", "-m", type=Model())
+low_bit_option = option(f"Weight format: {WEIGHTS}. Default: the file's own.", type=LowBit())
+threads_option = option("Number of threads. Default: all physical cores.", low=1)
+kv_cache_option = option("KV cache format; int8 halves its memory.", "fp16")
+draft_model_option = option("Draft model: a smaller model with the same vocabulary.", type=Model())
 drafter_option = option(
-    "A trained head that drafts: a folder, a .gguf file, a hub id; the one in the model's files if not given.",
+    "Draft head (MTP, EAGLE-3): folder, .gguf file or hub id. Default: the one in the model's files.",
     type=Model(),
 )
 draft_vocab_option = option(
-    f"Size of the draft vocabulary of a head; 0 is all, {DRAFT_VOCAB} if not given; or a file of drafter cut.",
+    f"Draft vocabulary of the head: a number of tokens, 0 for all, or a file from drafter cut. Default: {DRAFT_VOCAB}.",
     metavar="N|FILE",
     type=DraftVocab(),
 )
@@ -49,13 +49,11 @@ class ModelOptions:
     threads: int | None = threads_option
     kv_cache: Literal["fp16", "int8"] = kv_cache_option
     engine: Literal["auto", "native", "torch", "ipex-llm", "opencl"] = option(
-        "Engine that runs the model; auto: opencl for such a --device, else native if possible, else torch.", "auto"
+        "Inference engine; auto picks opencl for such a --device, else native, else torch.", "auto"
     )
-    device: str | None = option(
-        "cpu, xpu (Intel GPUs), cuda or opencl; the default of the engine if not given.", type=PLACES
-    )
+    device: str | None = option("Device: cpu, xpu (Intel GPU), cuda or opencl[:N]. Default: the engine's.", type=PLACES)
     gpu_layers: int | None = option(
-        "On OpenCL: number of last layers on the device, the others on the CPU; all that fit if not given.",
+        "OpenCL: number of layers to run on the device, the rest on the CPU. Default: all that fit.",
         None, "-ngl", low=0,
     )  # fmt: skip
 
@@ -76,12 +74,12 @@ class ModelOptions:
 class TextModelOptions(ModelOptions):
     """The options of a command that answers text."""
 
-    deterministic: bool | None = option("On torch: make lookahead exact, at some cost in speed.")
+    deterministic: bool | None = option("torch engine: make lookahead exact, slower.")
     draft_model: str | None = draft_model_option
     drafter: str | None = drafter_option
     draft_vocab: int | Path | None = draft_vocab_option
     special_tokens_in_content: bool = option(
-        "Parse control tokens such as <|im_end|> in messages, instead of treating them as text.",
+        "Parse control tokens such as <|im_end|> in messages; by default they are plain text.",
         False,
     )
 
@@ -90,6 +88,17 @@ def command_needs_torch() -> None:
     """Raise MissingPackageError if torch or transformers is not installed, before anything is read or fetched."""
     context = click.get_current_context(silent=True)
     need_torch("this" if context is None else f"`{context.command_path}`")
+
+
+def template_note(model: TextModel) -> str:
+    """Return a line about prompts of a model without a chat template; "" for one with a chat template."""
+    from ipex_lookahead.tokenization.prompts import uses_llama2_format
+
+    if model.tokenizer.chat_template:
+        return ""
+    if uses_llama2_format(model.config):
+        return "note: the model has no chat template; prompts use Llama 2's format"
+    return "note: the model has no chat template; it continues prompts as plain text instead of answering them"
 
 
 def load_text(

@@ -40,15 +40,15 @@ def choose_strategy(ctx: click.Context) -> None:
 class StrategyOptions:
     """The options of strategies; None keeps the default of ``LookaheadConfig``."""
 
-    no_adaptive: bool = option("Always draft the most tokens allowed, even if that is slower.", False)
+    no_adaptive: bool = option("Always draft the maximum number of tokens, even if that is slower.", False)
     store: str | None = option(
-        "suffix, auto: store outputs in this file; 'memory': until the program ends (default of auto); 'none'.",
+        "Store of earlier outputs to draft from (suffix, auto): a file, 'memory' or 'none'.",
         type=Store(),
         metavar="FILE|memory|none",
     )
-    window: int | None = option(like=LookaheadConfig)
-    ngram: int | None = option(like=LookaheadConfig)
-    guesses: int | None = option(like=LookaheadConfig)
+    window: int | None = option("jacobi: width of the window, W in the paper.", like=LookaheadConfig)
+    ngram: int | None = option("jacobi: tokens per n-gram, N in the paper.", like=LookaheadConfig)
+    guesses: int | None = option("jacobi: n-grams to verify per step, G in the paper.", like=LookaheadConfig)
 
 
 @dataclass
@@ -56,12 +56,12 @@ class ServedLookahead:
     """The options of lookahead of a server."""
 
     lookahead: int | str = option(
-        "Most drafted tokens per step, or 'auto'; 0 is off. Requests may override it. Never changes an answer.",
+        "Maximum tokens to draft per step, or 'auto'; 0 turns lookahead off. Requests can override it.",
         "auto",
         type=Tokens(),
     )
     strategy: str | None = option(
-        f"Source of drafts: {', '.join(name for name in STRATEGIES if name not in NO_COPY)}.",
+        f"Draft source: {', '.join(name for name in STRATEGIES if name not in NO_COPY)}.",
         type=Strategy(NO_COPY),
     )
     options: StrategyOptions = field(default_factory=StrategyOptions)
@@ -96,10 +96,12 @@ class Lookahead(ServedLookahead):
     """The options of lookahead for one generation."""
 
     lookahead: int | str = option(
-        "Most drafted tokens per step, or 'auto'; 0 is off. Never changes the text.", 3, type=Tokens()
+        "Maximum tokens to draft per step, or 'auto'; 0 turns lookahead off. Never changes the text.", 3, type=Tokens()
     )
-    strategy: str | None = option(f"Source of drafts: {', '.join(STRATEGIES)}.", type=Strategy())
-    draft_min_prob: float | None = option(like=LookaheadConfig)
+    strategy: str | None = option(f"Draft source: {', '.join(STRATEGIES)}.", type=Strategy())
+    draft_min_prob: float | None = option(
+        "Stop drafting after a token with a lower probability (draft model, head).", like=LookaheadConfig
+    )
 
     def check(self) -> None:
         super().check()

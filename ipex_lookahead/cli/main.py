@@ -14,22 +14,22 @@ from ipex_lookahead.cli.names import option_of
 from ipex_lookahead.cli.running import run_command
 
 COMMANDS = {
-    "generate": "answer a prompt, or continue it",
-    "chat": "chat with a model in the terminal",
-    "run": "chat with a model by its short name, fetched if necessary",
-    "serve": "serve a model over HTTP with OpenAI's and Anthropic's APIs, and a chat page",
+    "generate": "answer one prompt",
+    "chat": "chat in the terminal",
+    "run": "download a model if necessary and chat with it",
+    "serve": "serve a model over HTTP: OpenAI, Anthropic and Ollama APIs, and a web page",
     "quantize": "save a model in a low-bit format",
-    "convert-ipex-llm": "convert the pickles of a folder saved by ipex-llm to safetensors",
-    "drafter": "heads that draft for a model",
-    "imatrix": "measure the importance of the inputs of a model's matrices, for quantize",
-    "info": "facts about this machine or a model",
-    "pull": "fetch a model from the hub, or list recommended models",
-    "list": "list the models on this machine",
-    "rm": "remove a fetched model",
-    "doctor": "check that everything works, and write a report for an issue",
+    "convert-ipex-llm": "convert a folder saved by ipex-llm to safetensors",
+    "drafter": "prepare draft heads",
+    "imatrix": "compute an importance matrix for quantize",
+    "info": "show facts about this machine or a model",
+    "pull": "download a model, or list recommended models",
+    "list": "list downloaded models",
+    "rm": "remove a downloaded model",
+    "doctor": "check the installation and write a report for an issue",
     "compare-engines": "run the same prompts on every installed engine",
-    "bench": "benchmarks",
-    "completion": "print the completion script of a shell",
+    "bench": "run benchmarks",
+    "completion": "print a shell completion script",
 }
 """Command -> its line in ``--help``."""
 
@@ -57,13 +57,20 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     module="ipex_lookahead.cli.{}",
     modules=ELSEWHERE,
     context_settings={"auto_envvar_prefix": "IPEX_LOOKAHEAD", "help_option_names": ["-h", "--help"]},
-    epilog="Environment variables set options too: IPEX_LOOKAHEAD_GENERATE_THREADS=2 sets generate --threads; the "
-    "command line takes precedence. docs/commands.md lists all options.",
+    epilog="Environment variables set options: IPEX_LOOKAHEAD_GENERATE_THREADS=2 sets generate --threads. "
+    "docs/commands.md documents every option.",
 )
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show it.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 def cli(debug: bool) -> None:
-    """Large language models in low-bit formats on CPUs, with exact lookahead decoding."""
+    """Run low-bit LLMs on CPUs and Intel GPUs, with exact lookahead decoding."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

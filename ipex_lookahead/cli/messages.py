@@ -33,7 +33,7 @@ class BlockLeft(Exception):
 def piped() -> Iterator[str]:
     """Yield one message per line, or the lines between two ``\"\"\"`` as one."""
     if sys.stdin is None:  # Python's sign that file 0 was closed
-        raise click.UsageError("standard input is closed, so there is nothing to answer; type, or pipe messages in")
+        raise click.UsageError("standard input is closed; run chat in a terminal or pipe messages in")
     lines = sys.stdin.buffer  # sys.stdin would decode with the locale, which accepts any byte in "C"
     encodings = chain(["utf-8-sig"], repeat("utf-8"))  # a byte order mark may be at the start only
 
@@ -44,7 +44,7 @@ def piped() -> Iterator[str]:
         yield from _joined(ask)
     except UnicodeDecodeError as error:
         raise InputError(
-            f"standard input is not UTF-8 text (byte {error.start} of a line)", hint="iconv -t utf-8 converts a file"
+            f"standard input is not UTF-8 text (byte {error.start} of a line)", hint="convert it with iconv -t utf-8"
         ) from error
 
 
@@ -58,7 +58,7 @@ def typed(names: list[str], history: bool, tell: Callable[[str], None]) -> Itera
     """
     readline = line_editor(names)
     if readline is None:
-        tell("this Python was built without readline: no arrow keys, no history, and Alt-Enter begins no line")
+        tell("this Python has no readline: arrow keys, history and Alt-Enter are not available")
     elif history:
         load_history(readline)
 
@@ -69,16 +69,16 @@ def typed(names: list[str], history: bool, tell: Callable[[str], None]) -> Itera
                 line.encode()
                 return line
             except UnicodeEncodeError:  # Python decodes invalid bytes as surrogates
-                tell("that is not UTF-8 text, and was not sent; the terminal must be set to UTF-8")
+                tell("the message is not valid UTF-8 and was not sent; set the terminal to UTF-8")
             except EOFError:
                 print(file=sys.stderr)
                 return None
             except KeyboardInterrupt:
                 print(file=sys.stderr)
                 if prompt == FURTHER:
-                    tell("the message is dropped")
+                    tell("message discarded")
                     raise BlockLeft from None
-                tell("Ctrl-D or /bye leaves")
+                tell("press Ctrl-D or type /bye to exit")
 
     try:
         yield from _joined(ask)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,16 +28,12 @@ if TYPE_CHECKING:
 )
 @click.argument("model", required=False, type=Model())
 def pull(model: str | None, as_json: bool = json_alone_option) -> None:
-    """Fetch MODEL from the hub: a short name, owner/repo[:file.gguf], owner/repo:Q8_0, or the URL of its page.
+    """Download MODEL: a short name, owner/repo[:file.gguf], owner/repo:q4_k_m, or the URL of its page.
 
-    The drafting head recommended for a short name is fetched too.
+    Without MODEL: list recommended models with size and expected speed.
 
-    Without MODEL: list the recommended models by short name, with their size and the speed to expect here.
-
-    Only the necessary files are fetched, never pickles or code. An interrupted download resumes, and large files are
-    verified by their checksum. --model of all commands accepts the same names; a local file or folder takes precedence
-    over a short name. Behind a proxy set HTTPS_PROXY; for private models HF_TOKEN, or use hf auth login. HF_HOME is the
-    folder of the models.
+    Only needed files are downloaded, never pickles or code. Interrupted downloads resume. HTTPS_PROXY sets a proxy,
+    HF_TOKEN gives access to private models, HF_HOME is the download folder.
     """
     if model is None:
         from ipex_lookahead.cli.recommended import facts as recommended
@@ -57,44 +54,43 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
             fetched = resolve_model(named, progress=not as_json)
             facts, drafter = describe(path, fetched), fetched
         except LookaheadError as error:
-            click.echo(f"the drafting head {named} cannot be used: {error}", err=True)
+            click.echo(f"warning: draft head {named} cannot be used: {error}", err=True)
     kept = {"format": main_format(facts["formats"]), "bytes": facts["bytes"], "engine": facts["engine"]}
     if as_json:
         kept |= {} if drafter is None else {"drafter": str(drafter)}
         click.echo(json.dumps({"model": model, "path": str(path), "architecture": facts["architecture"], **kept}))
     else:
-        about = f"{facts['architecture']}, {facts['bytes'] / 1e6:,.1f} MB, most of it in {kept['format']}"
+        about = f"{facts['architecture']}, {facts['bytes'] / 1e6:,.1f} MB, {kept['format']}"
         click.echo(f"{model}: {about}\n{path}")
         if drafter is not None:
-            click.echo(f"drafting head: {named}, {facts['drafter']['bytes'] / 1e6:,.1f} MB\n{drafter}")
+            click.echo(f"draft head: {named}, {facts['drafter']['bytes'] / 1e6:,.1f} MB\n{drafter}")
     if facts["engine"] is None:
-        raise UnsupportedModelError(f"the model was fetched, but cannot run: {facts['problem']}", hint=facts["hint"])
+        raise UnsupportedModelError(f"downloaded, but the model cannot run: {facts['problem']}", hint=facts["hint"])
     if not as_json:
         click.echo(f"try it: ipex-lookahead run {model}" + (f" --drafter {named}" if drafter else ""))
 
 
 @command("ipex-lookahead rm owner/repo")
 @click.argument("name", type=Cached())
-def rm(name: str, yes: bool = option("Do not prompt for confirmation.", False, "-y")) -> None:
-    """Remove the model NAME, as shown by `list`, from the cache. Files outside of the cache are not touched.
-
-    Other programs share the hub's cache: the model is removed for them too.
-    """
+def rm(name: str, yes: bool = option("Do not ask for confirmation.", False, "-y")) -> None:
+    """Delete the downloaded model NAME (see list). Other programs that use the hub's cache lose it too."""
     from ipex_lookahead.hub import removal_of
 
     removal = removal_of(name)
     size = f"{removal.size / 1e6:,.1f} MB"
     if not yes:
         if not is_terminal(sys.stdin):
-            raise Refused("rm needs confirmation, and standard input is not a terminal", hint=f"rm --yes {name}")
-        click.confirm(f"remove {name}, {size}, from {removal.folder}?", abort=True, err=True)
+            raise Refused(
+                "rm needs confirmation, but standard input is not a terminal", hint=f"ipex-lookahead rm --yes {name}"
+            )
+        click.confirm(f"Delete {name} ({size}) from {removal.folder}?", abort=True, err=True)
     removal.execute()
-    click.echo(f"removed {name}: {removal.size:,} bytes ({size}) are free again")
+    click.echo(f"removed {name}: freed {removal.size:,} bytes ({size})")
 
 
 @command("ipex-lookahead list")
 def list(as_json: bool = json_alone_option) -> None:
-    """List the models in the caches of this package and of the hub, the last used first; `rm NAME` removes one."""
+    """List downloaded models, most recently used first."""
     from ipex_lookahead.hub import cache_folder, cached_models, hub_cache_folder
 
     models = [_facts(model) for model in cached_models()]
@@ -103,8 +99,25 @@ def list(as_json: bool = json_alone_option) -> None:
         click.echo(json.dumps({"models": models, **folders}))
         return
     if not models:
-        click.echo("no models yet; `ipex-lookahead pull NAME` fetches one, and 'default' is fetched when it is used")
+        click.echo("no models yet; ipex-lookahead pull NAME downloads one")
         return
+    _print_list(models)
+
+
+def print_models() -> None:
+    """Print the downloaded models, and the recommended ones."""
+    from ipex_lookahead.cli.recommended import print_recommended
+    from ipex_lookahead.hub import cached_models
+
+    if models := [_facts(model) for model in cached_models()]:
+        click.echo("Downloaded models:")
+        _print_list(models)
+        click.echo()
+    click.echo("Recommended models:")
+    print_recommended()
+
+
+def _print_list(models: Sequence[dict[str, Any]]) -> None:
     rows = [
         (found["name"], found["architecture"] or "-", found["format"] or "-", f"{found['bytes'] / 1e6:,.0f} MB",
          found["engine"] or "no: see info", _ago(time.time() - found["last_used"]))

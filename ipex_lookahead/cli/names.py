@@ -6,11 +6,10 @@ These lists repeat ``PROPOSERS`` and ``SECOND_MODEL``, because ``--help`` must n
 from __future__ import annotations
 
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.low_bits import LOW_BITS, PRESETS
 
-FORMATS = f"{', '.join([*LOW_BITS][:-1])} or {[*LOW_BITS][-1]}"
+FORMATS = "sym_int4, q4_k, sym_int8, bf16, ... (list: info --formats)"
 """The formats, for a help text."""
-WEIGHTS = f"{', '.join(LOW_BITS)}; a mixture ({', '.join(PRESETS)}) or a .yaml file of rules"
+WEIGHTS = "sym_int4, q4_k_m, sym_int8, bf16, ... (list: info --formats), or a .yaml file of rules"
 """The formats to load weights in, for a help text."""
 
 ISAS = {

@@ -2,7 +2,7 @@
 
     @dataclass
     class Limits:
-        max_new_tokens: int = option("Most tokens to generate.", 256, "-n", low=1)
+        max_new_tokens: int = option("Maximum number of tokens to generate.", 256, "-n", low=1)
 
     @command("ipex-lookahead answer -n 4")
     def answer(limits: Limits, as_json: bool = option("One JSON object.", names="--json")) -> None: ...
@@ -35,6 +35,12 @@ class Option(click.Option):
         """Return ``PREFIX_MAX_NEW_TOKENS`` for ``--max-new-tokens``."""
         longest = max(self.opts, key=len)
         return f"{prefix}_{longest.lstrip('-').replace('-', '_').upper()}"
+
+    def get_help_extra(self, ctx: click.Context) -> Any:
+        """Return the default without the range, which error messages have."""
+        extra: Any = super().get_help_extra(ctx)  # since click 8.2
+        extra.pop("range", None)
+        return extra
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the value of the variable; an empty one is unset."""
@@ -69,7 +75,7 @@ def option(
     )
 
 
-json_alone_option = option("Print one JSON object and nothing else.", False, "--json")
+json_alone_option = option("Print one JSON object only.", False, "--json")
 
 
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:

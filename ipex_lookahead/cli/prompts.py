@@ -61,17 +61,17 @@ def read_prompt(argument: str | None, file: str | None) -> str:
         InputError: A file that cannot be read or is not UTF-8, or an empty prompt.
     """
     if argument is not None and file is not None:
-        raise click.UsageError("PROMPT and --prompt-file are both given; leave one of them out")
+        raise click.UsageError("a prompt and --prompt-file are both given; leave one of them out")
     given = argument if file is None else _of_file(Path(file))
     if given is None and (sys.stdin is None or is_terminal(sys.stdin)):
-        raise click.UsageError("no prompt; give one, or '-' to type it in")
+        raise click.UsageError("no prompt; give one in quotes, or '-' to type it in")
     if given is None or given == "-":
         prompt = _of_standard_input()
     else:
         piped = "" if sys.stdin is None or sys.stdin.closed or is_terminal(sys.stdin) else _of_standard_input()
         prompt = f"{given.rstrip()}\n\n{piped}" if piped.strip() else given
     if not prompt.strip():
-        raise InputError("the prompt is empty", hint="ipex-lookahead generate 'Why is the sky blue?'")
+        raise InputError("the prompt is empty", hint='ipex-lookahead generate "Why is the sky blue?"')
     return prompt
 
 
@@ -106,7 +106,7 @@ def _say_if_waiting() -> None:
         at = sys.stdin.fileno()
         if os.isatty(at) or select.select([at], [], [], PATIENCE_SECONDS)[0]:
             return
-        click.echo("waiting for the end of standard input; '< /dev/null' leaves it out", err=True)
+        click.echo("waiting for standard input to end; redirect it with < /dev/null to ignore it", err=True)
 
 
 def read_prompts(paths: Iterable[str | Path], limit: int | None = None) -> list[Prompt]:

@@ -25,21 +25,21 @@ class Saved:
     """The format of the saved weights."""
 
     low_bit: str | None = option(
-        f"Format: {WEIGHTS}; by default sym_int4 for a float model, else the file's own.", type=LowBit()
+        f"Weight format: {WEIGHTS}. Default: sym_int4 for a float model, else the file's own.", type=LowBit()
     )
-    group_size: Literal["32", "64"] = option("Weights that share a scale.", "32")
+    group_size: Literal["32", "64"] = option("Number of weights that share a scale.", "32")
     mixed_precision: bool = option("Keep the output layer in 8 bits.", False)
     drafter_low_bit: str | None = option(
-        "Format of a block for drafting (MTP); by default that of --low-bit if it has 6 bits or more, else sym_int8.",
+        "Format of the MTP head. Default: --low-bit if that has 6 bits or more, else sym_int8.",
         type=LowBit(alike=True),
     )
     imatrix: Path | None = option(
-        "An importance matrix (of llama.cpp, .gguf or .dat), which weights the rounding errors.",
+        "Importance matrix from imatrix or llama.cpp (.gguf, .dat).",
         metavar="FILE",
         type=click.Path(path_type=Path, dir_okay=False),
     )
-    allow_requantize: bool = option("Quantize weights in another low-bit format again, which loses accuracy.", False)
-    overwrite: bool = option("Replace an earlier save in OUT, once the new one is complete.", False)
+    allow_requantize: bool = option("Quantize weights that are already quantized, which loses accuracy.", False)
+    overwrite: bool = option("Replace an existing save in OUT.", False)
     threads: int | None = threads_option
 
     def settings(self) -> dict[str, Any]:
@@ -52,10 +52,7 @@ class Saved:
 @click.argument("model", type=Model())
 @click.argument("out", type=click.Path(path_type=Path))
 def quantize(model: str, out: Path, how: Saved) -> None:
-    """Save MODEL (a folder, a .gguf file, owner/repo[:file.gguf] or 'default') in a low-bit format as the folder OUT.
-
-    Start from the float original: quantizing a quantized file again loses accuracy.
-    """
+    """Save MODEL in a low-bit format as folder OUT. Start from the float original for best accuracy."""
     from ipex_lookahead.checkpoints.low_bit_save import check_target
     from ipex_lookahead.cli.model_facts import describe, licence_of
     from ipex_lookahead.engines.weights import WeightPlan, check_format, check_low_bit
@@ -73,17 +70,17 @@ def quantize(model: str, out: Path, how: Saved) -> None:
     path = resolve_model(model)
     how.low_bit = _checked_format(path, how)
     if how.imatrix is not None and how.low_bit is None:
-        raise Refused("--imatrix has no effect without quantization: the formats of the file stay",
-                      hint="add --low-bit q4_k, for example, or leave --imatrix out")  # fmt: skip
+        raise Refused("--imatrix needs --low-bit: without it the weights keep their formats",
+                      hint="add --low-bit q4_k, for example")  # fmt: skip
 
     label = _save(path, out, how)
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    as_found = "" if how.low_bit else ", as in the file"
+    as_found = "" if how.low_bit else " (unchanged)"
     click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {label}{as_found} {_groups(out)}".rstrip())
     if licence := DEFAULT.licence if model == "default" else licence_of(path, describe(path)):
-        click.echo(f"licence of {model}: {licence}")
+        click.echo(f"license of {model}: {licence}")
     if shutil.which("ipex-lookahead"):
-        click.echo(f"try it: ipex-lookahead generate --model {out} 'Once upon a time'")
+        click.echo(f'try it: ipex-lookahead generate -m {out} "Once upon a time"')
 
 
 def _save(path: Path, out: Path, how: Saved) -> str:
@@ -133,7 +130,7 @@ def _checked_format(path: Path, how: Saved) -> str | None:
         keep = "--mixed-precision keeps it in 8 bits" if found.only_head else f"leave --low-bit out to keep {own}"
         raise Refused(
             str(found),
-            hint=f"give the float original of this model; or {keep}; or --allow-requantize does it all the same",
+            hint=f"use the float original of this model; or {keep}; or add --allow-requantize",
         )
     return low_bit
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.engines.machine import machine_memory
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.hub.recommended import POSITIONS, Recommended, recommended_models
+
+if TYPE_CHECKING:
+    from ipex_lookahead.engines.bandwidth import Bandwidth
 
 REACHED = 0.8
 """Expected share of the memory bandwidth that decoding reaches; measured values are 0.64 to 0.94."""
@@ -16,10 +21,13 @@ MEMORY_SHARE = 0.7
 """Largest share of the machine's memory for the suggested model."""
 FLUENT = 7.0
 """Minimum tokens per second of the suggested model; twice the number for a model that thinks before it answers."""
+QUICK_BYTES = 4_000_000_000
+"""Maximum download size of the suggested quick model."""
+BUSY = "measured while other programs used the memory; the machine may be faster"
 
 
-def bandwidth() -> float | None:
-    """Return bytes per second, or None without a native core."""
+def bandwidth() -> Bandwidth | None:
+    """Return the memory bandwidth, or None without a native core."""
     try:
         from ipex_lookahead.engines.bandwidth import cached_bandwidth
 
@@ -28,34 +36,44 @@ def bandwidth() -> float | None:
         return None
 
 
-def expected_tok_s(model: Recommended, bytes_a_second: float) -> float:
+def expected_tok_s(model: Recommended, bytes_per_second: float) -> float:
     """Return the estimated tokens per second without lookahead, from the bytes read per token."""
-    return REACHED * bytes_a_second / model.read
+    return REACHED * bytes_per_second / model.read
 
 
-def one_to_try(models: Sequence[Recommended], memory: int, bytes_a_second: float | None) -> Recommended:
-    """Return the largest model that fits and is fast enough, or the smallest model."""
+def to_try(models: Sequence[Recommended], memory: int, bytes_per_second: float | None) -> list[Recommended]:
+    """Return the suggested models: a quick one, and the best one that fits and is fast enough, if that is another.
+
+    Args:
+        models: from small to large.
+        memory: memory of the machine in bytes.
+        bytes_per_second: its memory bandwidth; None if unknown.
+    """
     fit = [
         model
         for model in models
         if model.memory <= MEMORY_SHARE * memory
-        and (bytes_a_second is None or expected_tok_s(model, bytes_a_second) >= FLUENT * (1 + model.thinks))
-    ]
-    return fit[-1] if fit else models[0]
+        and (bytes_per_second is None or expected_tok_s(model, bytes_per_second) >= FLUENT * (1 + model.thinks))
+    ] or [models[0]]
+    quick = [model for model in fit if model.download < QUICK_BYTES] or fit[:1]
+    return [quick[-1], *fit[-1:]] if quick[-1] != fit[-1] else quick[-1:]
 
 
 def suggestion() -> str:
-    """Return a sentence with the suggested model for this machine, its size, and the command."""
+    """Return the suggested models for this machine, with size, expected speed and command, one per line."""
     rate = bandwidth()
-    found = one_to_try([*recommended_models().values()], machine_memory(), rate)
-    speed = "" if rate is None else f", about {expected_tok_s(found, rate):.0f} tok/s"
-    takes = f"{found.download / 1e9:.1f} GB to fetch, {found.memory / 1e9:.1f} GB of memory{speed}"
-    return f"a larger model that suits this machine ({takes}): ipex-lookahead run {found.name}"
+    speed = None if rate is None else rate.bytes_per_second
+    lines = ["Larger models for this machine:"]
+    for model in to_try([*recommended_models().values()], machine_memory(), speed):
+        rated = "" if speed is None else f", about {expected_tok_s(model, speed):.0f} tok/s"
+        lines.append(f"  ipex-lookahead run {model.name}  ({model.download / 1e9:.1f} GB{rated})")
+    return "\n".join(lines) + (f"\n({BUSY})" if rate is not None and rate.is_busy else "")
 
 
 def facts() -> dict[str, Any]:
     """Return the list for ``--json``: sizes in bytes, estimated tokens per second, and the bandwidth."""
-    rate, memory = bandwidth(), machine_memory()
+    read, memory = bandwidth(), machine_memory()
+    rate = None if read is None else read.bytes_per_second
     models = recommended_models()
     listed = [
         {
@@ -75,9 +93,13 @@ def facts() -> dict[str, Any]:
         }
         for one in models.values()
     ]
-    chosen = one_to_try([*models.values()], memory, rate).name
-    read = None if rate is None else round(rate / 1e9, 1)
-    return {"models": listed, "try": chosen, "read_gb_s": read, "memory_bytes": memory}
+    return {
+        "models": listed,
+        "try": [model.name for model in to_try([*models.values()], memory, rate)],
+        "read_gb_s": None if rate is None else round(rate / 1e9, 1),
+        "read_busy": read is not None and read.is_busy,
+        "memory_bytes": memory,
+    }
 
 
 def print_recommended() -> None:
@@ -86,17 +108,20 @@ def print_recommended() -> None:
     rate = "estimated_tok_s"
     columns: dict[str, str | Callable[[Any], object]] = {
         "name": lambda one: one["name"] + ("" if one["fits"] else " (too big)"),
-        "licence": "{licence}",
+        "license": "{licence}",
         "bits": "{bits:.1f}",
-        "fetch\nGB": lambda one: f"{one['download_bytes'] / 1e9:.1f}",
+        "size\nGB": lambda one: f"{one['download_bytes'] / 1e9:.1f}",
         "memory\nGB": lambda one: f"{one['memory_bytes'] / 1e9:.1f}",
         "tok/s\nhere": lambda one: "-" if one[rate] is None else f"{one[rate]:.0f}",
         "thinks\nfirst": lambda one: "yes" if one["thinks"] else "",
         "draft\nmodel": lambda one: one["draft_model"] or "",
     }
-    memory = f"memory: with {POSITIONS:,} positions, of {found['memory_bytes'] / 1e9:.1f} GB here."
+    memory = f"memory: with {POSITIONS:,} tokens of context; this machine has {found['memory_bytes'] / 1e9:.1f} GB."
     speed = "" if found["read_gb_s"] is None else (
-        f" tok/s: estimated without lookahead, from {REACHED:.0%} of the {found['read_gb_s']:.1f} GB/s"
-        " at which memory is read here."
+        f" tok/s: estimate without lookahead, {REACHED:.0%} of the memory bandwidth of {found['read_gb_s']:.1f} GB/s"
+        + (f" ({BUSY})." if found["read_busy"] else ".")
     )  # fmt: skip
-    print_rows(columns, found["models"], caption=f"{memory}{speed} To try here: ipex-lookahead run {found['try']}")
+    print_rows(columns, found["models"], caption=f"{memory}{speed}")
+    purposes = ("quick", "best") if len(found["try"]) > 1 else ("",)
+    for name, purpose in zip(found["try"], purposes, strict=True):
+        click.echo(f"try it: ipex-lookahead run {name}" + (f"  ({purpose})" if purpose else ""))

@@ -64,21 +64,21 @@ def _check_rules(path: str, option: str) -> None:
 def _check_draft_model(ctx: click.Context) -> None:
     both = ctx.params.get("drafter") is not None and ctx.params.get("draft_model") is not None
     if both and ctx.command.name != "exact":  # it checks both strategies
-        raise Refused("--drafter and --draft-model both draft for the model", hint="leave one of them out")
+        raise Refused("--drafter and --draft-model exclude each other", hint="leave one of them out")
     if "draft_model" not in ctx.params or ctx.params["draft_model"] is not None:
         return
     strategies = _several(ctx.params.get("strategy"))
     option = f"--strategy {NEEDS_DRAFT_MODEL}" if NEEDS_DRAFT_MODEL in strategies else "--draft-min-prob"
     if NEEDS_DRAFT_MODEL in strategies or (ctx.params.get("draft_min_prob") is not None and not strategies):
-        raise Refused(f"{option} needs the smaller model that drafts", hint="add --draft-model MODEL")
+        raise Refused(f"{option} needs a draft model", hint="add --draft-model MODEL")
 
 
 def _check_prompts(ctx: click.Context) -> None:
     for path in map(Path, _several(ctx.params.get("prompts"))):
         if not path.exists():
-            raise Refused(f"--prompts: no prompt file at {path}", hint='one JSON object a line: {"prompt": "..."}')
+            raise Refused(f"--prompts: {path} does not exist", hint='one JSON object per line: {"prompt": "..."}')
         if path.is_dir() and not any(path.glob("*.jsonl")):
-            raise Refused(f"--prompts: the folder {path} has no .jsonl file", hint="name a file, or another folder")
+            raise Refused(f"--prompts: folder {path} has no .jsonl file", hint="give a file or another folder")
 
 
 def _check_files_to_write(ctx: click.Context) -> None:
@@ -90,19 +90,19 @@ def _check_files_to_write(ctx: click.Context) -> None:
         from ipex_lookahead.drafting.store import is_store
 
         file = Path(os.path.realpath(given_path(given)))
-        problem, hint = "", "name a file in a writable folder"
+        problem, hint = "", "choose a file in a writable folder"
         if file.exists() and not file.is_file():
             problem = "is not a file"
         elif not file.parent.is_dir():
-            problem, hint = f"cannot be written: there is no folder {file.parent}", f"mkdir -p {file.parent}"
+            problem, hint = f"cannot be written: no folder {file.parent}", f"mkdir -p {file.parent}"
         elif file.exists() and not os.access(file, os.R_OK):
             problem = "cannot be read: permission denied"
         elif (reason := _write_error(file.parent)) is not None:
             problem = f"cannot be written: {reason}"
         elif name == "store" and file.exists() and not is_store(file):
-            problem, hint = "is not a lookahead store; it is not changed", "name another file, which need not exist"
+            problem, hint = "is not a lookahead store", "choose another file; a new one is created"
         elif name == "show_drafts" and file.exists():
-            problem, hint = "exists; it is not changed", "name another file"
+            problem, hint = "already exists", "choose another file"
         if problem:
             raise Refused(f"{option}: {given} {problem}", hint=hint)
 
@@ -123,9 +123,9 @@ def _check_texts(ctx: click.Context) -> None:
     for name, option in (("prompt", "PROMPT"), ("system", "--system"), ("stop", "--stop")):
         for text in _several(ctx.params.get(name)):
             if any("\ud800" <= sign <= "\udfff" for sign in text):
-                raise Refused(f"{option} is not UTF-8 text", hint="give it through a file or a pipe, in UTF-8")
+                raise Refused(f"{option} is not valid UTF-8", hint="pass it through a file or a pipe in UTF-8")
             if name == "stop" and not text:
-                raise Refused(f"{option}: a text to stop at is empty", hint="give at least one character")
+                raise Refused(f"{option} must have at least one character, got an empty text")
 
 
 def _warn_of_threads(threads: int | None) -> None:
@@ -134,12 +134,12 @@ def _warn_of_threads(threads: int | None) -> None:
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     quota = cpu_quota()
     if threads > usable:
-        shared = f"{counted(usable, 'processor')}; more threads than processors are slower"
+        limit = f"this process may use {counted(usable, 'CPU')}"
     elif quota is not None and threads > quota:
-        shared = f"a quota of {quota:g} processors, and stop each other when it is used up"
+        limit = f"the container's quota is {quota:g} CPUs"
     else:
         return
-    click.echo(f"warning: {threads} threads share {shared}", err=True)
+    click.echo(f"warning: --threads {threads} is slower than fewer threads: {limit}", err=True)
 
 
 def _several(value: Any) -> list[Any]:

@@ -16,21 +16,21 @@ WARM = 0.7
 LIMITS = ("length", "context")
 
 
-def stats_line(stats: GenerationStats, *, loop: bool = False) -> str:
-    """Return one line: tokens, speed, tokens per step, drafted share, prompt speed, memory, temperature, seed.
+def stats_line(stats: GenerationStats, *, loop: bool = False, verbose: bool = False) -> str:
+    """Return one line: tokens, speed, drafted share, prompt, temperature and seed.
 
-    For a ``loop`` the line has no decoding speed, because repetitions are easy to draft.
+    For a ``loop`` the line has no decoding speed, because repetitions are easy to draft. With ``verbose`` it also has
+    the tokens per step, the speed of the prompt and the memory.
     """
     parts = [f"{stats.tokens} {'token' if stats.tokens == 1 else 'tokens'}"]
     if stats.tokens > 1 and not loop:  # the first token belongs to the prompt
-        parts += [
-            f"{stats.decode_tok_s:.1f} tok/s",
-            f"{stats.mean_acceptance_length:.2f} tokens/step",
-            f"{100 * drafted_share(stats):.0f}% drafted",
-        ]
+        parts += [f"{stats.decode_tok_s:.1f} tok/s", f"{100 * drafted_share(stats):.0f}% drafted"]
+        if verbose:
+            parts.append(f"{stats.mean_acceptance_length:.2f} tokens/step")
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
-    parts.append(f"prompt {stats.prompt_tokens}{cached} at {stats.prefill_tok_s:.0f} tok/s")
-    if (peak := peak_memory()) is not None:
+    speed = f" at {stats.prefill_tok_s:.0f} tok/s" if verbose else ""
+    parts.append(f"prompt {stats.prompt_tokens}{cached}{speed}")
+    if verbose and (peak := peak_memory()) is not None:
         parts.append(f"peak {peak / 1e9:.2f} GB")
     if stats.seed is not None:
         parts.append(f"temperature {stats.temperature:g}, seed {stats.seed}")

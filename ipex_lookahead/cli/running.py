@@ -45,8 +45,8 @@ def run_command(
         spell: Name and value of an argument -> its spelling in messages, see ``LookaheadError.spelled``.
     """
     if sys.stdout is None:  # file 1 is closed: the next opened file would receive the output
-        _say("error: standard output is closed, so there is nowhere to write to")
-        _say("hint: send it to a file, or to /dev/null")
+        _say("error: standard output is closed")
+        _say("hint: redirect it to a file or to /dev/null")
         return FAILED
     _escape_unencodable()
     try:
@@ -113,17 +113,19 @@ def _report(error: Exception, spell: Callable[[str, str], str]) -> None:
     elif _wants_memory(error):
         limit, _ = address_space()
         allowed = (
-            f": this process may take {limit / 1e9:.2f} GB of addresses (ulimit -v {limit >> 10})" if limit else ""
+            f": the process's address space is limited to {limit / 1e9:.2f} GB (ulimit -v {limit >> 10})"
+            if limit
+            else ""
         )
         _say(f"error: out of memory{allowed}")
-        smaller = f"a smaller model or format, such as {spell('load_in_low_bit', repr('sym_int4'))}, needs less"
-        _say(f"hint: {'a larger ulimit -v; ' if limit else ''}{smaller}")
+        smaller = f"use a smaller model or format, such as {spell('load_in_low_bit', repr('sym_int4'))}"
+        _say(f"hint: {'raise ulimit -v, or ' if limit else ''}{smaller}")
     elif isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         _say(f"error: {where}{error.strerror}")
     else:
         _say(f"error: {type(error).__name__}: {error}")
-        _say("hint: internal error; IPEX_LOOKAHEAD_DEBUG=1 shows the traceback. Please report it as an issue")
+        _say("hint: internal error; please report it with the traceback that IPEX_LOOKAHEAD_DEBUG=1 shows")
 
 
 def _wants_memory(error: Exception) -> bool:

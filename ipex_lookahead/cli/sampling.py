@@ -19,16 +19,14 @@ class Sampler:
     """The sampling options; ``temperature`` 0 is greedy, and None is the recommended value of the model."""
 
     temperature: float | None = option(
-        "0 always takes the most likely token. By default the recommended value of the model, else 0.",
+        "Sampling temperature; 0 is greedy. Default: the model's recommendation, else 0.",
         like=SamplingParams,
     )
-    top_k: int | None = option("Keep the k most likely tokens; 0 keeps all.", like=SamplingParams)
+    top_k: int | None = option("Keep the K most likely tokens; 0 keeps all.", like=SamplingParams)
     top_p: float | None = option("Keep the most likely tokens up to this total probability.", like=SamplingParams)
-    min_p: float | None = option(
-        "Keep tokens with this probability relative to the most likely one.", like=SamplingParams
-    )
+    min_p: float | None = option("Drop tokens less than X times as likely as the top token.", like=SamplingParams)
     seed: int | None = option(
-        "Seed of the sampler; the same seed gives the same text. Fixed by default, random if --temperature is given.",
+        "Sampling seed. Default: fixed; random if you set --temperature.",
         like=SamplingParams,
     )
 
@@ -61,14 +59,14 @@ class Sampling(Sampler):
     """The sampling options with penalties, which greedy decoding uses too."""
 
     repetition_penalty: float | None = option(
-        "Penalty factor for tokens of prompt and answer, such as 1.1. By default the recommended value of the model.",
+        "Divide the logits of tokens in prompt and answer by X, such as 1.1. Default: the model's recommendation.",
         like=SamplingParams,
     )
     presence_penalty: float | None = option(
-        "Penalty for tokens that occur in the answer, independent of their number.", like=SamplingParams
+        "OpenAI's presence penalty: subtracted once for any token already generated.", like=SamplingParams
     )
     frequency_penalty: float | None = option(
-        "Penalty for each occurrence of a token in the answer; both as in OpenAI's API.", like=SamplingParams
+        "OpenAI's frequency penalty: subtracted for each time a token was generated.", like=SamplingParams
     )
 
 
@@ -76,8 +74,8 @@ class Sampling(Sampler):
 class GreedySampler(Sampler):
     """The sampling options of benchmarks; the default is greedy."""
 
-    temperature: float | None = option("0 always takes the most likely token.", 0.0, like=SamplingParams)
-    seed: int | None = option("Seed of the sampler; the same seed gives the same text.", like=SamplingParams)
+    temperature: float | None = option("Sampling temperature; 0 is greedy.", 0.0, like=SamplingParams)
+    seed: int | None = option("Sampling seed.", like=SamplingParams)
 
     def arguments(self) -> dict[str, Any]:
         """Return keyword arguments of transformers' ``generate``."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import TextModelOptions
+from ipex_lookahead.cli.loading import TextModelOptions, template_note
 from ipex_lookahead.cli.lookahead import ServedLookahead
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.types import Size
@@ -32,27 +32,27 @@ class Access:
     """Addresses and access of the server."""
 
     host: str = option("Address to listen on; 0.0.0.0 accepts other machines.", "127.0.0.1", metavar="ADDRESS")
-    port: int = option("Port; 0 chooses a free one and prints it.", 8080, low=0, high=65535)
+    port: int = option("Port to listen on; 0 picks a free one.", 8080, low=0, high=65535)
     api_key_file: str | None = option(
-        "API keys, one per line; requests without one are rejected. SIGHUP reads the file again.",
+        "Require one of the API keys in this file (one per line). SIGHUP reloads it.",
         type=click.Path(),
         metavar="FILE",
     )
     allowed_hosts: tuple[str, ...] = option(
-        "A further host name of this server in requests, such as that of a proxy; '*' allows every name.",
+        "Further host name to accept, such as a proxy's; '*' accepts all. Repeatable.",
         (),
         "--allowed-host",
         metavar="NAME",
     )
     origins: tuple[str, ...] = option(
-        "Allow requests of web pages of this origin, such as https://chat.example; '*' allows all.",
+        "Allow requests from web pages of this origin (CORS); '*' allows all. Repeatable.",
         (),
         "--allow-origin",
         metavar="ORIGIN",
     )
-    tls_cert: str | None = option("Serve HTTPS with this certificate.", type=click.Path(), metavar="FILE.pem")
-    tls_key: str | None = option("The key of the certificate.", type=click.Path(), metavar="FILE.pem")
-    names: tuple[str, ...] = option("Name of the model in requests.", (), "--served-model-name", metavar="NAME")
+    tls_cert: str | None = option("Certificate for HTTPS.", type=click.Path(), metavar="FILE.pem")
+    tls_key: str | None = option("Private key of the certificate.", type=click.Path(), metavar="FILE.pem")
+    names: tuple[str, ...] = option("Model name in the API. Repeatable.", (), "--served-model-name", metavar="NAME")
 
     def tls(self) -> Tls | None:
         """Return the checked certificate and key, or None."""
@@ -77,29 +77,29 @@ class Access:
 class Capacity:
     """Concurrency and memory; the arguments of ``Service``."""
 
-    slots: int = option("Maximum number of concurrent answers.", 8, low=1, high=256)
-    queue: int = option("Maximum number of waiting requests; others receive status 429.", 64, low=0)
+    slots: int = option("Maximum number of concurrent requests.", 8, low=1, high=256)
+    queue: int = option("Maximum number of queued requests; more get status 429.", 64, low=0)
     running_per_key: int | None = option(
-        "Maximum number of slots for one API key; all if not given. Waiting keys have equal shares.",
+        "Maximum number of concurrent requests per API key. Default: --slots.",
         None,
         "--max-running-per-key",
         low=1,
     )
     queued_per_key: int | None = option(
-        "Maximum number of waiting requests of one API key; further ones receive 429. That of --queue if not given.",
+        "Maximum number of queued requests per API key. Default: --queue.",
         None,
         "--max-queued-per-key",
         low=0,
     )
-    cache_memory: int = option("Memory for keys and values of answers and of cached prefixes.", "1G", type=Size())
+    cache_memory: int = option("Memory for the KV cache, including cached prefixes.", "1G", type=Size())
 
 
 @dataclass
 class Limit:
     """Limits of length and time."""
 
-    max_context: int | None = option("Most tokens of a prompt and its answer; the model's context if not given.", low=1)
-    drain_seconds: float = option("Seconds for running answers to finish after SIGTERM.", 30.0, low=0)
+    max_context: int | None = option("Maximum tokens of prompt plus answer. Default: the model's context.", low=1)
+    drain_seconds: float = option("Seconds running answers may take to finish after SIGTERM.", 30.0, low=0)
 
 
 @dataclass
@@ -107,12 +107,12 @@ class Behaviour:
     """Strictness and output of the server."""
 
     strict_fields: bool = option(
-        "Reject unknown fields in requests; by default a response header lists ignored ones.", False
+        "Reject requests with unknown fields; by default they are ignored and listed in a header.", False
     )
-    strict_model: bool = option("Reject requests for claude-* models; by default the served model answers them.", False)
-    no_page: bool = option("Serve no chat page at /.", False)
+    strict_model: bool = option("Reject requests for claude-* models; by default the served model answers.", False)
+    no_page: bool = option("Do not serve the web page.", False)
     quiet: bool = option("Print errors only.", False, "-q")
-    verbose: bool = option("Print one line for each request.", False, "-v")
+    verbose: bool = option("Print one line per request.", False, "-v")
 
 
 @command("ipex-lookahead serve", "ipex-lookahead serve -m path/to/model --low-bit sym_int4 --port 8000")
@@ -124,11 +124,11 @@ def serve(
     loading: TextModelOptions,
     behaviour: Behaviour,
 ) -> None:
-    """Serve a model over HTTP, with OpenAI's API at /v1, until Ctrl-C."""
+    """Serve a model over HTTP until Ctrl-C: OpenAI API at /v1, Anthropic and Ollama APIs, and a web page."""
     ahead.check()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise InputError(f"not installed: {', '.join(missing)}, which the server needs", hint=installing("serve"))
+        raise InputError(f"serve needs {', '.join(missing)}: not installed", hint=installing("serve"))
 
     from ipex_lookahead.serving.hosts import LOOPBACK, Hosts
     from ipex_lookahead.serving.limits import Limits
@@ -162,13 +162,15 @@ def serve(
             click.echo(line, err=True)
 
     if access.host not in LOOPBACK and not settings.keys:
-        tell(f"everyone who can reach {access.host} may use this server; --api-key-file makes it require a key")
+        tell(f"warning: anyone who can reach {access.host} can use this server; --api-key-file FILE requires a key")
 
     def load() -> None:
         from ipex_lookahead.runtime.service import Service
 
         loaded = loading.load_text(progress=not behaviour.quiet, max_context=limit.max_context)
         server.ready(loaded, lambda one: Service(one, **vars(capacity)))
+        if note := template_note(loaded):
+            tell(note)
         tell(f"{settings.names[0]} is ready at {url(bound, tls)} (API at {url(bound, tls)}/v1)")
 
     with bound:

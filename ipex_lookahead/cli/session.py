@@ -12,6 +12,7 @@ from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.report import ending, is_loop, stats_line
 from ipex_lookahead.cli.sampling import Sampling
 from ipex_lookahead.cli.stream import Answer, MarkedAnswer, Painter
+from ipex_lookahead.cli.thinking import has_switch, think_variables
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError
 
@@ -24,7 +25,7 @@ class Session:
         system: The system message, or None.
         sampling, lookahead, max_new_tokens: Settings of answers.
         drafting: Further arguments of ``generate`` for lookahead.
-        think: ``enable_thinking`` of the chat template; None is the default of the template.
+        think: Whether the model thinks; None is the default of the chat template.
         tell: Prints a line that is not the model's.
         show_accepted: Mark accepted drafts in answers, which are then printed step by step.
         painter: Prints the answer.
@@ -55,7 +56,7 @@ class Session:
         self.over = False
         self.last_stats: GenerationStats | None = None
         self.context: int = model.engine.max_context
-        self.variables: dict[str, Any] = {} if think is None else {"enable_thinking": think}
+        self.variables = think_variables(think)
         encode = chat_encoder(model.tokenizer, model.config, self.variables)
         self.conversation = Conversation(encode, self._tokenize, system)
         self._model = model
@@ -70,14 +71,14 @@ class Session:
         try:
             fitted = self.conversation.fit([*self.conversation.turns, turn], self.context, self.max_new_tokens)
             if fitted is None:
-                self.tell(f"error: the message alone exceeds the context of {self.context:,} tokens; shorten it")
+                self.tell(f"error: the message exceeds the model's context of {self.context:,} tokens; shorten it")
                 return False
             if fitted.dropped_turns:
                 turns = "turn" if fitted.dropped_turns == 1 else f"{fitted.dropped_turns} turns"
                 del self.conversation.turns[: fitted.dropped_turns]
                 self.tell(
-                    f"dropped the oldest {turns} ({fitted.dropped_tokens:,} tokens): the context "
-                    f"holds {self.context:,}, {self.max_new_tokens:,} of them for the answer (/set max_new_tokens=N)"
+                    f"dropped the oldest {turns} ({fitted.dropped_tokens:,} tokens): the context has {self.context:,} "
+                    f"tokens, of which {self.max_new_tokens:,} are for the answer (/set max_new_tokens=N)"
                 )
             turn.answer, turn.ids = self._generate(fitted.ids, min(self.max_new_tokens, fitted.room))
         except LookaheadError as error:
@@ -91,6 +92,11 @@ class Session:
         return bool(turn.ids)
 
     @property
+    def can_switch_thinking(self) -> bool:
+        """Whether ``/think on`` and ``off`` have an effect on the model."""
+        return has_switch(self._model)
+
+    @property
     def temperature(self) -> float:
         """The temperature of answers: as set, or as recommended for the model."""
         return self.sampling.effective(self._model)
@@ -99,8 +105,8 @@ class Session:
         """Return the sampling settings and their source as text."""
         rules = self._model.resolved(self.sampling.params(1))
         if not rules.temperature:
-            return "temperature 0: always the most likely token"
-        seed = "a seed for each answer" if rules.seed is None else f"seed {rules.seed}"
+            return "temperature 0 (greedy)"
+        seed = "random seed" if rules.seed is None else f"seed {rules.seed}"
         text = f"temperature {rules.temperature:g}, top_k {rules.top_k}, top_p {rules.top_p:g}, {seed}"
         return text if self.sampling.temperature is not None else f"{text}; from {self._model.recommended_by}"
 
@@ -151,12 +157,12 @@ class Session:
         if streamed.thought:  # prompts do not have earlier thoughts
             kept = self._tokenize(streamed.text)
         if interrupted:
-            self.tell("stopped; the text so far is kept (/undo removes it)" if kept else "stopped")
+            self.tell("stopped; the partial answer is kept (/undo removes it)" if kept else "stopped")
         else:
             self.tell(stats_line(self.last_stats, loop=is_loop(self.last_stats, streamed.ids)))
             limit = f"/set max_new_tokens={self.max_new_tokens}"
             if streamed.thought and not kept:
-                self.tell("the answer ended in its thoughts and is not kept")
+                self.tell("the answer ended during thinking and is not kept")
             for line in ending(self.last_stats, streamed.ids, limit=limit, setting="/set {}=".format):
                 self.tell(line)
         if marked is not None:
@@ -168,7 +174,7 @@ class Session:
         for source, color in self.painter.colors.items():
             if color and source not in self._explained:
                 self._explained.add(source)
-                self.tell(f"{color}: accepted drafts of {source} (/accepted off turns colors off)")
+                self.tell(f"{color} = accepted from a {source} draft (/accepted off hides colors)")
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -1,9 +1,9 @@
-"""``--config FILE`` of every command: options from YAML as click's ``default_map``; the environment takes precedence.
+"""``--config FILE|NAME`` of every command: options from YAML as click's ``default_map``; the environment comes first.
 
     model: default              # for every command that has the option
     bench decode: {repeat: 5}   # for that command alone; replaces the general value
 
-The presets of ``configs/lookahead`` are such files; their keys are the fields of ``LookaheadConfig``.
+The presets in ``configs/lookahead`` and ``configs/serve`` are such files, and can be given by name.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from ipex_lookahead.cli.options import Option
 from ipex_lookahead.cli.types import Refused, nearest
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.files.paths import given_preset, preset_names
 from ipex_lookahead.files.safe_yaml import load_yaml
 
 Found = list[tuple[click.Context, list[tuple[Option, Any, str]]]]
 """The context of each command, with (option, value, source of the value) for each option that the file sets."""
+KINDS = ("lookahead", "serve")
+"""Kinds of presets that set options."""
 CONFIG = "ipex_lookahead.config"
 """Key of ``Context.meta``: the file, and its ``Found``."""
 
@@ -40,11 +43,12 @@ def _read(file: str, root: click.Context) -> Found:
         return Refused(f"--config: {file} {problem}", hint=f"did you mean {near}?" if near else "see docs/commands.md")
 
     try:
-        loaded = load_yaml(file, error=InputError)
+        loaded = load_yaml(given_preset(file, *KINDS), error=InputError)
     except InputError as error:
-        raise Refused(f"--config: {error}", hint="docs/commands.md has an example") from None
+        hint = f"give a YAML file of options or one of {', '.join(preset_names(*KINDS))}"
+        raise Refused(f"--config: {error}", hint=hint) from None
     if not isinstance(loaded, dict):
-        raise refused(f"holds {type(loaded).__name__}; it must be a mapping of options")
+        raise refused(f"must be a mapping of options, got {type(loaded).__name__}")
     commands = {one.command_path.partition(" ")[2]: one for one in _commands(root)}
     options = {
         path: {max(p.opts, key=len)[2:]: p for p in one.command.params if isinstance(p, Option) and p.name != "config"}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.sampling import Sampling
 from ipex_lookahead.cli.tables import fact_lines, terminal_width
+from ipex_lookahead.cli.thinking import NO_SWITCH, SWITCH
 from ipex_lookahead.config import Bounds, LookaheadConfig, bounds_of
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.files.paths import given_path
@@ -48,9 +49,7 @@ def run_slash(session: Session, line: str) -> None:
     command = SLASHES.get(name)
     if command is None:
         near = difflib.get_close_matches(name, SLASHES, 1)
-        session.tell(
-            f"unknown command /{name}; " + (f"did you mean /{near[0]}?" if near else "/help lists the commands")
-        )
+        session.tell(f"unknown command /{name}; " + (f"did you mean /{near[0]}?" if near else "/help lists commands"))
         return
     try:
         command.run(session, rest.strip())
@@ -62,11 +61,9 @@ def run_slash(session: Session, line: str) -> None:
 
 def _help(session: Session, _: str) -> None:
     entries = [(f"  /{name} {command.takes}".rstrip(), command.help) for name, command in SLASHES.items()]
-    entries.append(
-        ('  """', "begins and ends a message of several lines; pasted lines are one message; Alt-Enter adds a line")
-    )
-    entries.append(("  Ctrl-C", "stops an answer, and keeps its text"))
-    entries.append(("  Ctrl-D", "leaves"))
+    entries.append(('  """', "start and end a message of several lines; or Alt-Enter for a new line"))
+    entries.append(("  Ctrl-C", "stop the answer; its text is kept"))
+    entries.append(("  Ctrl-D", "exit"))
     for line in fact_lines(entries, terminal_width(to_stderr=True)):
         session.tell(line)
 
@@ -79,15 +76,15 @@ def _system(session: Session, text: str) -> None:
 
 def _reset(session: Session, _: str) -> None:
     session.conversation.turns.clear()
-    session.tell("the conversation is empty")
+    session.tell("conversation cleared")
 
 
 def _retry(session: Session, _: str) -> None:
     """Answer again with another seed; keep the earlier answer if there is no new one."""
     if not session.conversation.turns:
-        raise InputError("there is no answer to repeat")
+        raise InputError("there is no answer to retry")
     if session.temperature == 0:
-        session.tell("at temperature 0 the answer is the same; /set temperature=0.7 allows others")
+        session.tell("at temperature 0 the answer stays the same; try /set temperature=0.7")
     elif session.sampling.seed is not None or session.sampling.temperature is None:
         session.sampling.seed = ((session.sampling.seed or SEED) + 1) % 2**63
         session.tell(f"seed: {session.sampling.seed}")
@@ -99,13 +96,13 @@ def _retry(session: Session, _: str) -> None:
 def _undo(session: Session, _: str) -> None:
     if not session.conversation.turns:
         raise InputError("there is nothing to undo")
-    session.tell(f"forgotten: {session.conversation.turns.pop().user}")
+    session.tell(f"removed: {session.conversation.turns.pop().user}")
 
 
 def _stats(session: Session, _: str) -> None:
     if session.last_stats is None:
         raise InputError("nothing has been generated yet")
-    session.tell(stats_line(session.last_stats))
+    session.tell(stats_line(session.last_stats, verbose=True))
     turns = session.conversation.turns
     used = len(session.conversation.prompt(turns)) + len(turns[-1].ids) if turns else 0
     session.tell(f"context: {used:,} of {session.context:,} tokens in {counted(len(turns), 'turn')}")
@@ -121,18 +118,20 @@ def _lookahead(session: Session, text: str) -> None:
 
 def _accepted(session: Session, text: str) -> None:
     if text not in ("", "on", "off"):
-        raise InputError(f"/accepted {text}: it may be on or off")
+        raise InputError(f"/accepted {text}: must be on or off")
     session.show_accepted = text == "on" if text else session.show_accepted
     session.tell(f"accepted: {'on' if session.show_accepted else 'off'}")
 
 
 def _think(session: Session, text: str) -> None:
     if text not in ("", "on", "off"):
-        raise InputError(f"/think {text}: it may be on or off")
+        raise InputError(f"/think {text}: must be on or off")
     if text:
-        session.variables["enable_thinking"] = text == "on"
-    thinking = session.variables.get("enable_thinking")
-    session.tell(f"think: {'default of the chat template' if thinking is None else 'on' if thinking else 'off'}")
+        if not session.can_switch_thinking:
+            raise InputError(f"/think {text} has no effect: {NO_SWITCH}")
+        session.variables[SWITCH] = text == "on"
+    thinking = session.variables.get(SWITCH)
+    session.tell(f"think: {'chat template default' if thinking is None else 'on' if thinking else 'off'}")
 
 
 def _set(session: Session, text: str) -> None:
@@ -161,32 +160,32 @@ def _number(name: str, text: str, bounds: Bounds) -> float:
     except ValueError:
         value = None
     if value is None or not bounds.allow(value):
-        raise InputError(f"{name} is {text!r}; it must be {bounds}")
+        raise InputError(f"{name} must be {bounds}, got {text!r}")
     return value
 
 
 def _save(session: Session, text: str) -> None:
     if not text:
-        raise InputError("/save needs a file's name")
+        raise InputError("/save needs a file name, such as /save chat.json")
     path = given_path(text)
     content = {
         "system": session.conversation.system,
         "turns": [{"user": turn.user, "assistant": turn.answer} for turn in session.conversation.turns],
     }
     if os.path.lexists(path):
-        raise InputError(f"{path} exists; choose another name")
+        raise InputError(f"{path} already exists; choose another name")
     try:
         with temporary_file(path) as temporary:  # a complete file or none
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
             temporary.rename(path)
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     session.tell(f"saved {counted(len(session.conversation.turns), 'turn')} to {path}")
 
 
 def _load(session: Session, text: str) -> None:
     if not text:
-        raise InputError("/load needs a file's name")
+        raise InputError("/load needs a file name, such as /load chat.json")
     path = given_path(text)
     try:
         found = load_object(path, MOST_BYTES)
@@ -197,7 +196,7 @@ def _load(session: Session, text: str) -> None:
         raise InputError(f"{path} is not a conversation saved by /save: {error.problem}") from None
     except (KeyError, TypeError):
         raise InputError(
-            f"{path} is not a conversation saved by /save: it needs a system and turns, as texts"
+            f"{path} is not a conversation saved by /save: 'system' or 'turns' is missing or invalid"
         ) from None
     session.conversation.system = system
     session.conversation.turns = [session.past_turn(user, answer) for user, answer in turns]
@@ -209,21 +208,21 @@ def _bye(session: Session, _: str) -> None:
 
 
 SLASHES: dict[str, Slash] = {
-    "help": Slash("", "this list", _help),
-    "system": Slash("[TEXT|none]", "show or set the system prompt; none for nothing", _system),
-    "reset": Slash("", "forget the conversation", _reset),
-    "clear": Slash("", "the same", _reset),
-    "retry": Slash("", "answer the last message again, when sampling with a new seed", _retry),
-    "regen": Slash("", "the same", _retry),
-    "undo": Slash("", "forget the last message and its answer", _undo),
-    "stats": Slash("", "speed of the last answer, and how full the context is", _stats),
-    "lookahead": Slash("[N|auto]", "show or set the most drafted tokens per step; 0 is off", _lookahead),
-    "accepted": Slash("[on|off]", "show or set the coloring of accepted drafts", _accepted),
-    "think": Slash("[on|off]", "show or set thinking, if the chat template supports it", _think),
+    "help": Slash("", "show this list", _help),
+    "system": Slash("[TEXT|none]", "show or set the system prompt; none removes it", _system),
+    "reset": Slash("", "start a new conversation", _reset),
+    "clear": Slash("", "same as /reset", _reset),
+    "retry": Slash("", "answer the last message again, with a new seed when sampling", _retry),
+    "regen": Slash("", "same as /retry", _retry),
+    "undo": Slash("", "remove the last message and its answer", _undo),
+    "stats": Slash("", "show the speed of the last answer and the context usage", _stats),
+    "lookahead": Slash("[N|auto]", "show or set the maximum tokens to draft per step; 0 is off", _lookahead),
+    "accepted": Slash("[on|off]", "color tokens accepted from a draft", _accepted),
+    "think": Slash("[on|off]", "turn thinking on or off, if the chat template supports it", _think),
     "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, penalties, max_new_tokens", _set),
     "save": Slash("FILE", "save the conversation as JSON", _save),
     "load": Slash("FILE", "continue a saved conversation", _load),
-    "bye": Slash("", "leave; so do exit and quit, with a slash or alone", _bye),
-    "exit": Slash("", "leave", _bye),
-    "quit": Slash("", "leave", _bye),
+    "bye": Slash("", "exit; also /exit, /quit, exit, quit", _bye),
+    "exit": Slash("", "same as /bye", _bye),
+    "quit": Slash("", "same as /bye", _bye),
 }

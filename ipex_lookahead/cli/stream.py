@@ -217,7 +217,7 @@ def print_accepted(tokenizer: Any, ids: Sequence[int], origins: Sequence[str | N
         painter.write(part, origin)
     painter.write(detokenizer.end() + "\n")
     if painter.colors:
-        names = Text("free: ", style="dim")
+        names = Text("accepted from drafts of: ", style="dim")
         for origin, color in painter.colors.items():
             names.append(f"{origin} ", style=color)
         console(stderr=True).print(names)

@@ -13,6 +13,8 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.system.terminal import may_draw
+
 PIPED_WIDTH = 80
 """Width of tables if the output is not a terminal and ``COLUMNS`` is not set."""
 ENDLESS = 10**6
@@ -56,6 +58,19 @@ def print_facts(facts: Iterable[tuple[str, object]], *, to_stderr: bool = False)
     """Print labels and values in the layout of :func:`fact_lines`."""
     width = terminal_width(to_stderr=to_stderr, piped=ENDLESS)
     click.echo("\n".join(fact_lines(facts, width)), err=to_stderr)
+
+
+def print_line(line: str, **style: Any) -> None:
+    """Print a line on standard error; on a terminal it is broken between words.
+
+    Args:
+        line: The text.
+        **style: Arguments of ``click.style``.
+    """
+    width = terminal_width(to_stderr=True, piped=ENDLESS)
+    for part in map(_plain, line.split("\n")):
+        for one in [part] if columns_of(part) <= width else _wrapped(part, width):
+            click.echo(click.style(one, **style) if style and may_draw() else one, err=True)
 
 
 def terminal_width(*, to_stderr: bool = False, piped: int = PIPED_WIDTH) -> int:

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from ipex_lookahead.cli.names import STRATEGIES
 from ipex_lookahead.config import MAX_DRAFT
-from ipex_lookahead.low_bits import ALIASES, ALL_LOW_BITS, LOW_BITS, PRESETS
+from ipex_lookahead.low_bits import ALIASES, ALL_LOW_BITS, LOW_BITS, NAMES, NOT_MADE, PRESETS
 
 if TYPE_CHECKING:
     AnyType = click.ParamType[Any]
@@ -40,8 +40,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 def unknown(kind: str, option: str, name: str, known: Iterable[str]) -> Refused:
     """Return the error for an unknown name, with the nearest one as hint."""
     known = list(known)
-    same = next((one for one in known if one == name.lower()), None)
-    near = same or nearest(name, [one for one in known if one not in ALIASES]) or nearest(name, known)
+    near = nearest(name, [one for one in known if one not in ALIASES]) or nearest(name, known)
     hint = f"did you mean {option} {near}?" if near else ""
     return Refused(f"{option}: unknown {kind} {name!r}: choose one of {', '.join(known)}", hint=hint)
 
@@ -79,12 +78,13 @@ class Strategy(Words):
         super().__init__(**{name: text for name, text in STRATEGIES.items() if name not in self.without})
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        value = str(value).lower()
         if value in self.words:
-            return str(value)
+            return value
         if value in self.without:
             hint = f"choose one of {', '.join(self.words)}"
             raise Refused(f"--strategy {value}: {self.without[value]}", hint=hint)
-        raise unknown("strategy", "--strategy", str(value), self.words)
+        raise unknown("strategy", "--strategy", value, self.words)
 
 
 class DraftVocab(AnyType):
@@ -97,11 +97,11 @@ class DraftVocab(AnyType):
             number = value if isinstance(value, int) else int(value, 10)
         except (TypeError, ValueError):
             if not Path(value).is_file():
-                problem = f"--draft-vocab: {str(value)!r} is neither a number nor an existing file"
-                raise Refused(problem, hint="ipex-lookahead drafter cut makes such a file") from None
+                problem = f"--draft-vocab must be a number or a file, got {str(value)!r}: no such file"
+                raise Refused(problem, hint="ipex-lookahead drafter cut writes such a file") from None
             return Path(value)
         if number < 0:
-            raise Refused(f"--draft-vocab: {number} is less than 0", hint="0 is all tokens")
+            raise Refused(f"--draft-vocab must be 0 (all tokens) or more, got {number}")
         return number
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -109,17 +109,25 @@ class DraftVocab(AnyType):
 
 
 class LowBit(Words):
-    """The name of a low-bit format or a preset, or a file of rules; with ``alike`` a format only.
+    """The name of a low-bit format or a preset in any case, or a file of rules; with ``alike`` a format only.
 
     It is checked when the engine is known, because ipex-llm has its own formats.
     """
 
     name = "format"
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return lower_name(str(value))
+
     def __init__(self, *, alike: bool = False) -> None:
         self.alike, self.files = alike, not alike
         aliases = {name: f"the same as {ours}" for name, ours in ALIASES.items()}
         super().__init__(**(LOW_BITS if alike else LOW_BITS | PRESETS | aliases))
+
+
+def lower_name(name: str) -> str:
+    """Return the name of a format in lower case; the name of a file of rules, or an unknown name, is unchanged."""
+    return name.lower() if name.lower() in (*NAMES, *NOT_MADE) else name
 
 
 class LowBits(LowBit):
@@ -128,7 +136,7 @@ class LowBits(LowBit):
     name = "format,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        return value if isinstance(value, tuple) else tuple(str(value).split(","))
+        return value if isinstance(value, tuple) else tuple(map(lower_name, str(value).split(",")))
 
     def offered(self, incomplete: str) -> Mapping[str, str]:
         before, comma, _ = incomplete.rpartition(",")
@@ -146,14 +154,14 @@ class Tokens(Words):
         return "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
-        if value == "auto":
+        if str(value).lower() == "auto":
             return "auto"
         try:
             number = int(value)
         except ValueError:
             number = -1
         if not 0 <= number <= MAX_DRAFT:
-            self.fail(f"{value!r} is neither a number from 0 to {MAX_DRAFT} nor 'auto'.", param, ctx)
+            self.fail(f"must be 0 to {MAX_DRAFT} or 'auto', got {value!r}.", param, ctx)
         return number
 
 
@@ -169,7 +177,7 @@ class Size(AnyType):
         factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(text[-1:], 1)
         digits = text[:-1] if factor > 1 else text
         if not digits.isdecimal():
-            self.fail(f"{value!r} is not a size; write bytes, or 512M, or 2G.", param, ctx)
+            self.fail(f"must be a size such as 512M or 2G, got {value!r}.", param, ctx)
         return int(digits) * factor
 
 
@@ -182,7 +190,7 @@ class Model(Words):
     def offered(self, incomplete: str) -> Mapping[str, str]:
         from ipex_lookahead.hub.recommended import recommended_models
 
-        found = {"default": "the model that comes with the package"} | dict.fromkeys(_models(incomplete), "")
+        found = {"default": "a small demo model"} | dict.fromkeys(_models(incomplete), "")
         return found | {name: f"{model.download / 1e9:.1f} GB" for name, model in recommended_models().items()}
 
 

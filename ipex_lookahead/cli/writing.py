@@ -19,25 +19,25 @@ def check_output(file: str | None, *, overwrite: bool) -> None:
     """Raise UsageError for a file that exists or cannot be written, before anything is loaded."""
     if file is None:
         if overwrite:
-            raise click.UsageError("--overwrite has no effect without --output; add it, or leave it out")
+            raise click.UsageError("--overwrite needs --output")
         return
     path = given_path(file)
     if path.is_dir():
-        raise click.UsageError(f"--output: {file} is a folder; name a file")
+        raise click.UsageError(f"--output: {file} is a folder; give a file")
     if path.exists() and not overwrite:
-        raise click.UsageError(f"--output: {file} exists; choose another name, or add --overwrite")
+        raise click.UsageError(f"--output: {file} already exists; choose another name, or add --overwrite")
     if not path.parent.is_dir():
-        raise click.UsageError(f"--output: there is no folder {path.parent}")
+        raise click.UsageError(f"--output: no folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise click.UsageError(f"--output: {path.parent} cannot be written")
+        raise click.UsageError(f"--output: folder {path.parent} is not writable")
 
 
 def check_new(file: Path, *, overwrite: bool) -> None:
     """Raise InputError for a file that exists, or in a missing folder."""
     if not file.parent.is_dir():
-        raise InputError(f"{file.parent}: the folder does not exist", hint="create it first")
+        raise InputError(f"no folder {file.parent}", hint="create it first")
     if file.exists() and not overwrite:
-        raise InputError(f"{file} exists", hint="choose another name, or add --overwrite")
+        raise InputError(f"{file} already exists", hint="choose another name, or add --overwrite")
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def written(file: str) -> Iterator[Callable[[str], None]]:
     try:
         out = name.open("x", encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        raise SaveError(f"{file} cannot be written: {error.strerror}", hint="name a file elsewhere") from error
+        raise SaveError(f"cannot write {file}: {error.strerror}", hint="choose a file in another folder") from error
     try:
         with out:
 
@@ -62,14 +62,14 @@ def written(file: str) -> Iterator[Callable[[str], None]]:
                     out.write(text)
                     out.flush()
                 except OSError as error:
-                    raise SaveError(f"{file} cannot be written: {error.strerror}", hint="free some space") from error
+                    raise SaveError(f"cannot write {file}: {error.strerror}", hint="free some disk space") from error
 
             yield write
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(OSError):
             if name.stat().st_size:
-                click.echo(f"the output so far is in {name}", err=True)
+                click.echo(f"the partial output is in {name}", err=True)
             else:
                 name.unlink()
         raise

@@ -48,13 +48,13 @@ def resolve_model(name: str, *, progress: bool = True, options: HubOptions | Non
     options = options or HubOptions()
     found = parse_name(name)
     if found is None:
-        _refuse(options, "the embedded model has one version and no folders", subfolder=options.subfolder)
+        _refuse(options, "'default' has no revisions and no folders", subfolder=options.subfolder)
         return fetch_embedded(DEFAULT, progress=progress)
     if isinstance(found, Path):
         _refuse(options, f"{name} is a local path, which has no revisions")
         if options.subfolder and not (found / options.subfolder).exists():
             raise InputError(
-                f"{found} has no folder {options.subfolder!r}", hint="subfolder must be a folder inside the model's"
+                f"{found} has no folder {options.subfolder!r}", hint="give a folder inside the model's folder"
             )
         return found / options.subfolder if options.subfolder else found
     wanted = replace(found, revision=found.revision or options.revision, subfolder=found.subfolder or options.subfolder)

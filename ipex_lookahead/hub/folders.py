@@ -30,7 +30,7 @@ def cache_folder() -> Path:
     folder = cache_folder_if_any()
     if folder is None:
         raise InputError(
-            "there is no cache folder for models: HOME is not set, and the system does not know this user",
+            "no cache folder: HOME is not set and the system does not know this user",
             hint="set IPEX_LOOKAHEAD_CACHE to a writable folder",
         )
     return folder
@@ -58,7 +58,7 @@ def hub_cache_folder(cache_dir: str | os.PathLike[str] | None = None) -> Path:
 
     if constants.HF_HUB_CACHE.startswith("~") and home_folder() is None:
         raise InputError(
-            "there is no cache folder for the hub's models: HOME is not set, and the system does not know this user",
+            "no download folder: HOME is not set and the system does not know this user",
             hint="set HF_HOME to a writable folder",
         )
     return given_path(constants.HF_HUB_CACHE)
@@ -68,7 +68,9 @@ def require_space(folder: Path, needed: int, hint: str) -> None:
     """Raise DownloadError if fewer than ``needed`` bytes are free."""
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise DownloadError(f"{folder} has {free / 1e6:,.0f} MB free; {needed / 1e6:,.0f} MB are needed", hint=hint)
+        raise DownloadError(
+            f"not enough space in {folder}: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free", hint=hint
+        )
 
 
 @contextmanager

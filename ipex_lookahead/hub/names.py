@@ -74,7 +74,7 @@ class HubOptions:
     def __post_init__(self) -> None:
         parts = PurePosixPath(self.subfolder).parts
         if ".." in parts or self.subfolder.startswith(("/", "~")):
-            raise InputError(f"subfolder is {self.subfolder!r}; it must be a path inside the model's folder")
+            raise InputError(f"subfolder must be a path inside the model's folder, got {self.subfolder!r}")
 
 
 def parse_name(name: str) -> Path | HubName | None:
@@ -100,8 +100,8 @@ def parse_name(name: str) -> Path | HubName | None:
         hint = f"did you mean {near[0]}?"
     parts = name.split("/")
     if len(parts) > 2 and _is_file_name(name) and re.fullmatch(rf"{_PART}/{_PART}", "/".join(parts[:2]), re.ASCII):
-        hint = f"a file of a repository on the hub is written {'/'.join(parts[:2])}:{'/'.join(parts[2:])}"
-    raise InputError(f"no model at {name!r}: no such file or folder", hint=hint)
+        hint = f"write a file of a hub repository as {'/'.join(parts[:2])}:{'/'.join(parts[2:])}"
+    raise InputError(f"no model named {name!r}: no such file, folder or short name", hint=hint)
 
 
 def _is_file_name(name: str) -> bool:
@@ -124,18 +124,19 @@ def _from_address(name: str) -> HubName:
     own = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
     if address.scheme not in ("http", "https", "hf") or (address.netloc.lower() not in (*HOSTS, own.lower())):
         if address.scheme != "hf":
+            other = repr(name) if address.netloc in ("", *HOSTS) else address.netloc
             raise InputError(
-                f"{name!r} is a URL of {address.netloc or 'no host'}; only model pages on {HOSTS[0]} are supported",
-                hint="download the .gguf file or the folder, and give its path",
+                f"only {HOSTS[0]} model pages are supported, not {other}",
+                hint="download the file or folder yourself and give its path",
             )
         address = address._replace(path=f"/{address.netloc}{address.path}")
     parts = [unquote(part) for part in address.path.split("/") if part]
     if parts and parts[0] in ("datasets", "spaces", "collections", "papers", "docs", "models", "api"):
-        raise InputError(f"{name!r} is a page of {parts[0]}, not of a model", hint=f"give {FORMS}")
+        raise InputError(f"{name!r} is a {parts[0]} page, not a model page", hint=f"give {FORMS}")
     found = _HUB_NAME.fullmatch("/".join(parts[:2]))
     if found is None or (len(parts) > 2 and (parts[2] not in _PAGES or len(parts) < 4)):
         raise InputError(
-            f"{name!r} is not a model's page; expected {HOSTS[0]}/OWNER/REPO, or its /tree/, /blob/ or /resolve/ pages",
+            f"{name!r} is not a model page; expected {HOSTS[0]}/OWNER/REPO, or its /tree/, /blob/ or /resolve/ pages",
             hint=f"give {FORMS}",
         )
     made = HubName(found["repo"], found["revision"], found["file"])

@@ -109,7 +109,7 @@ def length_limit(
         limit = prompt_length + DEFAULT_NEW_TOKENS
     if prompt_length > max_context or (prompt_length == max_context and limit > prompt_length):
         raise ContextLengthError(
-            f"the prompt has {prompt_length} tokens and the model holds {max_context}, new tokens included;"
-            f" shorten the prompt to at most {max_context - 1} tokens"
+            f"the prompt has {prompt_length:,} tokens, which leaves no room in the model's context of {max_context:,}"
+            f" tokens; shorten it to at most {max_context - 1:,} tokens, or start a new conversation"
         )
     return (limit, "length") if limit <= max_context else (max_context, "context")

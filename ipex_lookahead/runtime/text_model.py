@@ -21,7 +21,7 @@ from ipex_lookahead.controller.cost import EngineCosts
 from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
 from ipex_lookahead.decoding.prefix_cache import PrefixCache, conversation_memory
 from ipex_lookahead.decoding.sampling import Processor, Sampler, WarperParams
-from ipex_lookahead.decoding.sequence import Sequence
+from ipex_lookahead.decoding.sequence import DraftFilter, Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.store import Stores
 from ipex_lookahead.engines.api import Engine, state_bytes
@@ -40,6 +40,10 @@ from ipex_lookahead.tokenization.text import TextTokenizer
 
 SEED_BITS = 53
 """Bits of seeds that are drawn and reported: every JSON reader keeps an integer of this size exactly."""
+
+
+Constrain = Callable[[int], tuple[Processor, DraftFilter]]
+"""``Grammar.constrain``: number of prompt tokens -> what keeps an answer in the grammar."""
 
 
 class TextModel:
@@ -131,6 +135,7 @@ class TextModel:
         cancelled: Callable[[], bool] | None = None,
         keep: bool = False,
         keep_drafts: bool = False,
+        constrain: Constrain | None = None,
     ) -> list[int]:
         """Answer a prompt.
 
@@ -146,6 +151,7 @@ class TextModel:
                 read again (``stats.cached_tokens``). It never changes the answer: on an engine with rows that are not
                 invariant there is no prefix cache.
             keep_drafts: store verified drafts in ``stats.drafts``.
+            constrain: keeps the answer in a grammar, see ``conversation.grammar.Grammar.constrain``.
 
         Returns:
             The answer's ids. ``stats`` has the finish reason, the times and the seed.
@@ -156,7 +162,9 @@ class TextModel:
             ContextLengthError: a prompt that leaves no room for an answer.
         """
         options: dict[str, Any] = {"on_token": on_token, "on_prefill": on_prefill, "cancelled": cancelled}
-        steps = self._stepwise([ids], params, lookahead, adaptive, keep=keep, keep_drafts=keep_drafts, **options)
+        steps = self._stepwise(
+            [ids], params, lookahead, adaptive, keep=keep, keep_drafts=keep_drafts, constrain=constrain, **options
+        )
         (sequences,) = deque(steps, maxlen=1)  # there are at least the empty ones
         return sequences[0].new if sequences else []
 
@@ -204,6 +212,7 @@ class TextModel:
         *,
         keep: bool,
         keep_drafts: bool = False,
+        constrain: Constrain | None = None,
         on_token: Callable[[int], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -217,7 +226,10 @@ class TextModel:
         sequences = []
         for number, ids in enumerate(prompts):
             limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=params.max_new_tokens)
-            sequences.append(self.sequence(ids, params, limit, reason, number=number))
+            processor, draft_filter = (None, None) if constrain is None else constrain(len(ids))
+            own = () if processor is None else (processor,)
+            sequences.append(self.sequence(ids, params, limit, reason, own, number))
+            sequences[-1].draft_filter = draft_filter
             sequences[-1].on_token = on_token
         yield ()
         room = max((sequence.limit - len(sequence.prompt) for sequence in sequences), default=0)

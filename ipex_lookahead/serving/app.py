@@ -1,4 +1,4 @@
-"""The ASGI application: the list of APIs, and how errors are answered."""
+"""The ASGI application: the list of APIs and the error responses."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ APIS = (chat, completions, responses, stored, messages, ollama, llama_server, mo
 
 
 def make_app(server: Server) -> FastAPI:
-    """The application of a server; its state is ``app.state.server``."""
+    """Return the application of a server; its state is ``app.state.server``."""
     from ipex_lookahead import __version__
 
     app = FastAPI(
         title="ipex-lookahead",
         version=__version__,
-        description="Models in low-bit formats on CPUs: the same bytes at any load.",
+        description="Low-bit LLMs on CPUs. Load does not change an answer.",
         docs_url=None,  # the usual page loads its parts from another server
         redoc_url=None,
     )
@@ -75,7 +75,7 @@ def _as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ClientGoneError):
-        return ApiError(GONE, "the client left")
+        return ApiError(GONE, "the client closed the connection")
     if isinstance(error, RequestValidationError):
         return _of_validation(error)
     if isinstance(error, HTTPException):
@@ -83,20 +83,20 @@ def _as_api_error(error: Exception) -> ApiError:
             return error.__cause__
         if isinstance(error.__cause__, UnicodeDecodeError | RecursionError):
             return _broken(error.__cause__)
-        said = {404: "there is nothing at this path", 405: "this path takes another method"}
+        said = {404: "no API at this path", 405: "method not allowed at this path"}
         return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
     return ApiError(500, "internal error; the server's log has the details")
 
 
 def _of_validation(error: RequestValidationError) -> ApiError:
-    """The first of pydantic's complaints, as a sentence that names the field."""
+    """Return the first validation error as a sentence that names the field."""
     first: Any = error.errors()[0]
     place = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict["))]
     place = place[1:] if place[:1] in (["body"], ["query"]) else place
     if first["type"] == "json_invalid" and isinstance(error.__cause__, json.JSONDecodeError):
         return _broken(error.__cause__)
     if isinstance(first.get("input"), bytes) and first["loc"] == ("body",):
-        return ApiError(415, "the body is no JSON by its Content-Type; pages of browsers send application/json")
+        return ApiError(415, "the Content-Type of the request body must be application/json")
     while len(place) > 1 and place[-1] in ("str", "int", "float", "bool", "constrained-str"):
         place.pop()  # which of a union's kinds complained
     param = ".".join(place) or None
@@ -105,17 +105,17 @@ def _of_validation(error: RequestValidationError) -> ApiError:
 
 
 def _broken(error: Exception) -> ApiError:
-    """A body that is not JSON, and where it is not."""
+    """Return the error of a body that is not JSON, with the position."""
     if isinstance(error, json.JSONDecodeError):
         near = error.doc[max(0, error.pos - 10) : error.pos + 10]
         ends = "" if error.doc[error.pos :].strip() else ", where it ends"
         where = f"line {error.lineno}, column {error.colno}{ends}, near {_short(near)}"
         said = f"{error.msg[:1].lower()}{error.msg[1:]} at {where}"
     elif isinstance(error, UnicodeDecodeError):
-        said = f"byte {error.start} is no UTF-8"
+        said = f"byte {error.start} is not UTF-8"
     else:
         said = "it is nested too deeply"
-    return ApiError(400, f"the request is no JSON: {said}", code="invalid_json")
+    return ApiError(400, f"the request body is not valid JSON: {said}", code="invalid_json")
 
 
 def _short(value: Any) -> str:

@@ -113,7 +113,7 @@ class ChatRequest(Sampled):
     function_call: Any = refused_unless("replaced by `tool_choice`")
     verbosity: str | None = honoured(VERBOSITY)
     web_search_options: Any = refused_unless("there is no search")
-    moderation: Any = refused_unless("texts are not moderated here")
+    moderation: Any = refused_unless("moderation is not supported")
     add_generation_prompt: bool | None = honoured("vLLM's: the assistant speaks next; false needs the field below")
     continue_final_message: bool | None = honoured(
         "vLLM's: the answer goes on from the assistant's message at the end, and is what comes behind that"

@@ -44,6 +44,7 @@ def _model(server: Server, name: str) -> dict[str, Any]:
         "meta": {
             "n_vocab": served.vocab_size,
             "n_ctx": served.max_context,
+            "chat_template": bool(served.template),
             "special_tokens_in_content": "text" if served.keeps_content_apart else "control tokens",
             "sampling": served.sampling,
             **{fact: served.facts[fact] for fact in _REPORTED if fact in served.facts},

@@ -108,7 +108,7 @@ class ResponsesRequest(Sampler):
     top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
     max_tool_calls: Any = refused_unless("the server calls nothing itself")
     prompt: Any = refused_unless("there are no stored prompts")
-    moderation: Any = refused_unless("texts are not moderated here")
+    moderation: Any = refused_unless("moderation is not supported")
 
     def items(self, remembered: Remembered, owner: Mapping[str, str]) -> list[Item]:
         """The whole conversation: what ``previous_response_id`` names, and the input. Raises ApiError."""

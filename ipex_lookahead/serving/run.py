@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -29,29 +30,32 @@ _AFTER_SECOND_SIGNAL = 1
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises InputError where that address cannot be had."""
+    """Return a listening socket. Raises InputError if the address is not available."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         bound = socket.create_server((host, port), family=family, backlog=MOST_CONNECTIONS)
     except (OSError, OverflowError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE:
+            hint = f"use --port {port + 1 if port < 65535 else port - 1}, or --port 0 for any free port"
+            raise InputError(f"port {port} on {host} is already in use", hint=hint) from None
         said = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{host} port {port} cannot be listened on: {said}", hint="choose another --port") from None
+        raise InputError(f"cannot listen on {host} port {port}: {said}", hint="check --host and --port") from None
     bound.setblocking(False)
     return bound
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """Files for HTTPS, in PEM: the certificate with those that vouch for it, and its key."""
+    """PEM files for HTTPS: the certificate chain and the private key."""
 
     certificate: Path
     key: Path
 
     def check(self) -> None:
-        """Raise InputError where they cannot be used."""
+        """Raise InputError if the files cannot be used."""
         for file in (self.certificate, self.key):
             if not file.is_file():
-                raise InputError(f"{file}: there is no such file", hint="check --tls-cert and --tls-key")
+                raise InputError(f"{file}: no such file", hint="check --tls-cert and --tls-key")
         try:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
                 self.certificate, self.key, password=lambda: b""
@@ -59,13 +63,13 @@ class Tls:
         except (OSError, ValueError) as error:  # an SSLError is an OSError
             said = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
             raise InputError(
-                f"{self.certificate} and {self.key} are no certificate and its key: {said}",
-                hint="both in PEM, the key without a password",
+                f"{self.certificate} and {self.key} are not a certificate and its private key: {said}",
+                hint="use PEM files, and a key without a password",
             ) from None
 
 
 def url(bound: socket.socket, tls: Tls | None = None) -> str:
-    """Where people find it."""
+    """Return the URL of the server."""
     host, port = bound.getsockname()[:2]
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"{'http' if tls is None else 'https'}://{shown}:{port}"
@@ -79,19 +83,19 @@ def serve(
     tls: Tls | None = None,
     reload_keys: Callable[[], Keys] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, and then until ``limits.drain_seconds`` have passed or all answers are out.
+    """Serve until SIGTERM or SIGINT, then finish running answers for at most ``limits.drain_seconds``.
 
-    What comes meanwhile is answered with 503.
+    Requests while the model loads, or after the signal, get status 503.
 
     Args:
-        server: its state.
-        bound: see :func:`bind`.
-        load: makes the server ready, in a thread of its own: until it has, every question is answered with 503.
-        tls: for HTTPS.
-        reload_keys: reads the keys anew, at SIGHUP; where it raises InputError the old ones stay.
+        server: the state of the server.
+        bound: a listening socket, see :func:`bind`.
+        load: loads the model and makes the server ready; runs in its own thread.
+        tls: files for HTTPS.
+        reload_keys: reads the API keys again on SIGHUP; if it raises InputError, the old keys stay valid.
 
     Raises:
-        Exception: what ``load`` raised; the server has ended then.
+        Exception: the error of ``load``, after the server has ended.
     """
     config = uvicorn.Config(
         make_app(server),
@@ -119,7 +123,7 @@ def serve(
     thread.start()
     if reload_keys is not None:
         signal.signal(signal.SIGHUP, lambda *_: _reload(server, reload_keys))
-    # Ctrl-C is how people end a server: uvicorn raises it again when it is done, and nothing has gone wrong.
+    # uvicorn raises KeyboardInterrupt again after it has ended, but Ctrl-C is the regular way to end a server.
     with contextlib.suppress(KeyboardInterrupt):
         running.run([bound])
     running.drain().join()
@@ -130,16 +134,13 @@ def serve(
 def _reload(server: Server, read: Callable[[], Keys]) -> None:
     try:
         server.settings.keys = read()
-        log.warning("the keys were read again; there are %d", len(server.settings.keys))
+        log.warning("reloaded the API keys: %d", len(server.settings.keys))
     except InputError as error:
-        log.warning("the keys stay as they were: %s", error)
+        log.warning("the API keys were not reloaded: %s", error)
 
 
 class _Draining(uvicorn.Server):
-    """Ends the service on a signal: new requests get a 503, running ones may finish.
-
-    It goes on listening until then, so that those who come hear why they are not answered.
-    """
+    """Ends the service on a signal: running requests may finish, new requests get status 503 meanwhile."""
 
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
@@ -147,7 +148,7 @@ class _Draining(uvicorn.Server):
         self._thread: threading.Thread | None = None
 
     def drain(self, then: Callable[[], None] = lambda: None) -> threading.Thread:
-        """Begin to end the service, once; in a thread, since that waits."""
+        """Start to end the service, once, in a thread that waits for it; return the thread."""
         self._server.draining = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._close, args=(then,), daemon=True)
@@ -161,7 +162,7 @@ class _Draining(uvicorn.Server):
             then()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal. A second one ends the answers, a third the connections."""
+        """Drain on the first signal, cancel answers on the second, close connections on the third."""
         if self._thread is None:
             self.drain(lambda: None if self.should_exit else super(_Draining, self).handle_exit(sig, frame))
         elif not self.should_exit:

@@ -25,6 +25,11 @@ def llama2_prompt(user: str, system: str | None = None) -> str:
     return f"[INST] {instructions}{user.strip()} [/INST]"
 
 
+def uses_llama2_format(config: Mapping[str, Any]) -> bool:
+    """Return True if prompts of a model without a chat template have Llama-2's format."""
+    return config.get("model_type") == "llama" and config.get("vocab_size") == LLAMA2_VOCABULARY
+
+
 def build_prompt(tokenizer: Any, config: Mapping[str, Any], text: str, system: str | None = None) -> list[int]:
     """Return :func:`conversation_prompt` for one message of the user, after ``system`` if given."""
     first = [] if system is None else [{"role": "system", "content": system}]
@@ -66,7 +71,7 @@ def conversation_prompt(
     encode = tokenizer.encode_content if own else tokenizer.encode
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     texts = [message["content"] for message in messages[system is not None :]]
-    if config.get("model_type") != "llama" or config.get("vocab_size") != LLAMA2_VOCABULARY:
+    if not uses_llama2_format(config):
         return list(encode("\n".join(texts) if system is None else "\n".join([system, "", *texts])))
     ids: list[int] = []
     for number, text in enumerate(texts):

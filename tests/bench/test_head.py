@@ -148,6 +148,6 @@ def test_the_command_prints_it(capsys: Any, tmp_path: Path) -> None:
     assert (costs.shape, [one.words for one in costs.heads]) == ("qwen3.5-4b", [40000, 32768])
     assert costs.curve.seconds[0] == pytest.approx(report["drafting"]["rows"][0]["one_row_ms"] / 1e3)
     assert run([*step, "--acceptance", "0.8,2"]) == 2
-    assert "is not a list of rates from 0 to 1" in capsys.readouterr().err
+    assert "must be rates from 0 to 1" in capsys.readouterr().err
     assert run([*step, "--acceptance", "0.8", "--plot", "x.svg"]) == 2
     assert "leave it out with --acceptance" in capsys.readouterr().err

@@ -117,7 +117,7 @@ def test_plots_are_refused_before_anything_is_loaded(scripted, prompts, capsys):
     ("name", "more", "says"),
     [
         ("there.jsonl", [], "--show-drafts: {} exists"),
-        ("none/a.jsonl", [], "--show-drafts: {} cannot be written: there is no folder"),
+        ("none/a.jsonl", [], "--show-drafts: {} cannot be written: no folder"),
         ("", [], "--show-drafts: {} is not a file"),
         ("new.jsonl", ["--lookahead", "0"], "--show-drafts has no effect with --lookahead 0"),
     ],

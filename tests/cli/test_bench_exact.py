@@ -124,7 +124,7 @@ def test_spread_drafts(repeater, tmp_path, capsys):
         (["--strategy", "no_such"], "unknown strategy 'no_such': choose one of auto"),
         (["--strategy", "self_speculation"], "cannot be checked: self-speculation"),
         (["--draft-tokens", "129"], "at most 128"),
-        (["--draft-tokens", "a"], "list of whole numbers"),
+        (["--draft-tokens", "a"], "must be positive integers"),
         (["--no-greedy", "--seeds", "0"], "nothing to check"),
         (["--draft-low-bit", "sym_int4"], "without --draft-model"),
         (["--plot", "picture.jpg"], "must end with .svg or .png"),

@@ -65,7 +65,7 @@ def test_ctrl_c_is_a_question_first(scripted, talk):
     finally:
         signal.signal(signal.SIGINT, before)
     assert out.startswith("one two \n")
-    assert "stopped; the text so far is kept" in err
+    assert "stopped; the partial answer is kept" in err
     assert "assistant\none two <|im_end|>\n<|im_start|>user\nsecond" in asked(model)
 
 
@@ -80,7 +80,7 @@ def test_overflow_drops_the_oldest_and_says_so(scripted, talk):
     model = scripted("a" * 30, context=150)
     _, err = talk("b" * 30, "c" * 30, arguments=("--max-new-tokens", "40"))
     assert "dropped the oldest turn (" in err
-    assert "the context holds 150, 40 of them for the answer" in err
+    assert "the context has 150 tokens, of which 40 are for the answer" in err
     assert "b" * 30 not in asked(model)
     assert "c" * 30 in asked(model)
     assert len(model.asked[-1][0]) + model.asked[-1][1]["max_new_tokens"] <= 150
@@ -89,7 +89,7 @@ def test_overflow_drops_the_oldest_and_says_so(scripted, talk):
 def test_message_longer_than_the_context(scripted, talk):
     model = scripted("fine", context=100)
     out, err = talk("x" * 200, "hi")
-    assert "the message alone exceeds the context of 100 tokens" in err
+    assert "the message exceeds the model's context of 100 tokens" in err
     assert out == "fine\n"
     assert "xxx" not in asked(model), "it is not kept"
 
@@ -121,7 +121,7 @@ def test_unknown_slash_is_not_sent_to_the_model(scripted, talk):
     model = scripted()
     _, err = talk("/regin", "/xyzzy", "/")
     assert "did you mean /regen?" in err
-    assert err.count("/help lists the commands") == 2
+    assert err.count("/help lists commands") == 2
     assert model.asked == []
 
 
@@ -136,7 +136,7 @@ def test_retry(scripted, talk):
     model = scripted("one", "two", "three")
     arguments = ("--temperature", "0.7", "--seed", "5")
     _, err = talk("/retry", "first", "/retry", "/retry", "second", arguments=arguments)
-    assert "error: there is no answer to repeat" in err
+    assert "error: there is no answer to retry" in err
     assert [settings["seed"] for _, settings in model.asked] == [5, 6, 7, 7]
     assert "seed: 6\n" in err
     assert asked(model, 0) == asked(model, 1) == asked(model, 2)
@@ -172,7 +172,7 @@ def test_a_loop_is_told_in_the_words_of_chat(scripted, talk):
 def test_retry_at_temperature_0_says_that_nothing_changes(scripted, talk):
     model = scripted("one")
     _, err = talk("first", "/retry")
-    assert "at temperature 0 the answer is the same" in err
+    assert "at temperature 0 the answer stays the same" in err
     assert len(model.asked) == 2
 
 
@@ -196,7 +196,7 @@ def test_stats_after_a_stopped_answer(scripted, talk):
     model = scripted("one two three")
     model.interrupt_after = 4
     _, err = talk("first", "/stats")
-    assert "stopped; the text so far is kept" in err
+    assert "stopped; the partial answer is kept" in err
     assert "4 tokens · " in err
     assert "in 1 turn" in err
 
@@ -204,7 +204,7 @@ def test_stats_after_a_stopped_answer(scripted, talk):
 def test_regen_undo_clear(scripted, talk):
     model = scripted("one", "two", "three", "four", "five")
     _, err = talk("/regen", "/undo", "first", "/regen", "second", "/undo", "third", "/clear", "fourth")
-    assert "error: there is no answer to repeat" in err
+    assert "error: there is no answer to retry" in err
     assert "error: there is nothing to undo" in err
     assert asked(model, 0) == asked(model, 1), "the same question again"
     assert "assistant\ntwo<" in asked(model, 2)
@@ -220,7 +220,7 @@ def test_accepted_is_shown_and_set(scripted, talk):
         "accepted: off",
         "accepted: on",
         "accepted: on",
-        "error: /accepted maybe: it may be on or off",
+        "error: /accepted maybe: must be on or off",
     ]
 
 
@@ -279,14 +279,14 @@ def test_a_save_that_fails_leaves_nothing(scripted, talk, tmp_path, monkeypatch)
     scripted("one")
     monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     _, err = talk("first", f"/save {tmp_path}/talk.json")
-    assert f"error: {tmp_path}/talk.json cannot be written: No space left on device" in err
+    assert f"error: cannot write {tmp_path}/talk.json: No space left on device" in err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_save_to_no_folder_names_the_path_that_was_typed(scripted, talk, tmp_path):
     scripted("one")
     _, err = talk("first", f"/save {tmp_path}/none/talk.json")
-    assert f"error: {tmp_path}/none/talk.json cannot be written: No such file or directory" in err
+    assert f"error: cannot write {tmp_path}/none/talk.json: No such file or directory" in err
     assert "saving-" not in err
 
 

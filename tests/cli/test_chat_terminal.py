@@ -90,7 +90,7 @@ def environment(tmp_path, **more: str) -> dict[str, str]:
 def test_a_whole_chat(tmp_path):
     terminal = Terminal(environment(tmp_path, NO_COLOR="1"))
     terminal.wait_for(">>> ")
-    assert "/help lists the commands, Ctrl-D leaves" in terminal.shown
+    assert "/help lists commands, Ctrl-D leaves" in terminal.shown
     everything = terminal.shown
     terminal.type("hello\n")
     terminal.wait_for("one answer")
@@ -100,7 +100,7 @@ def test_a_whole_chat(tmp_path):
     terminal.type("again\n")
     terminal.wait_for("slow slow")
     terminal.type("\x03")
-    terminal.wait_for("stopped; the text so far is kept")
+    terminal.wait_for("stopped; the partial answer is kept")
     terminal.wait_for(">>> ")
     terminal.interrupt_until("Ctrl-D or /bye leaves")
     terminal.wait_for(">>> ")
@@ -154,7 +154,7 @@ def test_a_narrow_terminal_cuts_no_word_off(tmp_path):
     terminal = Terminal(environment(tmp_path, COLUMNS="18"))
     terminal.wait_for(">>> ")
     begun = re.sub(r"\x1b\[[\d;?]*[a-z]", "", terminal.shown).replace("│", " ")
-    assert "/help lists the commands, Ctrl-D leaves" in " ".join(begun.split())
+    assert "/help lists commands, Ctrl-D leaves" in " ".join(begun.split())
     terminal.type("hello\n")
     terminal.wait_for(">>> ")
     terminal.type("again\n")

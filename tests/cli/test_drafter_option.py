@@ -206,7 +206,7 @@ def test_pull_fetches_what_is_recommended(
     (tmp_path / "mine").symlink_to(made / "model")
     assert run(["pull", "mine"]) == 0
     out = capsys.readouterr().out
-    assert f"drafting head: {made / 'alone.gguf'}" in out
+    assert f"draft head: {made / 'alone.gguf'}" in out
     assert f"run mine --drafter {made / 'alone.gguf'}" in out
     assert run(["pull", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["drafter"] == str(made / "alone.gguf")

@@ -32,7 +32,7 @@ def test_answer_on_stdout_statistics_on_stderr(scripted, capsys):
     out, err = capsys.readouterr()
     assert out == "a fine day\n"
     assert len(err.splitlines()) == 1
-    for fact in ("11 tokens", "10.0 tok/s", "2.00 tokens/step", "45% drafted", "prompt", "peak"):
+    for fact in ("11 tokens", "10.0 tok/s", "45% drafted", "prompt"):
         assert fact in err
     assert prompt_text(model) == "<|im_start|>user\nhow is it?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -184,11 +184,11 @@ def test_lookahead_as_given(scripted):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--lookahead", "often"], "neither a number from 0 to"),
+        (["--lookahead", "often"], "must be 0 to"),
         (["--window", "3"], "--window is for --strategy jacobi"),
         (["--store", "s"], "--store is for"),
         (["--store", "s", "--lookahead", "0", "--strategy", "auto"], "--store is for"),
-        (["--show-accepted", "--json"], "--show-accepted is for reading"),
+        (["--show-accepted", "--json"], "--show-accepted and JSON output exclude"),
     ],
 )
 def test_lookahead_options_without_effect(arguments, says, scripted, capsys):
@@ -229,7 +229,7 @@ def test_show_accepted_brackets_what_was_free(scripted, capsys, monkeypatch):
     assert run(["generate", "hi", "--show-accepted"]) == 0
     out, err = capsys.readouterr()
     assert out == "a [fi][n]e day\n"
-    assert "free: suffix recycling" in err
+    assert "accepted from drafts of: suffix recycling" in err
 
 
 def test_a_character_of_several_tokens_is_whole():

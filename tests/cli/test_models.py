@@ -72,7 +72,7 @@ def test_info_about_a_folder(folder, capsys):
     assert facts["chat_template"] is True
     assert facts["licence"] == "mit"
     assert run(["info", str(folder)]) == 0
-    assert "licence" in capsys.readouterr().out
+    assert "license" in capsys.readouterr().out
 
 
 def test_info_names_the_keys_of_a_gguf_file_that_mean_nothing_here(tmp_path, capsys):

@@ -82,7 +82,7 @@ def test_a_pipe_that_stays_silent_is_named(monkeypatch, capsys):
     with os.fdopen(heard) as pipe:
         monkeypatch.setattr(sys, "stdin", pipe)
         prompts._say_if_waiting()
-    assert "waiting for the end of standard input" in capsys.readouterr().err
+    assert "waiting for standard input to end" in capsys.readouterr().err
     os.close(told)
 
 
@@ -166,9 +166,9 @@ def test_the_answer_goes_to_a_file(scripted, tmp_path, capsys):
     ("arguments", "says"),
     [
         (["-o", "."], "is a folder"),
-        (["-o", "no/such/a.txt"], "there is no folder"),
-        (["--overwrite"], "--overwrite has no effect"),
-        (["-o", "a.txt", "--show-accepted"], "--show-accepted is for a terminal"),
+        (["-o", "no/such/a.txt"], "no folder"),
+        (["--overwrite"], "--overwrite needs --output"),
+        (["-o", "a.txt", "--show-accepted"], "--show-accepted and --output exclude"),
     ],
 )
 def test_output_is_refused_before_anything_is_loaded(arguments, says, capsys):
@@ -182,14 +182,14 @@ def test_an_interrupted_file_keeps_another_name(scripted, tmp_path, capsys):
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".a.txt.")
     assert left.read_text() == "one two \n"
-    assert f"the output so far is in {left}" in capsys.readouterr().err
+    assert f"the partial output is in {left}" in capsys.readouterr().err
 
 
 def test_a_file_that_nothing_came_for_is_gone(tmp_path):
     with pytest.raises(RuntimeError), written(str(tmp_path / "a.txt")):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(SaveError, match="cannot be written"), written("/proc/none/a.txt"):
+    with pytest.raises(SaveError, match="cannot write"), written("/proc/none/a.txt"):
         pass
 
 
@@ -230,7 +230,7 @@ def test_a_prompt_that_cannot_be_answered_does_not_stop_the_others(scripted, tmp
     found = [json.loads(line) for line in out.splitlines()]
     assert [line.get("text") for line in found] == ["one", None, "two"]
     assert found[1]["error"] == "too long"
-    assert "1 of 3 prompts could not be answered" in err
+    assert "1 of 3 prompts failed" in err
 
 
 # ---- penalties and seeds ---------------------------------------------------------------------------------------------

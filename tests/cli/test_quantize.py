@@ -41,7 +41,7 @@ def test_rounding_twice_is_refused_with_what_to_do(tmp_path, refused):
     said = refused(file, tmp_path / "out", "--low-bit", "sym_int4")
     assert "matrices are in asym_int4 already (5.0 bits a weight)" in said
     assert "38.7" in said
-    assert "hint: give the float original of this model; or leave --low-bit out to keep asym_int4;" in said
+    assert "hint: use the float original of this model; or leave --low-bit out to keep asym_int4;" in said
     assert "--allow-requantize" in said
     assert not (tmp_path / "out").exists()
 
@@ -66,7 +66,7 @@ def test_rounding_twice_when_it_is_wanted_is_said_and_kept(tmp_path, capsys):
 def test_what_is_not_rounded_twice(quant, arguments, saved, tmp_path, capsys):
     file, out = write_tiny_gguf(tmp_path / "tiny.gguf", quant=quant), tmp_path / "out"
     assert run(["quantize", str(file), str(out), *arguments]) == 0
-    assert f"in {saved}{'' if arguments or quant == 'F16' else ', as in the file'} (group size 32)" in (
+    assert f"in {saved}{'' if arguments or quant == 'F16' else ' (unchanged)'} (group size 32)" in (
         capsys.readouterr().out
     )
     checkpoint = open_checkpoint(out)
@@ -86,7 +86,7 @@ def codes(file):
 def test_an_earlier_save_is_replaced_when_that_is_asked_for(folder, tmp_path, refused, capsys):
     out = tmp_path / "out"
     assert run(["quantize", str(folder), str(out)]) == 0
-    assert "licence of " in capsys.readouterr().out
+    assert "license of " in capsys.readouterr().out
     said = refused(folder, out, "--low-bit", "sym_int8")
     assert "already holds a saved model" in said
     assert "--overwrite" in said

@@ -58,13 +58,13 @@ def test_strategies(command, refused):
 @pytest.mark.parametrize("command", [["generate", "hi"], ["chat"], ["run", "a"], ["serve"], ["bench", "decode"]])
 def test_two_that_draft(command, refused):
     both = ["--drafter", "a", "--draft-model", "b"]
-    assert refused(*command, *both)[0] == "error: --drafter and --draft-model both draft for the model"
+    assert refused(*command, *both)[0] == "error: --drafter and --draft-model exclude each other"
     assert "--draft-vocab" in refused(*command, "--draft-vocab", "-1")[0]
 
 
 def test_strategies_that_a_command_cannot_use(refused):
     assert "speculative=True" in refused("bench", "decode", "--strategy", "self_speculation")[0]
-    assert refused("generate", "hi", "--draft-min-prob", "0.5")[0].endswith("needs the smaller model that drafts")
+    assert refused("generate", "hi", "--draft-min-prob", "0.5")[0].endswith("needs a draft model")
     assert "--draft-min-prob is for" in refused("chat", "--draft-min-prob", "0.5", "--strategy", "auto")[0]
     assert "no second model" in refused("bench", "replay", "--replay", __file__, "--strategy", "draft_model")[0]
 
@@ -92,7 +92,6 @@ def test_formats(command, option, refused):
 def test_a_name_of_our_own_is_nearer_than_another_one_for_it(refused):
     assert refused("generate", "hi", "--low-bit", "int4")[-1] == "hint: did you mean --low-bit sym_int4?"
     assert refused("generate", "hi", "--low-bit", "woq")[-1] == "hint: did you mean --low-bit woq_int4?"
-    assert refused("generate", "hi", "--low-bit", "Q4_K_M")[-1] == "hint: did you mean --low-bit q4_k_m?"
 
 
 def test_rules_are_read_before_the_model(refused, tmp_path):
@@ -122,7 +121,7 @@ def test_stores(refused, tmp_path):
     lookahead = ["generate", "hi", "--lookahead", "auto", "--store"]
     assert refused(*lookahead, str(tmp_path))[0] == f"error: --store: {tmp_path} is not a file"
     assert refused(*lookahead, str(tmp_path / "absent" / "s"))[-1] == f"hint: mkdir -p {tmp_path / 'absent'}"
-    assert "there is no folder" in refused(*lookahead, str(file / "s"))[0]
+    assert "no folder" in refused(*lookahead, str(file / "s"))[0]
     assert refused("bench", "decode", "--strategy", "suffix", "--store", str(tmp_path))
 
 
@@ -143,15 +142,15 @@ def test_a_file_of_the_users_own_is_no_store(refused, tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("my own words")
     said = refused("generate", "hi", "--lookahead", "auto", "--store", str(notes))
-    assert "is not a lookahead store; it is not changed" in said[0]
+    assert "is not a lookahead store" in said[0]
     assert said[1:] == ["hint: name another file, which need not exist"]
     assert notes.read_text() == "my own words"
 
 
 def test_texts(refused):
-    assert "PROMPT is not UTF-8" in refused("generate", "\udcff")[0]
-    assert "--system is not UTF-8" in refused("chat", "--system", "\udcff")[0]
-    assert "--stop is not UTF-8" in refused("generate", "hi", "--stop", "\udcff")[0]
+    assert "PROMPT is not valid UTF-8" in refused("generate", "\udcff")[0]
+    assert "--system is not valid UTF-8" in refused("chat", "--system", "\udcff")[0]
+    assert "--stop is not valid UTF-8" in refused("generate", "hi", "--stop", "\udcff")[0]
     assert "--stop: a text to stop at is empty" in refused("generate", "hi", "--stop", "a", "--stop", "")[0]
 
 
@@ -170,7 +169,7 @@ def test_stores_that_can_be_written_and_those_without_a_file(scripted, tmp_path)
 @pytest.mark.parametrize("command", ["decode", "exact", "replay"])
 def test_prompts_that_are_missing(command, refused, tmp_path):
     more = {"replay": ["--record", "x"]}.get(command, [])
-    assert "no prompt file at /no/such" in refused("bench", command, *more, "--prompts", "/no/such.jsonl")[0]
+    assert "/no/such.jsonl does not exist" in refused("bench", command, *more, "--prompts", "/no/such.jsonl")[0]
     assert "has no .jsonl file" in refused("bench", command, *more, "--prompts", str(tmp_path))[0]
     assert "no prompt file" in refused("compare-engines", "--prompts", "/no/such.jsonl")[0]
 
@@ -187,10 +186,10 @@ def test_more_threads_than_processors_are_warned_about(scripted, capsys, monkeyp
     assert run(["generate", "hi", "--threads", "1000"]) == 0
     out, err = capsys.readouterr()
     assert out == "a fine day\n"
-    assert err.splitlines()[0] == ("warning: 1000 threads share 2 processors; more threads than processors are slower")
+    assert err.splitlines()[0] == "warning: --threads 1000 is slower than fewer threads: this process may use 2 CPUs"
     monkeypatch.setattr("ipex_lookahead.cli.refusals.cpu_quota", lambda: 2.0)
     assert run(["generate", "hi", "--threads", "2"]) == 0
     assert "warning" not in capsys.readouterr().err
     monkeypatch.setattr("ipex_lookahead.cli.refusals.cpu_quota", lambda: 1.5)
     assert run(["generate", "hi", "--threads", "2"]) == 0
-    assert "2 threads share a quota of 1.5 processors" in capsys.readouterr().err
+    assert "the container's quota is 1.5 CPUs" in capsys.readouterr().err

@@ -114,7 +114,7 @@ for error in ({", ".join(raised)}):
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
     assert len(said) == 2 * len(raised)
-    assert set(said[::2]) == {"error: out of memory: this process may take 1.05 GB of addresses (ulimit -v 1024000)"}
+    assert set(said[::2]) == {"error: out of memory: the address space is limited to 1.05 GB (ulimit -v 1024000)"}
     assert all(one.startswith("hint: a larger ulimit -v; a smaller model or format, such as ") for one in said[1::2])
 
 

@@ -244,7 +244,7 @@ def test_chat_reads_a_conversation_once(folder, monkeypatch, capsys):
     lines = "".join(f"{line}\n" for line in ("hello", "and then", "/stats", "/undo", "or else")).encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
     assert run(["chat", "-n", "8", "--model", str(folder)]) == 0
-    said = re.findall(r"prompt (\d+)(?: \((\d+) cached\))? at", capsys.readouterr().err)
+    said = re.findall(r"prompt (\d+)(?: \((\d+) cached\))?", capsys.readouterr().err)
     first, second, again, third = ((int(read), int(kept or 0)) for read, kept in said)
     assert first[1] == 0
     assert second == again
@@ -260,9 +260,9 @@ def test_chat_marks_what_came_for_free(lookahead, folder, monkeypatch, capsys):
     whole = capsys.readouterr().out
     assert "[" in whole
     shown = []
-    for option in ("--show-accepted", "--hide-accepted"):
+    for option in (["--show-accepted"], []):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello hello hello\n")))
-        assert run(["chat", option, *asked]) == 0
+        assert run(["chat", *option, *asked]) == 0
         shown.append(capsys.readouterr().out)
     assert shown[0].replace("][", "") == whole.replace("][", "")
     assert shown[0].replace("[", "").replace("]", "") == shown[1].replace("[", "").replace("]", "")

@@ -47,14 +47,14 @@ def test_the_template_is_asked_to_think_or_not(scripted, talk, marks):  # noqa: 
     assert "assistant\nIt is seven.<|im_end|>" in prompts[1]
     assert "assistant\nOne.<|im_end|>" in prompts[2]
     lines = [line for line in err.splitlines() if "think" in line]
-    assert lines == ["think: off", "think: on", "think: on", "error: /think maybe: it may be on or off"]
+    assert lines == ["think: off", "think: on", "think: on", "error: /think maybe: must be on or off"]
 
 
 def test_an_answer_that_ends_in_its_thought_is_not_kept(scripted, talk, marks):  # noqa: F811
     model = scripted(f"{marks[0]}\nhm and hm", "Two.")
     out, err = talk("first", "second", "/think")
     assert out == "<think>\nhm and hm\n</think>\n\n\nTwo.\n"
-    assert "the answer ended in its thoughts and is not kept" in err
+    assert "the answer ended during thinking and is not kept" in err
     assert "think: default of the chat template" in err
     assert "first" not in asked(model)
 

@@ -200,7 +200,7 @@ def test_a_short_name_is_its_repository(tmp_path, monkeypatch):
     (tmp_path / "qwen3-4b").mkdir()
     assert parse_name("qwen3-4b") == (tmp_path / "qwen3-4b").relative_to(tmp_path), "a path of that name comes first"
     for nearly in ("qwen3-4", "qwen-4b", "llama3.2-3"):
-        with pytest.raises(InputError, match=re.escape(f"no model at {nearly!r}")) as error:
+        with pytest.raises(InputError, match=re.escape(f"no model named {nearly!r}")) as error:
             parse_name(nearly)
         assert error.value.hint.removeprefix("did you mean ").rstrip("?") in MODELS
     with pytest.raises(InputError) as error:

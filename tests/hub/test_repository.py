@@ -136,17 +136,17 @@ def test_all_parts_of_a_split_file_are_taken_and_the_first_is_the_model(name, se
 @pytest.mark.parametrize(
     ("name", "files", "says", "hint"),
     [
-        ("o/m:m.Q8_K.gguf", GGUFS | {"m.Q8_K.gguf": b""}, "type Q8_K according to its name", "o/m:m.Q4_0.gguf"),
+        ("o/m:m.Q8_K.gguf", GGUFS | {"m.Q8_K.gguf": b""}, "type Q8_K", "o/m:m.Q4_0.gguf"),
         ("o/m:Q5_K_M", GGUFS, "has no file", "m.Q8_0.gguf"),
         ("o/m:absent.gguf", GGUFS, "has no file", "m.Q8_0.gguf"),
-        ("o/m", {"m.Q8_K.gguf": b"", "m.Q8_1.gguf": b""}, "none complete", "llama-quantize --allow"),
-        ("o/m", {"a.gguf": b"x", "b.gguf": b"y"}, "has 2 GGUF files; name one", "o/m:FILE with one of a.gguf"),
+        ("o/m", {"m.Q8_K.gguf": b"", "m.Q8_1.gguf": b""}, "no complete GGUF file", "llama-quantize --allow"),
+        ("o/m", {"a.gguf": b"x", "b.gguf": b"y"}, "has 2 GGUF files; choose one", "o/m:FILE with one of a.gguf"),
         ("o/m:Q8_0", {"a/m.Q8_0.gguf": b"", "b/m.Q8_0.gguf": b""}, "2 files of type", "b/m.Q8_0.gguf"),
-        ("o/m:a-Q8_0-00002-of-00003.gguf", SPLIT | {"a-Q8_0-00002-of-00003.gguf": b""}, "one of 3 parts .* lacks "
+        ("o/m:a-Q8_0-00002-of-00003.gguf", SPLIT | {"a-Q8_0-00002-of-00003.gguf": b""}, "with 3 parts, .* lacks "
          "a-Q8_0-00001-of-00003.gguf, a-Q8_0-00003", "m-Q8_0-00001-of-00002.gguf"),
         ("o/m", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "a repository"),
         ("o/m:pytorch_model.bin", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "a repository"),
-        ("o/m", {"adapter_config.json": b"", "adapter_model.safetensors": b""}, "an adapter", "merge"),
+        ("o/m", {"adapter_config.json": b"", "adapter_model.safetensors": b""}, "a LoRA adapter", "merge"),
         ("o/m", {"model.safetensors": b""}, "no config.json", ""),
         ("o/m", {"README.md": b""}, "has no model", ""),
         ("o/m:small/", {"config.json": b""}, "no folder 'small'", "o/m"),
@@ -226,7 +226,7 @@ def test_too_little_space_is_seen_beforehand(served, monkeypatch):
     made, resolve = served(FOLDER)
     usage = namedtuple("usage", "total used free")(1, 1, 1000)
     monkeypatch.setattr("ipex_lookahead.hub.folders.shutil.disk_usage", lambda path: usage)
-    with pytest.raises(DownloadError, match="are needed"):
+    with pytest.raises(DownloadError, match="not enough space"):
         resolve()
     assert made.fetched() == set()
 
