@@ -5,7 +5,9 @@ python scripts/commands_doc.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 import click
@@ -18,32 +20,36 @@ FILE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 HEAD = """\
 # Commands
 
-`ipex-lookahead COMMAND --help` prints the same. An environment variable named after the program, the command and the
-option sets an option too. `IPEX_LOOKAHEAD_BENCH_DECODE_MAX_NEW_TOKENS=64` sets
-`--max-new-tokens` of `bench decode`, and `1` sets an option without a value. The command line takes precedence.
-`IPEX_LOOKAHEAD_DEBUG=1` (`--debug`) shows the traceback of an error.
+`ipex-lookahead COMMAND --help` shows a command's common options, `--help-all` all of them.
 
-`--config FILE.yaml` of every command reads options from a file; both others take precedence:
+- Environment variables set options: `IPEX_LOOKAHEAD_BENCH_DECODE_MAX_NEW_TOKENS=64` sets
+  `--max-new-tokens` of `bench decode`, and `1` sets an option without a value. The command line takes precedence.
+- `--config FILE|NAME` of every command reads options from a YAML file or a packaged [preset](../configs/README.md);
+  command line and environment override it. `ipex-lookahead info --config FILE` shows the effective values.
+- `--debug`, or `IPEX_LOOKAHEAD_DEBUG=1`, shows the traceback of an error.
+- Exit status: 0 success, 1 error, 2 wrong usage (nothing was loaded), 130 interrupted.
 
 ```yaml
 model: default            # for every command that has the option
-lookahead: auto
 bench decode:             # for that command alone
   repeat: 5
 ```
 
-The presets in `configs/lookahead` are such files. `ipex-lookahead info --config FILE` shows the effective values and
-their sources.
-
-Exit status: 0 done, 1 an error, 2 wrong usage (nothing was loaded), 130 interrupted.
-
-This file is made by `scripts/commands_doc.py`; do not edit it.
+`scripts/commands_doc.py` writes this page from the commands.
 """
+SHARED = 3
+"""Number of commands from which an option is documented once, in the section "Shared options"."""
 
 
 def text() -> str:
     """Return the file."""
-    return "\n".join([HEAD, *(line for path, command in leaves(cli, ()) for line in described(path, command))])
+    commands = [*leaves(cli, ())]
+    counts = Counter(key for path, command in commands for key, _ in rows(path, command))
+    shared = {key: None for path, command in commands for key, _ in rows(path, command) if counts[key] >= SHARED}
+    lines = [HEAD, "## Shared options", "", *table(dict.fromkeys((option, text, "") for option, text in shared)), ""]
+    for path, command in commands:
+        lines += described(path, command, {*shared})
+    return "\n".join(lines)
 
 
 def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -58,25 +64,48 @@ def leaves(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tupl
         yield from leaves(found, (*path, name))
 
 
-def described(path: tuple[str, ...], command: click.Command) -> list[str]:
+def described(path: tuple[str, ...], command: click.Command, shared: AbstractSet[Key]) -> list[str]:
     """Return the heading, description, examples and options of a command."""
     context = click.Context(command, info_name=" ".join(["ipex-lookahead", *path]))
     usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
-    summary = " ".join((command.help or "").split())
-    lines = [f"## {' '.join(path)}", "", f"`{usage}`", "", summary, ""]
+    lines = [f"## {' '.join(path)}", "", f"`{usage}`", "", " ".join((command.help or "").split()), ""]
     if isinstance(command, Command) and command.examples:
         lines += ["```sh", *command.examples, "```", ""]
-    options = [option for option in command.params if isinstance(option, Option)]
+    if path == ("run",):
+        return [*lines, "Options: those of `chat`, and `--prompt`, `-p` `TEXT`.", ""]
+    found = rows(path, command)
+    common = [f"{key[0].split(' ')[0].rstrip(',')}" + (f" ({default})" if default else "")
+              for key, default in found if key in shared]  # fmt: skip
+    if common:
+        lines += [f"Shared options: {', '.join(common)}.", ""]
+    own = [(*key, default) for key, default in found if key not in shared]
+    return [*lines, *table(own), ""] if own else lines
+
+
+Key = tuple[str, str]
+"""An option as in the table: its names with the metavar, and its description."""
+
+
+def rows(path: tuple[str, ...], command: click.Command) -> list[tuple[Key, str]]:
+    """Return the options of a command in the order of ``--help-all``, with their defaults, without ``--config``."""
+    context = click.Context(command, info_name=" ".join(["ipex-lookahead", *path]))
     order = [*SECTIONS, "Options"]
+    options = [option for option in command.params if isinstance(option, Option) and option.name != "config"]
     options.sort(key=lambda option: order.index(section_of(option)))
-    if options:
-        lines += ["| option | description | default |", "|---|---|---|"]
+    found = []
     for option in options:
         names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
         takes = "" if option.is_flag else f" `{metavar_of(option, context)}`"
-        cells = (names + takes, option.help or "", default_of(option))
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return [*lines, ""] if options else lines
+        found.append(((names + takes, option.help or ""), default_of(option)))
+    return found
+
+
+def table(cells: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return a Markdown table of options; without defaults it has two columns."""
+    lines = [[cell.replace("|", "\\|") for cell in row] for row in cells]
+    width = 3 if any(row[2] for row in lines) else 2
+    head = ["option", "description", "default"][:width]
+    return ["| " + " | ".join(row[:width]) + " |" for row in (head, ["---"] * width, *lines)]
 
 
 def metavar_of(option: Option, context: click.Context) -> str:

@@ -44,7 +44,7 @@ class Compared:
     )
     limit: int | None = limit_option
     lookahead: tuple[int | str, ...] = option("Maximum tokens to draft, or 'auto'. Repeatable.", (3,), type=Tokens())
-    tokens: int = option("Maximum number of tokens to generate.", 128, "--max-new-tokens", "-n", low=2)
+    tokens: int = option("Maximum number of tokens per answer.", 128, "--max-new-tokens", "-n", low=2)
     texts: int = option("Number of answers to print.", 1, low=0)
 
 

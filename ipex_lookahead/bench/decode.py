@@ -90,7 +90,7 @@ class Compared:
 class Measured:
     """Lengths and outputs of the measurement."""
 
-    max_new_tokens: int = option("Maximum number of tokens to generate.", 128, "-n", low=1)
+    max_new_tokens: int = option("Maximum number of tokens per answer.", 128, "-n", low=1)
     repeat: int = option("Runs of each prompt and mode; the median counts.", 1, low=1)
     layout: Literal["spec-bench", "speed-bench"] | None = option(
         "Also print results in the format of this benchmark's client."

@@ -20,7 +20,8 @@ from ipex_lookahead.errors import InputError
 SECTIONS = {
     "Model": "model shape low_bit low_bits group_size head_low_bit mixed_precision kv_cache draft_model "
     "draft_low_bit drafter draft_vocab drafter_low_bit".split(),
-    "Text": "prompt_text prompt_file prompts given limit text tokens max_new_tokens stop system raw think".split(),
+    "Text": "prompt_text prompt_file prompts given limit text tokens max_new_tokens stop system raw think json_schema "
+    "grammar".split(),
     "Sampling": "greedy seeds temperature top_k top_p min_p repetition_penalty presence_penalty "
     "frequency_penalty seed".split(),
     "Lookahead": "lookahead strategy mode draft_tokens spread budget no_adaptive adaptive store window ngram "

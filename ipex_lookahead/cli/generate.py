@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipex_lookahead.cli.commands import command
+from ipex_lookahead.cli.form import FormOptions, constrained, constrained_text
 from ipex_lookahead.cli.loading import TextModelOptions, template_note
 from ipex_lookahead.cli.lookahead import Lookahead
 from ipex_lookahead.cli.names import in_options
@@ -26,6 +27,7 @@ from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.stream import Answer
+    from ipex_lookahead.conversation.model import ChatModel
     from ipex_lookahead.runtime.text_model import TextModel
 
 
@@ -40,7 +42,7 @@ class Text:
         type=click.Path(),
         metavar="FILE.jsonl",
     )
-    max_new_tokens: int = option("Maximum number of tokens to generate.", 256, "-n", low=0)
+    max_new_tokens: int = option("Maximum number of tokens per answer.", 256, "-n", low=0)
     stop: tuple[str, ...] = option("Stop at this text. Repeatable.", (), metavar="TEXT")
     system: str | None = option("System prompt.", metavar="TEXT")
     raw: bool = option("Continue the prompt without the chat template.", False)
@@ -71,10 +73,12 @@ class Text:
             return loaded.tokenizer.encode(text)
         from ipex_lookahead.tokenization.prompts import conversation_prompt
 
-        messages = [{"role": "user", "content": text}]
-        if self.system is not None:
-            messages.insert(0, {"role": "system", "content": self.system})
-        return conversation_prompt(loaded.tokenizer, loaded.config, messages, think_variables(self.think))
+        return conversation_prompt(loaded.tokenizer, loaded.config, self.messages(text), think_variables(self.think))
+
+    def messages(self, text: str) -> list[dict[str, str]]:
+        """Return the messages of a prompt."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": text}]
 
 
 @dataclass
@@ -106,14 +110,20 @@ class Output:
 )
 @click.argument("prompt", required=False)
 def generate(
-    prompt: str | None, loading: TextModelOptions, ahead: Lookahead, text: Text, sampling: Sampling, out: Output
+    prompt: str | None,
+    loading: TextModelOptions,
+    ahead: Lookahead,
+    text: Text,
+    shape: FormOptions,
+    sampling: Sampling,
+    out: Output,
 ) -> None:
     """Answer PROMPT. Piped input is appended to it; '-' or no PROMPT reads piped input only."""
     sampling.check()
     ahead.check()
     prompt = text.check(prompt)
     out.check(many=text.prompts is not None)
-    prompts = text.read(prompt)
+    prompts, form = text.read(prompt), shape.read()
     loaded = loading.load_text(progress=not out.quiet)
     sampling.check(loaded)
     check_think(loaded, text.think)
@@ -124,17 +134,30 @@ def generate(
     facts = {"model": loading.model, **{key: engine.get(key) for key in ("engine", "low_bit", "isa", "threads")}}
     facts["lookahead"] = ahead.lookahead
 
-    def answering(prompt: str) -> Callable[..., object]:
-        """Encode a prompt and return a function that answers it."""
-        return partial(loaded.generate, text.encode(loaded, prompt), params, **drafting)
+    from ipex_lookahead.cli.stream import Answer, Painter
 
-    from ipex_lookahead.cli.stream import Painter
+    with ExitStack() as opened:
+        chat = None if form is None else opened.enter_context(closing(_chat_model(loaded)))
 
-    with nullcontext(Painter().write) if out.output is None else written(out.output) as write:
+        def answering(prompt: str, write: Callable[[str], None]) -> tuple[Answer, Callable[..., object]]:
+            """Encode a prompt; return its empty answer, and a function that generates it."""
+            if form is None or chat is None:
+                ids = text.encode(loaded, prompt)
+                return Answer(loaded.tokenizer, write), partial(loaded.generate, ids, params, **drafting)
+            if text.raw:
+                ids, constrain = constrained_text(chat, form, prompt)
+            else:
+                ids, constrain = constrained(chat, form, text.messages(prompt), think_variables(text.think))
+            generate = partial(loaded.generate, ids, params, constrain=constrain, **drafting)
+            return Answer(loaded.tokenizer, write, lambda thought: None, ids), generate
+
+        write = opened.enter_context(nullcontext(Painter().write) if out.output is None else written(out.output))
         if text.prompts is not None:
             _answer_many(loaded, prompts, answering, facts, write, shown=not out.quiet)
             return
-        answer = _answer(loaded, answering(prompts[0][1]), out, write)
+        silent = out.as_json or out.show_accepted
+        answer, generating = answering(prompts[0][1], (lambda part: None) if silent else write)
+        _answer(loaded, answer, generating, out, write)
         if out.as_json:
             write(json.dumps({**facts, **_answer_facts(loaded, answer)}) + "\n")
     if not out.quiet and not out.as_json:
@@ -149,14 +172,20 @@ def generate(
             print_details(loaded.stats)
 
 
-def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, write: Callable[[str], None]) -> Answer:
+def _chat_model(loaded: TextModel) -> ChatModel:
+    from ipex_lookahead.conversation.model import ChatModel
+
+    return ChatModel(loaded)
+
+
+def _answer(
+    loaded: TextModel, answer: Answer, generate: Callable[..., object], out: Output, write: Callable[[str], None]
+) -> None:
     """Generate and print one answer; with --show-accepted it is printed at the end."""
     from ipex_lookahead.cli.interrupt import ends_at_once
     from ipex_lookahead.cli.progress import PromptBar
-    from ipex_lookahead.cli.stream import Answer
 
-    silent = out.as_json or out.show_accepted
-    answer, bar = Answer(loaded.tokenizer, (lambda part: None) if silent else write), PromptBar(shown=not out.quiet)
+    bar = PromptBar(shown=not out.quiet)
     try:
         with ends_at_once(bar.close) as restore:
 
@@ -173,15 +202,14 @@ def _answer(loaded: TextModel, generate: Callable[..., object], out: Output, wri
             from ipex_lookahead.cli.stream import print_accepted
 
             print_accepted(loaded.tokenizer, answer.ids, loaded.stats.origins())
-        elif not silent and (answer.text or loaded.stats.finish_reasons):  # not after an early error
+        elif not out.as_json and (answer.text or loaded.stats.finish_reasons):  # not after an early error
             write("\n")
-    return answer
 
 
 def _answer_many(
     loaded: TextModel,
     prompts: list[tuple[str, str]],
-    answering: Callable[[str], Callable[..., object]],
+    answering: Callable[[str, Callable[[str], None]], tuple[Answer, Callable[..., object]]],
     facts: dict[str, Any],
     write: Callable[[str], None],
     *,
@@ -189,14 +217,13 @@ def _answer_many(
 ) -> None:
     """Write one line of JSON for each prompt, with the answer or an error. Exit with status 1 after an error."""
     from ipex_lookahead.cli.progress import progress_bar
-    from ipex_lookahead.cli.stream import Answer
 
     failed = 0
     with progress_bar(len(prompts), "answering") if shown else nullcontext(lambda: None) as advance:
         for name, text in prompts:
-            answer = Answer(loaded.tokenizer, lambda part: None)
             try:
-                answering(text)(on_token=answer.put)
+                answer, generate = answering(text, lambda part: None)
+                generate(on_token=answer.put)
                 answer.end()
                 found = {**facts, **_answer_facts(loaded, answer)}
             except LookaheadError as error:

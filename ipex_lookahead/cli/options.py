@@ -2,7 +2,7 @@
 
     @dataclass
     class Limits:
-        max_new_tokens: int = option("Maximum number of tokens to generate.", 256, "-n", low=1)
+        max_new_tokens: int = option("Maximum number of tokens per answer.", 256, "-n", low=1)
 
     @command("ipex-lookahead answer -n 4")
     def answer(limits: Limits, as_json: bool = option("One JSON object.", names="--json")) -> None: ...

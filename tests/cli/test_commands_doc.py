@@ -21,7 +21,7 @@ def test_the_document_is_up_to_date():
 def test_variables_are_named_after_options():
     """As the document's head says, which does not repeat it for each."""
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"`IPEX_LOOKAHEAD_BENCH_DECODE_([A-Z_]+)=64` sets\n`--max-new-tokens`", text)
+    (example,) = re.findall(r"`IPEX_LOOKAHEAD_BENCH_DECODE_([A-Z_]+)=64` sets\n  `--max-new-tokens`", text)
     options = [option for option in every_option() if isinstance(option, Option)]
     assert len(options) > 100
     variables = {max(one.opts, key=len): one.variable("IPEX_LOOKAHEAD_BENCH_DECODE") for one in options}

@@ -222,6 +222,32 @@ def test_verbose_tells_sources_positions_and_times(scripted, capsys):
     assert found["engine_ms_per_step"] == pytest.approx(160)
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({}, "continues prompts as plain text"), ({"model_type": "llama", "vocab_size": 32000}, "Llama 2's format")],
+)
+def test_a_model_without_a_chat_template_says_so(scripted, config, said, capsys):
+    model = scripted()
+    model.tokenizer.chat_template, model.config = None, config
+    for command in (["generate", "hi"], ["run", "default", "hi"]):
+        assert run(command) == 0
+        err = capsys.readouterr().err
+        assert "note: the model has no chat template" in err
+        assert said in err
+    assert run(["generate", "hi", "-q"]) == 0
+    assert "note:" not in capsys.readouterr().err
+    assert run(["generate", "hi", "--raw"]) == 0
+    assert "note:" not in capsys.readouterr().err
+
+
+def test_details_are_in_the_line_of_statistics_on_request(scripted, capsys):
+    scripted("a fine day")
+    assert run(["generate", "hi", "-v"]) == 0
+    err = capsys.readouterr().err
+    for fact in ("2.00 tokens/step", "% drafted", "tok/s", "peak"):
+        assert fact in err
+
+
 def test_show_accepted_brackets_what_was_free(scripted, capsys, monkeypatch):
     scripted("a fine day")
     origins = [None, None, "suffix", "suffix", "recycling"]

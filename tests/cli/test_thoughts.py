@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ipex_lookahead.cli.main import run
 from ipex_lookahead.cli.stream import Painter
 from tests.cli.test_chat import asked, talk  # noqa: F401  (a fixture)
 
@@ -50,12 +51,34 @@ def test_the_template_is_asked_to_think_or_not(scripted, talk, marks):  # noqa: 
     assert lines == ["think: off", "think: on", "think: on", "error: /think maybe: must be on or off"]
 
 
+@pytest.mark.parametrize(("flag", "end"), [("--think", "BEGIN\n"), ("--no-think", "BEGIN\nEND")])
+def test_generate_thinks_or_not(scripted, marks, flag, end):
+    begin, close = marks
+    model = scripted("It is seven.")
+    assert run(["generate", "first", flag]) == 0
+    assert asked(model).endswith("assistant\n" + end.replace("BEGIN", begin).replace("END", close))
+
+
+def test_a_template_without_the_switch_cannot_think_on_request(scripted, talk, capsys):  # noqa: F811
+    scripted("It is seven.")
+    for command in (["generate", "first"], ["chat"]):
+        for flag in ("--think", "--no-think"):
+            assert run([*command, flag]) == 2
+            assert f"error: {flag} has no effect: the model's chat template" in capsys.readouterr().err
+    _, err = talk("/think on", "/think")
+    assert err.splitlines() == [
+        "error: /think on has no effect: the model's chat template has no enable_thinking switch",
+        "think: chat template default",
+    ]
+    assert run(["generate", "first", "--raw", "--think"]) == 2
+
+
 def test_an_answer_that_ends_in_its_thought_is_not_kept(scripted, talk, marks):  # noqa: F811
     model = scripted(f"{marks[0]}\nhm and hm", "Two.")
     out, err = talk("first", "second", "/think")
     assert out == "<think>\nhm and hm\n</think>\n\n\nTwo.\n"
     assert "the answer ended during thinking and is not kept" in err
-    assert "think: default of the chat template" in err
+    assert "think: chat template default" in err
     assert "first" not in asked(model)
 
 

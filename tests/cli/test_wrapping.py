@@ -69,3 +69,16 @@ def test_colours_take_no_columns():
     coloured = wrapped("", 7, pieces, painted)
     assert click.unstyle(coloured) == "aaa bbb\nccc"
     assert coloured.count("\x1b[32m") == 4
+
+
+def test_a_line_of_statistics_is_broken_between_words(monkeypatch, capsys):
+    from ipex_lookahead.cli.tables import print_line
+
+    monkeypatch.setenv("COLUMNS", "20")
+    print_line("128 tokens · 45.1 tok/s · 48% drafted")
+    print_line("  short, indented")
+    monkeypatch.delenv("COLUMNS")
+    print_line("piped lines are not broken, however long they are " * 3)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == ["128 tokens · 45.1", "tok/s · 48% drafted", "  short, indented"]
+    assert len(lines) == 4

@@ -97,3 +97,16 @@ def test_a_folder_that_may_not_be_looked_into(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     with pytest.raises(InputError, match="is not accessible: Permission denied"):
         given_path(tmp_path / "closed" / "x")
+
+
+def test_presets_go_by_name_and_files_come_first(tmp_path, monkeypatch):
+    from ipex_lookahead.files.paths import PRESETS, given_preset, preset_names
+
+    monkeypatch.chdir(tmp_path)
+    assert given_preset("laptop", "bench") == PRESETS / "bench" / "laptop.yaml"
+    assert given_preset("laptop", "serve") == PRESETS / "serve" / "laptop.yaml"
+    assert given_preset("laptop", "lookahead") == Path("laptop")
+    (tmp_path / "laptop").write_text("")
+    assert given_preset("laptop", "bench") == Path("laptop")
+    assert {"auto", "suffix"} <= {*preset_names("lookahead")}
+    assert LookaheadConfig.from_yaml("auto").strategy == "auto"
