@@ -117,7 +117,7 @@ def metavar_of(option: Option, context: click.Context) -> str:
 def default_of(option: Option) -> str:
     """Return the default as typed on the command line."""
     value = option.to_info_dict()["default"]
-    if value is None or option.is_flag and not option.secondary_opts:
+    if value in (None, "") or (option.is_flag and not option.secondary_opts):
         return ""
     if option.is_flag:
         return f"`{(option.opts if value else option.secondary_opts)[0]}`"

@@ -29,7 +29,7 @@ MOST_COSTS = 8
 @command(
     "ipex-lookahead info",
     "ipex-lookahead info path/to/model",
-    "ipex-lookahead info --config configs/lookahead/auto.yaml",
+    "ipex-lookahead info --config auto",
 )
 @click.argument("model", required=False, type=Model())
 def info(

@@ -174,9 +174,9 @@ def check_head(config: LookaheadConfig | None, engine: Engine) -> None:
     """Raise InputError where the config names the model's head and the model has none."""
     if config is not None and config.strategy in HEADS and _head(engine) is None:
         raise InputError(
-            f"strategy {config.strategy!r} needs a model with a trained head on the native engine, its own (MTP) or a"
-            f" {arg('drafter')}, and this one has none",
-            hint=f"{arg('lookahead', 'auto')} drafts without",
+            f"strategy {config.strategy!r} needs a draft head on the native engine: the model's own (MTP) or a"
+            f" {arg('drafter')}",
+            hint=f"{arg('lookahead', 'auto')} drafts without a head",
         )
 
 

@@ -82,8 +82,8 @@ def load_model(request: LoadRequest, requested: str, name: str, reason: str) -> 
     for option in ("drafter", "draft_vocab", "drafter_low_bit") if name != "native" else ():
         if (value := getattr(request, option)) is not None:
             raise InputError(
-                f"{arg(option, str(value))} is for the native engine, which alone runs heads that draft, and this is"
-                f" the {name} engine ({reason}); leave it out"
+                f"{arg(option, str(value))} needs the native engine, but this is the {name} engine ({reason}); leave it"
+                " out"
             )
     if name in ("torch", "ipex-llm"):
         need_torch(f"{arg('engine', name)} ({reason})")
@@ -112,10 +112,7 @@ def checked_imatrix(imatrix: str | PathLike[str] | None, low_bit: str | None) ->
     if imatrix is None:
         return None
     if low_bit is None:
-        raise InputError(
-            f"{arg('imatrix')} is of use only where weights are quantised; pass {arg('load_in_low_bit')} too, or leave"
-            " it out"
-        )
+        raise InputError(f"{arg('imatrix')} needs quantization: pass {arg('load_in_low_bit')} too, or leave it out")
     return given_path(imatrix).absolute()
 
 
@@ -142,8 +139,9 @@ def choose_engine(engine: str, request: LoadRequest) -> tuple[str, str]:
     refuse_encoder(request.path, family)
     if engine in ("native", "opencl") and family is not None and family not in model_types():
         raise UnsupportedModelError(
-            f"{request.path}: model type {family!r} is none that the {engine} engine has ({', '.join(model_types())})",
-            hint=f"{arg('engine', 'torch')} runs what transformers runs, and {arg('engine', 'auto')} chooses it here",
+            f"{request.path}: the {engine} engine does not support model type {family!r}: choose one of "
+            + ", ".join(model_types()),
+            hint=f"{arg('engine', 'torch')} supports every model type of transformers",
         )
     if engine != "auto":
         return engine, "requested"

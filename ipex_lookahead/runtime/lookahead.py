@@ -51,7 +51,7 @@ def resolve_lookahead(
         known = sorted([*PROPOSERS, *SECOND_MODEL, *HEADS])
         if lookahead not in known:
             raise InputError(
-                f'lookahead is {lookahead!r}; it may be a number from 0 to {MAX_DRAFT}, "auto", the name of a strategy'
+                f'lookahead is {lookahead!r}; it must be 0 to {MAX_DRAFT}, "auto", the name of a strategy'
                 f" ({', '.join(known)}) or a LookaheadConfig"
             )
         config = strategy_config(lookahead)
@@ -120,8 +120,7 @@ def proposer_lookahead(lookahead: Any) -> LookaheadConfig | None:
     named = isinstance(lookahead, str) or (config is not None and config.strategy != LookaheadConfig().strategy)
     if config is not None and named:
         raise InputError(
-            f"proposer is given and lookahead has the strategy {config.strategy!r}, which is another one's;"
-            " leave one of them out"
+            f"proposer and a lookahead with strategy {config.strategy!r} are both given; leave one of them out"
         )
     return None if config is None else dataclasses.replace(config, strategy=OWN)
 
@@ -159,10 +158,7 @@ def second_model_lookahead(
     if strategy == "self_speculation" and lookahead is not None:
         strategy = None
     if strategy is not None and own not in (None, strategy):
-        raise InputError(
-            f"a draft model is given and lookahead has the strategy {own!r}, which does not use it;"
-            " leave one of them out"
-        )
+        raise InputError(f"a draft model is given, but strategy {own!r} does not use one; leave one of them out")
     options = {
         "num_draft_tokens": None if max_step_draft is None else integer("max_step_draft", max_step_draft, 1, MAX_DRAFT),
         "draft_min_tokens": (
@@ -179,8 +175,8 @@ def second_model_lookahead(
     if strategy is None:
         if given:
             raise InputError(
-                "max_step_draft, min_step_draft, th_stop_draft and auto_th_stop_draft are for second models; load the"
-                " model with speculative=True or pass draft_model=, or leave them out"
+                "max_step_draft, min_step_draft, th_stop_draft and auto_th_stop_draft need a draft model: load with"
+                " speculative=True, pass draft_model=, or leave them out"
             )
         return lookahead
     config = strategy_config(strategy)
@@ -199,7 +195,6 @@ def lookup_of(settings: Any, kwargs: dict[str, Any], lookahead: Any) -> tuple[An
         lookahead = tokens
     elif tokens and kwargs.get("prompt_lookup_num_tokens") and lookahead != tokens:
         raise InputError(
-            f"both {arg('lookahead', lookahead)} and prompt_lookup_num_tokens={tokens} are given; they mean the same:"
-            " give one of them"
+            f"{arg('lookahead', lookahead)} and prompt_lookup_num_tokens={tokens} mean the same; give one of them"
         )
     return lookahead, settings.max_matching_ngram_size

@@ -69,23 +69,22 @@ class Places:
         limits = f"max-running-per-key is {self.running_per_key}, max-queued-per-key {self.queued_per_key}"
         if count > self.of_key:
             raise InputError(
-                f"{count} answers are requested at a time, and a key may have {self.of_key} running and waiting"
-                f" ({limits}), so that they could never be made",
-                hint="ask for fewer at a time",
+                f"{count} answers in one request exceed the limit of {self.of_key} running and queued requests per key"
+                f" ({limits})",
+                hint="request fewer answers at a time",
             )
         owners = Counter(self._keys.values())
         taken, own = len(self._keys), owners[key]
         if own + count > self.of_key:
             raise QueueFullError(
-                f"this key has {own} requests running or waiting, and may have {self.of_key} ({limits})",
+                f"this key has {own} running and queued requests, the limit is {self.of_key} ({limits})",
                 retry_after=self._wait(key, own + count - self.of_key, len({*owners, key})),
                 hint="try again later",
             )
         places = self._slots + self._queue
         if taken + count > places and own + count > places // len({*owners, key}):
             raise QueueFullError(
-                f"{taken} requests of all keys are running or waiting, and no more may (slots is {self._slots}, queue"
-                f" {self._queue})",
+                f"the queue is full: {taken} requests are running or queued (slots {self._slots}, queue {self._queue})",
                 retry_after=self._wait(None, taken + count - places, 1),
                 hint="try again later",
             )

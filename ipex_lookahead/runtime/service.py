@@ -174,7 +174,7 @@ class Service:
 
     def _check_room(self, count: int, key: str) -> None:
         if self.state not in ("loading", "ready"):
-            raise ServiceError(f"the service is {self.state} and takes no more requests", hint="ask another one")
+            raise ServiceError(f"the service is {self.state} and accepts no requests", hint="use another server")
         if not self._worker.is_alive():
             said = "the service's thread does not run in this process, which was forked after the model was loaded"
             raise ServiceError(said, hint="load the model in the process that uses it")
@@ -210,8 +210,8 @@ class Service:
             room = self._memory.pages * PAGE
             if len(prompt) >= room:
                 raise InputError(
-                    f"the prompt has {len(prompt)} tokens and the service's memory holds {room}, new tokens included",
-                    hint="shorten the prompt, or give the service more cache_memory",
+                    f"the prompt has {len(prompt):,} tokens, which leaves no room in the cache memory of {room:,}",
+                    hint="shorten the prompt, or increase cache_memory",
                 )
             limit, reason = room, "context"
         sequence = self.model.sequence(prompt, params, limit, reason, request.processors, request.sequence)
@@ -237,7 +237,7 @@ class Service:
 
     def _work(self) -> None:
         scheduler = None
-        error = ServiceError("the service is closed", hint="ask another one")
+        error = ServiceError("the service is closed", hint="use another server")
         try:
             curve = self.model.costs.curve()
             of_key = self._places.running_per_key
@@ -251,7 +251,7 @@ class Service:
                 pass
         except BaseException as broken:
             log.exception("the service has broken down")
-            error = ServiceError(f"the service has broken down: {broken}", hint="start it again")
+            error = ServiceError(f"the service has failed: {broken}", hint="restart it")
         finally:
             with self._changed:
                 self.state = "closed"
@@ -433,7 +433,7 @@ def _memories(model: TextModel, slots: int, cache_memory: int | None) -> tuple[P
 def _as_ours(error: BaseException | None) -> LookaheadError:
     if isinstance(error, LookaheadError):
         return error
-    ours = ServiceError(f"the request has failed: {type(error).__name__}: {error}", hint="report it")
+    ours = ServiceError(f"internal error: {type(error).__name__}: {error}", hint="please report it as an issue")
     ours.__cause__ = error
     return ours
 

@@ -41,11 +41,9 @@ class StopTexts:
 
     def __init__(self, tokenizer: Any, texts: Sequence[str], free: int = 0) -> None:
         if not all(texts):
-            raise InputError("a text to stop at is empty; give at least one character")
+            raise InputError("a stop text must have at least one character")
         if has_surrogate(list(texts)):
-            raise InputError(
-                "a text to stop at holds a lone surrogate, which is no character; it must be valid Unicode"
-            )
+            raise InputError("a stop text must be valid Unicode, but has a lone surrogate")
         self._matcher = StopMatcher(texts)
         self._detokenizer = Detokenizer(tokenizer, silent=frozenset())
         self._seen = -1

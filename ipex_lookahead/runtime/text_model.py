@@ -337,7 +337,7 @@ class TextModel:
                 raise InputError(argument="stop_token_ids", got=token, allowed=f"token ids from 0 to {size - 1}")
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         if params.min_tokens and len(ends) == size:
-            raise InputError("every token of the vocabulary ends the answer, so it cannot have min_tokens tokens")
+            raise InputError("min_tokens is impossible: every token of the vocabulary ends the answer")
         return ends
 
     def check_own_settings(self) -> None:
@@ -346,7 +346,7 @@ class TextModel:
             if refused(name, value := self._defaults.get(name)):
                 raise InputError(
                     f"the model's generation config: {name}={value!r} is not supported; {refusal.reason}",
-                    hint="change it in generation_config.json, or take it out there",
+                    hint="change or remove it in generation_config.json",
                 )
 
     @property
@@ -382,8 +382,8 @@ class TextModel:
             vocabulary = self.tokenizer.get_vocab().items()
             token = next((f"{token[:80]!r}, id {i}" for token, i in vocabulary if i == wrong[0]), f"id {wrong[0]}")
             raise InputError(
-                f"the prompt holds a token that the model has no embedding for: {token}; ids go from 0 to {rows - 1}",
-                hint="leave the token out of the prompt",
+                f"the prompt has a token without an embedding: {token}; valid ids are 0 to {rows - 1}",
+                hint="remove the token from the prompt",
             )
 
     def _processors(self, params: SamplingParams, prompt_length: int) -> list[Processor]:

@@ -87,11 +87,15 @@ class Gate:
             raise ApiError(400, "the request has both Content-Length and Transfer-Encoding; send one of them")
         origin = headers.get("origin")
         if origin is not None and not _own_page(origin, host) and settings.origins.isdisjoint((origin, "*")):
-            raise ApiError(403, "pages of other servers may not ask this one", code="wrong_origin")
+            raise ApiError(
+                403,
+                "web pages of other origins may not use this server; --allow-origin allows them",
+                code="wrong_origin",
+            )
         length = headers.get("content-length", "0")
         most = self._server.limits.body_bytes
         if length.isascii() and length.isdigit() and int(length[:20]) > most:
-            raise ApiError(413, f"the request has {length[:20]} bytes; at most {most} are read", code="too_large")
+            raise ApiError(413, f"the request has {length[:20]} bytes, the limit is {most}", code="too_large")
         if scope["method"] == "POST":
             coding_of(headers)
         open_ = scope["path"] in OPEN or scope["path"].startswith(OPEN_FOLDER)

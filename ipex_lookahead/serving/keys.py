@@ -38,12 +38,14 @@ class Keys:
             raise InputError(f"{file} cannot be read: {error.strerror}", hint="check --api-key-file") from None
         keys = [stripped for line in lines if (stripped := line.strip()) and not stripped.startswith("#")]
         if not keys:
-            raise InputError(f"{file} holds no key", hint="write one key a line, for example of: openssl rand -hex 32")
+            raise InputError(
+                f"{file} has no key", hint="write one key per line, such as the output of: openssl rand -hex 32"
+            )
         for number, key in enumerate(keys, 1):
             if len(key) < LEAST or not key.isascii() or " " in key:
                 raise InputError(
-                    f"{file}: key {number} has {len(key)} characters; a key has at least {LEAST}, all ASCII, no space",
-                    hint="make one with: openssl rand -hex 32",
+                    f"{file}: key {number} must have at least {LEAST} ASCII characters without spaces, got {len(key)}",
+                    hint="create one with: openssl rand -hex 32",
                 )
         return cls(keys)
 

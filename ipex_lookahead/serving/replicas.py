@@ -75,7 +75,7 @@ class Front:
         body, path = await request.body(), request.url.path
         sent = _sent(request, body)
         parts = self._replicas.options(session_id=opening(body)).handle.remote(sent)
-        lost = ApiError(503, "the replica that was answering has ended; ask again", code="replica_lost")
+        lost = ApiError(503, "the replica ended during the answer; send the request again", code="replica_lost")
         try:
             status, headers_of_answer = await anext(parts)
         except RayError:

@@ -134,15 +134,15 @@ class Served(ChatModel):
         most = self.max_context * (self._longest or max(map(len, self.tokens)))
         if (count := _characters(value)) > most:
             raise ContextLengthError(
-                f"the request's texts have {count:,} characters, and no {self.max_context:,} tokens, which is the"
-                f" model's context, come to more than {most:,}"
+                f"the request's texts have {count:,} characters, and the model's context of {self.max_context:,} tokens"
+                f" holds at most {most:,}"
             )
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """A text's tokens, by default without what begins a text. Raises InputError for text that is no Unicode."""
         self.check_length(text)
         if has_surrogate(text):  # JSON can spell it; no tokenizer takes it
-            raise InputError("the request holds a lone surrogate, which is no character; text must be valid Unicode")
+            raise InputError("the request must be valid Unicode, but has a lone surrogate")
         return self.tokenizer.encode(text, add_special_tokens=special)
 
     def fingerprint(self) -> str:

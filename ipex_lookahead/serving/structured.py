@@ -75,7 +75,7 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
             try:
                 value = parsed(value[: limits.schema_bytes + 1], name)
             except (ValueError, RecursionError):
-                raise refused(name, "it is no JSON; give a JSON schema") from None
+                raise refused(name, "it is not valid JSON; give a JSON schema") from None
         return schema_form(value, limits, name)
     if kind == "grammar":
         value = value.removeprefix("\ufeff")

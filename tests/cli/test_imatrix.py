@@ -99,7 +99,7 @@ def test_what_has_no_effect_or_cannot_be_is_refused(folder, text, tmp_path, caps
     file = write_tiny_gguf(tmp_path / "m.gguf", quant="Q4_1")
     assert run(["quantize", str(file), str(tmp_path / "out"), "--imatrix", "x.dat"]) == 2
     assert "--imatrix needs --low-bit" in capsys.readouterr().err
-    with pytest.raises(InputError, match="imatrix is of use only where weights are quantised"):
+    with pytest.raises(InputError, match="imatrix needs quantization"):
         AutoModelForCausalLM.from_pretrained(folder, imatrix="x.dat", progress=False)
     with pytest.raises(ModelFormatError, match=r"x\.dat.*cannot be opened"):
         AutoModelForCausalLM.from_pretrained(folder, imatrix=tmp_path / "x.dat", load_in_low_bit="q4_k", progress=False)

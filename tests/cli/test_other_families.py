@@ -52,7 +52,7 @@ def test_info_then_quantize_then_generate(folder: Path, tmp_path: Path, capsys: 
 def test_the_native_engine_says_who_runs_it(folder: Path, capsys: Any) -> None:
     assert run(["generate", "--raw", "hi", "-m", str(folder), "--engine", "native"]) == 1
     said = capsys.readouterr().err
-    assert "model type 'gpt2' is none that the native engine has" in said
+    assert "the native engine does not support model type 'gpt2'" in said
     assert "hint: --engine torch" in said
 
 

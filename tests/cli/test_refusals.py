@@ -151,7 +151,10 @@ def test_texts(refused):
     assert "PROMPT is not valid UTF-8" in refused("generate", "\udcff")[0]
     assert "--system is not valid UTF-8" in refused("chat", "--system", "\udcff")[0]
     assert "--stop is not valid UTF-8" in refused("generate", "hi", "--stop", "\udcff")[0]
-    assert "--stop: a text to stop at is empty" in refused("generate", "hi", "--stop", "a", "--stop", "")[0]
+    assert (
+        "--stop must have at least one character, got an empty text"
+        in refused("generate", "hi", "--stop", "a", "--stop", "")[0]
+    )
 
 
 def test_instruction_sets(refused):

@@ -97,7 +97,7 @@ def test_an_option_that_nobody_has_is_refused_by_its_file(folder, tmp_path, caps
     assert run(["generate", "-n", "4", "--model", str(made), "Hi"]) == 1
     out, err = capsys.readouterr()
     assert "num_beams=4 is not supported" in err
-    assert "take it out there" in err
+    assert "change or remove it in generation_config.json" in err
     assert out == ""
 
 

@@ -107,6 +107,7 @@ def test_commands_within_sentences_name_what_there_is(page):
             at = next_one
         there = {name for option in at.params for name in (*option.opts, *option.secondary_opts)} | {
             "--help",
+            "--help-all",
             "--debug",
         }
         for word in words:

@@ -28,7 +28,7 @@ def test_every_preset_has_a_proposer() -> None:
             with pytest.raises(InputError, match="needs a second model; (load|pass)"):
                 make_proposer(config)
         elif config.strategy in HEADS:
-            with pytest.raises(InputError, match="needs a model with a trained head"):
+            with pytest.raises(InputError, match="needs a draft head"):
                 check_head(config, markov())
             with pytest.raises(InputError, match="comes with a model"):
                 make_proposer(config)

@@ -152,7 +152,7 @@ def test_an_added_token_beyond_the_embedding_is_never_generated(
     assert f"has {SIZE} rows and none for '[PAD]'" in caplog.text
     assert model.generate(ids, params) == expected
     assert max(model.tokenizer.encode("the [PAD] cat")) == SIZE
-    with pytest.raises(InputError, match=r"has no embedding for: '\[PAD\]', id 260"):
+    with pytest.raises(InputError, match=r"without an embedding: '\[PAD\]', id 260"):
         model.generate(model.tokenizer.encode("the [PAD] cat"), params)
     loaded = AutoModelForCausalLM.from_pretrained(folder, threads=1, progress=False)
     with pytest.raises(InputError, match="holds token id 260"):

@@ -89,7 +89,7 @@ def test_what_it_does_not_go_with(model):
     with pytest.raises(InputError, match="both proposer and a draft model"):
         answer(model, proposer=make, draft_model=model)
     for lookahead in ("suffix", LookaheadConfig("suffix")):
-        with pytest.raises(InputError, match="has the strategy 'suffix', which is another one's"):
+        with pytest.raises(InputError, match="with strategy 'suffix' are both given"):
             answer(model, proposer=make, lookahead=lookahead)
     with pytest.raises(InputError, match="lookahead"):
         answer(model, proposer=make, lookahead=1000)

@@ -93,6 +93,6 @@ def test_a_strategy_for_which_nothing_is_there_is_refused_and_disturbs_nobody(st
     with closing(Service(text_model(HashedEngine(VOCAB)))) as service:
         other = service.stream([1, 2, 3], SamplingParams(20))
         for drafting in (strategy, LookaheadConfig(strategy, 3)):
-            with pytest.raises(InputError, match="needs a (second model|model with a trained head)"):
+            with pytest.raises(InputError, match="needs a (second model|draft head)"):
                 service.stream([1, 2, 3], SamplingParams(5), lookahead=drafting)
         assert tokens_of(list(other)) == text_model(HashedEngine(VOCAB)).generate([1, 2, 3], SamplingParams(20))

@@ -190,7 +190,7 @@ def test_bodies_that_are_no_request(client, body):
         (b'{\n  "prompt": "Hi"\n  "n": 1}', "expecting ',' delimiter at line 3, column 3, near"),
         (b'{"prompt": "Hi", }', "at line 1, column 1"),
         (b'{"prompt": "Hi"', "where it ends"),
-        (b'{"prompt": "H\xff"}', "byte 13 is no UTF-8"),
+        (b'{"prompt": "H\xff"}', "byte 13 is not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
     ],
 )
@@ -198,7 +198,7 @@ def test_a_broken_body_is_said_to_be_broken_and_where(client, body, said):
     answer = client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     error = answer.json()["error"]
-    assert error["message"].startswith("the request is no JSON: ")
+    assert error["message"].startswith("the request body is not valid JSON: ")
     assert said in error["message"]
     assert error["code"] == "invalid_json"
 

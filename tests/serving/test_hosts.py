@@ -84,11 +84,11 @@ def test_keys_are_read_again(caplog):
     assert not server.settings.keys.owner("a-key-of-sixteen")
 
     def broken() -> Keys:
-        raise InputError("keys.txt holds no key")
+        raise InputError("keys.txt has no key")
 
     _reload(server, broken)
     assert server.settings.keys.owner("another-key-of-20-ch")
-    assert "holds no key" in caplog.text
+    assert "has no key" in caplog.text
 
 
 CERTIFICATE = Path(__file__).parent / "tls"

@@ -232,7 +232,7 @@ def test_a_cut_vocabulary_drafts_its_own_tokens_and_those_of_the_text(folder: Pa
 def test_a_model_without_a_head_says_so(tmp_path: Path) -> None:
     write_folder(tmp_path, build("qwen3_5_text", variants("qwen3_5_text")[0]))
     model = AutoModelForCausalLM.from_pretrained(tmp_path, engine="native", progress=False)
-    with pytest.raises(InputError, match="needs a model with a trained head"):
+    with pytest.raises(InputError, match="needs a draft head"):
         model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, lookahead="head")
 
 

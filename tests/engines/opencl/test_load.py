@@ -240,7 +240,7 @@ def test_options_of_other_engines_are_refused(folder: Path) -> None:
 
 def test_a_family_without_a_spec_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}')
-    with pytest.raises(LookaheadError, match="'gpt2' is none that the opencl engine has"):
+    with pytest.raises(LookaheadError, match="the opencl engine does not support model type 'gpt2'"):
         AutoModelForCausalLM.from_pretrained(tmp_path, engine="opencl", progress=False)
 
 

@@ -164,7 +164,10 @@ def test_stop_strings(lookahead: int, stop: Any, expected: str) -> None:
 @pytest.mark.parametrize("prompt_length", [9, 10, 50])
 def test_a_prompt_that_fills_the_context_is_refused_before_any_work(prompt_length: int) -> None:
     engine = markov(max_context=9)
-    with pytest.raises(ContextLengthError, match=f"the prompt has {prompt_length} tokens and the model holds 9"):
+    with pytest.raises(
+        ContextLengthError,
+        match=f"the prompt has {prompt_length} tokens, which leaves no room",
+    ):
         generate(engine, torch.ones((1, prompt_length), dtype=torch.int64), max_new_tokens=4)
     assert not engine.batches
 

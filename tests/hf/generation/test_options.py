@@ -46,7 +46,7 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"lookahead": 129}, "lookahead is 129; it must be a whole number from 0 to 128"),
         ({"lookahead": 2.5}, "lookahead is 2.5"),
         ({"lookahead": True}, "lookahead is True"),
-        ({"lookahead": "fast"}, "lookahead is 'fast'; it may be a number from 0 to 128"),
+        ({"lookahead": "fast"}, "lookahead is 'fast'; it must be 0 to 128"),
         ({"lookahead": [3]}, r"lookahead is \[3\]"),
         ({"lookahead": 3, "max_matching_ngram_size": 0}, "max_matching_ngram_size is 0; .* from 1 to 64"),
         ({"lookahead": LookaheadConfig(strategy="nonsense")}, "'nonsense' is not known; choose one of"),

@@ -70,5 +70,5 @@ def test_a_text_that_has_ended_inside_the_prompts_last_token_does_not_hide_the_n
 
 @pytest.mark.parametrize("texts", [[""], ["a", "\ud800"]])
 def test_texts_that_nothing_can_stop_at(texts):
-    with pytest.raises(InputError, match="a text to stop at"):
+    with pytest.raises(InputError, match="a stop text"):
         StopTexts(WORDS, texts)
