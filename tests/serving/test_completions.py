@@ -105,7 +105,7 @@ def test_the_token_that_ends_an_answer_is_told_with_the_others(client, model):
     assert choice["text"] == "One"
 
 
-def test_models(client, model):
+def test_models(client, model, server, monkeypatch):
     listed = client.get("/v1/models").json()["data"]
     assert [one["id"] for one in listed] == ["tiny", "other-name"]
     assert listed[0]["max_model_len"] == model.engine.max_context
@@ -113,6 +113,9 @@ def test_models(client, model):
     own = {"temperature": 0.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "seed": None}
     assert listed[0]["meta"]["sampling"] == own, "of a request that says nothing of it"
     assert client.get("/models").json()["data"] == listed
+    assert listed[0]["meta"]["chat_template"] is True
+    monkeypatch.setitem(vars(server.served), "template", "")
+    assert client.get("/v1/models").json()["data"][0]["meta"]["chat_template"] is False
 
 
 def test_tokens_there_and_back(client, model):
