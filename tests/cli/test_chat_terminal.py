@@ -90,7 +90,7 @@ def environment(tmp_path, **more: str) -> dict[str, str]:
 def test_a_whole_chat(tmp_path):
     terminal = Terminal(environment(tmp_path, NO_COLOR="1"))
     terminal.wait_for(">>> ")
-    assert "/help lists commands, Ctrl-D leaves" in terminal.shown
+    assert "/help lists commands, Ctrl-D exits" in terminal.shown
     everything = terminal.shown
     terminal.type("hello\n")
     terminal.wait_for("one answer")
@@ -102,12 +102,12 @@ def test_a_whole_chat(tmp_path):
     terminal.type("\x03")
     terminal.wait_for("stopped; the partial answer is kept")
     terminal.wait_for(">>> ")
-    terminal.interrupt_until("Ctrl-D or /bye leaves")
+    terminal.interrupt_until("press Ctrl-D or type /bye to exit")
     terminal.wait_for(">>> ")
     everything += terminal.shown
     terminal.type('"""begun\n')
     terminal.wait_for("... ")
-    terminal.interrupt_until("the message is dropped")
+    terminal.interrupt_until("message discarded")
     terminal.wait_for(">>> ")
     everything += terminal.shown
     terminal.type("/stats\n")
@@ -134,7 +134,7 @@ def test_messages_of_several_lines_and_the_history_of_an_earlier_chat(tmp_path):
     terminal.wait_for("system: typed\x1b[0m\r\n\x1b[2min two")
     terminal.wait_for(">>> ")
     terminal.send(b"\xff\n")
-    terminal.wait_for("that is not UTF-8 text, and was not sent")
+    terminal.wait_for("the message is not valid UTF-8 and was not sent")
     terminal.wait_for(">>> ")
     terminal.type("/bye\n")
     assert terminal.process.wait(timeout=200) == 0
@@ -154,7 +154,7 @@ def test_a_narrow_terminal_cuts_no_word_off(tmp_path):
     terminal = Terminal(environment(tmp_path, COLUMNS="18"))
     terminal.wait_for(">>> ")
     begun = re.sub(r"\x1b\[[\d;?]*[a-z]", "", terminal.shown).replace("│", " ")
-    assert "/help lists commands, Ctrl-D leaves" in " ".join(begun.split())
+    assert "/help lists commands, Ctrl-D exits" in " ".join(begun.split())
     terminal.type("hello\n")
     terminal.wait_for(">>> ")
     terminal.type("again\n")
