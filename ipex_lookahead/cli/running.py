@@ -112,11 +112,7 @@ def _report(error: Exception, spell: Callable[[str, str], str]) -> None:
             _say(f"hint: {hint}")
     elif _wants_memory(error):
         limit, _ = address_space()
-        allowed = (
-            f": the process's address space is limited to {limit / 1e9:.2f} GB (ulimit -v {limit >> 10})"
-            if limit
-            else ""
-        )
+        allowed = f": the address space is limited to {limit / 1e9:.2f} GB (ulimit -v {limit >> 10})" if limit else ""
         _say(f"error: out of memory{allowed}")
         smaller = f"use a smaller model or format, such as {spell('load_in_low_bit', repr('sym_int4'))}"
         _say(f"hint: {'raise ulimit -v, or ' if limit else ''}{smaller}")

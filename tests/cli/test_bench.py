@@ -116,7 +116,7 @@ def test_plots_are_refused_before_anything_is_loaded(scripted, prompts, capsys):
 @pytest.mark.parametrize(
     ("name", "more", "says"),
     [
-        ("there.jsonl", [], "--show-drafts: {} exists"),
+        ("there.jsonl", [], "--show-drafts: {} already exists"),
         ("none/a.jsonl", [], "--show-drafts: {} cannot be written: no folder"),
         ("", [], "--show-drafts: {} is not a file"),
         ("new.jsonl", ["--lookahead", "0"], "--show-drafts has no effect with --lookahead 0"),

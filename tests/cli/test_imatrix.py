@@ -105,7 +105,7 @@ def test_what_has_no_effect_or_cannot_be_is_refused(folder, text, tmp_path, caps
         AutoModelForCausalLM.from_pretrained(folder, imatrix=tmp_path / "x.dat", load_in_low_bit="q4_k", progress=False)
     out = tmp_path / "o.gguf"
     for arguments, what in (
-        (["--text", str(text), "--to", str(tmp_path / "no" / "o.gguf")], "the folder does not exist"),
+        (["--text", str(text), "--to", str(tmp_path / "no" / "o.gguf")], "no folder"),
         (["--text", str(text), "--to", str(file)], "exists"),
     ):
         assert run(["imatrix", "-m", str(folder), *arguments]) == 1

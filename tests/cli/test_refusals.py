@@ -143,7 +143,7 @@ def test_a_file_of_the_users_own_is_no_store(refused, tmp_path):
     notes.write_text("my own words")
     said = refused("generate", "hi", "--lookahead", "auto", "--store", str(notes))
     assert "is not a lookahead store" in said[0]
-    assert said[1:] == ["hint: name another file, which need not exist"]
+    assert said[1:] == ["hint: choose another file; a new one is created"]
     assert notes.read_text() == "my own words"
 
 
@@ -174,7 +174,7 @@ def test_prompts_that_are_missing(command, refused, tmp_path):
     more = {"replay": ["--record", "x"]}.get(command, [])
     assert "/no/such.jsonl does not exist" in refused("bench", command, *more, "--prompts", "/no/such.jsonl")[0]
     assert "has no .jsonl file" in refused("bench", command, *more, "--prompts", str(tmp_path))[0]
-    assert "no prompt file" in refused("compare-engines", "--prompts", "/no/such.jsonl")[0]
+    assert "does not exist" in refused("compare-engines", "--prompts", "/no/such.jsonl")[0]
 
 
 def test_files_that_are_missing(refused):

@@ -92,8 +92,9 @@ def test_a_port_in_use_is_named_with_another_one():
     run_module = pytest.importorskip("ipex_lookahead.serving.run")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=f"^port {port} on 127.0.0.1 is already in use$") as caught:
+        with pytest.raises(InputError) as caught:
             run_module.bind("127.0.0.1", port)
+    assert str(caught.value) == f"port {port} on 127.0.0.1 is already in use"
     assert caught.value.hint == f"use --port {port + 1 if port < 65535 else port - 1}, or --port 0 for any free port"
 
 
@@ -104,5 +105,5 @@ def test_an_address_of_another_machine_is_not_a_port_in_use(monkeypatch):
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
     monkeypatch.setattr(run_module.socket, "create_server", refuse)
-    with pytest.raises(InputError, match=r"^cannot listen on 192\.0\.2\.1 port 80: Cannot assign requested address$"):
+    with pytest.raises(InputError, match=r"cannot listen on 192\.0\.2\.1 port 80: Cannot assign requested address"):
         run_module.bind("192.0.2.1", 80)
