@@ -1,10 +1,11 @@
-"""Write docs/families.md from the rows and files of the model families: what each is, its GGUF name, what it refuses.
+"""Write docs/families.md from the model families: descriptions, GGUF names, how each was checked, refused options.
 
 python scripts/families_doc.py
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ipex_lookahead.architectures import family, model_types
@@ -13,65 +14,99 @@ from ipex_lookahead.architectures.families.dense import FAMILIES
 from ipex_lookahead.architectures.keys import Family
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
+REAL_WEIGHTS = {"llama": "SmolLM2-135M-Instruct", "gemma3_text": "Gemma 3 270M"}
+"""Family -> the model with trained weights on which it was compared with another program. Other families were compared
+on random weights only."""
 HEAD = """\
 # Model families
 
+After reading this page you know whether your model runs, on which engine, and how its family was checked.
+
+```sh
+ipex-lookahead info path/to/model    # family, formats, memory; no weights are loaded
+```
+
 ## On our own core
 
-These keep every promise, from safetensors and from GGUF, on the engines `native` and `opencl`
-([engines.md](engines.md)); those with recurrent layers (delta nets, Mamba-2, short convolutions) on `native` only.
-`model_type` is a key of `config.json`, the architecture is `general.architecture` of a GGUF file. Heads that draft for
-some of them are in [draft_models.md](draft_models.md).
+The families of this table run on the native engine, from safetensors and from GGUF files. Find your model by
+`model_type` in `config.json`, or by `general.architecture` in a GGUF file. The `opencl` engine runs the families with
+plain attention and gated MLPs or mixtures of experts ([engines.md](engines.md)). [draft_models.md](draft_models.md)
+lists the families with trained heads for drafting.
+
+The column *weights* states what the family was checked with:
+
+- **A model's name**: published weights. SmolLM2-135M-Instruct has the perplexity of transformers in float32 within
+  0.4 %, in eight GGUF formats ([benchmarks.md](benchmarks.md#quality)). Gemma 3 270M in Q4_K_M has a perplexity of
+  18.122, and 18.127 in llama.cpp.
+- **random**: tiny models with random weights only, since no published weights were available to the developers. With
+  these, the tests compare the logits of each family, with each of its options, with transformers in float32, and GGUF
+  files with folders bit for bit. A nightly test compares the GGUF files with llama.cpp.
+
+If a model writes nonsense, please open an issue with the output of `ipex-lookahead doctor` and `ipex-lookahead info
+MODEL`.
+
 """
 REFUSED = """\
-A switch of a config that changes what a model computes is obeyed or refused by name, never passed over. Of Mistral's
-GGUF files llama.cpp's converter leaves out the window that the first of them had; they call themselves `llama`, and
-load as that. Phi-3 has 4,096 positions, more with `max_context=`. Where config.json ties the lm_head to the embedding
-and the files hold both, the file's lm_head is used if it differs, as transformers 5 does, and `ipex-lookahead info`
-reports it.
+Notes:
 
-### What is refused
+- A config option that changes what a model computes is supported, or refused by name. It is never ignored.
+- GGUF files of Mistral are named `llama` and load as that family. llama.cpp's converter leaves out the sliding window
+  of the first Mistral.
+- Phi-3 has 4,096 positions, more with `max_context=`.
+- If `config.json` ties the lm_head to the embedding and the files hold a different lm_head, the file's lm_head is used
+  (as in transformers 5), and `ipex-lookahead info` reports it.
 
-| `model_type` | key of the config | may be | since else it |
+### Refused options
+
+| key of the config | allowed | any other value | families |
 |---|---|---|---|
 """
 TAIL = """
 ## Through PyTorch
 
-`engine="auto"` uses the torch engine for other families, from safetensors, and prints a message. Tested are GPT-2, OPT,
-Falcon, BLOOM, MPT, GPT-NeoX, GPT-J, Phi and Gemma 3n's text model; other decoders of transformers are tried when they
-are loaded, and refused where their cache does not work. [`wrap(model)`](python.md#wrap) puts lookahead on a model that
-transformers has loaded. Recurrent models (Mamba, RWKV, hybrids) are refused there, and models that see (Llama 3.2
-Vision, GLM-4V, ...) of which neither the text part's family is above nor transformers has a class that only writes.
-What is promised there: [engines.md](engines.md#what-is-promised-about-the-text).
+`engine="auto"` runs other families on the torch engine, from safetensors, and prints a message. GPT-2, OPT, Falcon,
+BLOOM, MPT, GPT-NeoX, GPT-J, Phi and Gemma 3n's text model are tested. Other decoders of transformers are checked when
+they are loaded, and refused if their cache does not support lookahead. [`wrap(model)`](python.md#wrap) adds lookahead
+to a model that transformers has loaded.
+
+Refused are recurrent models (Mamba, RWKV, hybrids), and vision models (Llama 3.2 Vision, GLM-4V, ...) for which neither
+the table above nor transformers has a text-only class. [engines.md](engines.md#what-is-promised-about-the-text) states
+what the torch engine promises.
 
 ## More
 
-How much memory each takes: [which_model.md](which_model.md). A new family is a row or a file:
-[adding_a_model.md](adding_a_model.md).
+[which_model.md](which_model.md) lists the memory of each model. [adding_a_model.md](adding_a_model.md) explains how to
+add a family.
 
-This file is made by `scripts/families_doc.py` from `ipex_lookahead/architectures`; do not edit it.
+This page is made by `scripts/families_doc.py` from `ipex_lookahead/architectures`; do not edit it.
 """
 
 
 def text() -> str:
-    """The whole file."""
-    lines = [HEAD, "| `model_type` | models | what it is | GGUF architecture |", "|---|---|---|---|"]
-    refused = []
+    """Return the whole page."""
+    lines = [HEAD + "| `model_type` | models | description | GGUF architecture | weights |", "|---|---|---|---|---|"]
+    refused: dict[tuple[str, str, str], list[str]] = {}
     for name in model_types():
         one = family(name)
         about = getattr(one, "about", one.__doc__)
         models, _, what = str(about).splitlines()[0].replace("``", "`").rstrip(".").partition(": ")
-        lines.append(f"| `{name}` | {models} | {what} | {architectures(one)} |")
-        for key, refusal in sorted(one.KEYS.refused.items()):
+        lines.append(f"| `{name}` | {models} | {what} | {architectures(one)} | {REAL_WEIGHTS.get(name, 'random')} |")
+        for key, refusal in one.KEYS.refused.items():
             values = ", ".join(f"`{value}`" for value in refusal.unless)
-            refused.append(f"| `{name}` | `{key}` | {values} | {refusal.reason} |")
-    return "\n".join([*lines, "", REFUSED + "\n".join(refused), TAIL])
+            # The families of one row differ in the name of transformers' class only.
+            reason = re.sub(
+                r"which transformers' .+ (ignores?|does not do)$", "which transformers does not do", refusal.reason
+            )
+            refused.setdefault((key, values, reason), []).append(f"`{name}`")
+    rows = [
+        f"| `{key}` | {values} | {reason} | {', '.join(names)} |" for (key, values, reason), names in refused.items()
+    ]
+    return "\n".join([*lines, "", REFUSED + "\n".join(sorted(rows)), TAIL])
 
 
 def architectures(one: Family) -> str:
-    """What its GGUF files call themselves; those of a wrapper are its parts'."""
-    if one is granitemoehybrid:  # those without recurrent layers call themselves by another's name
+    """Return the GGUF architectures of a family; those of its parts for a vision model."""
+    if one is granitemoehybrid:  # files without recurrent layers have the name of another family
         return f"`{one.GGUF.architecture}`, `{FAMILIES['granite'].GGUF.architecture}`"
     if one.GGUF is not None:
         return ", ".join(f"`{name}`" for name in one.GGUF.architectures)

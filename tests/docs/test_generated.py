@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import ipex_lookahead
+from ipex_lookahead.architectures import model_types
 from tests.docs.pages import PAGES, ROOT
 
 
@@ -20,6 +21,14 @@ def script(name: str) -> dict[str, Any]:
 def test_pages_are_up_to_date(name):
     made = script(f"{name}_doc")["text"]()
     assert made == PAGES[f"docs/{name}.md"], f"the code has changed: run python scripts/{name}_doc.py"
+
+
+def test_families_with_real_weights_exist():
+    real = script("families_doc")["REAL_WEIGHTS"]
+    assert {"llama", "gemma3_text"} <= set(real) <= set(model_types())
+    for name, model in real.items():
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGES["docs/families.md"], re.MULTILINE)
+        assert row.endswith(f"| {model} |")
 
 
 def test_figures_are_up_to_date():
