@@ -41,7 +41,7 @@ def test_formats_named_in_the_pages_are_those_there_are():
         assert name in FORMATS
         assert f"`{name}`" in README
     for name in set(FORMATS) - {"fp32"}:
-        assert f"`{name}`" in PAGES["docs/start.md"] or re.fullmatch(r"q\d_k", name), name
+        assert f"`{name}`" in PAGES["docs/formats.md"] or re.fullmatch(r"q\d_k", name), name
 
 
 def test_ci_runs_the_test_commands_and_nothing_else():
