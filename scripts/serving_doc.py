@@ -1,56 +1,89 @@
-"""Write the tables of docs/serving.md from the requests themselves: every field and what becomes of it.
+"""Write the tables of docs/api_fields.md from the request classes: every field and its support.
 
 python scripts/serving_doc.py
 """
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.completions import CompletionRequest
-from ipex_lookahead.serving.fields import Body, support
-from ipex_lookahead.serving.llama_server import InfillRequest, LlamaRequest
+from ipex_lookahead.serving.fields import IGNORED, NO_EFFECT, REFUSED, SUPPORTED, Body, support
+from ipex_lookahead.serving.llama_server import InfillRequest, LlamaRequest, LlamaSampled
 from ipex_lookahead.serving.messages import MessagesRequest
-from ipex_lookahead.serving.ollama import Named, OllamaChat, OllamaGenerate, Options
+from ipex_lookahead.serving.ollama import Named, OllamaChat, OllamaGenerate, OllamaRequest, Options
 from ipex_lookahead.serving.responses import ResponsesRequest
-from ipex_lookahead.serving.sampling import Sampler
+from ipex_lookahead.serving.sampling import Sampled, Sampler
 from ipex_lookahead.serving.tokens import DetokenizeRequest, TokenizeRequest
 
-FILE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
+FILE = Path(__file__).resolve().parents[1] / "docs" / "api_fields.md"
 BEGIN, END = "<!-- fields: made by scripts/serving_doc.py -->\n", "<!-- end of fields -->\n"
 REQUESTS: dict[str, type[Body]] = {
-    "sampling, in all APIs": Sampler,
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/responses": ResponsesRequest,
-    "/v1/messages": MessagesRequest,
-    "/api/chat": OllamaChat,
-    "/api/generate": OllamaGenerate,
-    "options of both": Options,
-    "/api/show": Named,
-    "/completion": LlamaRequest,
-    "/infill": InfillRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
+    "Sampling fields": Sampler,
+    "Common fields": Sampled,
+    "`/v1/chat/completions`": ChatRequest,
+    "`/v1/completions`": CompletionRequest,
+    "`/v1/responses`": ResponsesRequest,
+    "`/v1/messages`": MessagesRequest,
+    "Common fields of Ollama's requests": OllamaRequest,
+    "`/api/chat`": OllamaChat,
+    "`/api/generate`": OllamaGenerate,
+    "Options of Ollama's requests": Options,
+    "`/api/show`": Named,
+    "Common fields of llama-server's requests": LlamaSampled,
+    "`/completion`": LlamaRequest,
+    "`/infill`": InfillRequest,
+    "`/tokenize`": TokenizeRequest,
+    "`/detokenize`": DetokenizeRequest,
 }
+SHARED: tuple[tuple[str, type[Body]], ...] = (
+    ("Common fields of Ollama's requests", OllamaRequest),
+    ("Common fields of llama-server's requests", LlamaSampled),
+    ("Common fields", Sampled),
+    ("Sampling fields", Sampler),
+)
+"""Classes with a section of their own, which sections of subclasses link to; subclasses before their bases."""
+OTHERS = {NO_EFFECT: "No effect", IGNORED: "Ignored", REFUSED: "Refused"}
 
 
 def tables() -> str:
-    """A table for each request; the fields of sampling have one of their own."""
-    lines: list[str] = []
-    shared = {name for name, _, _ in support(Sampler)}
-    for path, model in REQUESTS.items():
-        lines += [f"### `{path}`" if path.startswith("/") else f"### {path}", "", "| field | | |", "|---|---|---|"]
-        left_out = shared if issubclass(model, Sampler) and model is not Sampler else ()
-        lines += [f"| `{name}` | {what} | {said} |" for name, what, said in support(model) if name not in left_out]
-        lines += ["| those of sampling | | see above |"] if left_out else []
-        lines.append("")
-    return "\n".join(lines)
+    """Return a section for each request: a table of supported fields, and a list of the others with the reason."""
+    return "\n".join(section(title, model) for title, model in REQUESTS.items())
+
+
+def section(title: str, model: type[Body]) -> str:
+    """Return the section of one request."""
+    shared = next(((name, base) for name, base in SHARED if base is not model and issubclass(model, base)), None)
+    elsewhere = {name for name, _, _ in support(shared[1])} if shared else set()
+    fields = [one for one in support(model) if one[0] not in elsewhere]
+    lines = [f"### {title}", ""]
+    lines += (
+        [f"In addition to the [{shared[0][0].lower()}{shared[0][1:]}](#{anchor(shared[0])}):", ""] if shared else []
+    )
+    lines += ["| field | description |", "|---|---|"]
+    lines += [f"| `{name}` | {said} |" for name, what, said in fields if what == SUPPORTED]
+    for what, heading in OTHERS.items():
+        if reasons := by_reason([(said, name) for name, one, said in fields if one == what]):
+            lines += ["", f"{heading}: {reasons}."]
+    return "\n".join([*lines, ""])
+
+
+def by_reason(fields: list[tuple[str, str]]) -> str:
+    """Return fields with their reasons, those of one reason together."""
+    order = list(dict.fromkeys(said for said, _ in fields))
+    groups = groupby(sorted(fields, key=lambda one: order.index(one[0])), key=lambda one: one[0])
+    return "; ".join(f"{', '.join(f'`{name}`' for _, name in group)} ({said})" for said, group in groups)
+
+
+def anchor(title: str) -> str:
+    """Return a heading's anchor."""
+    return title.lower().replace("'", "").replace(" ", "-")
 
 
 def text() -> str:
-    """The whole file with its tables made anew."""
+    """Return the whole file with its tables made anew."""
     before, _, rest = FILE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     return before + BEGIN + "\n" + tables() + "\n" + END + after

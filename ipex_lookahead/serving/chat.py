@@ -16,7 +16,7 @@ from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import FUNCTION, decided, functions_of, prepare, text_of, thinking_variables
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
+from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
@@ -33,40 +33,42 @@ class ChatMessage(Body):
     """One of ``messages``."""
 
     handed_back: ClassVar[bool] = True
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = required("who speaks")
-    content: str | list[dict[str, Any]] | None = honoured("text, or parts of the type text")
-    name: str | None = honoured("given to the chat template")
-    tool_calls: list[dict[str, Any]] | None = honoured("calls that the assistant made")
-    tool_call_id: str | None = honoured("which call this is the result of")
-    reasoning_content: str | None = honoured("given to the chat template")
-    refusal: Any = no_effect("the content carries it")
-    annotations: Any = no_effect("nothing is cited")
-    audio: Any = refused_unless("the model takes text")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"] = required("the speaker")
+    content: str | list[dict[str, Any]] | None = supported("text, or parts of the type text")
+    name: str | None = supported("given to the chat template")
+    tool_calls: list[dict[str, Any]] | None = supported("calls that the assistant made")
+    tool_call_id: str | None = supported("id of the call with this result")
+    reasoning_content: str | None = supported("given to the chat template")
+    refusal: Any = no_effect("the content has the text")
+    annotations: Any = no_effect("citations are not supported")
+    audio: Any = refused_unless("only text is supported")
     function_call: Any = refused_unless("replaced by `tool_calls`")
 
 
 class JsonSchema(Body):
     """``response_format.json_schema``."""
 
-    name: str | None = no_effect("the template does not use it")
-    description: str | None = no_effect("put it into a message")
-    schema_: dict[str, Any] | bool | None = honoured("any schema that llguidance compiles, else 400", alias="schema")
-    strict: bool | None = no_effect("a schema is always kept to")
+    name: str | None = no_effect("the chat template does not use it")
+    description: str | None = no_effect("put the description into a message")
+    schema_: dict[str, Any] | bool | None = supported(
+        "a schema that llguidance can compile; 400 for others", alias="schema"
+    )
+    strict: bool | None = no_effect("schemas are always enforced")
 
 
 class ResponseFormat(Body):
     """``response_format``."""
 
-    type: Literal["text", "json_object", "json_schema"] = required("see above")
-    json_schema: JsonSchema | None = honoured("the schema")
+    type: Literal["text", "json_object", "json_schema"] = required("text, json_object or json_schema")
+    json_schema: JsonSchema | None = supported("the schema")
 
 
 class Tool(Body):
     """One of ``tools``."""
 
-    type: Literal["function"] = required("functions only")
+    type: Literal["function"] = required("only functions are supported")
     function: dict[str, Any] = required(
-        "`name`, `description`, `parameters`, `strict`: a schema that cannot be compiled is a 400"
+        "`name`, `description`, `parameters`, `strict`; 400 for a schema that cannot be compiled"
     )
 
 
@@ -74,51 +76,55 @@ class Prediction(Body):
     """``prediction``."""
 
     type: Literal["content"] = required("content")
-    content: str | list[dict[str, Any]] = required("what the answer may look like")
+    content: str | list[dict[str, Any]] = required("the expected text of the answer")
 
 
 class ChatRequest(Sampled):
     """A request for chat."""
 
     messages: list[ChatMessage] = required(
-        "the conversation; developer is the same as system", min_length=1, max_length=MOST_MESSAGES
+        "the conversation; `developer` is the same as `system`", min_length=1, max_length=MOST_MESSAGES
     )
-    max_completion_tokens: Most | None = honoured(
-        f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
+    max_completion_tokens: Most | None = supported(
+        f"maximum number of tokens; default: the model's own, else up to the end of the context; {MINUS_ONE}"
     )
-    max_tokens: Most | None = honoured("the same, by its old name")
-    logprobs: bool | None = honoured("of the raw logits, before temperature and penalties")
-    top_logprobs: int | None = honoured("0 to 20, with `logprobs`", ge=0)
-    response_format: ResponseFormat | None = honoured("text, json_object or json_schema; the answer cannot leave it")
-    tools: list[Tool] | None = honoured("given to the chat template; as a system message if the template has no tools")
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
-        "required and a named function are forced by grammar; `allowed_tools` names those that may be called"
+    max_tokens: Most | None = supported("older name of the same field")
+    logprobs: bool | None = supported("log probabilities of the raw logits, before temperature and penalties")
+    top_logprobs: int | None = supported("0 to 20, with `logprobs`", ge=0)
+    response_format: ResponseFormat | None = supported("text, json_object or json_schema; enforced")
+    tools: list[Tool] | None = supported(
+        "functions for the chat template; listed in a system message if the template has no tools"
     )
-    parallel_tool_calls: bool | None = honoured("false ends the answer with its first call")
-    prediction: Prediction | None = honoured("one more source of drafts; it never changes the answer")
-    reasoning_effort: str | None = honoured(
-        "the template's `reasoning_effort`; also its `enable_thinking`: false for none and minimal, else true"
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = supported(
+        "auto, none, required or a function; the last two are enforced; `allowed_tools` restricts the functions"
     )
-    chat_template_kwargs: dict[str, Any] | None = honoured("further variables of the chat template")
-    metadata: Any = no_effect("nothing is stored")
-    store: Any = no_effect("nothing is stored")
-    service_tier: Any = no_effect("there is one")
-    prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
-    prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
-    prompt_cache_options: Any = no_effect("all prompts are kept alike")
+    parallel_tool_calls: bool | None = supported("false: the answer ends after its first call")
+    prediction: Prediction | None = supported("an additional source of drafts; never changes the answer")
+    reasoning_effort: str | None = supported(
+        "`reasoning_effort` of the chat template; also its `enable_thinking`: false for none and minimal, else true"
+    )
+    chat_template_kwargs: dict[str, Any] | None = supported("additional variables of the chat template")
+    metadata: Any = no_effect("requests are not stored")
+    store: Any = no_effect("requests are not stored")
+    service_tier: Any = no_effect("only one value exists")
+    prompt_cache_key: Any = no_effect("the cache is keyed by tokens and API key")
+    prompt_cache_retention: Any = no_effect("the least recently used prompts are evicted first")
+    prompt_cache_options: Any = no_effect("all prompts are cached the same way")
     safety_identifier: Any = no_effect("users are not recorded")
-    modalities: list[str] | None = refused_unless("the model answers in text", ["text"])
-    audio: Any = refused_unless("the model answers in text")
+    modalities: list[str] | None = refused_unless("only text is supported", ["text"])
+    audio: Any = refused_unless("only text is supported")
     functions: Any = refused_unless("replaced by `tools`")
     function_call: Any = refused_unless("replaced by `tool_choice`")
-    verbosity: str | None = honoured(VERBOSITY)
-    web_search_options: Any = refused_unless("there is no search")
+    verbosity: str | None = supported(VERBOSITY)
+    web_search_options: Any = refused_unless("web search is not supported")
     moderation: Any = refused_unless("moderation is not supported")
-    add_generation_prompt: bool | None = honoured("vLLM's: the assistant speaks next; false needs the field below")
-    continue_final_message: bool | None = honoured(
-        "vLLM's: the answer goes on from the assistant's message at the end, and is what comes behind that"
+    add_generation_prompt: bool | None = supported(
+        "start a new assistant message; false requires `continue_final_message` (vLLM)"
     )
-    enable_thinking: bool | None = honoured("the template's `enable_thinking`, as in `chat_template_kwargs`")
+    continue_final_message: bool | None = supported(
+        "continue the final assistant message, and return only the continuation (vLLM)"
+    )
+    enable_thinking: bool | None = supported("`enable_thinking` of the chat template, as in `chat_template_kwargs`")
 
     def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""

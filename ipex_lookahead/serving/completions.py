@@ -16,7 +16,7 @@ from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import honoured, no_effect, required
+from ipex_lookahead.serving.fields import no_effect, required, supported
 from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
@@ -38,23 +38,21 @@ class CompletionRequest(Sampled):
     """A request for completions."""
 
     prompt: str | list[str] | list[int] | list[list[int]] = required(
-        "up to 256 texts, or lists of token ids; each gives `n` answers"
+        "up to 256 texts or lists of token ids; `n` answers for each"
     )
-    max_tokens: int | None = honoured(
-        f"most tokens, 16 if left out; 0 with `echo` gives the prompt back; {MINUS_ONE}", ge=-1
+    max_tokens: int | None = supported(
+        f"maximum number of tokens; default: 16; 0 with `echo` returns the prompt only; {MINUS_ONE}", ge=-1
     )
-    logprobs: int | None = honoured(
-        "number of alternatives from the raw logits, 0 to 20; with `echo` the prompt's too", ge=0
+    logprobs: int | None = supported(
+        "number of alternatives per token, 0 to 20, from the raw logits; with `echo` also for the prompt", ge=0
     )
-    echo: bool | None = honoured("the text begins with the prompt")
-    best_of: int | None = honoured(
-        "number of answers generated; the `n` of highest mean log probability per token are returned; not streamed",
+    echo: bool | None = supported("return the prompt before the answer")
+    best_of: int | None = supported(
+        "number of generated answers; the `n` with the highest mean log probability are returned; not with `stream`",
         ge=1,
     )
-    suffix: str | None = honoured(
-        "the text behind what is to be filled in, where the model has fill-in-the-middle tokens, else 400"
-    )
-    metadata: Any = no_effect("nothing is stored")
+    suffix: str | None = supported("the text after the gap, for models with fill-in-the-middle tokens; 400 for others")
+    metadata: Any = no_effect("requests are not stored")
 
     def prompts(self) -> list[str] | list[list[int]]:
         """One or several, of one kind."""

@@ -1,9 +1,9 @@
-"""What becomes of each field of a request, as declared with it: honored, ignored, without effect, or refused.
+"""Support of each request field, declared with the field: supported, ignored, without effect, or refused.
 
-The table in docs/serving.md is made of these. A field that is declared nowhere is let pass where clients of other
-servers send such: at the top of a request, unless the server is strict, and in messages, for clients hand back what
-other servers' answers had. The answer's header ``x-ignored-fields`` names them. Further in, one is refused by its name
-and the nearest one that there is.
+The tables of docs/api_fields.md are made from these declarations. An undeclared field is accepted where clients of
+other servers send extra fields: at the top of a request, unless the server is strict, and in messages, because clients
+return fields of earlier answers. The response header ``x-ignored-fields`` lists them. An undeclared field at any other
+place is refused, with the nearest declared name.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from pydantic.fields import FieldInfo
 
 from ipex_lookahead.serving.failures import ApiError, refused
 
-HONOURED, IGNORED, NO_EFFECT, REFUSED = "honoured", "ignored", "no effect", "refused"
+SUPPORTED, IGNORED, NO_EFFECT, REFUSED = "supported", "ignored", "no effect", "refused"
 _SUPPORT, _ALLOWED = "x-support", "x-allowed"
 
 
-def honoured(said: str, default: Any = None, **limits: Any) -> Any:
-    """A field with the effect that the API specifies."""
-    return Field(default, description=said, json_schema_extra={_SUPPORT: HONOURED}, **limits)
+def supported(said: str, default: Any = None, **limits: Any) -> Any:
+    """Declare a field with the effect that the API specifies."""
+    return Field(default, description=said, json_schema_extra={_SUPPORT: SUPPORTED}, **limits)
 
 
 def required(said: str, **limits: Any) -> Any:
-    """The same, and it must be there."""
-    return Field(description=said, json_schema_extra={_SUPPORT: HONOURED}, **limits)
+    """Declare a required field with the effect that the API specifies."""
+    return Field(description=said, json_schema_extra={_SUPPORT: SUPPORTED}, **limits)
 
 
 def no_effect(said: str) -> Any:
-    """A field that is accepted with any value; ``said`` is why nothing needs to be done."""
+    """Declare a field that is accepted with any value; ``said`` is the reason why it has no effect."""
     return Field(None, description=said, json_schema_extra={_SUPPORT: NO_EFFECT})
 
 
 def ignored(said: str, *neutral: Any) -> Any:
-    """A field that is not supported: ``x-ignored-fields`` names it, unless its value is null or one of ``neutral``."""
+    """Declare an unsupported field: ``x-ignored-fields`` lists it, unless its value is null or one of ``neutral``."""
     return Field(None, description=said, json_schema_extra={_SUPPORT: IGNORED, _ALLOWED: list(neutral)})
 
 
 def refused_unless(said: str, *allowed: Any) -> Any:
-    """A field where values other than these and null are a 400 that names it."""
+    """Declare a field that is refused with status 400, unless its value is null or one of ``allowed``."""
     return Field(None, description=said, json_schema_extra={_SUPPORT: REFUSED, _ALLOWED: list(allowed)})
 
 
@@ -107,7 +107,7 @@ def only(given: Mapping[str, Any], known: Collection[str], place: str = "") -> N
 
 
 def support(model: type[BaseModel]) -> Iterator[tuple[str, str, str]]:
-    """(field, what becomes of it, what is said of it) in order."""
+    """Yield (field name, support, description) in order."""
     for name, field in model.model_fields.items():
         extra = _extra(field)
         yield field.alias or name, str(extra[_SUPPORT]), field.description or ""

@@ -15,7 +15,7 @@ from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.completions import encoded
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless, required
+from ipex_lookahead.serving.fields import Body, no_effect, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of
 from ipex_lookahead.serving.logprobs import spelled
 from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, stops
@@ -29,35 +29,35 @@ router = APIRouter(route_class=JsonRoute)
 class LlamaSampled(Sampled):
     """What `/completion` and `/infill` have in common."""
 
-    n_predict: int | None = honoured(f"most tokens; {MINUS_ONE}, as where it is left out", ge=-1)
-    max_tokens: int | None = honoured("the same, by OpenAI's name", ge=-1)
+    n_predict: int | None = supported(f"maximum number of tokens; {MINUS_ONE} (default)", ge=-1)
+    max_tokens: int | None = supported("OpenAI's name of `n_predict`", ge=-1)
     n_probs: Any = refused_unless("`/v1/completions` has `logprobs`", 0)
-    id_slot: Any = no_effect("slots are given by turns")
-    return_tokens: Any = no_effect("tokens are returned where they are shown")
+    id_slot: Any = no_effect("slots are assigned automatically")
+    return_tokens: Any = no_effect("use `/v1/completions` with `logprobs`")
     t_max_predict_ms: Any = refused_unless("use `n_predict`", 0)
 
 
 class LlamaRequest(LlamaSampled):
     """A request for `/completion`."""
 
-    prompt: str | list[int] = required("a text, or token ids")
+    prompt: str | list[int] = required("a text or token ids")
 
 
 class ExtraFile(Body):
     """One of ``input_extra``."""
 
     handed_back: ClassVar[bool] = True
-    filename: str | None = honoured("its name")
-    text: str | None = honoured("its text")
+    filename: str | None = supported("the name")
+    text: str | None = supported("the text")
 
 
 class InfillRequest(LlamaSampled):
     """A request for `/infill`: what is missing between two texts."""
 
-    input_prefix: str = required("the text in front of the gap")
-    input_suffix: str = required("the text behind it")
-    input_extra: list[ExtraFile] | None = honoured("other files, which the prompt begins with", max_length=256)
-    prompt: str | None = honoured("more text in front of the gap")
+    input_prefix: str = required("the text before the gap")
+    input_suffix: str = required("the text after the gap")
+    input_extra: list[ExtraFile] | None = supported("other files, placed before the prompt", max_length=256)
+    prompt: str | None = supported("additional text before the gap")
 
 
 @router.post("/completion")

@@ -18,7 +18,7 @@ from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
+from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, memory_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, Sampler, drafting, stops
@@ -38,36 +38,40 @@ class Turn(Body):
     """One of ``messages``."""
 
     handed_back: ClassVar[bool] = True
-    role: Literal["user", "assistant", "system"] = required("who speaks")
-    content: str | list[dict[str, Any]] = required("text, or blocks: text, tool_use, tool_result; thinking is left out")
+    role: Literal["user", "assistant", "system"] = required("the speaker")
+    content: str | list[dict[str, Any]] = required(
+        "text, or blocks of type text, tool_use or tool_result; thinking blocks are dropped"
+    )
 
 
 class OutputConfig(Body):
     """``output_config``."""
 
-    format: dict[str, Any] | None = honoured("`json_schema`; the answer cannot leave it")
-    effort: Any = no_effect("whether a model thinks is a matter of its chat template")
+    format: dict[str, Any] | None = supported("`json_schema`; enforced")
+    effort: Any = no_effect("use `thinking`")
 
 
 class CountRequest(Body):
     """What a request of messages puts to the model."""
 
-    model: str | None = honoured("one of `/v1/models`; 404 for another name")
+    model: str | None = supported("a name of `/v1/models`; default: the served model; 404 for other names")
     messages: list[Turn] = required(
-        "the conversation; an assistant's turn at the end is gone on from", min_length=1, max_length=MOST_MESSAGES
+        "the conversation; a final assistant turn is continued", min_length=1, max_length=MOST_MESSAGES
     )
-    system: str | list[dict[str, Any]] | None = honoured("the system prompt")
-    tools: list[dict[str, Any]] | None = honoured("given to the chat template; in words where that knows none")
-    tool_choice: dict[str, Any] | None = honoured("auto, none, any and tool; the last two are forced by grammar")
-    thinking: dict[str, Any] | None = honoured(
-        "the template's `enable_thinking`: true for enabled and adaptive, false for disabled; budgets have no effect"
+    system: str | list[dict[str, Any]] | None = supported("the system prompt")
+    tools: list[dict[str, Any]] | None = supported(
+        "functions for the chat template; listed in a system message if the template has no tools"
+    )
+    tool_choice: dict[str, Any] | None = supported("auto, none, any or tool; the last two are enforced")
+    thinking: dict[str, Any] | None = supported(
+        "`enable_thinking` of the chat template: true for enabled and adaptive, else false; budgets have no effect"
     )
     mcp_servers: Any = refused_unless("the server makes no outgoing requests", [])
-    output_format: dict[str, Any] | None = honoured("`json_schema`; the answer cannot leave it")
-    output_config: OutputConfig | None = honoured("`format` as `output_format`; `effort` has no effect")
-    cache_control: Any = no_effect("all prompts are kept alike")
-    context_management: Any = no_effect("nothing is taken out of a conversation")
-    speed: Any = refused_unless("there is one", "standard")
+    output_format: dict[str, Any] | None = supported("`json_schema`; enforced")
+    output_config: OutputConfig | None = supported("`format` as `output_format`; `effort` has no effect")
+    cache_control: Any = no_effect("all prompts are cached the same way")
+    context_management: Any = no_effect("conversations are never shortened")
+    speed: Any = refused_unless("only one value exists", "standard")
 
     def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""
@@ -117,17 +121,17 @@ class CountRequest(Body):
 class MessagesRequest(CountRequest, Sampler):
     """A request for messages."""
 
-    max_tokens: Most = required(f"most tokens; {MINUS_ONE}")
-    stream: bool | None = honoured("server-sent events")
-    stop_sequences: list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
-    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
+    max_tokens: Most = required(f"maximum number of tokens; {MINUS_ONE}")
+    stream: bool | None = supported("server-sent events")
+    stop_sequences: list[str] | None = supported("up to 16 texts; the answer ends before the first occurrence of one")
+    lookahead: int | Literal["auto"] | None = supported(LOOKAHEAD)
     metadata: Any = no_effect("users are not recorded")
-    service_tier: Any = no_effect("there is one")
-    container: Any = refused_unless("nothing is run here")
-    inference_geo: Any = no_effect("it is run here")
+    service_tier: Any = no_effect("only one value exists")
+    container: Any = refused_unless("code execution is not supported")
+    inference_geo: Any = no_effect("the model runs on this machine")
     user_profile_id: Any = no_effect("users are not recorded")
     workspace_id: Any = no_effect("users are not recorded")
-    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
+    cache_salt: str | None = supported(SALT, min_length=1, max_length=1024)
     diagnostics: Any = no_effect("`usage` reports cached tokens")
 
 

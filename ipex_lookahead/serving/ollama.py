@@ -25,7 +25,7 @@ from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import FUNCTION, functions_of, prepare
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
+from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, Sampler, drafting, stops
@@ -44,9 +44,9 @@ class Options(Sampler):
 
     handed_back: ClassVar[bool] = True
     place: ClassVar[str] = "options."
-    num_predict: int | None = honoured("most tokens; 0 and below: the rest of the context")
-    stop: str | list[str] | None = honoured("up to 16 texts")
-    num_ctx: Any = no_effect("the context is the server's")
+    num_predict: int | None = supported("maximum number of tokens; 0 and below: up to the end of the context")
+    stop: str | list[str] | None = supported("up to 16 texts")
+    num_ctx: Any = no_effect("the server sets the context length")
 
     def made(self, served: Served, prompt: int, limits: Limits, ends: tuple[int, ...]) -> SamplingParams:
         """Return how the answer to a prompt of ``prompt`` tokens is made; ``ends`` as for ``params``."""
@@ -58,36 +58,38 @@ class OllamaMessage(Body):
     """One of ``messages``."""
 
     handed_back: ClassVar[bool] = True
-    role: Literal["system", "user", "assistant", "tool"] = required("who speaks")
-    content: str | None = honoured("text")
-    thinking: str | None = honoured("given to the chat template")
-    images: Any = refused_unless("the model takes text", [])
-    tool_calls: list[dict[str, Any]] | None = honoured("calls that the assistant made")
-    tool_name: str | None = honoured("which function this is the result of")
+    role: Literal["system", "user", "assistant", "tool"] = required("the speaker")
+    content: str | None = supported("text")
+    thinking: str | None = supported("given to the chat template")
+    images: Any = refused_unless("only text is supported", [])
+    tool_calls: list[dict[str, Any]] | None = supported("calls that the assistant made")
+    tool_name: str | None = supported("name of the function with this result")
 
 
 class OllamaTool(Body):
     """One of ``tools``."""
 
-    type: Literal["function"] | None = honoured("functions only")
+    type: Literal["function"] | None = supported("only functions are supported")
     function: dict[str, Any] = required("`name`, `description`, `parameters`")
 
 
 class OllamaRequest(Body):
     """What both ways of asking have in common."""
 
-    model: str = required("one of `/api/tags`, with or without `:latest`; 404 for another name")
-    stream: bool | None = honoured("lines of JSON, unless it is false")
-    format: str | dict[str, Any] | None = honoured("`json`, or a JSON schema; the answer cannot leave it")
-    options: Options | None = honoured("how the answer is made")
+    model: str = required("a name of `/api/tags`, with or without `:latest`; 404 for other names")
+    stream: bool | None = supported("newline-delimited JSON; default: true")
+    format: str | dict[str, Any] | None = supported("`json` or a JSON schema; enforced")
+    options: Options | None = supported("sampling fields, `num_predict` and `stop`")
     keep_alive: Any = no_effect("the model stays loaded")
-    think: bool | str | None = honoured("the template's `enable_thinking`; low, medium and high its `reasoning_effort`")
-    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
-    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
-    logprobs: Any = refused_unless("`/v1/chat/completions` has them", False)
-    top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
-    truncate: Any = no_effect("a prompt that does not fit is an error")
-    shift: Any = no_effect("an answer ends where the context does")
+    think: bool | str | None = supported(
+        "`enable_thinking` of the chat template; low, medium and high: its `reasoning_effort`"
+    )
+    lookahead: int | Literal["auto"] | None = supported(LOOKAHEAD)
+    cache_salt: str | None = supported(SALT, min_length=1, max_length=1024)
+    logprobs: Any = refused_unless("use `/v1/chat/completions`", False)
+    top_logprobs: Any = refused_unless("use `/v1/chat/completions`", 0)
+    truncate: Any = no_effect("a prompt that exceeds the context is an error")
+    shift: Any = no_effect("an answer ends at the end of the context")
 
     def form(self, limits: Limits) -> Form | None:
         """What the answer must look like."""
@@ -109,8 +111,10 @@ class OllamaRequest(Body):
 class OllamaChat(OllamaRequest):
     """A request for chat."""
 
-    messages: list[OllamaMessage] | None = honoured("the conversation; none loads the model", max_length=MOST_MESSAGES)
-    tools: list[OllamaTool] | None = honoured("functions; given to the chat template")
+    messages: list[OllamaMessage] | None = supported(
+        "the conversation; without messages, the request only checks that the model is loaded", max_length=MOST_MESSAGES
+    )
+    tools: list[OllamaTool] | None = supported("functions for the chat template")
 
     def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""
@@ -125,14 +129,12 @@ class OllamaChat(OllamaRequest):
 class OllamaGenerate(OllamaRequest):
     """A request for an answer to one text."""
 
-    prompt: str | None = honoured("the text; none loads the model")
-    system: str | None = honoured("the system prompt")
-    raw: bool | None = honoured("true: the model goes on with the text as it is, without a chat template")
-    suffix: str | None = honoured(
-        "the text behind what is to be filled in, where the model has fill-in-the-middle tokens, else 400"
-    )
-    images: Any = refused_unless("the model takes text", [])
-    template: Any = refused_unless("the chat template is the model's", "")
+    prompt: str | None = supported("the text; without a prompt, the request only checks that the model is loaded")
+    system: str | None = supported("the system prompt")
+    raw: bool | None = supported("true: continue the text without the chat template")
+    suffix: str | None = supported("the text after the gap, for models with fill-in-the-middle tokens; 400 for others")
+    images: Any = refused_unless("only text is supported", [])
+    template: Any = refused_unless("the model's chat template is always used", "")
     context: Any = refused_unless("use `/api/chat` with the whole conversation", [])
 
     def to_conversation(self, limits: Limits) -> Conversation:
@@ -145,9 +147,9 @@ class OllamaGenerate(OllamaRequest):
 class Named(Body):
     """A request about a model."""
 
-    model: str | None = honoured("its name")
-    name: str | None = honoured("the same, by its old name")
-    verbose: Any = no_effect("all that there is, is returned")
+    model: str | None = supported("the name")
+    name: str | None = supported("older name of the same field")
+    verbose: Any = no_effect("all details are always returned")
 
 
 def _message(message: OllamaMessage, at: int) -> Message:

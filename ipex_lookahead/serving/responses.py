@@ -28,7 +28,7 @@ from ipex_lookahead.serving.conversation import (
     thinking_variables,
 )
 from ipex_lookahead.serving.failures import ApiError, refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, only, refused_unless, required
+from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, memory_of, now
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.remembered import Item, Remembered
@@ -49,65 +49,65 @@ _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develop
 class TextConfig(Body):
     """``text``."""
 
-    format: dict[str, Any] | None = honoured("text, json_object or json_schema")
-    verbosity: str | None = honoured(VERBOSITY)
+    format: dict[str, Any] | None = supported("text, json_object or json_schema")
+    verbosity: str | None = supported(VERBOSITY)
 
 
 class Reasoning(Body):
     """``reasoning``."""
 
-    effort: str | None = honoured(
-        "the template's `reasoning_effort`; also its `enable_thinking`: false for none and minimal, else true"
+    effort: str | None = supported(
+        "`reasoning_effort` of the chat template; also its `enable_thinking`: false for none and minimal, else true"
     )
-    summary: Any = no_effect("the reasoning itself is returned")
-    generate_summary: Any = no_effect("the reasoning itself is returned")
-    context: Any = no_effect("earlier reasoning is not put to the model")
-    mode: Any = no_effect("there is one")
+    summary: Any = no_effect("the full reasoning is returned")
+    generate_summary: Any = no_effect("the full reasoning is returned")
+    context: Any = no_effect("earlier reasoning is not given to the model")
+    mode: Any = no_effect("only one value exists")
 
 
 class ResponsesRequest(Sampler):
     """A request for a response."""
 
-    model: str | None = honoured("one of `/v1/models`; 404 for another name")
+    model: str | None = supported("a name of `/v1/models`; default: the served model; 404 for other names")
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)] = required(
-        "text, or items: message, function_call, function_call_output, item_reference"
+        "text, or a list of message, function_call, function_call_output and item_reference items"
     )
-    instructions: str | None = honoured("the system prompt")
-    max_output_tokens: Most | None = honoured(
-        f"most tokens; the model's own default if left out, else what the context holds; {MINUS_ONE}"
+    instructions: str | None = supported("the system prompt")
+    max_output_tokens: Most | None = supported(
+        f"maximum number of tokens; default: the model's own, else up to the end of the context; {MINUS_ONE}"
     )
-    stream: bool | None = honoured("server-sent events")
-    tools: list[dict[str, Any]] | None = honoured("functions; given to the chat template")
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = honoured(
-        "required and a named function are forced by grammar; `allowed_tools` names those that may be called"
+    stream: bool | None = supported("server-sent events")
+    tools: list[dict[str, Any]] | None = supported("functions for the chat template")
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = supported(
+        "auto, none, required or a function; the last two are enforced; `allowed_tools` restricts the functions"
     )
-    parallel_tool_calls: bool | None = honoured("false ends the response with its first call")
-    text: TextConfig | None = honoured("`format`: text, json_object or json_schema")
-    reasoning: Reasoning | None = honoured("`effort` is the template's `reasoning_effort`")
-    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
-    metadata: Any = no_effect("nothing is stored")
-    store: bool | None = honoured("false: later requests cannot name this response")
+    parallel_tool_calls: bool | None = supported("false: the response ends after its first call")
+    text: TextConfig | None = supported("`format` (text, json_object or json_schema) and `verbosity`")
+    reasoning: Reasoning | None = supported("`effort`: as `reasoning_effort` of `/v1/chat/completions`")
+    lookahead: int | Literal["auto"] | None = supported(LOOKAHEAD)
+    metadata: Any = no_effect("requests are not stored")
+    store: bool | None = supported("false: later requests cannot refer to this response")
     user: Any = no_effect("users are not recorded")
-    service_tier: Any = no_effect("there is one")
-    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
-    prompt_cache_key: Any = no_effect("prompts are found by their tokens, within one API key")
-    prompt_cache_retention: Any = no_effect("the least recently used are dropped first")
+    service_tier: Any = no_effect("only one value exists")
+    cache_salt: str | None = supported(SALT, min_length=1, max_length=1024)
+    prompt_cache_key: Any = no_effect("the cache is keyed by tokens and API key")
+    prompt_cache_retention: Any = no_effect("the least recently used prompts are evicted first")
     safety_identifier: Any = no_effect("users are not recorded")
-    prompt_cache_options: Any = no_effect("all prompts are kept alike")
-    context_management: Any = no_effect("nothing is taken out of a conversation")
-    stream_options: Any = no_effect("nothing is padded")
-    include: Any = refused_unless("there is nothing more to tell", [], ["reasoning.encrypted_content"])
-    previous_response_id: str | None = honoured(
-        "the conversation up to that response precedes the input; kept in memory, for the same key and salt"
+    prompt_cache_options: Any = no_effect("all prompts are cached the same way")
+    context_management: Any = no_effect("conversations are never shortened")
+    stream_options: Any = no_effect("streams are not padded")
+    include: Any = refused_unless("no additional output is available", [], ["reasoning.encrypted_content"])
+    previous_response_id: str | None = supported(
+        "continue the conversation of this response; stored in memory per API key and salt"
     )
-    conversation: Any = refused_unless("nothing is stored; send the whole conversation as input")
-    background: Any = refused_unless("responses are waited for", False)
-    truncation: Literal["auto", "disabled"] | None = honoured(
-        "auto leaves the oldest messages out where the conversation is longer than the context"
+    conversation: Any = refused_unless("conversations are not stored; send the whole conversation as `input`")
+    background: Any = refused_unless("background responses are not supported", False)
+    truncation: Literal["auto", "disabled"] | None = supported(
+        "auto: drop the oldest messages if the conversation exceeds the context"
     )
-    top_logprobs: Any = refused_unless("`/v1/chat/completions` has them", 0)
-    max_tool_calls: Any = refused_unless("the server calls nothing itself")
-    prompt: Any = refused_unless("there are no stored prompts")
+    top_logprobs: Any = refused_unless("use `/v1/chat/completions`", 0)
+    max_tool_calls: Any = refused_unless("the server calls no tools itself")
+    prompt: Any = refused_unless("prompts are not stored")
     moderation: Any = refused_unless("moderation is not supported")
 
     def items(self, remembered: Remembered, owner: Mapping[str, str]) -> list[Item]:

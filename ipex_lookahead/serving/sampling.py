@@ -16,34 +16,34 @@ from ipex_lookahead.conversation.request import Form
 from ipex_lookahead.decoding.sampling import Ids, Logits
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured, ignored, no_effect, refused_unless
+from ipex_lookahead.serving.fields import Body, ignored, no_effect, refused_unless, supported
 from ipex_lookahead.serving.handling import new_tokens
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.structured import Structured
 from ipex_lookahead.serving.usage import LARGEST
 
-LOOKAHEAD = "most drafted tokens a step, 0 is off; the server's `--lookahead` if left out; never changes the answer"
-MINUS_ONE = "-1: the rest of the context"
-VERBOSITY = "the template's `verbosity`, where it knows one"
+LOOKAHEAD = "maximum draft length, or `auto`; 0 is off; default: the server's `--lookahead`; never changes the answer"
+MINUS_ONE = "-1: up to the end of the context"
+VERBOSITY = "`verbosity` of the chat template, if it has one"
 
-SALT = "vLLM's: kept prompts and remembered answers are apart for each salt within a key; the answer is the same"
+SALT = "separates cached prompts and remembered answers within an API key; never changes the answer (vLLM)"
 
 
 SAID = {
-    "temperature": "0 takes the likeliest token; the model's own, else 0",
-    "top_p": "the model's own, else 1",
-    "top_k": "0, or -1, keeps all; the model's own, else 50",
-    "min_p": "the model's own, else 0",
-    "seed": "the same seed, request and `system_fingerprint` give the same bytes; where it is left out always the same"
-    " one, or drawn where a temperature is given; -1 draws one too; returned in `timings.seed`, up to 2^53 - 1",
-    "presence_penalty": "as OpenAI defines it",
-    "frequency_penalty": "as OpenAI defines it",
-    "repetition_penalty": "Hugging Face's, over prompt and answer; the model's own, else 1",
-    "min_tokens": "vLLM's: before this number of tokens no end token comes, `stop_token_ids` included, and `stop` is"
-    " not looked for; not with a grammar or tools",
+    "temperature": "0 is greedy; default: the model's own, else 0",
+    "top_p": "default: the model's own, else 1",
+    "top_k": "0 or -1 keeps all tokens; default: the model's own, else 50",
+    "min_p": "default: the model's own, else 0",
+    "seed": "the same seed, request and `system_fingerprint` give the same bytes; default: fixed, or random if"
+    " `temperature` is given; -1: random; returned in `timings.seed` up to 2^53 - 1",
+    "presence_penalty": "as in OpenAI's API",
+    "frequency_penalty": "as in OpenAI's API",
+    "repetition_penalty": "as in transformers, over prompt and answer; default: the model's own, else 1",
+    "min_tokens": "minimum number of tokens before an end token, `stop` or `stop_token_ids` can end the answer; not"
+    " with a grammar or tools (vLLM)",
 }
-"""What the fields say of themselves, by their names in ``SamplingParams``."""
+"""Descriptions of fields, by their names in ``SamplingParams``."""
 
 
 def sampled(name: str, said: str = "") -> Any:
@@ -53,7 +53,7 @@ def sampled(name: str, said: str = "") -> Any:
     limits = {"gt" if bounds.above else "ge": -1 if drawn else bounds.low}
     if bounds.high is not None:
         limits["le"] = bounds.high
-    return honoured(said or SAID[name], **limits)
+    return supported(said or SAID[name], **limits)
 
 
 def _some(count: int) -> int:
@@ -69,8 +69,8 @@ Most = Annotated[int, Field(ge=-1), AfterValidator(_some)]
 class StreamOptions(Body):
     """``stream_options``."""
 
-    include_usage: bool | None = honoured("a last chunk with the usage and no choices")
-    include_obfuscation: bool | None = no_effect("nothing is padded")
+    include_usage: bool | None = supported("a last chunk with the usage and no choices")
+    include_obfuscation: bool | None = no_effect("streams are not padded")
 
 
 class Sampler(Body):
@@ -87,41 +87,41 @@ class Sampler(Body):
     presence_penalty: float | None = sampled("presence_penalty")
     frequency_penalty: float | None = sampled("frequency_penalty")
     repetition_penalty: float | None = sampled("repetition_penalty")
-    repeat_penalty: float | None = sampled("repetition_penalty", "`repetition_penalty` by llama.cpp's name")
-    logit_bias: dict[str, float | bool] | list[Any] | None = honoured(
-        "token ids to what is added to their logits, -100 to 100; or llama.cpp's list of pairs, in which false forbids"
+    repeat_penalty: float | None = sampled("repetition_penalty", "llama.cpp's name of `repetition_penalty`")
+    logit_bias: dict[str, float | bool] | list[Any] | None = supported(
+        "map from token ids to biases of -100 to 100; or llama.cpp's list of pairs, where false forbids a token"
     )
-    ignore_eos: bool | None = honoured("vLLM's: tokens that end an answer do not end it; not with a grammar or tools")
-    min_tokens: int | None = honoured(SAID["min_tokens"], ge=0)
-    stop_token_ids: list[int] | None = honoured(
-        "vLLM's: further tokens that end an answer, up to 1,024; they are not part of its text", max_length=1024
+    ignore_eos: bool | None = supported("do not stop at end tokens; not with a grammar or tools (vLLM)")
+    min_tokens: int | None = supported(SAID["min_tokens"], ge=0)
+    stop_token_ids: list[int] | None = supported(
+        "up to 1,024 additional end tokens, excluded from the text (vLLM)", max_length=1024
     )
     typical_p: Any = ignored("use `top_p` or `min_p`", 1)
     tfs_z: Any = ignored("use `top_p` or `min_p`", 1)
     top_n_sigma: Any = ignored("use `min_p`", -1, 0)
     mirostat: Any = ignored("use `top_p` or `min_p`", 0)
-    mirostat_tau: Any = ignored("there is no mirostat")
-    mirostat_eta: Any = ignored("there is no mirostat")
-    dynatemp_range: Any = ignored("the temperature is the same for all tokens", 0)
-    dynatemp_exponent: Any = ignored("the temperature is the same for all tokens")
-    xtc_probability: Any = ignored("no likely tokens are left out", 0)
-    xtc_threshold: Any = ignored("no likely tokens are left out")
+    mirostat_tau: Any = ignored("mirostat is not supported")
+    mirostat_eta: Any = ignored("mirostat is not supported")
+    dynatemp_range: Any = ignored("dynamic temperature is not supported", 0)
+    dynatemp_exponent: Any = ignored("dynamic temperature is not supported")
+    xtc_probability: Any = ignored("XTC is not supported", 0)
+    xtc_threshold: Any = ignored("XTC is not supported")
     dry_multiplier: Any = ignored("use `repetition_penalty`", 0)
-    dry_base: Any = ignored("there is no DRY penalty")
-    dry_allowed_length: Any = ignored("there is no DRY penalty")
-    dry_penalty_last_n: Any = ignored("there is no DRY penalty")
-    dry_sequence_breakers: Any = ignored("there is no DRY penalty")
-    repeat_last_n: Any = ignored("the penalty is over the whole text", -1)
-    penalize_nl: Any = ignored("line ends are tokens like others", True)
-    penalize_newline: Any = ignored("line ends are tokens like others", True)
-    samplers: Any = ignored("the order is Hugging Face's: penalties, temperature, `top_k`, `top_p`, `min_p`")
-    sampler_seq: Any = ignored("the order is Hugging Face's")
-    min_keep: Any = ignored("one token is always kept", 0, 1)
+    dry_base: Any = ignored("DRY is not supported")
+    dry_allowed_length: Any = ignored("DRY is not supported")
+    dry_penalty_last_n: Any = ignored("DRY is not supported")
+    dry_sequence_breakers: Any = ignored("DRY is not supported")
+    repeat_last_n: Any = ignored("the penalty covers the whole text", -1)
+    penalize_nl: Any = ignored("newlines are penalized like other tokens", True)
+    penalize_newline: Any = ignored("newlines are penalized like other tokens", True)
+    samplers: Any = ignored("the order is fixed: penalties, temperature, `top_k`, `top_p`, `min_p`")
+    sampler_seq: Any = ignored("the order is fixed: penalties, temperature, `top_k`, `top_p`, `min_p`")
+    min_keep: Any = ignored("at least one token is always kept", 0, 1)
     bad_words: Any = ignored("use `logit_bias`", [])
-    allowed_token_ids: Any = ignored("use `logit_bias`, or a grammar")
-    length_penalty: Any = ignored("there is no beam search", 1)
-    use_beam_search: Any = ignored("there is no beam search", False)
-    early_stopping: Any = ignored("there is no beam search", False)
+    allowed_token_ids: Any = ignored("use `logit_bias` or a grammar")
+    length_penalty: Any = ignored("beam search is not supported", 1)
+    use_beam_search: Any = ignored("beam search is not supported", False)
+    early_stopping: Any = ignored("beam search is not supported", False)
 
     def params(
         self,
@@ -184,23 +184,25 @@ class Sampler(Body):
 class Sampled(Sampler, Structured):
     """What `/v1/chat/completions` and `/v1/completions` have in common."""
 
-    model: str | None = honoured("one of `/v1/models`; 404 for another name; left out, the model that is served")
-    stream: bool | None = honoured("server-sent events")
-    stream_options: StreamOptions | None = honoured("`include_usage`")
-    n: int | None = honoured("number of answers; answer i is drawn with the seed and the number i", ge=1)
-    stop: str | list[str] | None = honoured("up to 16 texts; the answer ends before the first that appears")
+    model: str | None = supported("a name of `/v1/models`; default: the served model; 404 for other names")
+    stream: bool | None = supported("server-sent events")
+    stream_options: StreamOptions | None = supported("`include_usage`")
+    n: int | None = supported("number of answers; answer i is sampled with the seed and i", ge=1)
+    stop: str | list[str] | None = supported("up to 16 texts; the answer ends before the first occurrence of one")
     user: Any = no_effect("users are not recorded")
-    lookahead: int | Literal["auto"] | None = honoured(LOOKAHEAD)
-    return_draft_trace: bool | None = honoured("adds `draft_trace`: the new text in pieces, each with what drafted it")
-    cache_prompt: Any = no_effect("llama.cpp's: prompts are kept, and no answer depends on it")
-    timings_per_token: Any = no_effect("llama.cpp's: timings come with the end")
-    return_progress: Any = no_effect("llama.cpp's: streams tell their progress in comments")
-    priority: Any = no_effect("vLLM's: keys share alike, and requests of one key are served in order")
-    request_id: Any = no_effect("vLLM's: answers have ids of their own")
-    cache_salt: str | None = honoured(SALT, min_length=1, max_length=1024)
-    keep_alive: Any = no_effect("Ollama's: the model stays loaded")
-    include_stop_str_in_output: Any = refused_unless("an answer ends before its stop text", False)
-    skip_special_tokens: Any = refused_unless("special tokens are not shown", True)
+    lookahead: int | Literal["auto"] | None = supported(LOOKAHEAD)
+    return_draft_trace: bool | None = supported(
+        "add `draft_trace`: the new text in pieces, with the source of each piece"
+    )
+    cache_prompt: Any = no_effect("prompts are always cached, without effect on answers")
+    timings_per_token: Any = no_effect("timings come at the end")
+    return_progress: Any = no_effect("streams report progress in comments")
+    priority: Any = no_effect("API keys have equal shares, and requests of a key are served in order")
+    request_id: Any = no_effect("the server assigns ids")
+    cache_salt: str | None = supported(SALT, min_length=1, max_length=1024)
+    keep_alive: Any = no_effect("the model stays loaded")
+    include_stop_str_in_output: Any = refused_unless("an answer always ends before its stop text", False)
+    skip_special_tokens: Any = refused_unless("special tokens are never shown", True)
     prompt_logprobs: Any = refused_unless("`/v1/completions` with `echo` and `logprobs` returns them")
 
     def answers(self, limits: Limits) -> int:

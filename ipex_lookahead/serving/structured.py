@@ -12,42 +12,42 @@ from ipex_lookahead.conversation.request import Form
 from ipex_lookahead.conversation.schema_numbers import schemas_of
 from ipex_lookahead.serving.body import parsed
 from ipex_lookahead.serving.failures import ApiError, refused
-from ipex_lookahead.serving.fields import Body, honoured, no_effect, refused_unless
+from ipex_lookahead.serving.fields import Body, no_effect, refused_unless, supported
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.schema_checks import check_repetitions, check_structure
 
-GRAMMAR = "a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot leave it"
+GRAMMAR = "a grammar in llama.cpp's GBNF or llguidance's Lark; enforced"
 
 
 class StructuredOutputs(Body):
     """``structured_outputs``."""
 
-    json_: dict[str, Any] | str | bool | None = honoured("a JSON schema, or one as text", alias="json")
-    regex: str | None = honoured("a pattern that the whole answer matches")
-    choice: list[str] | None = honoured("the answer is one of these texts", min_length=1)
-    grammar: str | None = honoured(GRAMMAR)
-    json_object: bool | None = honoured("true: any JSON object")
-    structural_tag: Any = refused_unless("calls are kept to by `tool_choice`")
-    disable_any_whitespace: Any = no_effect("white space in JSON is bounded")
-    disable_additional_properties: Any = refused_unless("say `additionalProperties` in the schema", False)
-    disable_fallback: Any = no_effect("there is one library, llguidance")
-    whitespace_pattern: Any = no_effect("white space in JSON is bounded")
+    json_: dict[str, Any] | str | bool | None = supported("a JSON schema, as an object or as text", alias="json")
+    regex: str | None = supported("a pattern that the whole answer matches")
+    choice: list[str] | None = supported("the answer is one of these texts", min_length=1)
+    grammar: str | None = supported(GRAMMAR)
+    json_object: bool | None = supported("true: any JSON object")
+    structural_tag: Any = refused_unless("use `tool_choice`")
+    disable_any_whitespace: Any = no_effect("whitespace in JSON is always bounded")
+    disable_additional_properties: Any = refused_unless("set `additionalProperties` in the schema", False)
+    disable_fallback: Any = no_effect("llguidance is the only backend")
+    whitespace_pattern: Any = no_effect("whitespace in JSON is always bounded")
 
 
 class Structured(Body):
     """The fields of a request that say what its answers must look like."""
 
-    structured_outputs: StructuredOutputs | None = honoured(
-        "vLLM's: one of `json`, `regex`, `choice`, `grammar` and `json_object`; the answer cannot leave it"
+    structured_outputs: StructuredOutputs | None = supported(
+        "one of `json`, `regex`, `choice`, `grammar`, `json_object`; enforced (vLLM)"
     )
-    guided_json: dict[str, Any] | str | bool | None = honoured("vLLM's older name for `structured_outputs.json`")
-    guided_regex: str | None = honoured("the same for `regex`")
-    guided_choice: list[str] | None = honoured("the same for `choice`", min_length=1)
-    guided_grammar: str | None = honoured("the same for `grammar`")
-    guided_decoding_backend: Any = no_effect("there is one library, llguidance")
-    guided_whitespace_pattern: Any = no_effect("white space in JSON is bounded")
-    json_schema: dict[str, Any] | str | bool | None = honoured("llama.cpp's: a JSON schema")
-    grammar: str | None = honoured(f"llama.cpp's: {GRAMMAR}")
+    guided_json: dict[str, Any] | str | bool | None = supported("older name of `structured_outputs.json` (vLLM)")
+    guided_regex: str | None = supported("older name of `structured_outputs.regex` (vLLM)")
+    guided_choice: list[str] | None = supported("older name of `structured_outputs.choice` (vLLM)", min_length=1)
+    guided_grammar: str | None = supported("older name of `structured_outputs.grammar` (vLLM)")
+    guided_decoding_backend: Any = no_effect("llguidance is the only backend")
+    guided_whitespace_pattern: Any = no_effect("whitespace in JSON is always bounded")
+    json_schema: dict[str, Any] | str | bool | None = supported("a JSON schema; enforced (llama.cpp)")
+    grammar: str | None = supported(f"{GRAMMAR} (llama.cpp)")
 
     def form(self, limits: Limits) -> Form | None:
         """Return the requested constraint, None for any text. Raises ApiError for an invalid one, or several."""

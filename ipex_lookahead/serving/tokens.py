@@ -10,7 +10,7 @@ from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.conversation import prepare
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, honoured
+from ipex_lookahead.serving.fields import Body, supported
 from ipex_lookahead.serving.handling import checked, server_of
 from ipex_lookahead.serving.logprobs import spelled
 
@@ -20,19 +20,19 @@ router = APIRouter(route_class=JsonRoute)
 class TokenizeRequest(Body):
     """A text, by vLLM's name or by llama.cpp's."""
 
-    model: str | None = honoured("as elsewhere")
-    prompt: str | None = honoured("the text")
-    content: str | None = honoured("the same")
-    add_special_tokens: bool | None = honoured("with the begin of a text, where the model has one; true if left out")
-    add_special: bool | None = honoured("the same by llama.cpp's name")
-    with_pieces: bool | None = honoured("also `pieces`, each token as text")
+    model: str | None = supported("a name of `/v1/models`")
+    prompt: str | None = supported("the text")
+    content: str | None = supported("llama.cpp's name of `prompt`")
+    add_special_tokens: bool | None = supported("add the beginning-of-text token, if the model has one; default: true")
+    add_special: bool | None = supported("llama.cpp's name of `add_special_tokens`")
+    with_pieces: bool | None = supported("also return `pieces`, the text of each token")
 
 
 class DetokenizeRequest(Body):
     """Token ids."""
 
-    model: str | None = honoured("as elsewhere")
-    tokens: list[int] = honoured("token ids", default=[])
+    model: str | None = supported("a name of `/v1/models`")
+    tokens: list[int] = supported("token ids", default=[])
 
 
 @router.post("/tokenize")

@@ -140,7 +140,7 @@ def test_ollama(address, model):
     with pytest.raises(ollama.ResponseError, match="there is no model") as missing:
         client.chat("llama3", ASKED)
     assert missing.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="takes text"):
+    with pytest.raises(ollama.ResponseError, match="only text is supported"):
         client.generate("tiny", "Hi", images=[b"abcd"])
     with pytest.raises(ollama.ResponseError, match="there is no model"):
         list(client.chat("llama3", ASKED, stream=True))

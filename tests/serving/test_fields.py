@@ -1,4 +1,4 @@
-"""The table of fields: complete, and what docs/serving.md says."""
+"""The tables of fields: complete, and equal to docs/api_fields.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.completions import CompletionRequest
-from ipex_lookahead.serving.fields import HONOURED, IGNORED, NO_EFFECT, REFUSED, support
+from ipex_lookahead.serving.fields import IGNORED, NO_EFFECT, REFUSED, SUPPORTED, support
 from ipex_lookahead.serving.messages import MessagesRequest
 from ipex_lookahead.serving.responses import ResponsesRequest
 
@@ -36,10 +36,10 @@ def test_every_field_of_the_api_has_its_line(request_model):
     known = {name: what for name, what, _ in support(request_model)}
     missing = set(OF_THE_APIS[request_model].split()) - known.keys()
     assert not missing
-    assert set(known.values()) <= {HONOURED, IGNORED, NO_EFFECT, REFUSED}
+    assert set(known.values()) <= {SUPPORTED, IGNORED, NO_EFFECT, REFUSED}
     assert all(said for _, _, said in support(request_model))
 
 
 def test_the_document_is_up_to_date():
     made = runpy.run_path(str(ROOT / "scripts" / "serving_doc.py"))["text"]()
-    assert (ROOT / "docs" / "serving.md").read_text(encoding="utf-8") == made, "run python scripts/serving_doc.py"
+    assert (ROOT / "docs" / "api_fields.md").read_text(encoding="utf-8") == made, "run python scripts/serving_doc.py"
