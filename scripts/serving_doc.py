@@ -5,7 +5,6 @@ python scripts/serving_doc.py
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
 
 from ipex_lookahead.serving.chat import ChatRequest
@@ -66,15 +65,16 @@ def section(title: str, model: type[Body]) -> str:
     lines += [f"| `{name}` | {said} |" for name, what, said in fields if what == SUPPORTED]
     for what, heading in OTHERS.items():
         if reasons := by_reason([(said, name) for name, one, said in fields if one == what]):
-            lines += ["", f"{heading}: {reasons}."]
+            lines += ["", f"{heading}:", "", *reasons]
     return "\n".join([*lines, ""])
 
 
-def by_reason(fields: list[tuple[str, str]]) -> str:
-    """Return fields with their reasons, those of one reason together."""
-    order = list(dict.fromkeys(said for said, _ in fields))
-    groups = groupby(sorted(fields, key=lambda one: order.index(one[0])), key=lambda one: one[0])
-    return "; ".join(f"{', '.join(f'`{name}`' for _, name in group)} ({said})" for said, group in groups)
+def by_reason(fields: list[tuple[str, str]]) -> list[str]:
+    """Return a list item for each reason, with its fields."""
+    names: dict[str, list[str]] = {}
+    for said, name in fields:
+        names.setdefault(said, []).append(f"`{name}`")
+    return [f"- {', '.join(those)}: {said}" for said, those in names.items()]
 
 
 def anchor(title: str) -> str:
