@@ -78,13 +78,13 @@ class Strategy(Words):
         super().__init__(**{name: text for name, text in STRATEGIES.items() if name not in self.without})
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        value = str(value).lower()
-        if value in self.words:
-            return value
-        if value in self.without:
+        strategy = str(value).lower()
+        if strategy in self.words:
+            return strategy
+        if strategy in self.without:
             hint = f"choose one of {', '.join(self.words)}"
-            raise Refused(f"--strategy {value}: {self.without[value]}", hint=hint)
-        raise unknown("strategy", "--strategy", value, self.words)
+            raise Refused(f"--strategy {strategy}: {self.without[strategy]}", hint=hint)
+        raise unknown("strategy", "--strategy", strategy, self.words)
 
 
 class DraftVocab(AnyType):
