@@ -20,7 +20,8 @@ FILE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 HEAD = """\
 # Commands
 
-`ipex-lookahead COMMAND --help` shows a command's common options, `--help-all` all of them.
+`ipex-lookahead COMMAND --help` shows a command's common options, `--help-all` all of them. This page is made by
+`scripts/commands_doc.py`; do not edit it.
 
 - Environment variables set options: `IPEX_LOOKAHEAD_BENCH_DECODE_MAX_NEW_TOKENS=64` sets
   `--max-new-tokens` of `bench decode`, and `1` sets an option without a value. The command line takes precedence.
