@@ -123,7 +123,7 @@ def _run(model: str | None, prompt: str | None, prompt_text: str | None, **optio
         return
     if any(sign.isspace() for sign in model) and not given_path(model).exists():
         hint = f"ipex-lookahead run default {double_quoted(model)}"
-        raise Refused(f"MODEL is {model!r}, which is no model's name", hint=hint)
+        raise Refused(f"MODEL must be the name of a model, got {model!r}", hint=hint)
     assert chat.callback is not None
     chat.callback(model=model, prompt=prompt if prompt_text is None else prompt_text, **options)
 

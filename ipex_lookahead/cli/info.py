@@ -149,7 +149,7 @@ def model_facts(
 ) -> dict[str, Any]:
     """Return the facts of a model from its headers, and its measured step costs."""
     from ipex_lookahead.checkpoints import kind_of
-    from ipex_lookahead.cli.model_facts import describe, licence_of
+    from ipex_lookahead.cli.model_facts import describe, license_of
     from ipex_lookahead.controller.kept import cost_folder, known_costs, known_counts
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
@@ -157,7 +157,7 @@ def model_facts(
     named = None if drafter is None else resolve_model(drafter, progress=progress)
     found = describe(path, named, draft_vocab)
     config = found.pop("config")
-    found["licence"] = DEFAULT.licence if name == "default" else licence_of(path, found)
+    found["license"] = DEFAULT.license if name == "default" else license_of(path, found)
     costs = known_costs(cost_folder(), config)[:MOST_COSTS] if config is not None else []
     if config is not None and (head := found.get("drafter")):
         counts = known_counts(cost_folder(), config, kind_of(head.get("file", path))[1])
@@ -211,7 +211,6 @@ KINDS = {
     "ipex_llm": "folder saved by ipex-llm",
 }
 LABELS = {
-    "licence": "license",
     "bytes": "weights",
     "engine": "runs on",
     "hidden_size": "hidden size",
@@ -221,7 +220,7 @@ LABELS = {
     "vocab_size": "vocabulary",
     "chat_template": "chat template",
     "unknown_keys": "unknown metadata",
-    "quantised_by": "quantized by",
+    "quantized_by": "quantized by",
     "decoded": "decoded when loaded",
     "output_layer": "output layer",
     "drafter kind": "drafting head",
@@ -250,7 +249,7 @@ LABELS = {
     "opencl problem": "OpenCL",
 }
 """Fact -> its label, if that is not the name."""
-SILENT = ("state_bytes", "requantized_from", "quantised_by", "problem", "hint", "unknown_keys", "step_costs")
+SILENT = ("state_bytes", "requantized_from", "quantized_by", "problem", "hint", "unknown_keys", "step_costs")
 """Facts that are shown only if they have a value."""
 
 

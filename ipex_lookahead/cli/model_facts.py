@@ -116,7 +116,7 @@ def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None) -> d
         **{word: size if type(size) is int else None for word, size in sizes.items()},
         "tokenizer": {"llama": "SentencePiece", "gpt2": "byte pairs"}.get(str(model), str(model)) if model else None,
         "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
-        "licence": metadata.get("general.license") if isinstance(metadata.get("general.license"), str) else None,
+        "license": metadata.get("general.license") if isinstance(metadata.get("general.license"), str) else None,
         **_drafting(checkpoint, path, drafter, draft_vocab),
         "unknown_keys": list(getattr(checkpoint, "unknown_keys", [])),
         **problem,
@@ -134,7 +134,7 @@ def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | Pa
     def opened() -> Checkpoint:
         if config.get("quantization_config") is not None and not native:
             raise UnsupportedModelError(
-                f"{folder}: the checkpoint is quantised already (quantization_config), in a format that is not read",
+                f"{folder}: the checkpoint is quantized already (quantization_config), in a format that is not read",
                 hint="load it with transformers and put lookahead on it with ipex_lookahead.wrap(model)",
             )
         return open_checkpoint(folder) if native or family is None else open_other_family(folder)
@@ -152,7 +152,7 @@ def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | Pa
             parameters = (parameters or 0) + prod(info.shape)
     else:
         parameters = _survey(folder, formats)
-    quantised = config.get("quantization_config")
+    quantized = config.get("quantization_config")
     inner = config.get("text_config")
     sizes = {**config, **inner} if isinstance(inner, dict) else config
     found = {
@@ -165,17 +165,17 @@ def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | Pa
         "config": None if checkpoint is None else checkpoint.config or {"model_type": family, **llama_sizes},
         "architecture": family,
         "engine": None if checkpoint is None else "native" if native else "torch",
-        "parameters": parameters if quantised is None or checkpoint is not None else None,
+        "parameters": parameters if quantized is None or checkpoint is not None else None,
         **_weights(formats),
         **({"decoded": sorted(decoded)} if decoded else {}),
         **{word: size if type(size) is int else None for word, size in found.items()},
-        **({"quantised_by": by} if (by := _quantiser(quantised, checkpoint)) else {}),
+        **({"quantized_by": by} if (by := _quantizer(quantized, checkpoint)) else {}),
         **({"output_layer": OWN_HEAD} if getattr(checkpoint, "own_head", False) else {}),
         **_drafting(checkpoint, folder, drafter, draft_vocab),
         **({"requantized_from": before} if isinstance(before, str) and before else {}),
         "tokenizer": _tokenizer(folder),
         "chat_template": _has_chat_template(folder),
-        "licence": None,
+        "license": None,
         "unknown_keys": [],
         **why,
     }
@@ -197,7 +197,7 @@ def _survey(folder: Path, formats: Formats) -> int | None:
     return None if "pickle" in formats else parameters
 
 
-def _quantiser(settings: object, checkpoint: Checkpoint | None) -> str:
+def _quantizer(settings: object, checkpoint: Checkpoint | None) -> str:
     """Return ``gptq, 4 bits, groups of 128`` for a quantization_config, ipex-llm with its format, or ""."""
     if settings is None:
         return f"ipex-llm, {checkpoint.saved_as}" if isinstance(checkpoint, IpexLlmCheckpoint) else ""
@@ -273,9 +273,9 @@ def _count(formats: Formats, name: str, size: int) -> None:
     entry["bytes"] += size
 
 
-def licence_of(path: Path, described: Mapping[str, Any]) -> str | None:
+def license_of(path: Path, described: Mapping[str, Any]) -> str | None:
     """Return the license of the file itself, its model card, or the name of a license file; None if unknown."""
-    if isinstance(found := described.get("licence"), str):
+    if isinstance(found := described.get("license"), str):
         return found
     folder = path if path.is_dir() else path.parent
     if card := _read(folder / "README.md"):

@@ -54,7 +54,7 @@ class Saved:
 def quantize(model: str, out: Path, how: Saved) -> None:
     """Save MODEL in a low-bit format as folder OUT. Start from the float original for best accuracy."""
     from ipex_lookahead.checkpoints.low_bit_save import check_target
-    from ipex_lookahead.cli.model_facts import describe, licence_of
+    from ipex_lookahead.cli.model_facts import describe, license_of
     from ipex_lookahead.engines.weights import WeightPlan, check_format, check_low_bit
     from ipex_lookahead.errors import LookaheadError
     from ipex_lookahead.hub import DEFAULT, resolve_model
@@ -77,8 +77,8 @@ def quantize(model: str, out: Path, how: Saved) -> None:
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     as_found = "" if how.low_bit else " (unchanged)"
     click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {label}{as_found} {_groups(out)}".rstrip())
-    if licence := DEFAULT.licence if model == "default" else licence_of(path, describe(path)):
-        click.echo(f"license of {model}: {licence}")
+    if license := DEFAULT.license if model == "default" else license_of(path, describe(path)):
+        click.echo(f"license of {model}: {license}")
     if shutil.which("ipex-lookahead"):
         click.echo(f'try it: ipex-lookahead generate -m {out} "Once upon a time"')
 

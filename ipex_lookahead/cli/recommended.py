@@ -80,7 +80,7 @@ def facts() -> dict[str, Any]:
             "name": one.name,
             "model": one.model,
             "family": one.family,
-            "licence": one.licence,
+            "license": one.license,
             "parameters": one.parameters,
             "bits": round(one.bits, 1),
             "download_bytes": one.download,
@@ -108,7 +108,7 @@ def print_recommended() -> None:
     rate = "estimated_tok_s"
     columns: dict[str, str | Callable[[Any], object]] = {
         "name": lambda one: one["name"] + ("" if one["fits"] else " (too big)"),
-        "license": "{licence}",
+        "license": "{license}",
         "bits": "{bits:.1f}",
         "size\nGB": lambda one: f"{one['download_bytes'] / 1e9:.1f}",
         "memory\nGB": lambda one: f"{one['memory_bytes'] / 1e9:.1f}",

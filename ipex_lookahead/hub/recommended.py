@@ -22,7 +22,7 @@ class Recommended:
     name: str
     model: str
     family: str
-    licence: str
+    license: str
     parameters: int
     download: int
     read: int

@@ -108,7 +108,7 @@ def checked_format(low_bit: str | None, engine: str) -> str | None:
 
 
 def checked_imatrix(imatrix: str | PathLike[str] | None, low_bit: str | None) -> Path | None:
-    """The file's path. Raises InputError where nothing is to be quantised."""
+    """Return the path of the file. Raises InputError if no weights are to be quantized."""
     if imatrix is None:
         return None
     if low_bit is None:

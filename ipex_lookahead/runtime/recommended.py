@@ -27,11 +27,11 @@ class Family:
     """Models that share a recommendation.
 
     Attributes:
-        name: for people.
+        name: name in messages.
         model_types: of their configs.
         marker: a text that their chat templates hold; "": any template. Base models have none, and no entry.
         settings: by the names of ``SETTINGS``.
-        source: where the authors recommend them.
+        source: document of the models' authors.
     """
 
     name: str

@@ -13,15 +13,15 @@ from ipex_lookahead.runtime.checks import flag, integer
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How an answer is made. None leaves it to the model: see ``recommended.py``; else to Hugging Face's default.
+    """Settings of an answer. None is the value recommended for the model (``recommended.py``), else transformers'.
 
     Attributes:
-        max_new_tokens: most tokens of the answer; 0 makes none.
-        temperature: 0 takes the most likely token; None: what is recommended for the model.
-        top_k, top_p, min_p: see ``WarperParams``; they have no effect at temperature 0.
-        seed: of the sampler; None draws one, which the statistics have, or with a recommended temperature is ``SEED``.
+        max_new_tokens: maximum number of tokens of the answer, 0 or more.
+        temperature: 0 is greedy; None is the value recommended for the model.
+        top_k, top_p, min_p: see ``WarperParams``; without effect at temperature 0.
+        seed: sampling seed; None is ``SEED`` with a recommended temperature, else a random one, see the statistics.
         repetition_penalty: see ``decoding/penalties.py``.
-        presence_penalty, frequency_penalty: see there; the model has no say in these.
+        presence_penalty, frequency_penalty: see ``decoding/penalties.py``; 0 by default for every model.
         stop: an answer ends where one of these texts appears.
         ignore_eos: the tokens that end an answer do not end it.
         min_tokens: number of tokens before an end token may come; a text of ``stop`` that they complete is passed over.

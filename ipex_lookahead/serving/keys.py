@@ -11,14 +11,14 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.paths import given_path
 
 LEAST = 16
-"""Characters of a key."""
+"""Minimum number of characters of a key."""
 
 
 class Keys:
-    """API keys that are accepted; without any, every request is.
+    """The valid API keys; without any, requests need no key.
 
     Args:
-        keys: as people send them. Only their SHA-256 is kept.
+        keys: the keys. Only their SHA-256 digests are stored.
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
@@ -26,9 +26,9 @@ class Keys:
 
     @classmethod
     def of_file(cls, file: Path) -> Keys:
-        """One key a line; empty lines and those that begin with # are ignored.
+        """Read one key per line; empty lines and lines that begin with # are skipped.
 
-        Raises InputError for a file that cannot be read, holds no key, or one of under ``LEAST`` characters.
+        Raises InputError if the file cannot be read, has no key, or has a key with fewer than ``LEAST`` characters.
         """
         try:
             lines = given_path(file).read_text(encoding="utf-8-sig").splitlines()

@@ -61,7 +61,7 @@ def test_a_gguf_file_of_types_that_are_not_read(tmp_path, capsys):
     assert facts["formats"]["F64"] == {"tensors": 1, "bytes": 4 * 256 * 8}
     assert facts["formats"]["fp32"]["tensors"] == 3
     assert (facts["layers"], facts["hidden_size"], facts["vocab_size"]) == (1, 256, 4)
-    assert facts["licence"] == "mit"
+    assert facts["license"] == "mit"
     assert facts["hint"].endswith("llama-quantize --allow-requantize llama.Q8_K.gguf llama.Q8_K-Q8_0.gguf Q8_0")
     said = " ".join(words_of(file, capsys).split())
     assert "weights in Q8_K 2 tensors" in said
@@ -102,7 +102,7 @@ def test_folders_that_other_programs_quantised(settings, says, family, tmp_path,
         folder / "model.safetensors",
     )
     facts = facts_of(folder, capsys)
-    assert (facts["quantised_by"], facts["engine"], facts["parameters"]) == (says, None, None)
+    assert (facts["quantized_by"], facts["engine"], facts["parameters"]) == (says, None, None)
     assert facts["formats"] == {"i32": {"tensors": 1, "bytes": 2048}, "fp16": {"tensors": 1, "bytes": 128}}
     assert facts["layers"] == 2
     assert "already quantized" in facts["problem"]
@@ -129,7 +129,7 @@ def test_a_folder_of_ipex_llms(tmp_path, capsys):
     assert run(["convert-ipex-llm", str(tmp_path / "theirs"), str(tmp_path / "new")]) == 0
     assert "ipex-llm saves no tokenizer" in capsys.readouterr().out
     facts = facts_of(tmp_path / "new", capsys)
-    assert (facts["kind"], facts["engine"], facts["quantised_by"]) == ("ipex_llm", "native", "ipex-llm, sym_int8")
+    assert (facts["kind"], facts["engine"], facts["quantized_by"]) == ("ipex_llm", "native", "ipex-llm, sym_int8")
     assert {name: entry["tensors"] for name, entry in facts["formats"].items()} == {"fp16": 4, "sym_int8_fp32": 8}
 
 
@@ -216,7 +216,7 @@ def test_nothing_heavy_is_imported(tmp_path):
 def test_folders_of_gptq_and_its_kin_say_what_they_are_and_what_they_become(kind, says, main, tmp_path, capsys):
     values = write_quantized(tmp_path, kind)
     facts = facts_of(tmp_path, capsys)
-    assert (facts["quantised_by"], facts["engine"]) == (says, "native")
+    assert (facts["quantized_by"], facts["engine"]) == (says, "native")
     assert facts["parameters"] == sum(value.size for value in values.values())
     assert max(facts["formats"], key=lambda name: facts["formats"][name]["tensors"]) in (main, "fp16")
     assert facts["formats"][main]["tensors"] == 14

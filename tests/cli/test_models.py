@@ -70,7 +70,7 @@ def test_info_about_a_folder(folder, capsys):
     assert weights - 10_000 < facts["bytes"] < weights
     assert facts["context"] == 512
     assert facts["chat_template"] is True
-    assert facts["licence"] == "mit"
+    assert facts["license"] == "mit"
     assert run(["info", str(folder)]) == 0
     assert "license" in capsys.readouterr().out
 

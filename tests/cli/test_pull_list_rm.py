@@ -87,7 +87,7 @@ def test_a_folder_is_pulled_listed_run_and_removed(commands, hub, tmp_path):
     remove = ["rm", "--yes", "owner/folder"]
     info, asked, removed, again = commands(["info", found["name"], "--json"], ["rm", "owner/folder"], remove, remove)
     assert info.returncode == 0, info.stderr
-    assert json.loads(info.stdout)["licence"] == "mit"
+    assert json.loads(info.stdout)["license"] == "mit"
     assert (asked.returncode, "hint: rm --yes owner/folder" in asked.stderr) == (2, True)
     assert removed.returncode == 0, removed.stderr
     assert removed.stdout.startswith("removed owner/folder: ")

