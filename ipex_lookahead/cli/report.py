@@ -8,9 +8,8 @@ from typing import Any
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.engines.machine import peak_memory
+from ipex_lookahead.runtime.repetition import repeats
 
-TAIL = 64
-"""Number of last tokens to search for a repetition."""
 WARM = 0.7
 """The temperature to suggest for a loop; above it, a repetition penalty is suggested."""
 LIMITS = ("length", "context")
@@ -82,17 +81,6 @@ def print_details(stats: GenerationStats) -> None:
 def drafted_share(stats: GenerationStats) -> float:
     """Return the share of the tokens that were accepted drafts, 0 to 1."""
     return stats.accepted / stats.tokens if stats.tokens else 0.0
-
-
-def repeats(ids: Sequence[int]) -> bool:
-    """Return True if the last 64 tokens occur earlier too, or consist of one repeated part."""
-    tail = list(ids[-TAIL:])
-    if len(tail) < TAIL:
-        return False
-    if any(tail[period:] == tail[:-period] for period in range(1, TAIL // 2 + 1)):
-        return True
-    before = list(ids[:-1])
-    return any(before[start : start + TAIL] == tail for start in range(len(before) - TAIL + 1))
 
 
 def is_loop(stats: GenerationStats, ids: Sequence[int]) -> bool:

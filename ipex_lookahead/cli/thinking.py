@@ -23,8 +23,10 @@ def think_variables(think: bool | None) -> dict[str, Any]:
 
 def has_switch(model: TextModel) -> bool:
     """Return True if the model's chat template can turn thinking on and off."""
+    from ipex_lookahead.conversation import thinking
+
     template = model.tokenizer.chat_template or ""
-    return SWITCH in ("\n".join(template.values()) if isinstance(template, dict) else template)
+    return thinking.has_switch("\n".join(template.values()) if isinstance(template, dict) else template)
 
 
 def check_think(model: TextModel, think: bool | None) -> None:

@@ -14,6 +14,7 @@ from ipex_lookahead.decoding.events import Event, OnEvent
 from ipex_lookahead.decoding.sampling import Ids
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, ServiceError
+from ipex_lookahead.runtime.repetition import RepetitionWatch, repeats
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 
@@ -32,12 +33,14 @@ class Finish:
         stop: the text, or the id of the request's own token, that it stopped at; None for the model's end.
         stats: of this answer.
         thought: how many of its tokens were thought.
+        repeats: whether it ended at the length limit while it repeated itself.
     """
 
     reason: str
     stop: str | int | None
     stats: GenerationStats
     thought: int = 0
+    repeats: bool = False
 
     def fields(self) -> dict[str, Any]:
         """OpenAI's ``finish_reason``, and vLLM's ``stop_reason``: the text or token id that the answer stopped at."""
@@ -58,6 +61,7 @@ class Delta:
         progress: prompt tokens read, of how many.
         cached: with ``progress``: prompt tokens that were found in the prefix cache, in whole pages.
         prompt: log probabilities of the prompt's tokens, if requested.
+        repeats: whether the answer repeats itself; reported once per 64 tokens.
     """
 
     index: int
@@ -69,6 +73,7 @@ class Delta:
     progress: tuple[int, int] | None = None
     cached: int = 0
     prompt: Sequence[TokenLogprob | None] = ()
+    repeats: bool = False
 
 
 @dataclass(slots=True)
@@ -121,7 +126,7 @@ def text_of(request: Request, tokenizer: TextTokenizer) -> AnswerText:
         request.markers,
         silent_too=request.silent_too,
         stop_ids=params.stop_token_ids,
-        min_tokens=params.min_tokens or 0,
+        min_tokens=request.answered + (params.min_tokens or 0),
     )
 
 
@@ -141,11 +146,16 @@ class AnswerEnd:
         self._reader = _reader_of(request)
         self._text = text_of(request, tokenizer)
         self._at = len(request.prompt)
+        if request.answered:
+            self._put(request.prompt[-request.answered :])
 
     def __call__(self, ids: Ids) -> bool:
         """Int64 [n], the prompt and the answer so far -> whether it ends here."""
         new = ids[self._at :].tolist()
         self._at = len(ids)
+        return self._put(new)
+
+    def _put(self, new: Sequence[int]) -> bool:
         shown = self._text.put(new, [None] * len(new))
         if self._reader.ends:
             self._reader.put(shown.text, last=False)
@@ -163,6 +173,7 @@ class AnswerState:
     Attributes:
         finish: how it ended; None before.
         thought: number of thinking tokens so far.
+        begun: the beginning of an answer that is continued, if the request echoes it.
     """
 
     def __init__(self, request: Request, tokenizer: TextTokenizer, index: int = 0) -> None:
@@ -172,6 +183,14 @@ class AnswerState:
         self._text = text_of(request, tokenizer)
         self._reader = _reader_of(request)
         self._calls = 0
+        self._watch = RepetitionWatch()
+        self.begun: list[Delta] = []
+        if request.answered:
+            ids = request.prompt[-request.answered :]
+            self._watch.put(ids)
+            deltas = self._parsed(self._text.put(ids, [None] * len(ids)))
+            self.begun = deltas if request.echo else []
+            self.thought = 0  # usage counts the tokens of this request
 
     def take(self, event: Event) -> list[Delta]:
         """Return what an event adds; nothing for "prefill".
@@ -185,14 +204,17 @@ class AnswerState:
         if event.kind == "prefill":
             return []
         if event.kind == "tokens":
-            return self._parsed(self._text.put(event.tokens, event.origins, event.logprobs))
+            deltas = self._parsed(self._text.put(event.tokens, event.origins, event.logprobs))
+            deltas[0].repeats = self._watch.put(event.tokens)
+            return deltas
         if event.reason == "cancelled":
             raise ServiceError("the answer was cut off, because the service was closed")
         deltas = self._parsed(self._text.end(), last=True)
         reason = "length" if event.reason in ("length", "context") else "stop"
         if self._calls:
             reason = "tool_calls"
-        self.finish = Finish(reason, self._text.stopped, event.stats or GenerationStats(), self.thought)
+        loops = reason == "length" and repeats(self._watch.ids)
+        self.finish = Finish(reason, self._text.stopped, event.stats or GenerationStats(), self.thought, loops)
         deltas[-1].finish = self.finish
         return deltas
 
@@ -236,7 +258,7 @@ def shown_ends(model: TextModel, params: SamplingParams) -> SamplingParams:
 def submit(service: Service, tokenizer: TextTokenizer, request: Request, on_event: OnEvent) -> Request:
     """Submit a request with its grammar, and with the ends that depend on its text. Raises as ``Service.submit``."""
     if request.grammar is not None:
-        processor, draft_filter = request.grammar.constrain(len(request.prompt))
+        processor, draft_filter = request.grammar.constrain(len(request.prompt) - request.answered)
         request = replace(request, processors=[*request.processors, processor], draft_filter=draft_filter)
     if request.params.stop or (request.reader is not None and request.reader.ends):
         request = replace(request, stop=AnswerEnd(tokenizer, request))

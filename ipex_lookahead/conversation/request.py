@@ -62,6 +62,8 @@ class Conversation:
         variables: further ones of the chat template.
         begun: the answer's beginning, which the model goes on from.
         allowed: names of those functions that may be called, of all that the model knows of; None for all.
+        answered: the answer's first tokens, where ``begun`` is empty: the answer is exactly the rest.
+        echo: whether the reported answer includes its beginning.
     """
 
     messages: list[Message]
@@ -72,6 +74,8 @@ class Conversation:
     variables: Mapping[str, Any] = field(default_factory=dict)
     begun: str = ""
     allowed: Collection[str] | None = None
+    answered: Sequence[int] = ()
+    echo: bool = False
 
     @property
     def open(self) -> Sequence[Function]:
@@ -109,7 +113,14 @@ def request_for(model: ChatModel, conversation: Conversation) -> Request:
     if conversation.form is not None or conversation.may_call:
         constraint = partial(_grammar, conversation, style, markers, thinking, marks)
     parser = Parser(style, conversation.open, one=conversation.one_call) if conversation.may_call else None
-    return Request(ids, reader=Reader(thinking, parser, marks), markers=markers, constraint=constraint)
+    return Request(
+        [*ids, *conversation.answered],
+        answered=len(conversation.answered),
+        echo=conversation.echo,
+        reader=Reader(thinking, parser, marks),
+        markers=markers,
+        constraint=constraint,
+    )
 
 
 def _rendered(model: ChatModel, conversation: Conversation, ways: Ways, given: Sequence[Function]) -> list[int]:

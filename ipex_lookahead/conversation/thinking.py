@@ -50,6 +50,11 @@ def marks_of(template: str) -> Marks | None:
     return next((marks for marks in (TAGS, CHANNEL) if marks.end in template), None)
 
 
+def has_switch(template: str) -> bool:
+    """Return True if a chat template reads ``enable_thinking``; without it, the variable has no effect."""
+    return "enable_thinking" in template
+
+
 class Mode(Enum):
     """Where an answer begins, by its prompt."""
 

@@ -41,12 +41,16 @@ class Request:
         top_logprobs: number of most likely tokens, 0 to 64, that each token's log probability comes with; None reports
             no log probabilities.
         prompt_logprobs: the same for the prompt's tokens; the whole prompt is computed for it, also on a cache hit.
+        answered: number of tokens at the end of the prompt that begin the answer, because it continues an earlier one.
+            Penalties and the grammar count from the answer's first token, so the continuation is the rest of the answer
+            that one request would have made; ``params`` limit the new tokens.
         turns: positions in the prompt where the user's messages begin; None finds them by the chat template. Models
             with recurrent layers store their state there for later prompts. The answer does not depend on it.
 
         reader: finds thoughts and tool calls in the answer's text, and may end it with the first call; a
             ``conversation.reader.Reader``, or None for an answer without either.
         markers, silent_too: see ``conversation.text.AnswerText``.
+        echo: whether the reported answer begins with the ``answered`` tokens.
         grammar: a ``conversation.grammar.Grammar`` of the answer; None for any text.
         constraint: compiles the grammar, called with ``Grammars``; None where there is nothing to compile.
 
@@ -74,10 +78,12 @@ class Request:
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
     turns: Sequence[int] | None = None
+    answered: int = 0
 
     reader: Any = None
     markers: Mapping[int, str] | None = None
     silent_too: bool = False
+    echo: bool = False
     grammar: Any = None
     constraint: Any = None
 

@@ -214,7 +214,9 @@ class Service:
                     hint="shorten the prompt, or increase cache_memory",
                 )
             limit, reason = room, "context"
-        sequence = self.model.sequence(prompt, params, limit, reason, request.processors, request.sequence)
+        sequence = self.model.sequence(
+            prompt, params, limit, reason, request.processors, request.sequence, request.answered
+        )
         sequence.stop = any_of(sequence.stop, request.stop)
         sequence.draft_filter = request.draft_filter
         if self._finds_turns:

@@ -284,6 +284,7 @@ class TextModel:
         reason: str,
         own: abc.Sequence[Processor] = (),
         number: int = 0,
+        answered: int = 0,
     ) -> Sequence:
         """Return the sequence of a prompt.
 
@@ -294,12 +295,14 @@ class TextModel:
             reason: the finish reason there.
             own: processors after those of ``params``.
             number: number of the sequence in the sampling noise.
+            answered: number of tokens at the end of ``ids`` that are the answer's first tokens.
 
         Raises:
             InputError: the model's own generation config has an option that is not supported.
         """
         params = self.resolved(params)
         prompt = np.asarray(ids, np.int32)
+        begin = len(prompt) - answered
         self._check_ids(prompt)
         self.check_own_settings()
         warpers: abc.Sequence[Processor] = ()
@@ -309,11 +312,16 @@ class TextModel:
             from ipex_lookahead.hf.generation.own_settings import rules_of
 
             processors, warpers, warping = rules_of(
-                self._defaults, params, prompt, limit=limit, eos_ids=self._eos, vocab_size=self.engine.vocab_size
+                self._defaults,
+                params,
+                prompt[:begin],
+                limit=limit,
+                eos_ids=self._eos,
+                vocab_size=self.engine.vocab_size,
             )
         else:
-            processors, warping = self._processors(params, len(ids)), self._sampling(params)
-        processors = [*processors, *_count_penalties(params, len(ids))]
+            processors, warping = self._processors(params, begin), self._sampling(params)
+        processors = [*processors, *_count_penalties(params, begin)]
         ends = self._ends(params)
         if params.min_tokens and ends:
             processors.append(LeastLength(len(ids) + params.min_tokens, ends))

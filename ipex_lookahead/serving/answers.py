@@ -146,6 +146,8 @@ class Answers:
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         """What is new, until all answers have ended. Raises ApiError where one fails."""
+        if begun := [delta for state in self._states for delta in state.begun]:
+            yield begun
         while not all(self._done):
             if not self._events:
                 self._arrived.clear()

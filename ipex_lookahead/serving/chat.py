@@ -19,7 +19,7 @@ from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
-from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace
+from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace, token_ids
 from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, Most, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.structured import schema_form
@@ -39,6 +39,10 @@ class ChatMessage(Body):
     tool_calls: list[dict[str, Any]] | None = supported("calls that the assistant made")
     tool_call_id: str | None = supported("id of the call with this result")
     reasoning_content: str | None = supported("given to the chat template")
+    token_ids: list[int] | None = supported(
+        "tokens of the answer so far (`return_token_ids`), instead of `content`; with `continue_final_message`, the"
+        " answer is exactly the rest"
+    )
     refusal: Any = no_effect("the content has the text")
     annotations: Any = no_effect("citations are not supported")
     audio: Any = refused_unless("only text is supported")
@@ -124,6 +128,8 @@ class ChatRequest(Sampled):
     continue_final_message: bool | None = supported(
         "continue the final assistant message, and return only the continuation (vLLM)"
     )
+    echo: bool | None = supported("with `continue_final_message`: the answer begins with that message (vLLM)")
+    return_token_ids: bool | None = supported("add the new tokens, `token_ids`, to each choice (vLLM)")
     enable_thinking: bool | None = supported("`enable_thinking` of the chat template, as in `chat_template_kwargs`")
 
     def to_conversation(self, limits: Limits) -> Conversation:
@@ -133,10 +139,19 @@ class ChatRequest(Sampled):
         functions = functions_of([tool.function for tool in self.tools or ()], limits)
         choice, allowed = decided(self.tool_choice, functions, nested=True)
         messages = [_message(message, at) for at, message in enumerate(self.messages)]
-        begun = self._begun(messages)
+        begun, answered = self._begun(messages)
         one_call = self.parallel_tool_calls is False
         conversation = Conversation(
-            messages, functions, choice, one_call, self._form(limits), self._variables(), begun, allowed
+            messages,
+            functions,
+            choice,
+            one_call,
+            self._form(limits),
+            self._variables(),
+            begun,
+            allowed,
+            answered,
+            bool(self.echo),
         )
         self.check_end(constrained=conversation.form is not None or conversation.may_call)
         return conversation
@@ -152,21 +167,28 @@ class ChatRequest(Sampled):
             raise refused("top_logprobs", f"it is {count}; it must be 0 to {limits.top_logprobs}")
         return count
 
-    def _begun(self, messages: list[Message]) -> str:
-        """The assistant's last message, taken away, where the answer goes on from it."""
+    def _begun(self, messages: list[Message]) -> tuple[str, Sequence[int]]:
+        """Remove the assistant's last message if the answer continues it; return its text, or its tokens."""
+        given = next((at for at, one in enumerate(self.messages) if one.token_ids is not None), None)
+        if given is not None and not (self.continue_final_message and given == len(messages) - 1):
+            said = "only the last message may have it, with continue_final_message: true"
+            raise refused(f"messages.{given}.token_ids", said)
         if not self.continue_final_message:
             if self.add_generation_prompt is False:
                 said = (
                     "it is false, and the assistant speaks next; continue_final_message: true goes on from its message"
                 )
                 raise refused("add_generation_prompt", said)
-            return ""
+            if self.echo:
+                raise refused("echo", "it repeats the message that continue_final_message: true continues")
+            return "", ()
         if self.add_generation_prompt:
             raise refused("continue_final_message", "add_generation_prompt must be false or absent with it")
         if len(messages) < 2 or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
             said = "the last message must be the assistant's, without calls, and behind another"
             raise refused("continue_final_message", said)
-        return str(messages.pop()["content"])
+        text, ids = str(messages.pop()["content"]), self.messages[-1].token_ids
+        return (text, ()) if ids is None else ("", ids)
 
     def _form(self, limits: Limits) -> Form | None:
         wanted, form = self.response_format, self.form(limits)
@@ -234,21 +256,23 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     requested = body.max_completion_tokens or body.max_tokens
     params = body.params(served, len(prepared.prompt), requested, stops(body.stop, limits))
     options |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
+    options["silent_too"] = bool(body.return_token_ids)
     answers = server.start([replace(prepared, params=params, sequence=i, **options) for i in range(count)])
-    writer = _Writer(server, served, body, answers)
+    writer = _Writer(server, served, body, answers, conversation.begun if conversation.echo else "")
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
 class _Writer(ChoiceWriter):
-    """One request's answers in OpenAI's shapes."""
+    """One request's answers in OpenAI's shapes; ``echo`` is text that precedes each of them."""
 
-    def __init__(self, server: Server, served: Served, body: ChatRequest, answers: Answers) -> None:
+    def __init__(self, server: Server, served: Served, body: ChatRequest, answers: Answers, echo: str) -> None:
         super().__init__(openai_head(server, body, "chatcmpl-", "chat.completion"), served, body, answers)
         self._calls = [0] * len(answers.requests)
+        self._echo = echo
 
     def _opening(self) -> Iterator[dict[str, Any]]:
         for index in range(len(self._calls)):
-            yield _choice_of(index, {"role": "assistant", "content": ""})
+            yield _choice_of(index, {"role": "assistant", "content": self._echo})
 
     def _new(self, delta: Delta) -> list[dict[str, Any]]:  # no chunk has an empty ``content``
         found: list[dict[str, Any]] = []
@@ -266,25 +290,30 @@ class _Writer(ChoiceWriter):
             found += [{"choices": [_choice_of(delta.index, {"tool_calls": [part]})]} for part in (named, arguments)]
         if delta.finish is not None:
             choice = _choice_of(delta.index, {}) | delta.finish.fields()
-            found.append({"choices": [choice], "timings": timings(delta.finish.stats)})
+            found.append({"choices": [choice], "timings": timings(delta.finish)})
         if found and silent and self._body.logprobs:
             found[0]["choices"][0]["logprobs"] = chat_logprobs(silent, self._served.tokens)
+        if found and silent and self._body.return_token_ids:
+            found[0]["choices"][0]["token_ids"] = token_ids(silent)
         return self._traced(found, silent)
 
     def _choices(self, answers: Sequence[Whole]) -> list[dict[str, Any]]:
         choices = []
         for index, one in enumerate(answers):
-            message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
+            text = self._echo + one.text
+            message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
             if one.thought:
                 message["reasoning_content"] = one.thought
             if one.calls:
-                message["content"] = one.text or None
+                message["content"] = text or None
                 message["tool_calls"] = [_call(call, call.arguments) for call in one.calls]
             choice = {"index": index, "message": message, **one.finish.fields(), "logprobs": None}
             if self._body.logprobs:
                 choice["logprobs"] = chat_logprobs(one.pieces, self._served.tokens)
             if self._body.return_draft_trace:
                 choice["draft_trace"] = draft_trace(one.pieces)
+            if self._body.return_token_ids:
+                choice["token_ids"] = token_ids(one.pieces)
             choices.append(choice)
         return choices
 

@@ -214,7 +214,7 @@ class _Writer(ChoiceWriter):
             new.append({"choices": [self._choice(delta.index, delta.text, silent)]})
         if delta.finish is not None:
             choice = self._choice(delta.index, "", () if new else silent) | delta.finish.fields()
-            new.append({"choices": [choice], "timings": timings(delta.finish.stats)})
+            new.append({"choices": [choice], "timings": timings(delta.finish)})
         return found + self._traced(new, silent)
 
     def _choice(

@@ -22,7 +22,17 @@ def prepare(served: Served, conversation: Conversation) -> Request:
     Raises ContextLengthError for texts that cannot, and InputError where the template refuses the messages.
     """
     served.check_length([*conversation.messages, *conversation.functions, conversation.begun])
+    _check_answered(served, conversation.answered)
     return request_for(served, conversation)
+
+
+def _check_answered(served: Served, ids: Sequence[int]) -> None:
+    """Raise for an answer's first tokens that are outside the vocabulary, or more than the context holds."""
+    if len(ids) > served.max_context:
+        raise ContextLengthError(f"the answer has {len(ids):,} tokens and the model's context {served.max_context:,}")
+    if wrong := [i for i in ids if not 0 <= i < served.vocab_size]:
+        said = f"{wrong[0]} is not a token id; ids are 0 to {served.vocab_size - 1}"
+        raise refused("messages.token_ids", said)
 
 
 def fitted(served: Served, conversation: Conversation, requested: int | None) -> Request:

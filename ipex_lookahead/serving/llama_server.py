@@ -152,7 +152,7 @@ class _Writer:
             "truncated": False,
             "stop_type": kind,
             "stopping_word": word,
-            "timings": timings(stats),
+            "timings": timings(finish),
         }
 
 

@@ -55,6 +55,11 @@ def draft_trace(pieces: Sequence[TextDelta]) -> list[dict[str, Any]]:
     return [{"text": piece.text, "source": piece.source} for piece in pieces if piece.text]
 
 
+def token_ids(pieces: Sequence[TextDelta]) -> list[int]:
+    """Return the ids of the tokens in the pieces."""
+    return [piece.token for piece in pieces if piece.token is not None]
+
+
 def spelled(token: int, tokens: Sequence[bytes]) -> str:
     """A token as text; bytes outside UTF-8 as "bytes:" and their numbers, as OpenAI's API has it."""
     try:

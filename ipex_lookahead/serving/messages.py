@@ -264,7 +264,7 @@ class _Writer(BlockWriter):
         ]
         stats = one.finish.stats
         used = _usage(self._prompt, cached(stats), stats.tokens)
-        ended = {**_ended(one.finish, self._stops), "usage": used, "timings": timings(stats)}
+        ended = {**_ended(one.finish, self._stops), "usage": used, "timings": timings(one.finish)}
         return {**self._head, "content": content, **ended}
 
 

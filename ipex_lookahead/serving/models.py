@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from ipex_lookahead.conversation.thinking import has_switch
 from ipex_lookahead.serving.handling import server_of
 from ipex_lookahead.serving.server import Server
 
@@ -47,6 +48,7 @@ def _model(server: Server, name: str) -> dict[str, Any]:
             "chat_template": bool(served.template),
             "special_tokens_in_content": "text" if served.keeps_content_apart else "control tokens",
             "sampling": served.sampling,
+            "thinking_switch": has_switch(served.template),
             **{fact: served.facts[fact] for fact in _REPORTED if fact in served.facts},
         },
     }

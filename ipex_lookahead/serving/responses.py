@@ -283,7 +283,7 @@ class _Writer(BlockWriter):
                 "output_tokens_details": {"reasoning_tokens": finish.thought},
                 "total_tokens": stats.prompt_tokens + stats.tokens,
             },
-            "timings": timings(stats),
+            "timings": timings(finish),
         }
         self._keep(ended)
         return ended

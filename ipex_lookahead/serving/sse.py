@@ -39,7 +39,7 @@ def line(data: Any) -> bytes:
 
 
 def comments(deltas: Sequence[Delta]) -> Iterator[bytes]:
-    """Where answers stand that have no text yet: that they wait, or how much of a prompt has been read.
+    """The state of answers: that they wait, how much of a prompt has been read, or that an answer repeats itself.
 
     Clients pass over such lines, which keep connections open.
     """
@@ -48,6 +48,8 @@ def comments(deltas: Sequence[Delta]) -> Iterator[bytes]:
     for delta in deltas:
         if delta.progress is not None:
             yield f": prefill {delta.progress[0]}/{delta.progress[1]}\n\n".encode()
+        if delta.repeats:
+            yield b": repeats itself\n\n"
 
 
 class EventStream(Response):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ipex_lookahead.conversation.answer import Finish
 from ipex_lookahead.decoding.prefix_cache import PAGE
 from ipex_lookahead.decoding.stats import GenerationStats
 
@@ -56,8 +57,9 @@ def usage(stats: Sequence[GenerationStats], sharing: int = 1, thought: int = 0) 
     }
 
 
-def timings(stats: GenerationStats) -> dict[str, Any]:
-    """llama.cpp's ``timings`` of one answer, which other programs read, and what only is here."""
+def timings(finish: Finish) -> dict[str, Any]:
+    """Return llama.cpp's ``timings`` of one answer, and the fields that only this server has."""
+    stats = finish.stats
     stats.fold()
     read = stats.prompt_tokens - cached(stats)
     return {
@@ -77,6 +79,7 @@ def timings(stats: GenerationStats) -> dict[str, Any]:
         "first_token_ms": _ms(stats.first_token_seconds),
         "tokens_per_step": round(stats.mean_acceptance_length, 3),
         "seed": stats.seed if stats.seed is None or stats.seed <= LARGEST else None,
+        "repeats_itself": finish.repeats,
     }
 
 

@@ -78,12 +78,12 @@ class ChoiceWriter(ABC):
 
     async def whole(self) -> dict[str, Any]:
         """Return all answers in one object."""
-        choices = self._choices(await self._answers.whole())
+        answers = await self._answers.whole()
         return {
             **self._head,
-            "choices": choices,
+            "choices": self._choices(answers),
             "usage": self._usage(),
-            "timings": timings(self._answers.finished[0]),
+            "timings": timings(answers[0].finish),
         }
 
 

@@ -6,31 +6,10 @@ import random
 
 import pytest
 
-from ipex_lookahead.cli.report import TAIL, ending, is_loop, repeats
+from ipex_lookahead.cli.report import ending, is_loop
 from ipex_lookahead.decoding.stats import GenerationStats
 
 VARIED = random.Random(3).choices(range(1000), k=300)
-
-
-@pytest.mark.parametrize("period", [1, 2, 3, 17, 32])
-def test_one_thing_again_and_again(period):
-    said = VARIED[:period] * (TAIL // period + 1)
-    assert repeats(VARIED + said[-TAIL:])
-    assert repeats(said[-TAIL:]), "also where nothing stands before"
-
-
-@pytest.mark.parametrize("apart", [64, 100, 200])
-def test_a_long_part_once_more(apart):
-    assert repeats(VARIED[:apart] + VARIED[:TAIL])
-    assert not repeats(VARIED[:apart] + VARIED[: TAIL - 1])
-
-
-def test_what_does_not_repeat():
-    assert not repeats([])
-    assert not repeats([5] * (TAIL - 1)), "too short to tell"
-    assert not repeats(VARIED)
-    assert not repeats([5] * TAIL + VARIED[:40]), "it found its way out"
-    assert not repeats(list(range(40)) + list(range(24))), "a word said again is no loop"
 
 
 @pytest.mark.parametrize(

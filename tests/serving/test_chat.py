@@ -336,6 +336,79 @@ def test_an_answer_goes_on_from_the_assistants_last_message(client):
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+ENDLESS = {"ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ENDLESS,
+        {**HOT, **ENDLESS},
+        {**HOT, **ENDLESS, "presence_penalty": 2, "frequency_penalty": 1, "repetition_penalty": 1.3},
+        {**HOT, "min_tokens": 40},
+        {
+            **HOT,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "array", "minItems": 60}}},
+        },
+        {**HOT, **ENDLESS, "stop": ["\u0000never"], "lookahead": 0},
+    ],
+    ids=["greedy", "sampled", "penalties", "min_tokens", "grammar", "stop"],
+)
+@pytest.mark.parametrize("cut", [1, 18, 47])
+def test_a_continued_answer_is_the_answer_without_the_limit(client, fields, cut):
+    given = {"return_token_ids": True, **fields}
+    whole = generation(client, max_tokens=48, **given)["choices"][0]
+    fewer = {**given, "min_tokens": min(cut, given["min_tokens"])} if "min_tokens" in given else given
+    first = generation(client, max_tokens=cut, **fewer)["choices"][0]
+    assert (len(first["token_ids"]), first["finish_reason"]) == (cut, "length")
+    said = {"role": "assistant", "content": first["message"]["content"], "token_ids": first["token_ids"]}
+    more = {**given, "messages": [*ASKED, said], "continue_final_message": True, "echo": True, "max_tokens": 48 - cut}
+    if "min_tokens" in more:
+        more["min_tokens"] = max(0, more["min_tokens"] - cut)
+    assert generation(client, **more)["choices"][0] == whole
+    chunks = streamed(client, **more)
+    assert text_of(chunks) == whole["message"]["content"]
+    assert [i for one in chunks for choice in one["choices"] for i in choice.get("token_ids", [])] == whole["token_ids"]
+    usage = generation(client, **more)["usage"]
+    assert usage["completion_tokens"] <= 48 - cut, "usage counts the tokens of this request"
+
+
+def test_a_continued_text_is_echoed(client):
+    said = [*ASKED, {"role": "assistant", "content": "Well, "}]
+    rest = generation(client, messages=said, continue_final_message=True, **HOT)["choices"][0]["message"]["content"]
+    both = {"messages": said, "continue_final_message": True, "echo": True, **HOT}
+    assert generation(client, **both)["choices"][0]["message"]["content"] == "Well, " + rest
+    assert text_of(streamed(client, **both)) == "Well, " + rest
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("echo", {"echo": True}),
+        ("messages.1.token_ids", {"messages": [*ASKED, {"role": "assistant", "content": "a", "token_ids": [5]}]}),
+        ("messages.0.token_ids", {"messages": [{**ASKED[0], "token_ids": [5]}]}),
+        (
+            "messages.token_ids",
+            {
+                "messages": [*ASKED, {"role": "assistant", "content": "a", "token_ids": [1 << 40]}],
+                "continue_final_message": True,
+            },
+        ),
+    ],
+)
+def test_a_continuation_that_cannot_be_made_is_refused(client, param, fields):
+    answer = client.post("/v1/chat/completions", json={"messages": ASKED, **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_an_answer_that_repeats_itself_is_reported(client):
+    looping = {"max_tokens": 300, "logit_bias": {"70": 100}, **ENDLESS}
+    assert generation(client, **looping)["timings"]["repeats_itself"] is True
+    assert generation(client)["timings"]["repeats_itself"] is False
+    body = {"messages": ASKED, "temperature": 0, "stream": True, **looping}
+    assert 2 <= client.post("/v1/chat/completions", json=body).text.count(": repeats itself\n\n") <= 5
+
+
 def test_verbosity_is_the_templates(client, model, monkeypatch):
     template = "{{ verbosity }}:" + model.tokenizer.chat_template
     monkeypatch.setattr(model.tokenizer, "chat_template", template)

@@ -113,7 +113,7 @@ def test_models(client, model, server, monkeypatch):
     own = {"temperature": 0.0, "top_k": 50, "top_p": 1.0, "min_p": 0.0, "seed": None}
     assert listed[0]["meta"]["sampling"] == own, "of a request that says nothing of it"
     assert client.get("/models").json()["data"] == listed
-    assert listed[0]["meta"]["chat_template"] is True
+    assert (listed[0]["meta"]["chat_template"], listed[0]["meta"]["thinking_switch"]) == (True, False)
     monkeypatch.setitem(vars(server.served), "template", "")
     assert client.get("/v1/models").json()["data"][0]["meta"]["chat_template"] is False
 

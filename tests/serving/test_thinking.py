@@ -216,6 +216,28 @@ def test_strict_json_behind_a_thought_every_time(says: Says, opened: bool, behin
     assert 0 < found[0]["usage"][1] < found[0]["usage"][0]
 
 
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_thought_goes_on_after_the_limit(says: Says, opened: bool) -> None:
+    said = f"{'' if opened else says.marks.opening}\nhmm\n\n{says.marks.end}\n\nHé."
+    client = says(said, opened)
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "chat_template_kwargs": {"opened": opened},
+        "max_tokens": 200, "return_token_ids": True,
+    }  # fmt: skip
+
+    def ask(**more: Any) -> dict[str, Any]:
+        found: dict[str, Any] = client.post("/v1/chat/completions", json={**body, **more}).json()["choices"][0]
+        return found
+
+    whole = ask()
+    assert (whole["message"]["reasoning_content"], whole["message"]["content"]) == ("hmm", "Hé.")
+    for cut in range(1, len(whole["token_ids"])):
+        first = ask(max_tokens=cut)
+        begun = {"role": "assistant", "content": "", "token_ids": first["token_ids"]}
+        rest = {"messages": [*body["messages"], begun], "continue_final_message": True, "echo": True}
+        assert ask(**rest) == whole
+
+
 @pytest.mark.parametrize("marks", EVERY_MARKS.values(), ids=EVERY_MARKS)
 @pytest.mark.parametrize("cut", [0, 1, 5, 20, 26, 27, 40, 1000])
 def test_a_step_whose_draft_has_the_end_of_the_thought(
