@@ -1,22 +1,35 @@
 // The server's APIs as the page calls them.
 import { at } from "./dom.js";
+import { sidebar } from "./sidebar.js";
 
 const KEY = "ipex-lookahead.key"; // of this tab only
 
+/** An error that the server reported; `code` is the API's word for it. */
+export class ServerError extends Error {
+  constructor(message, code = "") {
+    super(message);
+    this.code = code;
+  }
+}
+
+/** Put the API key of this tab into its field. */
 export function restoreKey() {
   at("key").value = sessionStorage.getItem(KEY) || "";
 }
 
+/** Keep the API key for this tab. */
 export function keepKey() {
   sessionStorage.setItem(KEY, at("key").value);
 }
 
-export function askForKey() {
+/** Show the field for the API key, and open what it is in. */
+export function requestKey() {
   at("key-row").hidden = false;
-  document.body.classList.add("menu");
-  at("menu").setAttribute("aria-expanded", "true");
+  at("settings").open = true;
+  sidebar(true);
 }
 
+/** Send a request, with a JSON body as POST. Throws an Error if the server cannot be reached. */
 export async function request(path, body, signal) {
   const key = at("key").value;
   const response = await fetch(path, {
@@ -27,13 +40,13 @@ export async function request(path, body, signal) {
   }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("the server cannot be reached; is it still running?");
   });
-  if (response.status === 401) askForKey();
+  if (response.status === 401) requestKey();
   return response;
 }
 
 async function failure(response) {
-  const body = await response.json().catch(() => ({}));
-  return new Error(body.error ? body.error.message : `the server answered ${response.status}`);
+  const { error } = await response.json().catch(() => ({}));
+  return error ? new ServerError(error.message, error.code) : new Error(`the server answered ${response.status}`);
 }
 
 async function* events(response) {
@@ -48,26 +61,35 @@ async function* events(response) {
     for (const part of parts) {
       if (part.startsWith("data: ") && part !== "data: [DONE]") yield JSON.parse(part.slice(6));
       else if (part.startsWith(": prefill")) yield { prefill: part.slice(10) };
+      else if (part.startsWith(": repeats")) yield { repeats: true };
     }
   }
 }
 
-// Streams an answer to `messages`. `onProgress` receives {prefill}, or {text, thought, trace}. Returns the figures.
+/**
+ * Stream an answer to `messages`.
+ *
+ * `onProgress` receives {prefill}, {repeats}, or {text, thought, trace, ids}: what is new, with the runs of its draft trace
+ * and its token ids. Returns {timings, reason}, `reason` being the API's finish_reason.
+ */
 export async function ask(messages, options, signal, onProgress) {
-  const body = { messages, stream: true, return_draft_trace: true, ...options };
+  const body = { messages, stream: true, return_draft_trace: true, return_token_ids: true, ...options };
   const response = await request("v1/chat/completions", body, signal);
   if (!response.ok) throw await failure(response);
   let timings = null;
   let reason = null;
   try {
     for await (const event of events(response)) {
-      if (event.error) throw new Error(event.error.message);
-      if (event.prefill) onProgress({ prefill: event.prefill });
+      if (event.error) throw new ServerError(event.error.message, event.error.code);
+      if (event.prefill || event.repeats) onProgress(event);
       const choice = event.choices && event.choices[0];
       if (choice) {
-        const { content = "", reasoning_content: thought = "" } = choice.delta;
-        const trace = event.draft_trace || [];
-        if (content || thought || trace.length) onProgress({ text: content || "", thought, trace });
+        const { content, reasoning_content: thought } = choice.delta;
+        const { draft_trace: trace = [] } = event;
+        const { token_ids: ids = [] } = choice;
+        if (content || thought || trace.length || ids.length) {
+          onProgress({ text: content || "", thought: thought || "", trace, ids });
+        }
         reason = choice.finish_reason || reason;
       }
       timings = event.timings || timings;
@@ -79,17 +101,28 @@ export async function ask(messages, options, signal, onProgress) {
   return { timings, reason };
 }
 
-export function summary({ timings, reason }) {
+/** Return the number of tokens of a conversation's prompt; Infinity if it is longer than the server reads. */
+export async function promptTokens(messages, options) {
+  const response = await request("apply-template", { messages, ...options });
+  if (response.ok) return (await response.json()).tokens.length;
+  const error = await failure(response);
+  if (error.code === "context_length_exceeded") return Infinity;
+  throw error;
+}
+
+/** Return an answer's statistics in one line; `before` is its number of tokens from earlier requests. */
+export function summary({ timings }, before = 0) {
   if (!timings) return "";
-  const parts = [`${timings.predicted_n} tokens`, `${timings.predicted_per_second.toFixed(1)} tok/s`];
-  parts.push(`${timings.tokens_per_step.toFixed(2)} tokens a step`);
-  if (timings.draft_n) parts.push(`${timings.draft_n_accepted} of ${timings.draft_n} drafted accepted`);
-  parts.push(`prompt ${timings.prompt_n + timings.cache_n} (${timings.cache_n} cached)`);
-  if (reason === "length") parts.push("ended by the limit of tokens");
+  const parts = [`${timings.predicted_n + before} tokens`];
+  if (!timings.repeats_itself) parts.push(`${timings.predicted_per_second.toFixed(1)} tok/s`);
+  if (!timings.repeats_itself) parts.push(`${timings.tokens_per_step.toFixed(2)} tokens per step`);
+  if (timings.draft_n) parts.push(`${timings.draft_n_accepted} of ${timings.draft_n} drafted tokens accepted`);
+  parts.push(`prompt ${timings.prompt_n + timings.cache_n} tokens (${timings.cache_n} cached)`);
+  if (timings.seed !== null && timings.seed !== undefined) parts.push(`seed ${timings.seed}`);
   return parts.join(" · ");
 }
 
-// Markdown -> nodes; null where the server does not render it, and it is shown as it was written.
+/** Return Markdown as nodes; null if the server does not render it, and it is shown as it was written. */
 export async function render(text) {
   const response = await request("render", { text }).catch(() => null);
   return response && response.ok ? (await response.json()).nodes : null;

@@ -1,6 +1,6 @@
 // Shows the nodes that the server makes of Markdown: createElement and text nodes only, and no tag but these.
 import { render } from "./api.js";
-import { button, copied, element } from "./dom.js";
+import { copyButton, element } from "./dom.js";
 
 const TAGS = new Set(
   ("a blockquote br code del em h3 h4 h5 h6 hr li ol p pre span strong table tbody td th thead tr ul").split(" "),
@@ -32,7 +32,7 @@ function build(node) {
 }
 
 function code(pre, language = "") {
-  const copy = button("Copy", (from) => copied(pre.textContent, from), "Copy code");
+  const copy = copyButton("Copy code", () => pre.textContent);
   pre.append(element("code"));
   return element("div", "code", element("div", "bar", element("span", "", language || "text"), copy), pre);
 }

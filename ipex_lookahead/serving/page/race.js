@@ -1,15 +1,17 @@
-// The same request twice with the same seed, without lookahead and with it; the texts are compared, and the times.
+// The same request twice with the same seed, without lookahead and with it; the texts and the times are compared.
 import { ask, summary } from "./api.js";
 import { write } from "./answer.js";
 import { at } from "./dom.js";
+import { drawnSeed } from "./settings.js";
 
+/** Run a race over `messages` and show it. */
 export async function race(messages, options, signal) {
   at("verdict").textContent = "";
   for (const lane of ["plain", "ahead"]) {
     at(`${lane}-said`).replaceChildren();
     at(`${lane}-figures`).textContent = "waiting";
   }
-  const seed = crypto.getRandomValues(new Uint32Array(1))[0];
+  const seed = options.seed ?? drawnSeed();
   const plain = await run("plain", messages, { ...options, seed, lookahead: 0 }, signal);
   const ahead = await run("ahead", messages, { ...options, seed }, signal);
   at("verdict").textContent = await verdict(plain, ahead);

@@ -1,16 +1,28 @@
 // Conversations in the browser's storage, each under its own name, so that two tabs do not overwrite each other's.
-// {id, title, named, system, when, messages: [{role, content, thought, trace, figures}]}; `trace` is the text as it was
-// written, in runs [source, text] by what drafted them.
+// {id, title, named, system, when, messages}; of a message:
+//   role, content, thought
+//   trace: the text as it was written, in runs [source, text] by the source of the draft
+//   figures: statistics; ended: why the answer is not complete, see chat.js
+//   ids, made: tokens and request options of an answer that can be continued
+//   cut: the model does not see the messages before this one
+//   versions: see branches.js
 const PREFIX = "ipex-lookahead.talk.";
 const TITLE = 60;
 
+/** Return a new, empty conversation. */
 export function fresh() {
   const id = [...crypto.getRandomValues(new Uint32Array(2))].map((n) => n.toString(36)).join("");
   return { id, title: "", named: false, system: "", when: Date.now(), messages: [] };
 }
 
-const right = (message) =>
-  message && ["user", "assistant"].includes(message.role) && typeof message.content === "string";
+/** Return whether a value can be shown as a message, with all of its versions. */
+export function isMessage(one) {
+  if (!one || !["user", "assistant"].includes(one.role) || typeof one.content !== "string") return false;
+  const versions = one.versions;
+  return versions === undefined || (Array.isArray(versions.tails) && versions.tails.every(
+    (tail, i) => (i === versions.at ? tail === null : Array.isArray(tail) && tail.length > 0 && tail.every(isMessage)),
+  ) && versions.tails[versions.at] === null);
+}
 
 function read(name) {
   try {
@@ -22,14 +34,14 @@ function read(name) {
       named: Boolean(named),
       system: String(system || ""),
       when: Number(when) || 0,
-      messages: messages.filter(right),
+      messages: messages.filter(isMessage),
     };
   } catch {
-    return null; // not ours, or spoiled; it stays where it is
+    return null; // of another program, or damaged: it is not touched
   }
 }
 
-// All of them, the one last used first.
+/** Return all conversations, the last used first. */
 export function all() {
   try {
     const names = Object.keys(localStorage).filter((name) => name.startsWith(PREFIX));
@@ -39,9 +51,9 @@ export function all() {
   }
 }
 
-// Whether it could be kept. One in which nothing was said is not.
+/** Store a conversation; return whether the browser took it. An empty one is not stored. */
 export function keep(talk) {
-  if (talk.gone) return true; // deleted while it was answered
+  if (talk.gone) return true; // deleted during an answer
   if (!talk.messages.length && !talk.system && !talk.named) {
     remove(talk);
     return true;
@@ -61,6 +73,7 @@ function titled(text) {
   return line.length > TITLE ? `${line.slice(0, TITLE - 1).join("")}…` : line.join("");
 }
 
+/** Remove a conversation from the storage. */
 export function remove(talk) {
   try {
     localStorage.removeItem(PREFIX + talk.id);
@@ -69,38 +82,14 @@ export function remove(talk) {
   }
 }
 
+/** Return the name of a conversation in lists. */
 export const name = (talk) => talk.title || "New conversation";
 
-export function asMarkdown(talk) {
-  const parts = [`# ${name(talk)}`];
-  if (talk.system) parts.push("## System", talk.system);
-  for (const message of talk.messages) {
-    parts.push(message.role === "user" ? "## You" : "## Model");
-    if (message.thought) parts.push(message.thought.replace(/^/gm, "> "));
-    parts.push(message.content);
-  }
-  return `${parts.join("\n\n")}\n`;
-}
+/** Return the position of the first message that the model sees. */
+export const firstSent = (talk) => Math.max(0, talk.messages.findLastIndex((message) => message.cut));
 
-// As the APIs take messages.
-export function asMessages(talk) {
-  const said = talk.messages.map(({ role, content }) => ({ role, content }));
-  return talk.system.trim() ? [{ role: "system", content: talk.system }, ...said] : said;
-}
-
-export function asJson(talk, model) {
-  const messages = asMessages(talk);
-  const before = messages.length - talk.messages.length; // the system prompt
-  talk.messages.forEach(({ thought }, i) => {
-    if (thought) messages[before + i].reasoning_content = thought;
-  });
-  return `${JSON.stringify({ title: name(talk), model, messages }, null, 2)}\n`;
-}
-
-export function download(text, talk, ending, kind) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: kind }));
-  link.download = `${name(talk).replace(/[^\p{L}\p{N} _-]+/gu, "").trim().slice(0, 40) || "conversation"}.${ending}`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+/** Return a conversation's first `count` messages as the APIs take them, without those that were dropped. */
+export function asMessages(talk, count = talk.messages.length) {
+  const sent = talk.messages.slice(firstSent(talk), count).map(({ role, content }) => ({ role, content }));
+  return talk.system.trim() ? [{ role: "system", content: talk.system }, ...sent] : sent;
 }

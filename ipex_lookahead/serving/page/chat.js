@@ -1,0 +1,367 @@
+// The open conversation: questions, answers, and what can be done with them.
+//
+// `ended` of an answer that is not complete: "length" (the limit of tokens), "loop" (the limit, and it repeats itself),
+// "full" (the end of the context), "stopped" (by the user), "broken" (an error).
+import { grow, resumed, Shown } from "./answer.js";
+import { ask, promptTokens, summary } from "./api.js";
+import * as branches from "./branches.js";
+import { announce, at, button, element } from "./dom.js";
+import { model } from "./model.js";
+import { race } from "./race.js";
+import { drawnSeed, limit, mostTokens, sampling } from "./settings.js";
+import * as talks from "./talks.js";
+
+const FULL = "context_length_exceeded";
+
+/** What is open; `running` stops the answer in progress, `editing` is the place of the message that is edited. */
+export const state = { talk: talks.all()[0] || talks.fresh(), running: null, editing: null };
+
+/** Set by page.js: the list of conversations may have changed; scroll to the end; open a new conversation. */
+export const hooks = { changed: () => {}, toEnd: () => {}, fresh: () => {} };
+
+/** Show a notice above the message; `actions` are buttons [text, handler]. */
+export function tell(text, actions = []) {
+  const buttons = element("span", "row", ...actions.map(([name, run]) => button(name, run)));
+  const sentence = text.slice(0, 1).toUpperCase() + text.slice(1);
+  at("notice").replaceChildren(...(text ? [element("span", "", sentence), buttons] : []));
+}
+
+/** Store the open conversation. */
+export function keep() {
+  state.talk.when = Date.now();
+  if (!talks.keep(state.talk)) {
+    tell("The browser's storage is full: this conversation is lost when the page is closed. Export or delete some.");
+  }
+  hooks.changed();
+}
+
+/** Open a conversation; without a known id, a new one. */
+export function open(id = "") {
+  if (state.running) state.running.abort();
+  busy(null);
+  state.talk = talks.all().find((one) => one.id === id) || talks.fresh();
+  at("system").value = state.talk.system;
+  at("race").hidden = true;
+  tell("");
+  edit(null);
+  hooks.changed();
+  redraw();
+}
+
+function show(message) {
+  const { talk } = state;
+  const place = () => talk.messages.indexOf(message);
+  if (message.cut) at("talk").append(boundary(message));
+  const shown = new Shown(message, {
+    edit: () => edit(place()),
+    again: () => again(place()),
+    choose: (number) => {
+      if (state.running) return;
+      const where = place();
+      branches.choose(talk, where, number);
+      keep();
+      redraw();
+      at("talk").querySelectorAll("li.user, li.assistant")[where]?.querySelector(".versions button:enabled")?.focus();
+    },
+  });
+  explain(shown, message);
+  return shown;
+}
+
+/** The line above the first message that the model sees. */
+function boundary(message) {
+  return element("li", "boundary", "The model does not see the messages above this line.", button("Undo", () => {
+    delete message.cut;
+    keep();
+    redraw();
+  }));
+}
+
+/** Say under an answer why it is not complete, and offer what helps. */
+function explain(shown, message) {
+  const place = () => state.talk.messages.indexOf(message);
+  const go = message.ids?.length ? [["Continue", () => goOn(place())]] : [];
+  const made = message.limit ? `its limit of ${message.limit.toLocaleString("en")} tokens` : "the model's own limit";
+  const full = [["New conversation", () => hooks.fresh()], ["Drop the oldest turns", () => drop(() => goOn(place()))]];
+  const [text, actions] = {
+    length: [`The answer reached ${made}.`, go],
+    loop: [`The answer repeats itself and reached ${made}. Try another temperature or a larger model.`, go],
+    full: [`The conversation fills the model's context${sized()}.`, full],
+    stopped: ["Stopped.", go],
+    broken: [go.length ? "The answer broke off." : "", go],
+  }[message.ended] || ["", []];
+  shown.tell(text, actions);
+}
+
+const sized = () => (model.context ? ` (${model.context.toLocaleString("en")} tokens)` : "");
+
+/** Show the open conversation anew. */
+export function redraw() {
+  at("talk").replaceChildren();
+  for (const message of state.talk.messages) show(message);
+  at("empty").hidden = state.talk.messages.length > 0;
+  hooks.toEnd();
+}
+
+/** Put text into the message box. */
+export function write(text) {
+  at("prompt").value = text;
+  fit();
+}
+
+/** Give the message box as many rows as its text has, where the browser does not. */
+export function fit() {
+  at("prompt").rows = Math.min(8, at("prompt").value.split("\n").length);
+}
+
+/** Edit the message at a place; null ends editing. */
+export function edit(place) {
+  if (state.running) return;
+  const was = state.editing;
+  state.editing = place;
+  at("editing").hidden = place === null;
+  if (place === null) {
+    if (was !== null) write("");
+    return;
+  }
+  write(state.talk.messages[place].content);
+  at("prompt").focus();
+}
+
+function busy(controller) {
+  state.running = controller;
+  const held = [at("send"), at("stop")].includes(document.activeElement);
+  at("send").hidden = at("race-it").disabled = controller !== null;
+  at("stop").hidden = controller === null;
+  if (held) (controller === null ? at("send") : at("stop")).focus(); // a hidden button loses the focus
+}
+
+/** Run `work`, which can be stopped; `failed` receives an error that is not the user's stop. */
+async function guarded(work, failed) {
+  const controller = new AbortController();
+  busy(controller);
+  tell("");
+  announce("The model is answering.");
+  try {
+    await work(controller.signal);
+    announce("The answer is complete.");
+  } catch (error) {
+    if (state.running !== controller) return; // another conversation was opened
+    announce("");
+    if (error.name === "AbortError") announce("Stopped.");
+    else failed(error);
+  } finally {
+    if (state.running === controller) busy(null);
+  }
+}
+
+/** Stream into `message`, which `shown` shows, what the model answers to `sent`. Throws the error of the request. */
+async function stream(talk, message, shown, sent, options, signal) {
+  const before = options.echo ? message.ids.length : 0;
+  let echo = Boolean(options.echo);
+  let first = 0;
+  let count = 0;
+  let ended = "broken";
+  const put = (came) => {
+    if (came.prefill) {
+      shown.count(`reading the prompt: ${came.prefill}`);
+      return;
+    }
+    if (came.repeats) {
+      shown.tell("The answer repeats itself.", [["Stop", () => state.running?.abort()]]);
+      return;
+    }
+    const { text, thought, ids, trace } = came;
+    if (echo) {
+      echo = false;
+      message.trace = resumed(message.trace || [], trace.map((one) => one.text).join(""));
+      Object.assign(message, { content: text, thought, ids });
+      shown.restart(message.trace);
+      shown.put({ text, thought, trace: [] });
+      return;
+    }
+    first ||= performance.now();
+    count += ids.length;
+    message.content += text;
+    message.thought += thought;
+    message.ids.push(...ids);
+    for (const { source, text: piece } of trace) grow(message.trace, source || "", piece);
+    shown.put(came);
+    const seconds = (performance.now() - first) / 1000;
+    if (seconds > 0.2) shown.count(`${(count / seconds).toFixed(1)} tok/s`);
+  };
+  try {
+    const found = await ask(sent, options, signal, put);
+    const { timings } = found;
+    message.figures = summary(found, before);
+    if (timings && Number.isInteger(timings.seed)) message.made.seed = timings.seed;
+    ended = found.reason === "length" ? atLimit(timings, options.max_tokens) : "";
+  } catch (error) {
+    if (error.name === "AbortError") ended = "stopped";
+    throw error;
+  } finally {
+    message.ended = ended;
+    if (!ended) delete message.ids; // a complete answer is not continued
+    shown.item.removeAttribute("aria-busy");
+    explain(shown, message);
+    if (talk === state.talk) keep();
+    else talks.keep(talk);
+    shown.end();
+  }
+}
+
+/** Return which limit an answer reached. */
+function atLimit(timings, most = 0) {
+  if (!timings) return "length";
+  const total = timings.cache_n + timings.prompt_n + timings.predicted_n;
+  if ((model.context && total >= model.context) || (most && timings.predicted_n < most)) return "full";
+  return timings.repeats_itself ? "loop" : "length";
+}
+
+/** Request an answer to a question, as a version of what is at `place`. */
+async function answer(place, question, more = {}) {
+  const { talk } = state; // another may be opened meanwhile
+  const asks = talk.messages[place] !== question;
+  if (asks) branches.add(talk, place, question);
+  const made = { ...sampling(), ...more };
+  const empty = { content: "", thought: "", trace: [], ids: [] };
+  const message = { role: "assistant", ...empty, made, limit: mostTokens(), ended: "stopped" }; // until it has ended
+  branches.add(talk, place + 1, message);
+  at("race").hidden = true;
+  redraw();
+  const shown = begin(message);
+  const undo = () => {
+    branches.discard(talk, place + 1);
+    if (asks) branches.discard(talk, place);
+    if (talk !== state.talk) return;
+    redraw();
+    if (asks && !at("prompt").value) write(question.content);
+  };
+  const work = async (signal) => {
+    try {
+      await stream(talk, message, shown, talks.asMessages(talk, place + 1), { ...made, ...limit() }, signal);
+    } finally {
+      if (!message.content && !message.thought && message.ended) undo(); // nothing came: all is as it was
+      keep();
+    }
+  };
+  await guarded(work, (error) => {
+    const retry = () => {
+      if (asks && at("prompt").value === question.content) write("");
+      if (talk.messages[place + 1] === message) branches.discard(talk, place + 1);
+      answer(place, question, more);
+    };
+    if (error.code === FULL) tellFull(error, [...talk.messages.slice(0, place), question], retry);
+    else tell(error.message, [["Try again", retry]]);
+  });
+}
+
+/** The view of a message whose answer comes now. */
+function begin(message) {
+  const { talk } = state;
+  at("talk").lastElementChild.remove();
+  const shown = show(message);
+  shown.item.setAttribute("aria-busy", "true");
+  shown.tell("");
+  hooks.toEnd();
+  return shown;
+}
+
+/** Say that the conversation no longer fits, with the numbers, and offer what helps. */
+async function tellFull(error, messages, retry) {
+  const { talk } = state;
+  const count = await promptTokens(talks.asMessages({ ...talk, messages })).catch(() => Infinity);
+  const tokens = Number.isFinite(count) ? ` (${count.toLocaleString("en")} tokens)` : "";
+  const said = `This conversation${tokens} no longer fits the model's context${sized()}. Start a new one, or edit an earlier message.`;
+  const fewer = messages.filter((one) => one.role === "user").length > 1;
+  tell(fewer ? said : `This message${tokens} does not fit the model's context${sized()}. Shorten it.`, fewer ? [
+    ["New conversation", () => hooks.fresh()],
+    ["Drop the oldest turns", () => drop(retry, messages)],
+  ] : []);
+}
+
+/** Hide the fewest of the oldest turns from the model that leave room for an answer; then run `next`. */
+async function drop(next, messages = state.talk.messages) {
+  const { talk } = state;
+  const first = talks.firstSent({ messages });
+  const starts = messages.flatMap(({ role }, i) => (role === "user" && i > first ? [i] : []));
+  const fits = async (start) => {
+    const sent = talks.asMessages({ ...talk, messages: messages.slice(start) });
+    const room = Math.min(mostTokens() || model.context / 8, model.context / 2);
+    return (await promptTokens(sent)) + room <= model.context;
+  };
+  let [low, high] = [0, starts.length - 1];
+  try {
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (await fits(starts[middle])) high = middle;
+      else low = middle + 1;
+    }
+  } catch (error) {
+    tell(error.message);
+    return;
+  }
+  if (talk !== state.talk) return;
+  if (high < 0) {
+    tell("Only one question is left. Start a new conversation, or shorten the question.", [["New conversation", () => hooks.fresh()]]);
+    return;
+  }
+  messages[starts[low]].cut = true;
+  keep();
+  redraw();
+  next();
+}
+
+/** Continue an answer from its tokens: the text is the one without the limit. */
+function goOn(place) {
+  const { talk } = state;
+  const message = talk.messages[place];
+  if (state.running || !message?.ids?.length || place !== talk.messages.length - 1) return;
+  const sent = [
+    ...talks.asMessages(talk, place),
+    { role: "assistant", content: message.content, token_ids: message.ids },
+  ];
+  message.limit = mostTokens();
+  const options = { ...message.made, ...limit(), continue_final_message: true, echo: true };
+  const shown = begin(message);
+  guarded((signal) => stream(talk, message, shown, sent, options, signal), (error) => {
+    if (error.code === FULL) tellFull(error, talk.messages.slice(0, place + 1), () => goOn(place));
+    else tell(error.message, [["Try again", () => goOn(place)]]);
+  });
+}
+
+/** Write another version of the answer at a place. */
+export function again(place) {
+  const question = state.talk.messages[place - 1];
+  if (state.running || question?.role !== "user") return;
+  answer(place - 1, question, { seed: drawnSeed() }); // with the same seed, the answer would be the same
+}
+
+/** Send the message in the box. */
+export function send() {
+  const text = at("prompt").value.trim();
+  if (!text || state.running) return;
+  const place = state.editing === null ? state.talk.messages.length : state.editing;
+  edit(null);
+  write("");
+  answer(place, { role: "user", content: text });
+}
+
+/** Race over the message in the box, or over the last question. */
+export function run() {
+  const { talk } = state;
+  if (state.running) return;
+  const text = at("prompt").value.trim();
+  const last = talk.messages.findLastIndex((one) => one.role === "user");
+  if (!text && last < 0) {
+    tell("Write a message first; a race sends it twice.");
+    at("prompt").focus();
+    return;
+  }
+  const sent = text ? [...talks.asMessages(talk), { role: "user", content: text }] : talks.asMessages(talk, last + 1);
+  at("race").hidden = false;
+  at("empty").hidden = true;
+  hooks.toEnd();
+  const options = { ...sampling(), ...limit() };
+  guarded((signal) => race(sent, options, signal), (error) => tell(error.message, [["Try again", run]]));
+}
