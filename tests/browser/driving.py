@@ -12,7 +12,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 expect = playwright.expect
 
 PICTURES = Path(__file__).resolve().parents[2] / "build" / "browser"
-PATIENCE = 6_000
+PATIENCE = 15_000
 WIDTH, HEIGHT = 1280, 800
 CODE = "def f(x):\n    return sorted(x)  # why\n"
 MARKDOWN = ["# Sort", "ing\n\nSee [it](https://x.y), not <b>b</b> or [this](javascript:alert(1)).\n\n",
@@ -115,7 +115,8 @@ def dripping(page: Any, lines: int) -> None:
               pull: async (to) => {
                 await new Promise((done) => setTimeout(done, 30));
                 if (init.signal.aborted) return;
-                to.enqueue(line < lines ? event({ content: `- line ${line}\\n` }, null, [line]) : event({}, "stop", []));
+                const next = { content: `- line ${line}\\n` };
+                to.enqueue(line < lines ? event(next, null, [line]) : event({}, "stop", []));
                 if (line++ === lines) to.close();
               },
             });

@@ -45,6 +45,20 @@ def test_another_answer_is_a_version(page: Any) -> None:
     assert page.inner_text(f"{LAST} .markdown") == "Next", "a version comes back with what followed it"
 
 
+def test_earlier_messages_are_not_drawn_anew(page: Any) -> None:
+    scripted(page, {"content": "One"})
+    write(page, "first")
+    answered(page, "One")
+    page.evaluate("window.earlier = [...document.querySelectorAll('#talk > li')]")
+    write(page, "second")
+    expect(page.locator("#talk > li")).to_have_count(4)
+    idle(page)
+    page.click(f"{LAST} [aria-label='Write another answer']")
+    told(page, f"{LAST} .versions", "2/2")
+    idle(page)
+    assert page.evaluate("earlier.every((one) => one.isConnected)")
+
+
 def test_another_answer_is_drawn_with_another_seed(page: Any) -> None:
     asked = scripted(page, {"content": "One"})
     write(page, "first")
@@ -97,6 +111,9 @@ def test_a_version_that_fails_leaves_no_trace(page: Any) -> None:
     idle(page)
     assert page.inner_text("#talk li.user .said") == "first"
     assert page.input_value("#prompt") == "changed"
+    assert page.is_visible("#editing")
+    page.click("#cancel")
+    assert page.input_value("#prompt") == ""
 
 
 def several(page: Any) -> None:
@@ -184,7 +201,7 @@ GOOD = {"messages": [{"role": "user", "content": "a"}]}
         ("{}", "has no list"),
         ('{"conversations": [{"messages": []}]}', "has no list"),
         (json.dumps({"messages": [{"role": "user", "content": 1}]}), "message 1 of conversation 1"),
-        (json.dumps([GOOD, {"messages": [*GOOD["messages"], {"role": "tool", "content": "b"}]}]), "message 2 of conversation 2"),
+        (json.dumps([GOOD, {"messages": [*GOOD["messages"], {"role": "tool", "content": "b"}]}]), "message 2 of"),
         (json.dumps({"messages": [{**GOOD["messages"][0], "versions": {"at": 5, "tails": []}}]}), "message 1"),
         (json.dumps({"messages": [{"role": "system", "content": []}, *GOOD["messages"]]}), "the system message"),
     ],

@@ -43,9 +43,8 @@ def test_a_continued_answer_is_the_one_without_the_limit(page: Any, temperature:
     write(page, question)
     told(page, f"{LAST} .figures", "130 tokens")
     idle(page)
-    stored = page.evaluate(
-        "Object.values(localStorage).filter((one) => one.includes('messages')).map(JSON.parse).map((t) => t.messages[1])"
-    )
+    talks = "Object.values(localStorage).filter((one) => one.includes('messages')).map((one) => JSON.parse(one))"
+    stored = page.evaluate(f"{talks}.map((one) => one.messages[1])")
     assert len(stored) == 2
     assert stored[0]["content"] == stored[1]["content"]
     assert stored[0]["ids"] == stored[1]["ids"]
@@ -124,7 +123,7 @@ def test_a_full_context_offers_to_drop_the_oldest_turns(page: Any) -> None:
     told(page, "#model", "default")
     ask(page, "Say one.", 10)
     ask(page, "Say two.", 10)
-    long = "word " * 4000
+    long = "word " * 4100
     scripted(page, {"content": long, "ids": [1]})
     write(page, long)
     told(page, f"{LAST} .markdown", "word word")

@@ -12,10 +12,10 @@ LONG = [
     "Merge sort splits the list, sorts both halves and **merges** them. It takes `O(n log n)` comparisons.\n\n",
     "```python\ndef merge(a, b):\n    result = []\n    while a and b:  # take the smaller head\n",
     "        result.append((a if a[0] <= b[0] else b).pop(0))\n    return result + a + b\n```\n\n",
-    "### When to use it\n\n1. The input is *large*.\n2. Order of equal items matters:\n   - records\n   - log lines\n\n",
-    "| method | average | worst case | stable | memory |\n|:--|--:|--:|:-:|--:|\n| merge sort | n log n | n log n | yes |"
-    " n |\n| quicksort | n log n | n² | no | log n |\n| heapsort | n log n | n log n | no | 1 |\n\n",
-    "> Measure before you choose.\n",
+    "### When to use it\n\n1. The input is *large*.\n2. Order of equal items matters:\n   - records\n   - log lines\n",
+    "\n| method | average | worst case | stable | memory |\n|:--|--:|--:|:-:|--:|\n",
+    "| merge sort | n log n | n log n | yes | n |\n| quicksort | n log n | n² | no | log n |\n",
+    "| heapsort | n log n | n log n | no | 1 |\n\n> Measure before you choose.\n",
 ]
 
 

@@ -60,8 +60,8 @@ function show(message) {
       const where = place();
       branches.choose(talk, where, number);
       keep();
-      redraw();
-      at("talk").querySelectorAll("li.user, li.assistant")[where]?.querySelector(".versions button:enabled")?.focus();
+      redraw(where);
+      items()[where].querySelector(".versions button:enabled").focus();
     },
   });
   explain(shown, message);
@@ -95,13 +95,17 @@ function explain(shown, message) {
 
 const sized = () => (model.context ? ` (${model.context.toLocaleString("en")} tokens)` : "");
 
-/** Show the open conversation anew. */
-export function redraw() {
-  at("talk").replaceChildren();
-  for (const message of state.talk.messages) show(message);
+/** Show the open conversation, anew from a place on. */
+export function redraw(from = 0) {
+  const kept = items()[from - 1];
+  while (from ? kept.nextSibling : at("talk").hasChildNodes()) at("talk").lastChild.remove();
+  for (const message of state.talk.messages.slice(from)) show(message);
   at("empty").hidden = state.talk.messages.length > 0;
-  hooks.toEnd();
+  if (!from) hooks.toEnd();
 }
+
+/** Return the elements of the messages. */
+const items = () => at("talk").querySelectorAll(":scope > :not(.boundary)");
 
 /** Put text into the message box. */
 export function write(text) {
@@ -109,7 +113,7 @@ export function write(text) {
   fit();
 }
 
-/** Give the message box as many rows as its text has, where the browser does not. */
+/** Fit the height of the message box to its text, where the browser does not. */
 export function fit() {
   at("prompt").rows = Math.min(8, at("prompt").value.split("\n").length);
 }
@@ -118,14 +122,18 @@ export function fit() {
 export function edit(place) {
   if (state.running) return;
   const was = state.editing;
-  state.editing = place;
-  at("editing").hidden = place === null;
+  mark(place);
   if (place === null) {
     if (was !== null) write("");
     return;
   }
   write(state.talk.messages[place].content);
   at("prompt").focus();
+}
+
+function mark(place) {
+  state.editing = place;
+  at("editing").hidden = place === null;
 }
 
 function busy(controller) {
@@ -221,21 +229,23 @@ function atLimit(timings, most = 0) {
 /** Request an answer to a question, as a version of what is at `place`. */
 async function answer(place, question, more = {}) {
   const { talk } = state; // another may be opened meanwhile
-  const asks = talk.messages[place] !== question;
-  if (asks) branches.add(talk, place, question);
+  const isNew = talk.messages[place] !== question;
+  if (isNew) branches.add(talk, place, question);
   const made = { ...sampling(), ...more };
   const empty = { content: "", thought: "", trace: [], ids: [] };
   const message = { role: "assistant", ...empty, made, limit: mostTokens(), ended: "stopped" }; // until it has ended
   branches.add(talk, place + 1, message);
   at("race").hidden = true;
-  redraw();
+  redraw(isNew ? place : place + 1);
   const shown = begin(message);
   const undo = () => {
     branches.discard(talk, place + 1);
-    if (asks) branches.discard(talk, place);
+    if (isNew) branches.discard(talk, place);
     if (talk !== state.talk) return;
     redraw();
-    if (asks && !at("prompt").value) write(question.content);
+    if (!isNew || at("prompt").value) return;
+    write(question.content);
+    if (place < talk.messages.length) mark(place);
   };
   const work = async (signal) => {
     try {
@@ -247,7 +257,10 @@ async function answer(place, question, more = {}) {
   };
   await guarded(work, (error) => {
     const retry = () => {
-      if (asks && at("prompt").value === question.content) write("");
+      if (isNew && at("prompt").value === question.content) {
+        write("");
+        mark(null);
+      }
       if (talk.messages[place + 1] === message) branches.discard(talk, place + 1);
       answer(place, question, more);
     };
@@ -256,7 +269,7 @@ async function answer(place, question, more = {}) {
   });
 }
 
-/** The view of a message whose answer comes now. */
+/** Return the view of an answer in progress. */
 function begin(message) {
   const { talk } = state;
   at("talk").lastElementChild.remove();

@@ -83,6 +83,7 @@ function imported(given, number, file) {
   const title = typeof given.title === "string" ? given.title.slice(0, 200) : "";
   return {
     ...talks.fresh(),
+    when: Date.now() - number, // in the order of the file
     title,
     named: Boolean(title),
     system: system.map((one) => one.content).join("\n\n"),
