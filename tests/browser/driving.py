@@ -12,7 +12,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 expect = playwright.expect
 
 PICTURES = Path(__file__).resolve().parents[2] / "build" / "browser"
-PATIENCE = 15_000
+PATIENCE = 60_000
 WIDTH, HEIGHT = 1280, 800
 CODE = "def f(x):\n    return sorted(x)  # why\n"
 MARKDOWN = ["# Sort", "ing\n\nSee [it](https://x.y), not <b>b</b> or [this](javascript:alert(1)).\n\n",

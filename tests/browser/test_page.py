@@ -190,7 +190,7 @@ def test_a_failed_request_is_tried_again(page: Any) -> None:
 
 
 def test_an_answer_that_breaks_off_is_kept(page: Any) -> None:
-    scripted(page, {"content": "The first half"}, end=False)
+    scripted(page, {"content": "The first half"}, reason=None)
     write(page, "Go on")
     told(page, "#notice", "broken off")
     idle(page)

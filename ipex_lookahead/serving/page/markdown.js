@@ -23,7 +23,7 @@ function build(node) {
   if (tag === "table" || tag === "pre") {
     const scrolls = tag === "pre" ? made : outer;
     scrolls.tabIndex = 0; // what scrolls is reached by keyboard
-    scrolls.setAttribute("role", "region");
+    scrolls.setAttribute("role", "group");
     scrolls.setAttribute("aria-label", tag === "pre" ? "Code" : "Table");
   }
   outer.dataset.kind = kind(node);
