@@ -70,7 +70,7 @@ def test_axe_finds_nothing(browser: Any, address: str, width: int, scheme: str) 
     context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
-    with_meta(page, meta={"has_thinking_switch": True, "has_chat_template": False})
+    with_meta(page, meta={"thinking_switch": True, "chat_template": False})
     page.goto(address)
     told(page, "#model", "default")
     page.evaluate(Path(os.environ["IPEX_LOOKAHEAD_AXE"]).read_text())
@@ -204,7 +204,7 @@ def test_the_settings_are_sent_and_stored(page: Any) -> None:
 
 def test_thinking_can_be_switched_where_the_template_knows_it(page: Any) -> None:
     assert not page.is_visible("#thinking")
-    with_meta(page, meta={"has_thinking_switch": True})
+    with_meta(page, meta={"thinking_switch": True})
     page.reload()
     page.select_option("#thinking", "off")
     asked = scripted(page, {"content": "One"})
@@ -215,7 +215,7 @@ def test_thinking_can_be_switched_where_the_template_knows_it(page: Any) -> None
 
 def test_a_model_without_a_chat_template_is_named(page: Any) -> None:
     assert not page.is_visible("#no-template")
-    with_meta(page, meta={"has_chat_template": False})
+    with_meta(page, meta={"chat_template": False})
     page.reload()
     told(page, "#no-template", "no chat template")
     assert page.is_visible("#no-template")

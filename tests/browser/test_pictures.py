@@ -27,7 +27,7 @@ def test_pictures(browser: Any, address: str, width: int, scheme: str) -> None:
     )
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
-    with_meta(page, id="Qwen3-4B-Instruct-Q4_K_M", meta={"has_thinking_switch": True})
+    with_meta(page, id="Qwen3-4B-Instruct-Q4_K_M", meta={"thinking_switch": True})
     page.goto(address)
     told(page, "#model", "Qwen3")
     picture(page, f"{width}-{scheme}-empty")

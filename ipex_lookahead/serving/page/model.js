@@ -36,7 +36,7 @@ function describe({ id, max_model_len: context, meta }) {
   const tokens = `${context.toLocaleString("en")} tokens`;
   at("model").textContent = id;
   at("summary").textContent = `${format} · ${tokens}`;
-  at("no-template").hidden = meta.has_chat_template !== false;
+  at("no-template").hidden = meta.chat_template !== false;
   describeSettings(meta);
   const rows = [
     ["Name", id, "Copy the model's name"],

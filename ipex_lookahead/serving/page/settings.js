@@ -34,7 +34,7 @@ function showColors() {
 }
 
 /** Show which settings the model has: its defaults, and whether its template has a switch for thinking. */
-export function describeSettings({ sampling, has_thinking_switch: switchable }) {
+export function describeSettings({ sampling, thinking_switch: switchable }) {
   for (const name of NUMBERS) at(name).placeholder = sampling[name];
   at("thinking-row").hidden = !switchable;
 }
