@@ -48,6 +48,7 @@ ONLY_IN = {
     "prometheus_client": ("serving/",),
     "markdown_it": ("serving/markdown.py",),
     "pygments": ("serving/markdown.py",),
+    "pypdf": ("tokenization/worker.py",),
 }
 """Package -> the files or folders of ours that may import it."""
 

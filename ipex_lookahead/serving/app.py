@@ -20,6 +20,7 @@ from ipex_lookahead.serving import (
     messages,
     models,
     ollama,
+    pdf,
     responses,
     stored,
     tokens,
@@ -32,7 +33,7 @@ from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import ClientGoneError
 
 log = logging.getLogger(__name__)
-APIS = (chat, completions, responses, stored, messages, ollama, llama_server, models, tokens, health, web)
+APIS = (chat, completions, responses, stored, messages, ollama, llama_server, models, tokens, health, web, pdf)
 """One API a file; each has a ``router``."""
 
 

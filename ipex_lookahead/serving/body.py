@@ -321,11 +321,11 @@ class _Inflater:
         return ApiError(400, said, param="Content-Encoding", code="invalid_body")
 
 
-def bounded(receive: Receive, headers: Headers, limits: Limits) -> Receive:
+def bounded(receive: Receive, headers: Headers, limits: Limits, *, is_json: bool = True) -> Receive:
     """Return a ``receive`` that gives the body whole and decompressed.
 
     Size, number of parts, and time from the first request for it are limited. A compressed body is decompressed as it
-    comes, and refused at the first piece that exceeds the limit.
+    comes, and refused at the first piece that exceeds the limit. The parts of a body that is not JSON are not counted.
     """
     complete, most, seconds = False, limits.body_bytes, limits.body_seconds
 
@@ -361,7 +361,7 @@ def bounded(receive: Receive, headers: Headers, limits: Limits) -> Receive:
                     await discard(receive, headers, limits)
                 raise HTTPException(413, f"the request has more than {most} bytes, which is as much as is read")
         complete, body = True, b"".join(pieces)
-        if size > _LARGE and (many := await asyncio.to_thread(parts, body, limits)):
+        if is_json and size > _LARGE and (many := await asyncio.to_thread(parts, body, limits)):
             raise HTTPException(413, f"the request has more than {many}")
         return {"type": "http.request", "body": body, "more_body": False}
 

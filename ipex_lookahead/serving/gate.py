@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ipex_lookahead.serving.body import bounded, coding_of, discard
 from ipex_lookahead.serving.failures import ApiError
+from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Server
 
 log = logging.getLogger(__name__)
@@ -21,6 +23,8 @@ HEALTH = frozenset({"/health", "/v1/health"})
 OPEN = HEALTH | {"/", "/ready", "/favicon.ico"}
 """Paths that need no key; those below ``OPEN_FOLDER``, the page's files, need none either."""
 OPEN_FOLDER = "/page/"
+FILES = "/pdf-text"
+"""The path with a PDF file for a body, which may be larger than JSON."""
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -67,12 +71,13 @@ class Gate:
         try:
             self._check(scope, headers)
         except ApiError as error:
-            await discard(receive, headers, self._server.limits)
+            await discard(receive, headers, self._limits(scope))
             headers_of_error = {"connection": "close", **error.headers}
             refusal = JSONResponse(error.body(scope["path"]), error.status, headers=headers_of_error)
             await refusal(scope, receive, sending)
         else:
-            await self._app(scope, bounded(receive, headers, self._server.limits), sending)
+            is_json = scope["path"] != FILES
+            await self._app(scope, bounded(receive, headers, self._limits(scope), is_json=is_json), sending)
         finally:
             route = getattr(scope.get("route"), "path", "")
             self._server.metrics.requested(route or "other", status or 500)
@@ -93,7 +98,7 @@ class Gate:
                 code="wrong_origin",
             )
         length = headers.get("content-length", "0")
-        most = self._server.limits.body_bytes
+        most = self._limits(scope).body_bytes
         if length.isascii() and length.isdigit() and int(length[:20]) > most:
             raise ApiError(413, f"the request has {length[:20]} bytes, the limit is {most}", code="too_large")
         if scope["method"] == "POST":
@@ -101,6 +106,10 @@ class Gate:
         open_ = scope["path"] in OPEN or scope["path"].startswith(OPEN_FOLDER)
         if settings.keys and not open_:
             scope["owner"] = self._owner(headers)
+
+    def _limits(self, scope: Scope) -> Limits:
+        limits = self._server.limits
+        return replace(limits, body_bytes=limits.pdf_bytes) if scope["path"] == FILES else limits
 
     def _owner(self, headers: Headers) -> str:
         kind, _, bearer = headers.get("authorization", "").partition(" ")

@@ -35,6 +35,9 @@ class Limits:
         tools: functions of a request.
         remembered_bytes, all_remembered_bytes: memory for the responses that later ones name, of one key and of all.
         rendered_characters: of one text that the page has rendered.
+        pdf_bytes, pdf_pages, pdf_characters: of one PDF file that the page attaches, and of its text.
+        pdf_seconds, pdf_memory: processor time and bytes of memory of the process that reads it.
+        reading_pdfs: PDF files that are read at the same time; others wait.
         preparing: requests rendered and tokenized at the same time; others wait.
         compiling, all_compiling: grammars that are compiled at once, of one key and of all; others wait.
         head_seconds: seconds after which a connection without a complete request head is closed.
@@ -69,6 +72,12 @@ class Limits:
     remembered_bytes: int = 16 << 20
     all_remembered_bytes: int = 64 << 20
     rendered_characters: int = 60_000
+    pdf_bytes: int = 24 << 20
+    pdf_pages: int = 1000
+    pdf_characters: int = 2_000_000
+    pdf_seconds: float = 30.0
+    pdf_memory: int = 768 << 20
+    reading_pdfs: int = 2
     preparing: int = 4
     compiling: int = 2
     all_compiling: int = 8

@@ -178,6 +178,7 @@ class Server:
         remembered: responses that later requests name.
         fingerprint: see :meth:`Served.fingerprint`; "" while the model is being loaded.
         draining: whether it is to end.
+        reading_pdfs: slots for PDF files that are read at the same time.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -188,6 +189,7 @@ class Server:
         self.remembered = Remembered(self.limits.remembered_bytes, self.limits.all_remembered_bytes)
         self.fingerprint = ""
         self.draining = False
+        self.reading_pdfs = asyncio.Semaphore(self.limits.reading_pdfs)
         self._served: Served | None = None
         self._preparing: asyncio.Semaphore | None = None
         self._compiling: dict[str, asyncio.Semaphore] = {}

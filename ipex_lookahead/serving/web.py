@@ -34,13 +34,14 @@ def _names() -> frozenset[str]:
     return frozenset(one.name for one in _FOLDER.iterdir() if one.name.rpartition(".")[2] in _KINDS)
 
 
-def _needs_page(request: Request) -> None:
+def needs_page(request: Request) -> None:
+    """Raise ApiError where the server was started without its page."""
     if not server_of(request).settings.page:
         raise ApiError(404, "this server has no page; it was started with --no-page")
 
 
 def _file(request: Request, name: str) -> Response:
-    _needs_page(request)
+    needs_page(request)
     if name not in _names():
         raise ApiError(404, "there is nothing at this path")
     headers = {
@@ -76,7 +77,7 @@ async def icon() -> Response:
 @router.post("/render")
 async def render(request: Request, body: RenderRequest) -> Response:
     """Markdown -> ``{"nodes": [...]}`` as :mod:`ipex_lookahead.serving.markdown` has them."""
-    _needs_page(request)
+    needs_page(request)
     server = server_of(request)
     body.check()
     most = server.limits.rendered_characters

@@ -1,9 +1,10 @@
-"""The process that runs untrusted input: chat templates, tokenizers with any parts, grammars of clients.
+"""The process that runs untrusted input: chat templates, tokenizers with any parts, grammars and PDFs of clients.
 
-``process.py`` starts it as a script; it does not import the package. Jinja's sandbox, the tokenizers library and
-llguidance do not limit time and memory of their input. In this process the kernel limits address space and processor
-time, files cannot be written, and the process ends when a limit is reached. It reads messages from standard input and
-writes an answer for each to standard output: eight bytes of length, then JSON. It ends at the end of its input.
+``process.py`` starts it as a script; it does not import the package. Jinja's sandbox, the tokenizers library,
+llguidance and pypdf do not limit time and memory of their input. In this process the kernel limits address space and
+processor time, files cannot be written, and the process ends when a limit is reached. It reads messages from standard
+input and writes an answer for each to standard output: eight bytes of length, then JSON. It ends
+at the end of its input.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import json
+import logging
 import os
 import select
 import signal
@@ -373,6 +376,37 @@ class Trials:
         client.close()
 
 
+def pdf_text(file: bytes, limits: dict[str, Any]) -> dict[str, Any]:
+    """Return {"pages": number, "text": ...} of a PDF file, or {"error": kind, "message": ...}."""
+    try:
+        import pypdf
+    except ImportError as error:
+        return {"error": "missing", "message": str(error)}
+    logging.disable()  # pypdf reports each fault of a file that it reads nevertheless
+    os.nice(limits["nice"])
+    limit_resources(limits)
+    try:
+        reader = pypdf.PdfReader(io.BytesIO(file))
+        if reader.is_encrypted and not reader.decrypt(""):
+            return {"error": "encrypted"}
+        texts: list[str] = []
+        characters = 0
+        for page in reader.pages:
+            if len(texts) == limits["pages"]:
+                return {"error": "pages"}
+            texts.append(page.extract_text())
+            characters += len(texts[-1])
+            if characters > limits["characters"]:
+                return {"error": "characters"}
+    except MemoryError:
+        return {"error": "memory"}
+    except pypdf.errors.DependencyError:  # AES
+        return {"error": "encrypted"}
+    except Exception as error:  # pypdf does not document which ones a damaged file can raise
+        return {"error": "broken", "message": f"{type(error).__name__}: {error}"[:200]}
+    return {"pages": len(texts), "text": "\n\n".join(filter(None, (text.strip() for text in texts)))}
+
+
 def read_message(stream: BinaryIO) -> Any:
     """Return the next message, or None at the end."""
     size = int.from_bytes(stream.read(8), "little")
@@ -432,6 +466,10 @@ def main() -> None:
         return
     if "template" in request:
         write(render(request))
+        return
+    if "pdf" in request:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        write(pdf_text(messages.read(int.from_bytes(messages.read(8), "little")), request["pdf"]))
         return
     if "tokens" in request:
         grammars = Grammars(request)
