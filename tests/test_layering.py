@@ -46,7 +46,7 @@ ONLY_IN = {
     "uvicorn": ("serving/",),
     "llguidance": ("conversation/grammar.py", "tokenization/worker.py"),
     "prometheus_client": ("serving/",),
-    "markdown_it": ("serving/markdown.py",),
+    "markdown_it": ("serving/formulas.py", "serving/markdown.py"),
     "pygments": ("serving/markdown.py",),
     "pypdf": ("tokenization/worker.py",),
 }

@@ -76,12 +76,13 @@ def test_torch_is_asked_for_by_its_extra_alone():
     assert "2.0" in pydantic.specifier
 
 
-def test_licences_of_what_is_compiled_in_are_shipped():
+def test_licences_of_what_is_included_are_shipped():
     files = {
         path.relative_to(ROOT).as_posix() for glob in PROJECT["project"]["license-files"] for path in ROOT.glob(glob)
     }
-    assert files == {"LICENSE", "licenses/nanobind.txt", "licenses/robin-map.txt"}
+    assert files == {"LICENSE", "licenses/nanobind.txt", "licenses/robin-map.txt", "licenses/temml.txt"}
     assert PROJECT["project"]["license"] == "Apache-2.0 AND BSD-3-Clause AND MIT"
+    assert "Copyright (c) 2020 Ron Kok" in (ROOT / "licenses" / "temml.txt").read_text(encoding="utf-8")
     nanobind = metadata.distribution("nanobind")
     (own,) = [one for one in nanobind.files or () if one.name == "LICENSE" and "dist-info" in str(one)]
     assert own.read_text().split() == (ROOT / "licenses" / "nanobind.txt").read_text(encoding="utf-8").split()

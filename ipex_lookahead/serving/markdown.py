@@ -1,8 +1,9 @@
 """Markdown as a tree of nodes that the page builds with createElement: no HTML is made of it anywhere.
 
 A node is a text, or an object with ``tag``, one of ``TAGS``, and ``children``; it may have ``class``, ``href``,
-``language`` (of a ``pre``), ``start`` (of an ``ol``) and ``line``, where a block begins, counted from 0. What the text
-writes as HTML stays text; addresses are those of ``SCHEMES``; pictures become links, for the page loads nothing.
+``language`` (of a ``pre``), ``start`` (of an ``ol``) and ``line``, where a block begins, counted from 0. The child of
+a ``math`` is LaTeX with its delimiters. What the text writes as HTML stays text; addresses are those of ``SCHEMES``;
+pictures become links, for the page loads nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from pygments.lexer import Lexer
 from pygments.lexers import get_all_lexers, get_lexer_by_name
 from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, String, _TokenType
 
+from ipex_lookahead.serving.formulas import add_formulas
+
 Node = str | dict[str, Any]
 TAGS = frozenset(
-    "a blockquote br code del em h3 h4 h5 h6 hr li ol p pre span strong table tbody td th thead tr ul".split()
+    "a blockquote br code del em h3 h4 h5 h6 hr li math ol p pre span strong table tbody td th thead tr ul".split()
 )
 """The tags there are; headings begin at the third level, below those of the page."""
 SCHEMES = frozenset({"http", "https", "mailto"})
@@ -64,7 +67,7 @@ def nodes(text: str, clock: Callable[[], float] = time.monotonic) -> list[Node]:
     """A text's blocks, each with its line. Takes time in proportion to the text, which callers bound.
 
     Args:
-        text: Markdown as CommonMark has it, with tables and struck-out text.
+        text: Markdown as CommonMark has it, with tables, struck-out text and formulas.
         clock: seconds; ``SECONDS`` are counted by it.
     """
     return _Tree(clock).of(_parser().parse(text))
@@ -74,6 +77,7 @@ def nodes(text: str, clock: Callable[[], float] = time.monotonic) -> list[Node]:
 def _parser() -> _Parser:
     made = _Parser("commonmark", {"html": False, "maxNesting": NESTING})
     made.enable(["table", "strikethrough"])
+    add_formulas(made)
     return made
 
 
@@ -127,8 +131,8 @@ class _Tree:
     def _leaf(self, token: Token) -> Node:
         if token.type in ("fence", "code_block"):
             return _placed(self._code(token.content, token.info), token)
-        if token.type == "code_inline":
-            return {"tag": "code", "children": [token.content]}
+        if token.type in ("code_inline", "math"):
+            return {"tag": token.tag, "children": [token.content]}
         if token.type == "hardbreak":
             return {"tag": "br", "children": []}
         if token.type == "softbreak":

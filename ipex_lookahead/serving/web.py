@@ -31,7 +31,10 @@ class RenderRequest(Body):
 
 @cache
 def _names() -> frozenset[str]:
-    return frozenset(one.name for one in _FOLDER.iterdir() if one.name.rpartition(".")[2] in _KINDS)
+    """The paths of the page's files, those of ``vendor`` included."""
+    found = [(one.name, one) for one in _FOLDER.iterdir()]
+    found += [(f"vendor/{one.name}", one) for one in (_FOLDER / "vendor").iterdir()]
+    return frozenset(name for name, one in found if one.is_file() and name.rpartition(".")[2] in _KINDS)
 
 
 def needs_page(request: Request) -> None:
@@ -62,7 +65,7 @@ async def page(request: Request) -> Response:
     return _file(request, "index.html")
 
 
-@router.get("/page/{name}")
+@router.get("/page/{name:path}")
 async def part(request: Request, name: str) -> Response:
     """Its scripts and its style."""
     return _file(request, name)

@@ -23,7 +23,7 @@ FIELDS = {"tag", "children", "class", "href", "language", "start", "line"}
 PIECES = ["a ", "*", "**", "`", "```python\n", "```\n", "\n", "\n\n", "> ", "- ", "1. ", "    "]
 PIECES += ["| a | b |\n", "|-|:-:|\n"]
 PIECES += ["# ", "---\n", "===\n", "<b>", "](", "[", "![", ")", "http://x.y", "javascript:alert(1)", "~~", "\\", "&lt;",
-          "\r\n", "\t", "é", "x = 'y'"]  # fmt: skip
+          "\r\n", "\t", "é", "x = 'y'", "$", "$$", "\\(", "\\)", "\\[", "\\]", "x_1"]  # fmt: skip
 
 
 def walk(found: list[Any], depth: int = 1):
@@ -159,6 +159,7 @@ def test_pictures_are_links_for_the_page_loads_nothing():
     "text",
     ["[" * 20_000, "> " * 20_000, "- " * 20_000, "*a **b " * 5_000, "![" * 10_000, "`" * 20_000, "[a](" * 5_000,
      "\n".join("  " * i + "- a" for i in range(200)), "<" * 20_000, "_a__" * 5_000, "|a" * 5_000 + "\n" + "|-" * 5_000,
+     "$" * 60_000, "$$\n" * 20_000, "\\(" * 30_000, "- \\[\n" * 10_000, "\\(\\\\)" * 12_000, "$a$" * 20_000,
      "~~" * 10_000, "```python\n" + "(" * 40_000, "**" * 3_000 + "a" + "**" * 3_000],
 )  # fmt: skip
 def test_what_is_huge_is_bounded(text):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import threading
@@ -30,6 +31,22 @@ def test_files_come_with_their_policy(client, path, kind):
     assert not re.search(r"<[^>]+\s(style|on\w+)=", answer.text)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("temml.min.js", "text/javascript"), ("temml.css", "text/css")])
+def test_what_others_wrote_is_as_they_published_it(client, name, kind):
+    """The first line of such a file has its origin and checksum; scripts/vendor_temml.py writes it."""
+    answer = client.get(f"/page/vendor/{name}")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith(kind)
+    assert answer.headers["content-security-policy"] == POLICY
+    origin, _, rest = answer.text.partition("\n")
+    assert re.match(r"/\*! Temml [\d.]+, MIT license \(licenses/temml\.txt\)\. npm: temml@[\d.]+, dist/", origin)
+    own = rest.removesuffix("\nexport default temml;\n")
+    assert hashlib.sha256(own.encode()).hexdigest() == re.search(r"sha256 ([0-9a-f]{64})", origin)[1]
+    assert not re.search(
+        r"(inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\(|new Function|url\(", answer.text
+    )
+
+
 def test_a_server_without_the_page(live):
     running = live(page=False)
     assert httpx.get(running.url + "/").status_code == 404
@@ -38,7 +55,20 @@ def test_a_server_without_the_page(live):
     assert httpx.get(running.url + "/v1/models").status_code == 200
 
 
-@pytest.mark.parametrize("name", ["", "none.js", "..%2fweb.py", "__init__.py", "%00"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "none.js",
+        "vendor",
+        "vendor/",
+        "vendor/none.js",
+        "vendor%2f..%2fpage.js",
+        "..%2fweb.py",
+        "__init__.py",
+        "%00",
+    ],
+)
 def test_there_are_no_other_files(client, name):
     assert client.get(f"/page/{name}").status_code == 404
 

@@ -1,14 +1,16 @@
 // Shows the nodes that the server makes of Markdown: createElement and text nodes only, and no tag but these.
 import { render } from "./api.js";
 import { copyButton, element } from "./dom.js";
+import { formula } from "./math.js";
 
 const TAGS = new Set(
-  ("a blockquote br code del em h3 h4 h5 h6 hr li ol p pre span strong table tbody td th thead tr ul").split(" "),
+  ("a blockquote br code del em h3 h4 h5 h6 hr li math ol p pre span strong table tbody td th thead tr ul").split(" "),
 );
 const PAUSE = 120; // milliseconds between two renderings of what streams
 
 function build(node) {
   if (typeof node === "string") return document.createTextNode(node);
+  if (node.tag === "math") return formula(node.children[0], kind(node));
   const tag = TAGS.has(node.tag) ? node.tag : "span";
   const made = element(tag, node.class || "");
   let outer = made;
@@ -37,7 +39,8 @@ function code(pre, language = "") {
   return element("div", "code", element("div", "bar", element("span", "", language || "text"), copy), pre);
 }
 
-const kind = ({ tag, class: name, href, language, start }) => JSON.stringify([tag, name, href, language, start]);
+const kind = ({ tag, class: name, href, language, start, children }) =>
+  JSON.stringify([tag, name, href, language, start, tag === "math" ? children : null]);
 
 function inside(outer) {
   if (outer.classList.contains("code")) return outer.querySelector("code");
@@ -53,7 +56,7 @@ function match(parent, nodes, from = 0) {
       if (old.data.length < node.length && node.startsWith(old.data)) old.appendData(node.slice(old.data.length));
       else if (old.data !== node) old.data = node;
     } else if (typeof node !== "string" && old && old.dataset && old.dataset.kind === kind(node)) {
-      match(inside(old), node.children);
+      if (node.tag !== "math") match(inside(old), node.children);
     } else if (old) old.replaceWith(build(node));
     else parent.append(build(node));
   });
