@@ -1,4 +1,5 @@
 // One message on the screen: an answer with its thoughts folded, as Markdown or with its drafted tokens colored.
+import { list } from "./attach.js";
 import { numbered } from "./branches.js";
 import { at, button, copyButton, element, iconButton } from "./dom.js";
 import { Markdown } from "./markdown.js";
@@ -69,7 +70,7 @@ export class Shown {
       ? iconButton("edit", "Edit this message", edit)
       : iconButton("again", "Write another answer", again);
     this.buttons = element("div", "actions", copyButton("Copy message", () => message.content), change);
-    if (this.user) this.item.append(this.said);
+    if (this.user) this.item.append(...(message.files ? [list(message.files)] : []), ...(message.content ? [this.said] : []));
     else this.item.append(this.folded, this.said, this.written, this.rest);
     this.foot = element("div", "foot", this.buttons);
     if (!this.user) this.foot.append(this.figures);

@@ -29,14 +29,15 @@ export function requestKey() {
   sidebar(true);
 }
 
-/** Send a request, with a JSON body as POST. Throws an Error if the server cannot be reached. */
+/** Send a request, with a JSON body or a file as POST. Throws an Error if the server cannot be reached. */
 export async function request(path, body, signal) {
   const key = at("key").value;
+  const file = body instanceof Blob;
   const response = await fetch(path, {
     method: body ? "POST" : "GET",
-    headers: { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) },
+    headers: { "content-type": file ? "application/pdf" : "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) },
     signal,
-    ...(body ? { body: JSON.stringify(body) } : {}),
+    ...(body ? { body: file ? body : JSON.stringify(body) } : {}),
   }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error("the server cannot be reached; is it still running?");
   });
@@ -101,9 +102,24 @@ export async function ask(messages, options, signal, onProgress) {
   return { timings, reason };
 }
 
+/** Return the text of a PDF file. */
+export async function pdfText(file, signal) {
+  const response = await request("pdf-text", file, signal);
+  if (!response.ok) throw await failure(response);
+  return (await response.json()).text;
+}
+
+/** Return the number of tokens of a text; Infinity if it is longer than any context. */
+export async function textTokens(text, signal) {
+  return counted(await request("tokenize", { content: text, add_special: false }, signal));
+}
+
 /** Return the number of tokens of a conversation's prompt; Infinity if it is longer than the server reads. */
 export async function promptTokens(messages, options) {
-  const response = await request("apply-template", { messages, ...options });
+  return counted(await request("apply-template", { messages, ...options }));
+}
+
+async function counted(response) {
   if (response.ok) return (await response.json()).tokens.length;
   const error = await failure(response);
   if (error.code === "context_length_exceeded") return Infinity;

@@ -4,6 +4,7 @@
 // "full" (the end of the context), "stopped" (by the user), "broken" (an error).
 import { grow, resumed, Shown } from "./answer.js";
 import { ask, promptTokens, summary } from "./api.js";
+import { attach, attached, reading, refusal } from "./attach.js";
 import * as branches from "./branches.js";
 import { announce, at, button, element } from "./dom.js";
 import { model } from "./model.js";
@@ -107,9 +108,10 @@ export function redraw(from = 0) {
 /** Return the elements of the messages. */
 const items = () => at("talk").querySelectorAll(":scope > :not(.boundary)");
 
-/** Put text into the message box. */
-export function write(text) {
+/** Put text into the message box, and files above it. */
+export function write(text, files = []) {
   at("prompt").value = text;
+  attach(files);
   fit();
 }
 
@@ -127,7 +129,7 @@ export function edit(place) {
     if (was !== null) write("");
     return;
   }
-  write(state.talk.messages[place].content);
+  write(state.talk.messages[place].content, state.talk.messages[place].files);
   at("prompt").focus();
 }
 
@@ -243,8 +245,8 @@ async function answer(place, question, more = {}) {
     if (isNew) branches.discard(talk, place);
     if (talk !== state.talk) return;
     redraw();
-    if (!isNew || at("prompt").value) return;
-    write(question.content);
+    if (!isNew || at("prompt").value || attached().length) return;
+    write(question.content, question.files);
     if (place < talk.messages.length) mark(place);
   };
   const work = async (signal) => {
@@ -350,28 +352,49 @@ export function again(place) {
   answer(place - 1, question, { seed: drawnSeed() }); // with the same seed, the answer would be the same
 }
 
+/** Return the message in the box, with its files; null if there is none. */
+function written() {
+  const [content, files] = [at("prompt").value.trim(), attached()];
+  return content || files.length ? { role: "user", content, ...(files.length ? { files } : {}) } : null;
+}
+
+/** Return whether the files of a question fit the model's context after what precedes it, and say if they do not. */
+async function fits(question, talk, place) {
+  if (!question.files) return true;
+  const problem = await refusal(talks.asMessages({ ...talk, messages: [...talk.messages.slice(0, place), question] }), question.files);
+  if (problem) tell(problem);
+  return !problem;
+}
+
 /** Send the message in the box. */
-export function send() {
-  const text = at("prompt").value.trim();
-  if (!text || state.running) return;
-  const place = state.editing === null ? state.talk.messages.length : state.editing;
+export async function send() {
+  const { talk } = state;
+  const question = written();
+  if (state.running || !(question || reading())) return;
+  if (reading()) {
+    tell("A file is still being read.");
+    return;
+  }
+  const place = state.editing === null ? talk.messages.length : state.editing;
+  const before = at("prompt").value;
+  if (!(await fits(question, talk, place)) || state.running || talk !== state.talk || at("prompt").value !== before) return;
   edit(null);
   write("");
-  answer(place, { role: "user", content: text });
+  answer(place, question);
 }
 
 /** Race over the message in the box, or over the last question. */
 export function run() {
   const { talk } = state;
   if (state.running) return;
-  const text = at("prompt").value.trim();
+  const question = written();
   const last = talk.messages.findLastIndex((one) => one.role === "user");
-  if (!text && last < 0) {
+  if (!question && last < 0) {
     tell("Write a message first; a race sends it twice.");
     at("prompt").focus();
     return;
   }
-  const sent = text ? [...talks.asMessages(talk), { role: "user", content: text }] : talks.asMessages(talk, last + 1);
+  const sent = question ? talks.asMessages({ ...talk, messages: [...talk.messages, question] }) : talks.asMessages(talk, last + 1);
   at("race").hidden = false;
   at("empty").hidden = true;
   hooks.toEnd();

@@ -1,6 +1,7 @@
 // A chat over /v1/chat/completions: this module connects the controls. Model output reaches the page as nodes and texts
 // only, never as HTML.
 import { keepKey, restoreKey } from "./api.js";
+import { connectAttachments } from "./attach.js";
 import { edit, fit, hooks, keep, open, redraw, run, send, state, tell, write } from "./chat.js";
 import { at, button, disclosure, drawIcons, element, follow } from "./dom.js";
 import { connect, model } from "./model.js";
@@ -61,6 +62,7 @@ drawIcons();
 hooks.changed = refresh;
 hooks.fresh = fresh;
 hooks.toEnd = follow(at("main"), [at("talk"), at("race")], at("down"));
+connectAttachments(tell);
 const closeActions = disclosure(at("more"), at("actions"));
 disclosure(at("about"), at("facts"));
 at("suggestions").append(...SUGGESTIONS.map(suggest));

@@ -5,7 +5,10 @@
 //   figures: statistics; ended: why the answer is not complete, see chat.js
 //   ids, made: tokens and request options of an answer that can be continued
 //   cut: the model does not see the messages before this one
+//   files: attached ones, see files.js
 //   versions: see branches.js
+import { isFiles, sent } from "./files.js";
+
 const PREFIX = "ipex-lookahead.talk.";
 const TITLE = 60;
 
@@ -17,7 +20,7 @@ export function fresh() {
 
 /** Return whether a value can be shown as a message, with all of its versions. */
 export function isMessage(one) {
-  if (!one || !["user", "assistant"].includes(one.role) || typeof one.content !== "string") return false;
+  if (!one || !["user", "assistant"].includes(one.role) || typeof one.content !== "string" || !isFiles(one.files)) return false;
   const versions = one.versions;
   return versions === undefined || (Array.isArray(versions.tails) && versions.tails.every(
     (tail, i) => (i === versions.at ? tail === null : Array.isArray(tail) && tail.length > 0 && tail.every(isMessage)),
@@ -59,7 +62,7 @@ export function keep(talk) {
     return true;
   }
   const first = talk.messages.find((message) => message.role === "user");
-  if (!talk.named && first) talk.title = titled(first.content);
+  if (!talk.named && first) talk.title = titled(first.content || first.files?.[0]?.name || "");
   try {
     localStorage.setItem(PREFIX + talk.id, JSON.stringify(talk));
     return true;
@@ -90,6 +93,6 @@ export const firstSent = (talk) => Math.max(0, talk.messages.findLastIndex((mess
 
 /** Return a conversation's first `count` messages as the APIs take them, without those that were dropped. */
 export function asMessages(talk, count = talk.messages.length) {
-  const sent = talk.messages.slice(firstSent(talk), count).map(({ role, content }) => ({ role, content }));
-  return talk.system.trim() ? [{ role: "system", content: talk.system }, ...sent] : sent;
+  const messages = talk.messages.slice(firstSent(talk), count).map((one) => ({ role: one.role, content: sent(one) }));
+  return talk.system.trim() ? [{ role: "system", content: talk.system }, ...messages] : messages;
 }

@@ -1,4 +1,5 @@
 // Export and import of conversations.
+import { sent, separated } from "./files.js";
 import * as talks from "./talks.js";
 
 const MOST_BYTES = 50 << 20;
@@ -10,7 +11,7 @@ export function asMarkdown(talk) {
   for (const message of talk.messages) {
     parts.push(message.role === "user" ? "## You" : "## Model");
     if (message.thought) parts.push(message.thought.replace(/^/gm, "> "));
-    parts.push(message.content);
+    parts.push(sent(message));
   }
   return `${parts.join("\n\n")}\n`;
 }
@@ -21,10 +22,11 @@ export function asObject(talk, model) {
   return { title: talks.name(talk), model, messages: [...system, ...talk.messages.map(exported)] };
 }
 
-function exported({ role, content, thought, figures, versions }) {
+function exported({ role, content, thought, figures, files, versions }) {
   return {
     role,
-    content,
+    content: sent({ content, files }),
+    ...(files ? { files } : {}),
     ...(thought ? { reasoning_content: thought } : {}),
     ...(figures ? { figures } : {}),
     ...(versions ? { versions: { at: versions.at, tails: versions.tails.map((tail) => tail && tail.map(exported)) } } : {}),
@@ -91,10 +93,10 @@ function imported(given, number, file) {
   };
 }
 
-function restored({ role, content, reasoning_content: thought, figures, versions }) {
+function restored({ role, content, reasoning_content: thought, figures, files, versions }) {
   return {
     role,
-    content,
+    ...separated(content, files),
     ...(typeof thought === "string" ? { thought } : {}),
     ...(typeof figures === "string" ? { figures } : {}),
     ...(versions ? { versions: { at: versions.at, tails: versions.tails.map((tail) => tail && tail.map(restored)) } } : {}),

@@ -1,0 +1,128 @@
+// Attached files: the button, drag and drop, pasted files, and the list above the message box and in sent messages.
+import { promptTokens } from "./api.js";
+import { announce, at, element, iconButton } from "./dom.js";
+import { bytes, read } from "./files.js";
+import { model } from "./model.js";
+
+const MAX_FILES = 20;
+
+let held = []; // {name, size} of a file that is being read, with `reading` to stop it; then what files.js reads
+let tell = () => {};
+
+/** Return the files of the message that is being written. */
+export const attached = () => held.filter((one) => !one.reading);
+
+/** Put files in place of those of the message that is being written. */
+export function attach(files = []) {
+  for (const one of held) one.reading?.abort();
+  held = [...files];
+  draw();
+}
+
+/** Return whether a file is still being read. */
+export const reading = () => held.some((one) => one.reading);
+
+const tokens = (count) => `${count.toLocaleString("en")} tokens`;
+const described = ({ size, tokens: count, text }) =>
+  `${bytes(size)} · ${count === null ? `${text.length.toLocaleString("en")} characters` : tokens(count)}`;
+const fits = (count) => !model.context || count === null || count < model.context;
+
+function draw() {
+  at("attached").replaceChildren(...held.map((one) => {
+    const remove = iconButton("close", `Remove ${one.name}`, () => {
+      one.reading?.abort();
+      held = held.filter((other) => other !== one);
+      draw();
+      at("prompt").focus();
+    });
+    const about = one.reading ? "reading…" : described(one);
+    const made = element("li", "chip", element("span", "name", one.name), element("span", "about", about), remove);
+    made.classList.toggle("over", !one.reading && !fits(one.tokens));
+    return made;
+  }));
+  at("attached").hidden = !held.length;
+}
+
+/** Attach files of the user; those that cannot be are named in a notice. */
+async function add(files) {
+  const problems = [];
+  if (held.length + files.length > MAX_FILES) problems.push(`At most ${MAX_FILES} files can be attached to a message.`);
+  await Promise.all([...files].slice(0, MAX_FILES - held.length).map(async (file) => {
+    const one = { name: file.name, size: file.size, reading: new AbortController() };
+    held.push(one);
+    draw();
+    try {
+      const found = await read(file, one.reading.signal);
+      held = held.map((other) => (other === one ? found : other));
+      if (!fits(found.tokens)) problems.push(tooLarge(found));
+    } catch (error) {
+      held = held.filter((other) => other !== one);
+      if (error.name !== "AbortError") problems.push(`${error.message}.`.replace(/([.!?])\.$/, "$1"));
+    }
+    draw();
+  }));
+  announce(held.length ? `${held.length} files are attached.` : "No file is attached.");
+  if (problems.length) tell(problems.join(" "));
+}
+
+const tooLarge = ({ name, tokens: count }) =>
+  `${name} (${tokens(count)}) does not fit the model's context (${tokens(model.context)}). Attach a part of it.`;
+
+/** Return why messages with attached files cannot be sent; "" if they can be, or if only the server can tell. */
+export async function refusal(messages, files) {
+  if (!model.context) return "";
+  const large = files.find((one) => !fits(one.tokens));
+  if (large) return tooLarge(large);
+  const count = await promptTokens(messages).catch((error) => (error.code === "too_large" ? Infinity : 0));
+  if (count < model.context) return "";
+  const total = Number.isFinite(count) ? ` (${tokens(count)})` : "";
+  return `The conversation with these files${total} does not fit the model's context (${tokens(model.context)}). ` +
+    "Remove a file, attach a part of it, or start a new conversation.";
+}
+
+/** Return the list of a sent message's files; each opens to the text that the model received. */
+export function list(files) {
+  const made = element("ul", "files", ...files.map((one) => {
+    const summary = element("summary", "", element("span", "name", one.name), element("span", "about", described(one)));
+    const text = element("pre");
+    text.tabIndex = 0;
+    text.setAttribute("role", "region");
+    text.setAttribute("aria-label", `Text of ${one.name}`);
+    const folded = element("details", "chip", summary, text);
+    folded.addEventListener("toggle", () => (text.textContent = folded.open ? one.text : ""));
+    return element("li", "", folded);
+  }));
+  made.setAttribute("aria-label", "Attached files");
+  return made;
+}
+
+/** Connect the controls; `notice` shows a sentence above the message box. */
+export function connectAttachments(notice) {
+  tell = notice;
+  at("attach").addEventListener("click", () => at("files").click());
+  at("files").addEventListener("change", async ({ target }) => {
+    const files = [...target.files];
+    target.value = ""; // the same file can be chosen again
+    await add(files);
+    at("prompt").focus();
+  });
+  at("prompt").addEventListener("paste", (event) => {
+    if (!event.clipboardData.files.length) return;
+    event.preventDefault();
+    add([...event.clipboardData.files]);
+  });
+  const carries = (event) => event.dataTransfer?.types.includes("Files");
+  const dropping = (on) => document.body.classList.toggle("dropping", on);
+  document.addEventListener("dragover", (event) => {
+    if (!carries(event)) return;
+    event.preventDefault();
+    dropping(true);
+  });
+  document.addEventListener("dragleave", (event) => event.relatedTarget || dropping(false)); // it has left the window
+  document.addEventListener("drop", (event) => {
+    dropping(false);
+    if (!carries(event)) return;
+    event.preventDefault();
+    add([...event.dataTransfer.files]);
+  });
+}
