@@ -8,6 +8,7 @@ close it, behind a character that is no space and before one that is no letter o
 from __future__ import annotations
 
 from markdown_it import MarkdownIt
+from markdown_it.ruler import RuleOptionsType
 from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 
@@ -23,7 +24,7 @@ _MAX_ESCAPED = 32
 def add_formulas(parser: MarkdownIt) -> None:
     """Add the rules for formulas to a parser."""
     parser.inline.ruler.before("escape", "math", _inline)
-    ends = {"alt": ["paragraph", "reference", "blockquote", "list"]}
+    ends: RuleOptionsType = {"alt": ["paragraph", "reference", "blockquote", "list"]}
     parser.block.ruler.before("fence", "math", _block, ends)
 
 
