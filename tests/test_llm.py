@@ -336,7 +336,7 @@ def test_a_setting_of_the_model_that_is_wrong_is_an_error_at_once(folder: Path) 
         ({"threads": 0}, "threads is 0; it must be a whole number", ""),
         ({"kv_cache": "fp8"}, "kv_cache is 'fp8'; it must be one of fp16, int8", ""),
         ({"slots": 0}, "slots is 0; it must be a whole number from 1 to 256", ""),
-        ({"model": "no-such-model"}, "no model at 'no-such-model'", ""),
+        ({"model": "no-such-model"}, "'no-such-model': no such file, folder", ""),
     ],
 )
 def test_wrong_arguments_are_named(folder: Path, arguments: dict[str, Any], message: str, hint: str) -> None:
