@@ -61,7 +61,7 @@ NEEDS_IT = {
     "bench replay --record": ("bench", "replay", "-m", "{model}", "--record", "{new}/answers.jsonl"),
 }
 REFUSES = {
-    "rm": (("rm", "nothing-of-that-name"), "nothing-of-that-name is stored here"),
+    "rm": (("rm", "nothing-of-that-name"), "no model named 'nothing-of-that-name' is stored here"),
     "engine torch": (
         ("generate", "-m", "{model}", "--engine", "torch", "one"),
         "--engine torch (requested) needs torch and transformers, which are not installed",
