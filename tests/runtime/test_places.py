@@ -39,7 +39,7 @@ class Desk:
 def test_one_key_has_what_all_have() -> None:
     desk = Desk(2, 3)
     desk.take("", 5)
-    assert "5 requests" in str(desk.refused(""))
+    assert "5 running and queued requests" in str(desk.refused(""))
     desk.places.leave(0)
     desk.take("")
     desk.refused("")
@@ -60,7 +60,7 @@ def test_a_queue_that_others_have_filled_leaves_a_key_its_even_part() -> None:
     desk.take("greedy", 12)
     assert "this key has 12" in str(desk.refused("greedy"))
     desk.take("second", 6)
-    assert "18 requests of all keys" in str(desk.refused("second"))
+    assert "18 requests are running or queued" in str(desk.refused("second"))
     desk.take("third", 4)
     desk.refused("third")
     for number in range(12):

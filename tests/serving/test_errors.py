@@ -208,7 +208,7 @@ def test_a_prompt_that_leaves_no_room(client, model):
     answer = client.post("/v1/chat/completions", json={"messages": long})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
-    assert str(model.engine.max_context) in answer.json()["error"]["message"]
+    assert f"{model.engine.max_context:,}" in answer.json()["error"]["message"]
 
 
 def test_another_model(client):

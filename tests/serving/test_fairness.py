@@ -95,6 +95,6 @@ def test_what_can_never_run_is_a_400_that_says_so(client: TestClient, path: str,
     answer = client.post(f"/v1/{path}", json={**body, "n": 5}, headers=headers)
     assert answer.status_code == 400
     said = answer.json()["error"]["message"]
-    assert "5 answers are requested" in said
+    assert "5 answers in one request" in said
     assert "exceed the limit of" in said
     assert client.post(f"/v1/{path}", json={**body, "n": 4, "max_tokens": 2}, headers=headers).status_code == 200

@@ -130,7 +130,7 @@ def test_bad_certificates_are_told_before_anything_is_loaded(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         Tls(file, file).check()
     file.write_text("nonsense")
-    with pytest.raises(InputError, match="no certificate"):
+    with pytest.raises(InputError, match="are not a certificate and its private key"):
         Tls(file, file).check()
 
 
