@@ -36,7 +36,7 @@ bench decode:             # for that command alone
   repeat: 5
 ```
 
-`scripts/commands_doc.py` writes this page from the commands.
+This page is made by `scripts/commands_doc.py` from the commands; do not edit it.
 """
 SHARED = 3
 """Number of commands from which an option is documented once, in the section "Shared options"."""

@@ -55,8 +55,8 @@ def test_what_needs_one_says_so_and_what_to_set():
     for done, variable in zip(found, variables, strict=True):
         assert done.returncode == 1
         error, hint = done.stderr.splitlines()
-        assert error.startswith("error: there is no cache folder for")
-        assert error.endswith("HOME is not set, and the system does not know this user")
+        assert error.startswith(("error: no cache folder: ", "error: no download folder: "))
+        assert error.endswith("HOME is not set and the system does not know this user")
         assert hint == f"hint: set {variable} to a writable folder"
     told = json.loads(facts.stdout)
     assert (told["cache_folder"], told["step_costs"]) == (None, [])

@@ -115,7 +115,9 @@ for error in ({", ".join(raised)}):
     said = done.stderr.splitlines()
     assert len(said) == 2 * len(raised)
     assert set(said[::2]) == {"error: out of memory: the address space is limited to 1.05 GB (ulimit -v 1024000)"}
-    assert all(one.startswith("hint: raise ulimit -v, or use a smaller model or format, such as ") for one in said[1::2])
+    assert all(
+        one.startswith("hint: raise ulimit -v, or use a smaller model or format, such as ") for one in said[1::2]
+    )
 
 
 @pytest.mark.programs

@@ -261,7 +261,7 @@ def test_what_lookahead_means_without_a_second_model() -> None:
 @pytest.mark.parametrize(
     ("lookahead", "strategy", "options", "message"),
     [
-        (LookaheadConfig(), "draft_model", {}, "a draft model is given and lookahead has the strategy 'prompt_lookup'"),
+        (LookaheadConfig(), "draft_model", {}, "a draft model is given, but strategy 'prompt_lookup' does not use one"),
         (None, None, {"max_step_draft": 3}, "max_step_draft, min_step_draft, th_stop_draft and auto_th_stop"),
         (3, "self_speculation", {"th_stop_draft": 0.5}, "need a draft model"),
         (None, "draft_model", {"max_step_draft": 0}, "max_step_draft is 0; it must be a whole number from 1 to"),

@@ -137,13 +137,13 @@ def test_a_path_at_which_nothing_lies_is_told_before_it_listens(option, name, tm
 def test_a_port_that_is_taken(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert run(["serve", "--port", str(taken.getsockname()[1])]) == 1
-    assert "hint: choose another --port" in capsys.readouterr().err
+    assert "or --port 0 for any free port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--cache-memory", "much"], "'much' is not a size"),
+        (["--cache-memory", "much"], "must be a size such as 512M or 2G, got 'much'"),
         (["--slots", "0"], "--slots"),
         (["--max-running-per-key", "0"], "--max-running-per-key"),
         (["--max-queued-per-key", "-1"], "--max-queued-per-key"),
@@ -162,7 +162,7 @@ def test_what_is_missing_is_named(monkeypatch, capsys):
     monkeypatch.setattr(serve, "NEEDED", ("fastapi", "no_such_package"))
     assert run(["serve"]) == 1
     said = capsys.readouterr().err
-    assert "not installed: no_such_package" in said
+    assert "serve needs no_such_package: not installed" in said
     assert "ipex-lookahead[serve]" in said
 
 

@@ -87,7 +87,7 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"force_words_ids": [[1]]}, "force_words_ids=.* is not supported; .*sequence_bias"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5 is not supported"),
         ({"prompt_lookup_num_tokens": -3}, "prompt_lookup_num_tokens is -3; it must be a whole number from 0 to 128"),
-        ({"prompt_lookup_num_tokens": 3, "lookahead": 5}, "both lookahead=5 and prompt_lookup_num_tokens=3"),
+        ({"prompt_lookup_num_tokens": 3, "lookahead": 5}, "lookahead=5 and prompt_lookup_num_tokens=3 mean the same"),
         ({"speculation_type": "mtp"}, "speculation_type='mtp' is not supported"),
         ({"synced_gpus": True}, "synced_gpus is not supported; it keeps the processes of a model that is split"),
         ({"logits_to_keep": 4}, "logits_to_keep is not supported; generate computes the last position's logits alone"),
