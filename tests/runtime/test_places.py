@@ -66,7 +66,7 @@ def test_a_queue_that_others_have_filled_leaves_a_key_its_even_part() -> None:
     for number in range(12):
         desk.places.leave(number)
     desk.take("third", 2)
-    assert "slots is 2, queue 10" in str(desk.refused("third"))
+    assert "slots 2, queue 10" in str(desk.refused("third"))
 
 
 def test_what_never_fits_is_a_fault_of_the_request() -> None:
