@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,6 +24,8 @@ from ipex_lookahead.cli.running import run_command
 from ipex_lookahead.cli.tables import print_facts, print_rows
 from ipex_lookahead.cli.types import Words
 from ipex_lookahead.system.terminal import counted
+
+repeat_option = option("Rounds over all prompts.", 1, "--repeat", low=1)
 
 
 @dataclass
@@ -46,7 +49,27 @@ class Peers:
     )
     max_new_tokens: int = option("Most tokens to generate.", 128, "-n", low=2)
     lookahead: int = option("Drafted tokens of each one's own lookup.", 3, low=1, high=64)
-    repeat: int = option("Rounds over all prompts.", 1, low=1)
+    llama_server: Path | None = option(
+        "llama.cpp's server, for the peer llama-server.",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="PROGRAM",
+    )
+
+    def names(self) -> list[str]:
+        """Return the programs to compare with. Raises BadParameter for an unknown one."""
+        others = [name for name in PEERS if name != OURS]
+        if unknown := [name for name in self.peers if name not in others]:
+            raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(others)}", param_hint="--peer")
+        return list(self.peers) or others
+
+    def request(self, model: str, low_bit: str | None, threads: int | None) -> dict[str, Any]:
+        """Return what each program loads."""
+        from ipex_lookahead.engines.machine import default_threads
+        from ipex_lookahead.hub import resolve_model
+
+        settings = {"model": str(resolve_model(model).absolute()), "threads": threads or default_threads()}
+        server = None if self.llama_server is None else str(self.llama_server.absolute())
+        return {**settings, "lookahead": self.lookahead, "low_bit": low_bit, "llama_server": server}
 
 
 @command(
@@ -60,8 +83,9 @@ def compare(
     model: str = model_option,
     low_bit: str | None = low_bit_option,
     threads: int | None = threads_option,
+    repeat: int = repeat_option,
 ) -> None:
-    """Compare speed and equality of outputs with llama-cpp-python, openvino-genai, transformers and ipex-llm.
+    """Compare speed and equality of outputs with llama.cpp, OpenVINO GenAI, transformers and ipex-llm.
 
     All programs decode the same weights and token ids greedily, each in its own process, alternating prompt by prompt.
     Each runs plain decoding and its own lookahead. Programs that are not installed are listed.
@@ -71,33 +95,28 @@ def compare(
     from benchmarks.comparison import named, report
     from benchmarks.plot import plot_compare
 
-    if unknown := [name for name in what.peers if name not in PEERS or name == OURS]:
-        others = ", ".join(name for name in PEERS if name != OURS)
-        raise click.BadParameter(f"{unknown[0]!r} is none of {others}", param_hint="--peer")
+    peers = what.names()
     to.check()
     interpreters, own_models = named(what.pythons, "--python"), named(what.models, "--peer-model")
     texts = [prompt.text for prompt in prompts.read()]
 
     from ipex_lookahead.bench.facts import where_and_when
-    from ipex_lookahead.engines.machine import default_threads
-    from ipex_lookahead.hub import resolve_model
 
-    threads = threads or default_threads()
-    path = str(resolve_model(model).absolute())
-    request = {"model": path, "threads": threads, "lookahead": what.lookahead, "low_bit": low_bit}
+    request = what.request(model, low_bit, threads)
+    threads = request["threads"]
     with status() as say:
         found = measure(
-            what.peers or [name for name in PEERS if name != OURS],
+            peers,
             request,
             texts,
             pythons=interpreters,
             models=own_models,
             max_new_tokens=what.max_new_tokens,
-            repeat=what.repeat,
+            repeat=repeat,
             began=say,
         )
     entries = report(found)
-    summary: dict[str, Any] = {"model": model, "low_bit": low_bit, "threads": threads, "repeat": what.repeat}
+    summary: dict[str, Any] = {"model": model, "low_bit": low_bit, "threads": threads, "repeat": repeat}
     summary |= {"max_new_tokens": what.max_new_tokens, "lookahead": what.lookahead, "prompts": len(texts)}
     summary |= {"prompt_tokens": found.prompt_tokens, **where_and_when(), "rows": entries, "absent": found.absent}
     _print_table(summary, to_stderr=to.as_json)

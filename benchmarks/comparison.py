@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -51,7 +51,7 @@ class Comparison:
     """The measurements, the description of each program, and the reasons why others did not run."""
 
     rows: list[Row] = field(default_factory=list)
-    facts: dict[str, dict[str, str]] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     prompt_tokens: list[int] = field(default_factory=list)
 
@@ -142,87 +142,145 @@ class Peer:
         self._said.close()
 
 
+class Programs:
+    """The programs that run, each in its own process. A peer that fails is ended and named in ``absent``.
+
+    Ours makes the token ids of all prompts. As a context manager it ends every process.
+
+    Args:
+        request: Settings that each program loads with: ``model`` (a path), ``threads``, ``lookahead``, ``low_bit``, and
+            whatever one program needs in addition.
+        texts: User messages.
+        pythons: Name -> interpreter, for programs that this interpreter does not have.
+        models: Name -> path of the same weights in a form that only that program reads.
+        max_new_tokens: Maximum length of an answer, for the size of each context.
+        start: Returns a process for a name and an interpreter; for tests.
+        began: Called with the name of each step.
+
+    Raises:
+        PeerError: Ours does not run.
+    """
+
+    def __init__(
+        self,
+        request: Mapping[str, Any],
+        texts: Sequence[str],
+        *,
+        pythons: Mapping[str, str] | None = None,
+        models: Mapping[str, str] | None = None,
+        max_new_tokens: int = 128,
+        start: Callable[[str, str | None], Peer] = Peer,
+        began: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.absent: dict[str, str] = {}
+        self.running: dict[str, Peer] = {}
+        self.began = began
+        self._request, self._start = request, start
+        self._pythons, self._models = pythons or {}, models or {}
+        try:
+            ours = self._load(OURS, context=0)
+            encoded = ours.ask({"call": "encode", "texts": list(texts)}, ANSWER_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+        self.prompts: list[list[int]] = encoded["prompts"]
+        self.end: list[int] = encoded["end"]
+        # Drafts follow the last token, too; llama.cpp rounds its context up to a multiple of 256 anyway.
+        self._context = max(map(len, self.prompts)) + max_new_tokens + request["lookahead"] + 64
+
+    def __enter__(self) -> Programs:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def load(self, name: str) -> bool:
+        """Load a peer and return True if it runs."""
+        try:
+            self._load(name, context=self._context)
+        except PeerError as error:
+            self.drop(name)
+            self.absent[name] = _sentence(error)
+        return name in self.running
+
+    def answer(
+        self, name: str, mode: str, prompt: list[int], new: int, sampling: dict[str, float] | None = None
+    ) -> dict[str, Any] | None:
+        """Return an answer as ``child.Loaded`` describes it, or None from a program that does not run (any more).
+
+        Raises:
+            PeerError: Ours fails.
+        """
+        if name not in self.running:
+            return None
+        settings = {"prompt": prompt, "max_new_tokens": new, "end": self.end, "mode": mode, "sampling": sampling}
+        try:
+            return self.running[name].ask({"call": "answer", **settings}, ANSWER_SECONDS)
+        except PeerError as error:
+            if name == OURS:
+                raise
+            self.drop(name)
+            self.absent[name] = f"{mode}: {_sentence(error)}"
+            return None
+
+    def drop(self, name: str) -> None:
+        """End a program if it runs."""
+        if (peer := self.running.pop(name, None)) is not None:
+            peer.close()
+
+    def close(self) -> None:
+        """End every program."""
+        for name in list(self.running):
+            self.drop(name)
+
+    def _load(self, name: str, **more: Any) -> Peer:
+        self.began(f"loading {name}")
+        peer = self.running[name] = self._start(name, self._pythons.get(name))
+        model = self._models.get(name, self._request["model"])
+        self.facts[name] = peer.ask({**self._request, "model": model, **more}, LOAD_SECONDS)
+        return peer
+
+
 def compare(
     peers: Sequence[str],
     request: Mapping[str, Any],
     texts: Sequence[str],
     *,
-    pythons: Mapping[str, str] | None = None,
-    models: Mapping[str, str] | None = None,
     max_new_tokens: int = 128,
     repeat: int = 1,
-    start: Callable[[str, str | None], Peer] = Peer,
     began: Callable[[str], None] = lambda name: None,
+    **programs: Any,
 ) -> Comparison:
-    """Answer the texts with ours and with each peer, in every mode.
+    """Answer the texts with ours and with each peer, plain and with its lookup.
 
     Args:
         peers: Keys of ``PEERS``; ``OURS`` always runs.
-        request: what each loads: ``model`` (a path), ``threads``, ``lookahead``, ``low_bit``; room is counted here.
-        texts: what users say; ours makes token ids of them for all.
-        pythons: name -> interpreter, where it is not this one.
-        models: name -> another path, of what must have weights in a form of its own.
-        max_new_tokens: of each answer.
-        repeat: rounds over all prompts.
-        start: makes a process of a name and an interpreter; for tests.
-        began: called with what is being done.
+        request: See :class:`Programs`, as for ``texts``, ``began`` and the other settings.
+        max_new_tokens: Maximum length of an answer.
+        repeat: Rounds over all prompts.
 
     Raises:
-        PeerError: ours does not run.
+        PeerError: Ours does not run.
     """
-    pythons, models = pythons or {}, models or {}
-    found = Comparison()
-    with ExitStack() as stack:
-        running: dict[str, Peer] = {}
-
-        def load(name: str, **more: Any) -> Peer:
-            peer = start(name, pythons.get(name))
-            stack.callback(peer.close)
-            began(f"loading {name}")
-            found.facts[name] = peer.ask({**request, "model": models.get(name, request["model"]), **more}, LOAD_SECONDS)
-            return peer
-
-        ours = running[OURS] = load(OURS, context=0)
-        encoded = ours.ask({"call": "encode", "texts": list(texts)}, ANSWER_SECONDS)
-        prompts, end = encoded["prompts"], encoded["end"]
-        found.prompt_tokens = [len(prompt) for prompt in prompts]
-        # Drafts stand behind the last token, too; llama.cpp rounds its room up to a multiple of 256 anyway.
-        context = max(found.prompt_tokens) + max_new_tokens + request["lookahead"] + 64
-        for name in peers:
-            try:
-                running[name] = load(name, context=context)
-            except PeerError as error:
-                found.absent[name] = _sentence(error)
-        rows = [Row(OURS, mode) for mode in ("plain", "lookahead", "auto")]
-        rows += [Row(name, mode) for name in running if name != OURS for mode in ("plain", "lookahead")]
-
-        def answer(row: Row, prompt: list[int], new: int) -> dict[str, Any]:
-            settings = {"prompt": prompt, "max_new_tokens": new, "end": end, "mode": row.mode}
-            return running[row.peer].ask({"call": "answer", **settings}, ANSWER_SECONDS)
+    with Programs(request, texts, max_new_tokens=max_new_tokens, began=began, **programs) as running:
+        names = [OURS, *(name for name in peers if running.load(name))]
+        rows = [Row(name, mode) for name in names for mode in ("plain", "lookahead", *(["auto"] * (name == OURS)))]
 
         def attempt(row: Row, prompt: list[int], new: int, *, keep: bool) -> None:
-            if row.peer not in running:
-                return
-            try:
-                found_answer = answer(row, prompt, new)
-            except PeerError as error:
-                if row.peer == OURS:
-                    raise
-                found.absent[row.peer] = f"{row.mode}: {_sentence(error)}"
-                del running[row.peer]
-                return
-            if keep:
-                row.answers.append(found_answer)
+            answer = running.answer(row.peer, row.mode, prompt, new)
+            if keep and answer is not None:
+                row.answers.append(answer)
 
         for row in rows:  # warm-up: pages, threads, and what calibrates itself
-            attempt(row, prompts[0], min(max_new_tokens, 16), keep=False)
+            attempt(row, running.prompts[0], min(max_new_tokens, 16), keep=False)
         for turn in range(repeat):
-            for number, prompt in enumerate(prompts):
-                began(f"prompt {number + 1} of {len(prompts)}" + (f", round {turn + 1}" if repeat > 1 else ""))
+            for number, prompt in enumerate(running.prompts):
+                began(f"prompt {number + 1} of {len(texts)}" + (f", round {turn + 1}" if repeat > 1 else ""))
                 for row in rows if (number + turn) % 2 == 0 else rows[::-1]:
                     attempt(row, prompt, max_new_tokens, keep=True)
-        found.rows = [row for row in rows if row.peer in running]
-    return found
+        kept = [row for row in rows if row.peer in running.running]
+        return Comparison(kept, running.facts, running.absent, [len(prompt) for prompt in running.prompts])
 
 
 def _sentence(error: PeerError) -> str:
@@ -245,7 +303,8 @@ def report(found: Comparison) -> list[dict[str, Any]]:
             {
                 "peer": row.peer,
                 "mode": row.mode,
-                **found.facts[row.peer],
+                **{key: found.facts[row.peer][key] for key in ("version", "weights")},
+                "lookup": described(found.facts[row.peer]["modes"]),
                 "prefill_tok_s": rounds * sum(found.prompt_tokens) / first if first else 0.0,
                 "decode_tok_s": speed,
                 "ratio": speed / base if base else 0.0,
@@ -255,6 +314,12 @@ def report(found: Comparison) -> list[dict[str, Any]]:
             }
         )
     return entries
+
+
+def described(modes: Mapping[str, str]) -> str:
+    """Return the drafting of a program's lookup and, of ours, of "auto"."""
+    kinds = [kind for kind in ("lookahead", "auto") if kind in modes]
+    return "; ".join(modes[kind] if kind == "lookahead" else f"{kind}: {modes[kind]}" for kind in kinds)
 
 
 def _speed(row: Row) -> float:

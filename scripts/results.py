@@ -3,6 +3,8 @@
 python scripts/results.py                     every table again, from the files
 python scripts/results.py --measure lookahead --prompts FOLDER   measure, write that file, then every table
 python scripts/results.py --measure llama-cpp --llama-bench PROGRAM   our shapes and llama.cpp's own benchmark
+python scripts/results.py --measure scoreboard --prompts FOLDER --llama-server PROGRAM --python NAME=PATH
+python scripts/results.py --measure scoreboard --prompts FOLDER --peer NAME --part texts   that program's rows alone
 python scripts/results.py --here              print the table of this machine on our own ten prompts (make bench)
 python scripts/results.py --here --prompts FOLDER   the same on README's forty
 
@@ -29,6 +31,10 @@ PAGES = ("README.md", "docs/benchmarks.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 FILES = {"mt_bench": "chat", "humaneval": "code", "gsm8k": "arithmetic", "code_edit": "code editing"}
 """Prompt file -> what README calls it."""
+SCOREBOARD = "mt_bench humaneval gsm8k".split()
+"""Prompt files of the scoreboard; the first ten of each."""
+SPECULATION = {"plain": "off, again", "lookahead": "its lookup", "auto": '`lookahead="auto"`'}
+"""Mode -> what the scoreboard calls it."""
 LLAMAS = "smollm2-135m tinyllama-1.1b llama2-7b".split()
 FAMILIES = "qwen3-0.6b gemma3-1b phi4-mini mistral-7b qwen3-8b gpt-oss-20b qwen3-30b-a3b".split()
 MIXTURES = {"gpt-oss-20b", "qwen3-30b-a3b"}
@@ -46,6 +52,9 @@ class Peers(NamedTuple):
     prompts: str | None = None
     pythons: tuple[str, ...] = ()
     llama_bench: str | None = None
+    llama_server: str | None = None
+    names: tuple[str, ...] = ()
+    part: str | None = None
 
 
 @click.command()
@@ -53,9 +62,19 @@ class Peers(NamedTuple):
 @click.option("--prompts", help="The folder that scripts/fetch_prompts.py wrote.")
 @click.option("--python", "pythons", multiple=True, metavar="NAME=PATH", help="As of benchmarks.compare.")
 @click.option("--llama-bench", help="llama.cpp's program, for llama-cpp and families; its runs alternate with ours.")
+@click.option("--llama-server", help="llama.cpp's server, for compare and scoreboard.")
+@click.option("--peer", "peer_names", multiple=True, help="scoreboard: measure this program; keep the others' rows.")
+@click.option("--part", type=click.Choice(["texts", "load"]), help="scoreboard: measure this part; keep the other.")
 @click.option("--here", is_flag=True, help="Measure this machine and print README's table of it.")
 def main(
-    names: tuple[str, ...], prompts: str | None, pythons: tuple[str, ...], llama_bench: str | None, here: bool
+    names: tuple[str, ...],
+    prompts: str | None,
+    pythons: tuple[str, ...],
+    llama_bench: str | None,
+    llama_server: str | None,
+    peer_names: tuple[str, ...],
+    part: str | None,
+    here: bool,
 ) -> None:
     """See the top of the file."""
     if here:
@@ -68,9 +87,9 @@ def main(
     for name in names:
         if name not in MEASURES:
             raise click.BadParameter(f"{name!r} is none of {', '.join(MEASURES)}", param_hint="--measure")
-        if prompts is None and name in ("lookahead", "strategies", "engines"):
+        if prompts is None and name in ("lookahead", "strategies", "engines", "scoreboard"):
             raise click.UsageError(f"{name} is measured on public prompts: --prompts FOLDER")
-    peers = Peers(prompts, pythons, llama_bench)
+    peers = Peers(prompts, pythons, llama_bench, llama_server, peer_names, part)
     for name in names:
         report = MEASURES[name](peers)
         (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -125,10 +144,38 @@ def measure_engines(peers: Peers) -> dict[str, Any]:
 
 
 def measure_compare(peers: Peers) -> dict[str, Any]:
-    report = run(*(word for python in peers.pythons for word in ("--python", python)), module="benchmarks.compare")
+    report = run(*programs(peers), module="benchmarks.compare")
     for row in report["rows"]:
         del row["answers"]
     return without_paths(report)
+
+
+def programs(peers: Peers) -> list[str]:
+    """Return the options of both comparisons that name other programs."""
+    words = [word for python in peers.pythons for word in ("--python", python)]
+    return words if peers.llama_server is None else [*words, "--llama-server", peers.llama_server]
+
+
+def measure_scoreboard(peers: Peers) -> dict[str, Any]:
+    """Measure all programs and the load, or one part of them; then the rest is that of the file."""
+    words = [word for name in SCOREBOARD for word in ("--prompts", str(Path(str(peers.prompts)) / f"{name}.jsonl"))]
+    words += ["--limit", "10", *(word for name in peers.names for word in ("--peer", name))]
+    words += ["--part", peers.part] if peers.part else []
+    report = without_paths(run(*programs(peers), *words, module="benchmarks.scoreboard"))
+    file = RESULTS / "scoreboard.json"
+    if not (peers.names or peers.part) or not file.exists():
+        return report
+    return merged(json.loads(file.read_text(encoding="utf-8")), report)
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return ``old`` with the programs and the load that ``new`` has. Raises ClickException for other settings."""
+    settings = ("version", "machine", "model", "threads", "prompts", "max_new_tokens", "lookahead", "sampled")
+    if other := [key for key in settings if old[key] != new[key]]:
+        raise click.ClickException(f"the file was measured with another {other[0]}; measure all of it again")
+    found = {entry["program"]: entry for entry in (*old["programs"], *new["programs"])}
+    absent = {name: why for name, why in {**old["absent"], **new["absent"]}.items() if name not in found}
+    return {**new, "programs": [*found.values()], "load": new["load"] or old["load"], "absent": absent}
 
 
 def measure_llamas(peers: Peers) -> dict[str, Any]:
@@ -249,6 +296,36 @@ def compare_table(report: dict[str, Any]) -> list[str]:
     return [*markdown(heads, map(row, report["rows"])), "", note]
 
 
+def scoreboard_table(report: dict[str, Any]) -> list[str]:
+    """Return the table of answers that stay the same with speculation on, and under load."""
+    loads = {(entry["program"], entry["streams"]): entry for entry in report["load"]}
+    streams = sorted({entry["streams"] for entry in report["load"]} - {1})
+
+    def row(entry: dict[str, Any], mode: dict[str, Any], *, first: bool) -> list[str]:
+        cells = [f"{entry['program']} {entry['version']}" if first else "", SPECULATION.get(mode["mode"], mode["mode"])]
+        cells += [mode[key].replace("/", " of ") for key in ("greedy", "sampled")]
+        if not first or not any(entry["program"] == name for name, _ in loads):
+            return [*cells, *[""] * len(streams)]
+        shown = [loads[entry["program"], count] for count in streams]
+        return [*cells, *(f"{one['same'].replace('/', ' of ')}, {one['tok_s']:.0f} tok/s" for one in shown)]
+
+    def rows() -> Iterator[list[str]]:
+        for entry in report["programs"]:
+            for number, mode in enumerate(entry["rows"]):
+                yield row(entry, mode, first=number == 0)
+
+    heads = ["program", "speculation", "greedy", "sampled", *(f"{count} requests at a time" for count in streams)]
+    note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. "
+    drafts = {
+        f"{entry['program']}: {mode['drafts']}"
+        for entry in report["programs"]
+        for mode in entry["rows"]
+        if mode["mode"] == "lookahead"
+    }
+    absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
+    return [*markdown(heads, rows()), "", note + "; ".join(sorted(drafts)) + ". " + where(report) + absent]
+
+
 def shapes_table(report: dict[str, Any]) -> list[str]:
     """Return the table of shapes: decode, bandwidth share, cost of rows, prefill, and llama.cpp if measured."""
 
@@ -313,6 +390,7 @@ MEASURES: dict[str, Callable[[Peers], dict[str, Any]]] = {
     "strategies": measure_strategies,
     "engines": measure_engines,
     "compare": measure_compare,
+    "scoreboard": measure_scoreboard,
     "llama-cpp": measure_llamas,
     "families": measure_families,
 }
@@ -321,6 +399,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "strategies": lookahead_table,
     "engines": engines_table,
     "compare": compare_table,
+    "scoreboard": scoreboard_table,
     "llama-cpp": shapes_table,
     "families": shapes_table,
 }

@@ -3,9 +3,10 @@
     python child.py FILE.py
 
 The first line is what ``load`` of the file gets: ``model`` (a path), ``threads``, ``lookahead`` (drafted tokens),
-``context`` (tokens to make room for) and ``low_bit``. It is answered by ``version``, ``weights`` and ``lookup``. Each
-further line is a ``call``: ``answer`` has ``prompt`` (token ids), ``max_new_tokens``, ``end`` (ids that end an answer)
-and ``mode``, and is answered by an object of ``Loaded.answer``; ours has further calls. What fails is answered by
+``context`` (tokens to make room for), ``low_bit`` and ``llama_server`` (a path, or null). The reply has ``version``,
+``weights`` and ``modes``. Each further line is a ``call``: ``answer`` has ``prompt`` (token ids), ``max_new_tokens``,
+``end`` (ids that end an answer), ``mode`` and ``sampling``; the reply is that of ``Loaded.answer``. Ours has further
+calls. What fails is answered by
 ``error``. The process ends with its input.
 
 Whatever the libraries print goes to standard error: standard output carries the protocol alone. Only the standard
@@ -25,10 +26,20 @@ class Loaded(Protocol):
     """A model that a peer's ``load`` has made."""
 
     weights: str
-    lookup: str
+    modes: dict[str, str]
+    """Kind of speculation -> description; "lookahead" is the program's own lookup in the text."""
 
-    def answer(self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str) -> dict[str, Any]:
-        """A greedy answer without (``mode`` "plain") or with the peer's own drafting ("lookahead").
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str, sampling: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return an answer without speculation ("plain") or with one kind of it, a key of ``modes``.
+
+        Args:
+            prompt: Token ids.
+            max_new_tokens: Maximum length of the answer.
+            end: Token ids that end an answer.
+            mode: See above.
+            sampling: ``temperature`` and ``seed``, with every other filter off; None is greedy decoding.
 
         Returns:
             ``tokens`` (ids, at most ``max_new_tokens``, the end token included), ``first_tokens`` and
@@ -51,7 +62,7 @@ def main() -> None:
                 peer = module_of(sys.argv[1])
                 loaded = peer.load(request)
                 version = version_of(peer.DISTRIBUTION) or getattr(loaded, "version", "?")
-                reply = {"version": version, "weights": loaded.weights, "lookup": loaded.lookup}
+                reply = {"version": version, "weights": loaded.weights, "modes": loaded.modes}
             else:
                 reply = getattr(loaded, request.pop("call"))(**request)
         except ModuleNotFoundError as error:

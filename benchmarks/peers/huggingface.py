@@ -25,9 +25,11 @@ class Transformers:
         self._model: Any = model.to(torch.bfloat16).eval()
         self._lookahead = request["lookahead"]
         self.weights = f"{file or os.path.basename(folder)} as bfloat16"
-        self.lookup = f"prompt_lookup_num_tokens={self._lookahead}"
+        self.modes = {"lookahead": f"prompt_lookup_num_tokens={self._lookahead}"}
 
-    def answer(self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str) -> dict[str, Any]:
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str, sampling: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """As ``child.Loaded``."""
         import torch
 
@@ -36,6 +38,9 @@ class Transformers:
         settings |= {"eos_token_id": end or None, "pad_token_id": 0}
         if mode == "lookahead":
             settings["prompt_lookup_num_tokens"] = self._lookahead
+        if sampling is not None:
+            settings |= {"do_sample": True, "temperature": sampling["temperature"], "top_k": 0, "top_p": 1.0}
+            torch.manual_seed(sampling["seed"])
         ids = torch.tensor([prompt], dtype=torch.long)
         start = perf_counter()
         out = self._model.generate(ids, attention_mask=torch.ones_like(ids), **settings)

@@ -30,21 +30,28 @@ class IpexLlm:
             )
         self._lookahead = request["lookahead"]
         self.weights = f"{os.path.basename(model)} in its {low_bit}"
-        self.lookup = f"lookahead={self._lookahead}"
+        self.modes = {"lookahead": f"lookahead={self._lookahead}"}
 
-    def answer(self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str) -> dict[str, Any]:
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str, sampling: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """As ``child.Loaded``. Its lookahead runs on behind ``max_new_tokens``."""
-        _, first = self._run(prompt, 1, end, mode)
-        tokens, seconds = self._run(prompt, max_new_tokens, end, mode)
+        _, first = self._run(prompt, 1, end, mode, sampling)
+        tokens, seconds = self._run(prompt, max_new_tokens, end, mode, sampling)
         return {"tokens": tokens[:max_new_tokens], "first_tokens": 1, "first_seconds": first, "seconds": seconds}
 
-    def _run(self, prompt: list[int], new: int, end: list[int], mode: str) -> tuple[list[int], float]:
+    def _run(
+        self, prompt: list[int], new: int, end: list[int], mode: str, sampling: dict[str, Any] | None
+    ) -> tuple[list[int], float]:
         import torch
 
         ids = torch.tensor([prompt], dtype=torch.long)
         settings: dict[str, Any] = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0, "eos_token_id": end}
         if mode == "lookahead":
             settings["lookahead"] = self._lookahead
+        if sampling is not None:
+            settings |= {"do_sample": True, "temperature": sampling["temperature"], "top_k": 0, "top_p": 1.0}
+            torch.manual_seed(sampling["seed"])
         start = perf_counter()
         with torch.inference_mode():
             out = self._model.generate(ids, attention_mask=torch.ones_like(ids), **settings)

@@ -27,16 +27,22 @@ class LlamaCpp:
         }
         self.version = __version__
         self.weights = f"{os.path.basename(model)} as it is"
-        self.lookup = f"LlamaPromptLookupDecoding, {request['lookahead']} tokens"
+        self.modes = {"lookahead": f"LlamaPromptLookupDecoding, {request['lookahead']} tokens"}
 
-    def answer(self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str) -> dict[str, Any]:
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str, sampling: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """As ``child.Loaded``."""
         llama = self._modes[mode]
         llama.reset()  # else a prompt that it has seen need not be read again
+        settings: dict[str, Any] = {"temp": 0.0}
+        if sampling is not None:
+            settings = {"temp": sampling["temperature"], "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+            llama.set_seed(sampling["seed"])
         tokens: list[int] = []
         first = 0.0
         start = perf_counter()
-        for token in llama.generate(prompt, temp=0.0, repeat_penalty=1.0):
+        for token in llama.generate(prompt, repeat_penalty=1.0, **settings):
             first = first or perf_counter() - start
             tokens.append(int(token))
             if len(tokens) == max_new_tokens or token in end:

@@ -28,9 +28,11 @@ class OpenVino:
         }
         self._lookahead = request["lookahead"]
         self.weights = f"{os.path.basename(model)} as it is"
-        self.lookup = f"prompt_lookup, {request['lookahead']} tokens, n-grams of {NGRAM}"
+        self.modes = {"lookahead": f"prompt_lookup, {request['lookahead']} tokens, n-grams of {NGRAM}"}
 
-    def answer(self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str) -> dict[str, Any]:
+    def answer(
+        self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str, sampling: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         """As ``child.Loaded``."""
         import numpy
         from openvino import Tensor
@@ -39,6 +41,9 @@ class OpenVino:
         config.max_new_tokens, config.do_sample, config.stop_token_ids = max_new_tokens, False, set(end)
         if mode == "lookahead":
             config.num_assistant_tokens, config.max_ngram_size = self._lookahead, NGRAM
+        if sampling is not None:
+            config.do_sample, config.rng_seed = True, sampling["seed"]
+            config.temperature = sampling["temperature"]
         clock = _clock(self._genai)
         ids = numpy.array([prompt], numpy.int64)
         inputs = self._genai.TokenizedInputs(Tensor(ids), Tensor(numpy.ones_like(ids)))

@@ -14,7 +14,7 @@ from benchmarks.peers import OURS, PEERS, READS
 from ipex_lookahead.errors import InputError
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_peer.py"
-REQUEST = {"model": "fake", "threads": 1, "lookahead": 3, "low_bit": None}
+REQUEST = {"model": "fake", "threads": 1, "lookahead": 3, "low_bit": None, "llama_server": None}
 
 
 def run(*peers: str, texts: tuple[str, ...] = ("abc", "defg"), repeat: int = 1, **models: str) -> Comparison:
