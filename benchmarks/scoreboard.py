@@ -48,6 +48,9 @@ class Scope:
 
     sampled: int = option("Number of prompts that are also answered with sampling, evenly spaced.", 10, low=0)
     streams: str = option("Numbers of requests at a time.", "8,16", callback=comma_separated, metavar="N,N")
+    modes: tuple[str, ...] = option(
+        "Kinds of speculation; all that each program has if not given.", (), "--mode", metavar="NAME"
+    )
     part: str = option(
         "texts: each program with and without speculation; load: servers under load.",
         "both",
@@ -86,7 +89,7 @@ def scoreboard(
             settings = {"pythons": pythons, "models": models, "max_new_tokens": what.max_new_tokens, "began": say}
             with Programs(request, texts, **settings) as programs:
                 found = cases(programs.prompts, report["sampled"])
-                report["programs"] = [*boards(programs, names, found, what.max_new_tokens)]
+                report["programs"] = [*boards(programs, names, found, what.max_new_tokens, scope.modes)]
                 report["absent"] = programs.absent
         if scope.part != "texts":
             report["load"] = [*loads(request, texts, scope.streams, what.max_new_tokens, say)]
@@ -104,12 +107,23 @@ def cases(prompts: Sequence[list[int]], sampled: int) -> list[Case]:
     return [*((prompt, None) for prompt in prompts), *seeded]
 
 
-def boards(programs: Programs, names: Iterable[str], found: Sequence[Case], new: int) -> Iterator[dict[str, Any]]:
-    """Yield one entry for ours and for each peer that runs; one peer is loaded at a time."""
+def boards(
+    programs: Programs, names: Iterable[str], found: Sequence[Case], new: int, only: Sequence[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yield one entry for ours and for each peer that runs; one peer is loaded at a time.
+
+    Args:
+        programs: Ours runs.
+        names: The peers.
+        found: The prompts.
+        new: Maximum length of an answer.
+        only: Kinds of speculation; all that each program has if empty.
+    """
     for name in (OURS, *names):
         if name != OURS and not programs.load(name):
             continue
         facts = programs.facts[name]
+        facts["modes"] = {mode: text for mode, text in facts["modes"].items() if not only or mode in only}
         rows = [*rows_of(programs, name, found, new)]
         if name != OURS:
             programs.drop(name)

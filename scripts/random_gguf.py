@@ -1,7 +1,8 @@
-"""A GGUF file of a bench shape with random Q4_0 weights (Q8_0 lm_head) and no vocabulary: what llama-bench measures.
+"""A GGUF file of a bench shape with random Q4_0 weights (Q8_0 lm_head): what llama-bench measures.
 
 python scripts/random_gguf.py llama2-7b out.gguf
 python scripts/random_gguf.py gemma4-26b-a4b out.gguf --layers 12   # its first 12 layers, where memory is short
+python scripts/random_gguf.py qwen3.5-4b out.gguf --layers 8 --drafting --vocabulary model.gguf   # for the scoreboard
 
 Every row is random of its own: were they alike, all tokens of a prompt would choose the same experts.
 """
@@ -36,22 +37,49 @@ TYPICAL = {"Q4_0": 4.6, "Q8_0": 74.0}
 """Root mean square of a random code: the scale makes weights of 0.02 of it."""
 
 
-def write_random_gguf(shape: str, path: str | Path, layers: int | None = None) -> None:
-    """Write the first ``layers`` layers. One tensor at a time is in memory.
+def write_random_gguf(
+    shape: str,
+    path: str | Path,
+    layers: int | None = None,
+    *,
+    drafting: bool = False,
+    vocabulary: str | Path | None = None,
+) -> None:
+    """Write a file with one tensor at a time in memory.
 
-    Raises InputError for a shape that there is none of, or of a family that this does not write.
+    Args:
+        shape: Name of a shape.
+        path: The file.
+        layers: Number of layers; the shape's if None.
+        drafting: Add the block for drafting (MTP) that the shape's family has.
+        vocabulary: A GGUF file; its tokenizer and the size of its vocabulary replace the shape's.
+
+    Raises:
+        InputError: The shape is unknown, its family is not supported here, or it has no block for drafting.
     """
     config = config_of(shape)
+    source = None if vocabulary is None else gguf.GGUFReader(vocabulary)
+    if source is not None:
+        config |= {"vocab_size": len(source.fields["tokenizer.ggml.tokens"].data)}
+    if drafting:
+        config |= {"mtp_num_hidden_layers": 1}
     if layers is not None:
         config |= {"num_hidden_layers": layers}
         config |= {"layer_types": config["layer_types"][:layers]} if "layer_types" in config else {}
     spec = spec_for(config)
     if spec.model_type not in ARCHITECTURES:
         raise InputError(f"{shape} is of the family {spec.model_type}; this writes {', '.join(ARCHITECTURES)}")
+    if drafting and spec.mtp is None:
+        raise InputError(f"{shape} is of the family {spec.model_type}, which has no block for drafting here")
     with temporary_file(Path(path)) as temporary:
         writer = gguf.GGUFWriter(temporary, ARCHITECTURES[spec.model_type])
         describe(writer, config)
-        places = {tensor.gguf.name: tensor.gguf.shape for tensor in spec.tensors()}
+        if source is None:
+            writer.add_tokenizer_model("no_vocab")
+        else:
+            copy_tokenizer(writer, source)
+        tensors = [*spec.tensors(), *(() if spec.mtp is None else spec.mtp.tensors())]
+        places = {tensor.gguf.name: tensor.gguf.shape for tensor in tensors}
         if writer.arch == "gemma4":
             places["rope_freqs.weight"] = (config["global_head_dim"] // 2,)
         kinds = {name: kind_of(spec, name, sizes) for name, sizes in places.items()}
@@ -73,7 +101,10 @@ def describe(writer: Any, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
     writer.add_context_length(min(config["max_position_embeddings"], 4096))
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
+    drafting = config.get("mtp_num_hidden_layers") or 0
+    writer.add_block_count(config["num_hidden_layers"] + drafting)
+    if drafting:
+        writer.add_nextn_predict_layers(drafting)
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
@@ -100,7 +131,14 @@ def describe(writer: Any, config: dict[str, Any]) -> None:
         describe_gemma4(writer, config)
     else:
         writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_tokenizer_model("no_vocab")
+
+
+def copy_tokenizer(writer: Any, source: Any) -> None:
+    """Copy the tokenizer and the chat template of a file."""
+    for name, field in source.fields.items():
+        if name.startswith("tokenizer."):
+            kind, *_, inner = [*field.types, None] if len(field.types) == 1 else field.types
+            writer.add_key_value(name, field.contents(), kind, inner)
 
 
 def describe_gemma4(writer: Any, config: dict[str, Any]) -> None:
@@ -157,9 +195,11 @@ def numbers(
 @click.argument("shape")
 @click.argument("path")
 @click.option("--layers", type=click.IntRange(min=1), help="Only the first N layers.")
-def main(shape: str, path: str, layers: int | None) -> None:
+@click.option("--drafting", is_flag=True, help="With the block for drafting (MTP) that the family has.")
+@click.option("--vocabulary", metavar="FILE.gguf", help="With the tokenizer of this file.")
+def main(shape: str, path: str, layers: int | None, drafting: bool, vocabulary: str | None) -> None:
     """See the top of the file."""
-    write_random_gguf(shape, path, layers)
+    write_random_gguf(shape, path, layers, drafting=drafting, vocabulary=vocabulary)
 
 
 if __name__ == "__main__":

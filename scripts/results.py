@@ -33,8 +33,15 @@ FILES = {"mt_bench": "chat", "humaneval": "code", "gsm8k": "arithmetic", "code_e
 """Prompt file -> what README calls it."""
 SCOREBOARD = "mt_bench humaneval gsm8k".split()
 """Prompt files of the scoreboard; the first ten of each."""
-SPECULATION = {"plain": "off, again", "lookahead": "its lookup", "auto": '`lookahead="auto"`'}
+SPECULATION = {
+    "plain": "off, repeated",
+    "lookahead": "its lookup",
+    "auto": '`lookahead="auto"`',
+    "MTP": "MTP, random weights",
+}
 """Mode -> what the scoreboard calls it."""
+MTP_SHAPE = "qwen3.5-4b"
+"""Shape of the model with a block for drafting; its first 8 layers."""
 LLAMAS = "smollm2-135m tinyllama-1.1b llama2-7b".split()
 FAMILIES = "qwen3-0.6b gemma3-1b phi4-mini mistral-7b qwen3-8b gpt-oss-20b qwen3-30b-a3b".split()
 MIXTURES = {"gpt-oss-20b", "qwen3-30b-a3b"}
@@ -64,7 +71,7 @@ class Peers(NamedTuple):
 @click.option("--llama-bench", help="llama.cpp's program, for llama-cpp and families; its runs alternate with ours.")
 @click.option("--llama-server", help="llama.cpp's server, for compare and scoreboard.")
 @click.option("--peer", "peer_names", multiple=True, help="scoreboard: measure this program; keep the others' rows.")
-@click.option("--part", type=click.Choice(["texts", "load"]), help="scoreboard: measure this part; keep the other.")
+@click.option("--part", type=click.Choice(["texts", "load", "mtp"]), help="scoreboard: measure this part alone.")
 @click.option("--here", is_flag=True, help="Measure this machine and print README's table of it.")
 def main(
     names: tuple[str, ...],
@@ -157,25 +164,47 @@ def programs(peers: Peers) -> list[str]:
 
 
 def measure_scoreboard(peers: Peers) -> dict[str, Any]:
-    """Measure all programs and the load, or one part of them; then the rest is that of the file."""
+    """Measure all of the scoreboard, or one part or program of it and take the rest from the file."""
     words = [word for name in SCOREBOARD for word in ("--prompts", str(Path(str(peers.prompts)) / f"{name}.jsonl"))]
-    words += ["--limit", "10", *(word for name in peers.names for word in ("--peer", name))]
-    words += ["--part", peers.part] if peers.part else []
-    report = without_paths(run(*programs(peers), *words, module="benchmarks.scoreboard"))
+    report: dict[str, Any] = {}
+    if peers.part != "mtp":
+        scope = ["--limit", "10", *(word for name in peers.names for word in ("--peer", name))]
+        scope += ["--part", peers.part] if peers.part else []
+        report = run(*programs(peers), *words, *scope, module="benchmarks.scoreboard")
+    if peers.llama_server is not None and (peers.part == "mtp" or not (peers.part or peers.names)):
+        report["mtp"] = measure_mtp([*programs(peers), *words])
     file = RESULTS / "scoreboard.json"
-    if not (peers.names or peers.part) or not file.exists():
-        return report
-    return merged(json.loads(file.read_text(encoding="utf-8")), report)
+    if (peers.part or peers.names) and file.exists():
+        report = merged(json.loads(file.read_text(encoding="utf-8")), report)
+    return without_paths(report)
+
+
+def measure_mtp(words: list[str]) -> dict[str, Any]:
+    """Measure ours and llama-server with the block for drafting of a model with random weights."""
+    from ipex_lookahead.hub import resolve_model
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / f"{MTP_SHAPE}.gguf"
+        made = [str(ROOT / "scripts" / "random_gguf.py"), MTP_SHAPE, str(file), "--layers", "8", "--drafting"]
+        subprocess.run([sys.executable, *made, "--vocabulary", str(resolve_model("default"))], check=True)
+        scope = ["--model", str(file), "--part", "texts", "--mode", "MTP", "--peer", "llama-server"]
+        scope += ["--limit", "4", "--sampled", "4", "-n", "64"]
+        return run(*words, *scope, module="benchmarks.scoreboard")
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return ``old`` with the programs and the load that ``new`` has. Raises ClickException for other settings."""
+    """Return ``old`` with the programs, the load and the MTP blocks that ``new`` has.
+
+    Raises:
+        ClickException: The two were measured with different settings.
+    """
     settings = ("version", "machine", "model", "threads", "prompts", "max_new_tokens", "lookahead", "sampled")
-    if other := [key for key in settings if old[key] != new[key]]:
+    if other := [key for key in settings if key in new and old[key] != new[key]]:
         raise click.ClickException(f"the file was measured with another {other[0]}; measure all of it again")
-    found = {entry["program"]: entry for entry in (*old["programs"], *new["programs"])}
-    absent = {name: why for name, why in {**old["absent"], **new["absent"]}.items() if name not in found}
-    return {**new, "programs": [*found.values()], "load": new["load"] or old["load"], "absent": absent}
+    found = {entry["program"]: entry for entry in (*old["programs"], *new.get("programs", ()))}
+    absent = {name: why for name, why in {**old["absent"], **new.get("absent", {})}.items() if name not in found}
+    parts = {"load": new.get("load") or old["load"], "mtp": new.get("mtp") or old.get("mtp")}
+    return {**old, **new, "programs": [*found.values()], **parts, "absent": absent}
 
 
 def measure_llamas(peers: Peers) -> dict[str, Any]:
@@ -299,31 +328,31 @@ def compare_table(report: dict[str, Any]) -> list[str]:
 def scoreboard_table(report: dict[str, Any]) -> list[str]:
     """Return the table of answers that stay the same with speculation on, and under load."""
     loads = {(entry["program"], entry["streams"]): entry for entry in report["load"]}
-    streams = sorted({entry["streams"] for entry in report["load"]} - {1})
+    streams = sorted({count for _, count in loads} - {1})
+    blocks = (report.get("mtp") or {"programs": []})["programs"]
 
-    def row(entry: dict[str, Any], mode: dict[str, Any], *, first: bool) -> list[str]:
-        cells = [f"{entry['program']} {entry['version']}" if first else "", SPECULATION.get(mode["mode"], mode["mode"])]
-        cells += [mode[key].replace("/", " of ") for key in ("greedy", "sampled")]
-        if not first or not any(entry["program"] == name for name, _ in loads):
-            return [*cells, *[""] * len(streams)]
-        shown = [loads[entry["program"], count] for count in streams]
-        return [*cells, *(f"{one['same'].replace('/', ' of ')}, {one['tok_s']:.0f} tok/s" for one in shown)]
+    def under_load(program: str, count: int) -> str:
+        found = loads.get((program, count))
+        return f"{of(found['same'])}, {found['tok_s']:.0f} tok/s" if found else ""
 
     def rows() -> Iterator[list[str]]:
         for entry in report["programs"]:
-            for number, mode in enumerate(entry["rows"]):
-                yield row(entry, mode, first=number == 0)
+            program = entry["program"]
+            modes = [*entry["rows"], *(row for one in blocks if one["program"] == program for row in one["rows"][1:])]
+            for number, row in enumerate(modes):
+                cells = [SPECULATION.get(row["mode"], row["mode"]), of(row["greedy"]), of(row["sampled"])]
+                load = [under_load(program, count) if number == 0 else "" for count in streams]
+                yield [f"{program} {entry['version']}" if number == 0 else "", *cells, *load]
 
     heads = ["program", "speculation", "greedy", "sampled", *(f"{count} requests at a time" for count in streams)]
-    note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. "
-    drafts = {
-        f"{entry['program']}: {mode['drafts']}"
-        for entry in report["programs"]
-        for mode in entry["rows"]
-        if mode["mode"] == "lookahead"
-    }
+    drafts = (f"{e['program']}: {row['drafts']}" for e in report["programs"] for row in e["rows"] if row["drafts"])
+    note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. {'; '.join(drafts)}. {where(report)}"
     absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
-    return [*markdown(heads, rows()), "", note + "; ".join(sorted(drafts)) + ". " + where(report) + absent]
+    return [*markdown(heads, rows()), "", note + absent]
+
+
+def of(count: str) -> str:
+    return count.replace("/", " of ")
 
 
 def shapes_table(report: dict[str, Any]) -> list[str]:

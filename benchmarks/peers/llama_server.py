@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -15,6 +16,8 @@ from typing import Any
 
 DISTRIBUTION = "llama-server"
 DRAFT = "draft model"
+HEAD_BYTES = 1 << 20
+"""Bytes at the start of a GGUF file that are searched for a key; a model's sizes come before its vocabulary."""
 START_SECONDS, END_SECONDS = 300.0, 10.0
 """Maximum time until a server answers, and from its end signal until it is killed."""
 
@@ -102,6 +105,12 @@ def version_of(program: str) -> str:
     return found[1] if found else "?"
 
 
+def has_drafting_block(model: str) -> bool:
+    """Return True if the head of a GGUF file names a block for drafting (MTP)."""
+    with open(model, "rb") as file:
+        return b".nextn_predict_layers" in file.read(HEAD_BYTES)
+
+
 class LlamaServer:
     """Servers of one file: without speculation, and with each kind when it is first used."""
 
@@ -114,17 +123,22 @@ class LlamaServer:
         self.version = version_of(program)
         self.weights = f"{os.path.basename(model)} as it is"
         self._command = [program, *options(model, request["threads"], 1, request["context"])]
+        chain = ("--spec-draft-n-max", str(most), "--spec-draft-p-min", "0")
         size, drafted = ("--spec-ngram-simple-size-n", "3"), ("--spec-ngram-simple-size-m", str(most))
         self._options = {
             "plain": (),
             "lookahead": ("--spec-type", "ngram-simple", *size, *drafted),
-            DRAFT: ("--spec-type", "draft-simple", "--spec-draft-model", model, "--spec-draft-n-max", str(most)),
+            DRAFT: ("--spec-type", "draft-simple", "--spec-draft-model", model, *chain),
+            "MTP": ("--spec-type", "draft-mtp", *chain),
         }
         self.modes = {
             "lookahead": f"ngram-simple, {most} tokens, n-grams of 3",
             DRAFT: f"the same file, {most} tokens",
         }
-        self._servers = {"plain": Server(self._command)}
+        if has_drafting_block(model):
+            self.modes["MTP"] = f"draft-mtp, {most} tokens"
+        self._servers: dict[str, Server] = {}
+        atexit.register(self.close)
 
     def answer(
         self, prompt: list[int], max_new_tokens: int, end: list[int], mode: str, sampling: dict[str, Any] | None = None
@@ -139,8 +153,9 @@ class LlamaServer:
         seconds, first = perf_counter() - start, found["timings"]["prompt_ms"] / 1e3
         return {"tokens": found["tokens"], "first_tokens": 1, "first_seconds": first, "seconds": seconds}
 
-    def __del__(self) -> None:
-        for server in getattr(self, "_servers", {}).values():
+    def close(self) -> None:
+        """End all servers."""
+        for server in self._servers.values():
             server.close()
 
 

@@ -40,6 +40,11 @@ class Ours:
             "auto": "all sources, every prompt with an empty memory",
             DRAFT: f"the same file, {request['lookahead']} tokens",
         }
+        if getattr(self._model.engine, "head", None) is not None:
+            self.modes["MTP"] = f"the model's own block, {request['lookahead']} tokens in each step"
+            head = resolve_lookahead("head")
+            assert head is not None
+            self._modes["MTP"] = replace(head, adaptive=False)
 
     def encode(self, texts: list[str]) -> dict[str, Any]:
         """Chat prompts as token ids, and the ids that end an answer."""

@@ -146,3 +146,41 @@ def test_each_shape_is_measured_in_turn_with_llama_cpp(results: Any, monkeypatch
     assert asked == ["ours", "ours", "theirs"] * 2
     assert found["llama_cpp"] == [{"pp": 100.0, "tg": 50.0}] * 2
     assert "llama_cpp" not in results.measure_shape("gpt-oss-20b", "llama-bench")
+
+
+def scores(program: str, *rows: tuple[str, str, str]) -> dict[str, Any]:
+    parts = [{"mode": mode, "drafts": mode, "greedy": greedy, "sampled": sampled} for mode, greedy, sampled in rows]
+    return {"program": program, "version": "7", "rows": parts}
+
+
+def scoreboard(*programs: dict[str, Any], **parts: Any) -> dict[str, Any]:
+    settings = {"model": "default", "threads": 2, "prompts": 3, "max_new_tokens": 9, "lookahead": 3, "sampled": 1}
+    return {**MACHINE, **settings, "load": [], "absent": {}, "programs": [*programs], **parts}
+
+
+def test_the_scoreboard_shows_what_stays_the_same_alone_and_under_load(results: Any) -> None:
+    load = [{"program": "ours", "streams": count, "same": f"{count}/9", "tok_s": 99.6} for count in (1, 8)]
+    mtp = {"programs": [scores("ours", ("plain", "2/2", "1/1"), ("MTP", "2/2", "0/1"))]}
+    ours = scores("ours", ("plain", "3/3", "1/1"), ("lookahead", "3/3", "1/1"))
+    report = scoreboard(ours, scores("x", ("plain", "2/3", "1/1")), load=load, mtp=mtp, absent={"y": "why"})
+    lines = results.scoreboard_table(report)
+    assert lines[0] == "| program | speculation | greedy | sampled | 8 requests at a time |"
+    assert lines[2:6] == [
+        "| ours 7 | off, repeated | 3 of 3 | 1 of 1 | 8 of 9, 100 tok/s |",
+        "|  | its lookup | 3 of 3 | 1 of 1 |  |",
+        "|  | MTP, random weights | 2 of 2 | 0 of 1 |  |",
+        "| x 7 | off, repeated | 2 of 3 | 1 of 1 |  |",
+    ]
+    assert lines[7].startswith("3 prompts, 9 tokens. ours: plain; ours: lookahead; x: plain. P, avx2, 2 threads")
+    assert lines[7].endswith("Not here: y.")
+
+
+def test_one_program_of_the_scoreboard_is_measured_again(results: Any) -> None:
+    old = scoreboard(scores("ours"), scores("x"), load=[1], absent={"z": "why", "y": "why"})
+    new = scoreboard(scores("x", ("plain", "3/3", "1/1")), scores("y"))
+    found = results.merged(old, new)
+    assert [(entry["program"], len(entry["rows"])) for entry in found["programs"]] == [("ours", 0), ("x", 1), ("y", 0)]
+    assert (found["load"], found["mtp"], found["absent"]) == ([1], None, {"z": "why"})
+    assert results.merged(old, {"mtp": {"programs": []}})["programs"] == old["programs"]
+    with pytest.raises(results.click.ClickException, match="another prompts"):
+        results.merged(old, {**new, "prompts": 4})
