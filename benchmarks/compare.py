@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from benchmarks.peers import OURS, PEERS, READS
+from benchmarks.peers import OURS, READS
 from ipex_lookahead.bench.options import Prompts, Report
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import command_needs_torch, low_bit_option, model_option, threads_option
@@ -55,12 +55,11 @@ class Peers:
         metavar="PROGRAM",
     )
 
-    def names(self) -> list[str]:
-        """Return the programs to compare with. Raises BadParameter for an unknown one."""
-        others = [name for name in PEERS if name != OURS]
-        if unknown := [name for name in self.peers if name not in others]:
-            raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(others)}", param_hint="--peer")
-        return list(self.peers) or others
+    def names(self, known: Sequence[str] = tuple(READS)) -> list[str]:
+        """Return the programs to run, all that are known by default. Raises BadParameter for an unknown one."""
+        if unknown := [name for name in self.peers if name not in known]:
+            raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(known)}", param_hint="--peer")
+        return list(self.peers or known)
 
     def request(self, model: str, low_bit: str | None, threads: int | None) -> dict[str, Any]:
         """Return what each program loads."""

@@ -20,7 +20,7 @@ import click
 
 from benchmarks.compare import Peers
 from benchmarks.comparison import Programs, named
-from benchmarks.peers import OURS, llama_server
+from benchmarks.peers import OURS, PEERS, llama_server
 from ipex_lookahead import __version__
 from ipex_lookahead.bench.options import Prompts, comma_separated, json_option
 from ipex_lookahead.cli.commands import command
@@ -47,7 +47,7 @@ class Scope:
     """The measurements."""
 
     sampled: int = option("Number of prompts that are also answered with sampling, evenly spaced.", 10, low=0)
-    streams: str = option("Numbers of requests at a time.", "8,16", callback=comma_separated, metavar="N,N")
+    streams: list[int] = option("Numbers of requests at a time.", "8,16", callback=comma_separated, metavar="N,N")
     modes: tuple[str, ...] = option(
         "Kinds of speculation; all that each program has if not given.", (), "--mode", metavar="NAME"
     )
@@ -75,7 +75,11 @@ def scoreboard(
     compared at all. Under load: the text is that of the same server for the request alone, prompt caches off or exact.
     """
     command_needs_torch()
-    names, pythons, models = what.names(), named(what.pythons, "--python"), named(what.models, "--peer-model")
+    names, pythons, models = (
+        what.names(tuple(PEERS)),
+        named(what.pythons, "--python"),
+        named(what.models, "--peer-model"),
+    )
     texts = [prompt.text for prompt in prompts.read()]
     request = what.request(model, low_bit, threads)
 
@@ -86,8 +90,8 @@ def scoreboard(
     report |= {"sampled": min(scope.sampled, len(texts)), "programs": [], "load": [], "absent": {}}
     with status() as say:
         if scope.part != "load":
-            settings = {"pythons": pythons, "models": models, "max_new_tokens": what.max_new_tokens, "began": say}
-            with Programs(request, texts, **settings) as programs:
+            new = what.max_new_tokens
+            with Programs(request, texts, pythons=pythons, models=models, max_new_tokens=new, began=say) as programs:
                 found = cases(programs.prompts, report["sampled"])
                 report["programs"] = [*boards(programs, names, found, what.max_new_tokens, scope.modes)]
                 report["absent"] = programs.absent
@@ -110,16 +114,16 @@ def cases(prompts: Sequence[list[int]], sampled: int) -> list[Case]:
 def boards(
     programs: Programs, names: Iterable[str], found: Sequence[Case], new: int, only: Sequence[str] = ()
 ) -> Iterator[dict[str, Any]]:
-    """Yield one entry for ours and for each peer that runs; one peer is loaded at a time.
+    """Yield one entry for each program that runs; one peer is loaded at a time.
 
     Args:
-        programs: Ours runs.
-        names: The peers.
+        programs: Ours is loaded.
+        names: The programs.
         found: The prompts.
         new: Maximum length of an answer.
         only: Kinds of speculation; all that each program has if empty.
     """
-    for name in (OURS, *names):
+    for name in names:
         if name != OURS and not programs.load(name):
             continue
         facts = programs.facts[name]

@@ -33,13 +33,8 @@ FILES = {"mt_bench": "chat", "humaneval": "code", "gsm8k": "arithmetic", "code_e
 """Prompt file -> what README calls it."""
 SCOREBOARD = "mt_bench humaneval gsm8k".split()
 """Prompt files of the scoreboard; the first ten of each."""
-SPECULATION = {
-    "plain": "off, repeated",
-    "lookahead": "its lookup",
-    "auto": '`lookahead="auto"`',
-    "MTP": "MTP, random weights",
-}
-"""Mode -> what the scoreboard calls it."""
+KINDS = {"lookahead": "its lookup"}
+"""Kind of speculation -> what the table calls it."""
 MTP_SHAPE = "qwen3.5-4b"
 """Shape of the model with a block for drafting; its first 8 layers."""
 LLAMAS = "smollm2-135m tinyllama-1.1b llama2-7b".split()
@@ -116,9 +111,9 @@ def rendered(page: str) -> str:
 
 def table(name: str) -> list[str]:
     """Its lines in Markdown."""
-    file = RESULTS / f"{name}.json"
+    file = RESULTS / f"{SOURCES.get(name, name)}.json"
     if not file.exists():
-        raise click.ClickException(f"there is no {file}; measure it: python scripts/results.py --measure {name}")
+        raise click.ClickException(f"there is no {file}; measure it: python scripts/results.py --measure {file.stem}")
     return TABLES[name](json.loads(file.read_text(encoding="utf-8")))
 
 
@@ -187,7 +182,8 @@ def measure_mtp(words: list[str]) -> dict[str, Any]:
         file = Path(folder) / f"{MTP_SHAPE}.gguf"
         made = [str(ROOT / "scripts" / "random_gguf.py"), MTP_SHAPE, str(file), "--layers", "8", "--drafting"]
         subprocess.run([sys.executable, *made, "--vocabulary", str(resolve_model("default"))], check=True)
-        scope = ["--model", str(file), "--part", "texts", "--mode", "MTP", "--peer", "llama-server"]
+        scope = ["--model", str(file), "--part", "texts", "--mode", "MTP"]
+        scope += ["--peer", "ipex-lookahead", "--peer", "llama-server"]
         scope += ["--limit", "4", "--sampled", "4", "-n", "64"]
         return run(*words, *scope, module="benchmarks.scoreboard")
 
@@ -326,29 +322,46 @@ def compare_table(report: dict[str, Any]) -> list[str]:
 
 
 def scoreboard_table(report: dict[str, Any]) -> list[str]:
-    """Return the table of answers that stay the same with speculation on, and under load."""
+    """Return one line for each program: what its own lookup leaves the same, and what load does."""
     loads = {(entry["program"], entry["streams"]): entry for entry in report["load"]}
     streams = sorted({count for _, count in loads} - {1})
-    blocks = (report.get("mtp") or {"programs": []})["programs"]
 
     def under_load(program: str, count: int) -> str:
         found = loads.get((program, count))
         return f"{of(found['same'])}, {found['tok_s']:.0f} tok/s" if found else ""
 
-    def rows() -> Iterator[list[str]]:
-        for entry in report["programs"]:
-            program = entry["program"]
-            modes = [*entry["rows"], *(row for one in blocks if one["program"] == program for row in one["rows"][1:])]
-            for number, row in enumerate(modes):
-                cells = [SPECULATION.get(row["mode"], row["mode"]), of(row["greedy"]), of(row["sampled"])]
-                load = [under_load(program, count) if number == 0 else "" for count in streams]
-                yield [f"{program} {entry['version']}" if number == 0 else "", *cells, *load]
+    def row(entry: dict[str, Any]) -> list[str]:
+        modes = {row["mode"]: row for row in entry["rows"]}
+        plain, lookup = modes["plain"], modes["lookahead"]
+        cells = [f"{entry['program']} {entry['version']}", of(lookup["greedy"]), of(lookup["sampled"])]
+        cells.append(f"{of(plain['greedy'])}; {of(plain['sampled'])}")
+        return [*cells, *(under_load(entry["program"], count) for count in streams)]
 
-    heads = ["program", "speculation", "greedy", "sampled", *(f"{count} requests at a time" for count in streams)]
-    drafts = (f"{e['program']}: {row['drafts']}" for e in report["programs"] for row in e["rows"] if row["drafts"])
-    note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. {'; '.join(drafts)}. {where(report)}"
+    heads = ["program", "greedy", "sampled", "without lookup, repeated"]
+    heads += [f"{count} requests at a time" for count in streams]
+    note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens, each program's own lookup of "
+    note += f"{report['lookahead']} tokens. {where(report)}"
     absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
-    return [*markdown(heads, rows()), "", note + absent]
+    shown = [entry for entry in report["programs"] if any(row["mode"] == "lookahead" for row in entry["rows"])]
+    return [*markdown(heads, map(row, shown)), "", note + absent]
+
+
+def speculation_table(report: dict[str, Any]) -> list[str]:
+    """Return one line for each kind of speculation of each program, MTP on random weights included."""
+    blocks = report.get("mtp") or {"programs": []}
+
+    def rows() -> Iterator[list[str]]:
+        for entry in (*report["programs"], *blocks["programs"]):
+            for row in entry["rows"]:
+                if row["mode"] != "plain":
+                    kind = f"{KINDS.get(row['mode'], row['mode'])}: {row['drafts']}"
+                    yield [f"{entry['program']} {entry['version']}", kind, of(row["greedy"]), of(row["sampled"])]
+
+    weights = "; ".join(f"{entry['program']}: {entry['weights']}" for entry in report["programs"])
+    note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. {weights}."
+    if blocks["programs"]:
+        note += f" MTP: {blocks['prompts']} prompts, {blocks['max_new_tokens']} tokens, a model with random weights."
+    return [*markdown(["program", "speculation", "greedy", "sampled"], rows()), "", f"{note} {where(report)}"]
 
 
 def of(count: str) -> str:
@@ -429,9 +442,12 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "engines": engines_table,
     "compare": compare_table,
     "scoreboard": scoreboard_table,
+    "speculation": speculation_table,
     "llama-cpp": shapes_table,
     "families": shapes_table,
 }
+SOURCES = {"speculation": "scoreboard"}
+"""Table -> the results that it is made from, where it has another name."""
 
 if __name__ == "__main__":
     main()

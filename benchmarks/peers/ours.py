@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ class Ours:
         if self._tokenizer is None:
             raise ValueError(f"{request['model']} carries no tokenizer")
         self._draft: Any = None
-        self._load = lambda: load_model_and_tokenizer(request["model"], progress=False, **placing)[0]
+        self._load: Callable[[], Any] = lambda: load_model_and_tokenizer(request["model"], progress=False, **placing)[0]
         facts = self._model.engine.describe()
         self.weights = f"{facts.get('low_bit')} of {Path(request['model']).name}, {facts.get('engine')} engine"
         auto = resolve_lookahead("auto")

@@ -40,7 +40,7 @@ def test_every_result_has_its_table_and_what_it_was_measured_on(results: Any) ->
             assert file.stem in results.TABLES, file.name
             assert file.stem in shown, file.name
             assert {"version", "date", "machine"} <= set(json.loads(file.read_text(encoding="utf-8")))
-    assert set(results.MEASURES) == set(results.TABLES)
+    assert set(results.MEASURES) == {results.SOURCES.get(name, name) for name in results.TABLES}
 
 
 def test_a_table_without_results_is_an_error(results: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_each_shape_is_measured_in_turn_with_llama_cpp(results: Any, monkeypatch
 
 def scores(program: str, *rows: tuple[str, str, str]) -> dict[str, Any]:
     parts = [{"mode": mode, "drafts": mode, "greedy": greedy, "sampled": sampled} for mode, greedy, sampled in rows]
-    return {"program": program, "version": "7", "rows": parts}
+    return {"program": program, "version": "7", "weights": "w", "rows": parts}
 
 
 def scoreboard(*programs: dict[str, Any], **parts: Any) -> dict[str, Any]:
@@ -160,19 +160,30 @@ def scoreboard(*programs: dict[str, Any], **parts: Any) -> dict[str, Any]:
 
 def test_the_scoreboard_shows_what_stays_the_same_alone_and_under_load(results: Any) -> None:
     load = [{"program": "ours", "streams": count, "same": f"{count}/9", "tok_s": 99.6} for count in (1, 8)]
+    ours = scores("ours", ("plain", "3/3", "1/1"), ("lookahead", "3/3", "0/1"), ("auto", "2/3", "1/1"))
+    other = scores("x", ("plain", "2/3", "1/1"), ("lookahead", "1/3", "0/1"))
+    report = scoreboard(ours, other, scores("y", ("plain", "2/3", "1/1")), load=load, absent={"y": "why"})
+    lines = results.scoreboard_table(report)
+    assert lines[0] == "| program | greedy | sampled | without lookup, repeated | 8 requests at a time |"
+    assert lines[2:5] == [
+        "| ours 7 | 3 of 3 | 0 of 1 | 3 of 3; 1 of 1 | 8 of 9, 100 tok/s |",
+        "| x 7 | 1 of 3 | 0 of 1 | 2 of 3; 1 of 1 |  |",
+        "",
+    ]
+    assert lines[5].startswith("3 prompts, 9 tokens, each program's own lookup of 3 tokens. P, avx2, 2 threads")
+    assert lines[5].endswith("Not here: y.")
+
+
+def test_every_kind_of_speculation_has_a_line(results: Any) -> None:
     mtp = {"programs": [scores("ours", ("plain", "2/2", "1/1"), ("MTP", "2/2", "0/1"))]}
     ours = scores("ours", ("plain", "3/3", "1/1"), ("lookahead", "3/3", "1/1"))
-    report = scoreboard(ours, scores("x", ("plain", "2/3", "1/1")), load=load, mtp=mtp, absent={"y": "why"})
-    lines = results.scoreboard_table(report)
-    assert lines[0] == "| program | speculation | greedy | sampled | 8 requests at a time |"
-    assert lines[2:6] == [
-        "| ours 7 | off, repeated | 3 of 3 | 1 of 1 | 8 of 9, 100 tok/s |",
-        "|  | its lookup | 3 of 3 | 1 of 1 |  |",
-        "|  | MTP, random weights | 2 of 2 | 0 of 1 |  |",
-        "| x 7 | off, repeated | 2 of 3 | 1 of 1 |  |",
+    lines = results.speculation_table(scoreboard(ours, mtp={**mtp, "prompts": 2, "max_new_tokens": 5}))
+    assert lines[2:5] == [
+        "| ours 7 | its lookup: lookahead | 3 of 3 | 1 of 1 |",
+        "| ours 7 | MTP: MTP | 2 of 2 | 0 of 1 |",
+        "",
     ]
-    assert lines[7].startswith("3 prompts, 9 tokens. ours: plain; ours: lookahead; x: plain. P, avx2, 2 threads")
-    assert lines[7].endswith("Not here: y.")
+    assert "MTP: 2 prompts, 5 tokens, a model with random weights." in lines[5]
 
 
 def test_one_program_of_the_scoreboard_is_measured_again(results: Any) -> None:
