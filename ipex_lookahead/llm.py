@@ -20,7 +20,7 @@ from ipex_lookahead.conversation.given import check_text, conversation_of, form_
 from ipex_lookahead.conversation.model import ChatModel
 from ipex_lookahead.conversation.request import Form, grammar_of, request_for
 from ipex_lookahead.conversation.result import Answer, AnswerStream, ToolCall
-from ipex_lookahead.conversation.thinking import Thought
+from ipex_lookahead.conversation.thinking import Thought, has_switch
 from ipex_lookahead.errors import InputError, LookaheadError, ServiceError, in_python
 from ipex_lookahead.runtime.checks import integer
 from ipex_lookahead.runtime.loading import load_text_model
@@ -206,7 +206,7 @@ class LLM:
             tools: functions that the model may call: ``{"type": "function", "function": {"name", "description",
                 "parameters"}}``, or the inner object alone. The calls are ``answer.tool_calls``.
             tool_choice: "auto", "none", "required", or the name of the function to call.
-            think: turn the model's thinking on or off, if its chat template supports that; None: the template decides.
+            think: turn the model's thinking on or off; None: the chat template decides. Only for templates with a switch.
             **options: see :class:`AnswerOptions`.
 
         Returns:
@@ -357,6 +357,10 @@ class LLM:
         if raw:
             request = self._of_text(prompt, extras, form)
         else:
+            think = extras.get("think")
+            if think is not None and not has_switch(self._model.template):
+                said = f"think={think} has no effect: the model's chat template has no enable_thinking switch"
+                raise InputError(said, hint="leave think out")
             conversation = conversation_of(prompt, extras, form)
             request = request_for(self._model, conversation)
             if request.constraint is not None:

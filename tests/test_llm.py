@@ -321,6 +321,8 @@ def test_what_excludes_each_other_is_refused(llm: LLM) -> None:
         llm.stream("Hi", raw=True, system="a")
     with pytest.raises(InputError, match="is a text, got list"):
         llm.generate([1, 2])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="think=False has no effect: the model's chat template has no enable_thinking"):
+        llm.chat("Hi", think=False)
 
 
 def test_a_setting_of_the_model_that_is_wrong_is_an_error_at_once(folder: Path) -> None:
