@@ -14,7 +14,7 @@ from ipex_lookahead.decoding.events import Event, OnEvent
 from ipex_lookahead.decoding.sampling import Ids
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, ServiceError
-from ipex_lookahead.runtime.repetition import RepetitionWatch, repeats
+from ipex_lookahead.runtime.repetition import TAIL, repeats
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 
@@ -160,6 +160,26 @@ class AnswerEnd:
         if self._reader.ends:
             self._reader.put(shown.text, last=False)
         return self._text.stopped is not None or self._reader.ended
+
+
+class RepetitionWatch:
+    """Detects that a growing answer repeats itself.
+
+    Attributes:
+        ids: the answer's tokens so far.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._next = TAIL
+
+    def put(self, tokens: Sequence[int]) -> bool:
+        """Append tokens; return True if the answer repeats itself. Checked once per ``TAIL`` tokens, else False."""
+        self.ids += tokens
+        if len(self.ids) < self._next:
+            return False
+        self._next = len(self.ids) + TAIL
+        return repeats(self.ids)
 
 
 class AnswerState:

@@ -21,23 +21,3 @@ def repeats(ids: Sequence[int]) -> bool:
     while at % 8 and at >= 0:  # a match across token boundaries
         at = before.find(end, at + 1)
     return at >= 0
-
-
-class RepetitionWatch:
-    """Detects that a growing answer repeats itself.
-
-    Attributes:
-        ids: the answer's tokens so far.
-    """
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self._next = TAIL
-
-    def put(self, tokens: Sequence[int]) -> bool:
-        """Append tokens; return True if the answer repeats itself. Checked once per ``TAIL`` tokens, else False."""
-        self.ids += tokens
-        if len(self.ids) < self._next:
-            return False
-        self._next = len(self.ids) + TAIL
-        return repeats(self.ids)

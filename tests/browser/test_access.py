@@ -75,9 +75,9 @@ def test_axe_finds_nothing(browser: Any, address: str, width: int, scheme: str) 
     told(page, "#model", "default")
     page.evaluate(Path(os.environ["IPEX_LOOKAHEAD_AXE"]).read_text())
 
-    def check() -> None:
+    def check(where: str = "document") -> None:
         found = page.evaluate(
-            "axe.run(document).then((r) => r.violations.map((v) => [v.id, v.nodes.map((n) => n.html)]))"
+            f"axe.run({where}).then((r) => r.violations.map((v) => [v.id, v.nodes.map((n) => n.html)]))"
         )
         assert found == []
 
@@ -105,7 +105,7 @@ def test_axe_finds_nothing(browser: Any, address: str, width: int, scheme: str) 
         assert page.is_visible("#new")
     page.click("#settings > summary")
     page.check("#color")
-    check()
+    check("document.all.side" if width == 390 else "document")  # an open sidebar makes the rest of a phone's page inert
     context.close()
 
 

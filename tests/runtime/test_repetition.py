@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from ipex_lookahead.runtime.repetition import TAIL, RepetitionWatch, repeats
+from ipex_lookahead.conversation.answer import RepetitionWatch
+from ipex_lookahead.runtime.repetition import TAIL, repeats
 
 VARIED = random.Random(3).choices(range(1000), k=300)
 
