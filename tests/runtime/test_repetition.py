@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from ipex_lookahead.conversation.answer import RepetitionWatch
 from ipex_lookahead.runtime.repetition import TAIL, repeats
 
 VARIED = random.Random(3).choices(range(1000), k=300)
@@ -36,11 +35,3 @@ def test_what_does_not_repeat():
 def test_a_match_across_token_boundaries_is_no_repetition():
     shifted = [1 << 32] * (TAIL + 1)  # the bytes of 1, four bytes later
     assert not repeats([*shifted, *range(200, 200 + TAIL // 2), *VARIED[: TAIL // 2]])
-
-
-def test_a_growing_answer_is_checked_once_per_tail():
-    watch = RepetitionWatch()
-    assert not any(watch.put([one]) for one in VARIED)
-    found = [watch.put([7]) for _ in range(3 * TAIL)]
-    assert 1 <= sum(found) <= 3
-    assert watch.ids == VARIED + [7] * 3 * TAIL
