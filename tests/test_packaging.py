@@ -39,7 +39,7 @@ def test_links_of_the_readme_lead_somewhere_on_a_package_index():
     raw = repository.replace("://github.com/", "://raw.githubusercontent.com/")
     links = LINK.findall(shown())
     assert all(link.startswith(("https://", "http://", "#")) for link in links)
-    ours = [link for link in links if link.startswith((repository, raw))]
+    ours = [link for link in links if link.startswith((f"{repository}/blob/", raw))]
     relative = [one for one in LINK.findall((ROOT / "README.md").read_text(encoding="utf-8")) if "://" not in one]
     assert len(ours) == len([one for one in relative if not one.startswith("#")]) > 20
     for link in ours:

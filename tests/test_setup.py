@@ -154,10 +154,10 @@ def test_interrupted_install_is_mended(setup, ready_venv, monkeypatch):
     for folder in (whole, half, backup):
         folder.mkdir()
     (whole / "INSTALLER").write_text("pip")
-    setup.mend_interrupted_install()
+    setup.repair_interrupted_install()
     assert half.exists(), "nothing is touched where no install was interrupted"
     Path(setup.INSTALLING).write_text("")
-    setup.mend_interrupted_install()
+    setup.repair_interrupted_install()
     assert whole.exists()
     assert not half.exists()
     assert not backup.exists()

@@ -91,13 +91,13 @@ def test_the_demo_answers_rightly_and_ends_with_a_model_to_try():
 
 FIRST_PROMPTS = {
     re.search(r'ipex-lookahead generate "([^"]+)"', (ROOT / page).read_text(encoding="utf-8"))[1]
-    for page in ("README.md", "docs/start.md")
+    for page in ("docs/start.md", "docs/tutorial.md")
 }
 
 
 @pytest.mark.parametrize("prompt", sorted(FIRST_PROMPTS))
 def test_the_first_prompt_is_answered_rightly_and_drafted(prompt, capsys, monkeypatch):
-    """As README and the first page have it, with the model's own sampling; a third of the answer is drafted."""
+    """As the first pages have it, with the model's own sampling; a third of the answer is drafted."""
     monkeypatch.setattr(sys, "stdin", None)  # nothing is piped in
     assert command(["generate", "--json", "--no-adaptive", prompt]) == 0
     found = json.loads(capsys.readouterr().out)
