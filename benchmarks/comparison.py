@@ -317,7 +317,7 @@ def report(found: Comparison) -> list[dict[str, Any]]:
 
 
 def described(modes: Mapping[str, str]) -> str:
-    """Return the drafting of a program's lookup and, of ours, of "auto"."""
+    """Return the drafting of a program's lookup and, for ipex-lookahead, of "auto"."""
     kinds = [kind for kind in ("lookahead", "auto") if kind in modes]
     return "; ".join(modes[kind] if kind == "lookahead" else f"{kind}: {modes[kind]}" for kind in kinds)
 

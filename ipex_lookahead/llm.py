@@ -206,7 +206,7 @@ class LLM:
             tools: functions that the model may call: ``{"type": "function", "function": {"name", "description",
                 "parameters"}}``, or the inner object alone. The calls are ``answer.tool_calls``.
             tool_choice: "auto", "none", "required", or the name of the function to call.
-            think: turn the model's thinking on or off; None: the chat template decides. Only for templates with a switch.
+            think: turn the model's thinking on or off, for templates with a switch; None: the template decides.
             **options: see :class:`AnswerOptions`.
 
         Returns:

@@ -71,9 +71,9 @@ def make_files(program: str, folder: Path) -> list[Path]:
 
 def measure(files: list[Path], tokens: int) -> dict[str, Any]:
     """``bench quality``'s report of all formats, of the file as it is, and of the others."""
-    others = [argument for file in files for argument in ("--beside", str(file))]
+    others = [argument for file in files for argument in ("--with-model", str(file))]
     said = run(
-        "bench", "quality", "--low-bit", "all", "--beside", "default", *others, "--tokens", str(tokens),
+        "bench", "quality", "--low-bit", "all", "--with-model", "default", *others, "--tokens", str(tokens),
         "--json",
     )  # fmt: skip
     report: dict[str, Any] = json.loads(said.splitlines()[-1])

@@ -59,7 +59,7 @@ class Quality:
         "--low-bit",
         type=LowBits(),
     )
-    beside: tuple[str, ...] = option(
+    with_model: tuple[str, ...] = option(
         "Also measure this model, such as another file of the same weights. Repeatable.", (), type=Model()
     )
     text: Path | None = option(
@@ -98,10 +98,10 @@ def quality(
 
     names = list(dict.fromkeys(check_low_bit(name) for given in what.low_bits for name in _each(given)))
     candidates = [Candidate(model, name, kv_cache=kv_cache) for name in names]
-    if not candidates and not what.beside:
+    if not candidates and not what.with_model:
         candidates = [Candidate(model, kv_cache=kv_cache)]
     candidates += [
-        Candidate(other, name=Path(other).name.removesuffix(".gguf"), kv_cache=kv_cache) for other in what.beside
+        Candidate(other, name=Path(other).name.removesuffix(".gguf"), kv_cache=kv_cache) for other in what.with_model
     ]
     content = read_text(what.text or PACKAGED_TEXT)
     compared_with = Candidate(model, check_low_bit(what.reference))

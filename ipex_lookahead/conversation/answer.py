@@ -268,7 +268,7 @@ def _add(deltas: list[Delta], parts: Sequence[Part]) -> None:
 def shown_ends(model: TextModel, params: SamplingParams) -> SamplingParams:
     """Return the parameters of a request with the ends that its text is cut at.
 
-    These are the stop texts of the model's own generation config too. An end token of the model is no stop of the
+    These are the stop texts of the model's own generation config too. An end token of the model is not a stop of the
     request, unless the request disables it as an end.
     """
     own = (i for i in params.stop_token_ids if params.ignore_eos or i not in model.eos_ids)

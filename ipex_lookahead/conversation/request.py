@@ -164,7 +164,7 @@ def _without_template(model: ChatModel, conversation: Conversation) -> list[int]
     if roles not in (["user"], ["system", "user"]) or conversation.may_call:
         raise InputError(
             "this model has no chat template; only one user message, after at most one system message, and no tools,"
-            " can be put to it",
+            " can be passed to it",
             hint="send the text itself as a prompt: /v1/completions, or LLM.generate in Python",
         )
     system = conversation.messages[0]["content"] if len(roles) == 2 else None
@@ -191,7 +191,7 @@ def _with_objects(message: Message) -> Message:
 
 
 def _check_arguments(messages: Sequence[Message]) -> None:
-    """Raise InputError for an earlier call with arguments that are no object, which most templates cannot render."""
+    """Raise InputError for an earlier call with arguments other than an object, which most templates cannot render."""
     for message in messages:
         for call in message.get("tool_calls") or ():
             name, given = call["function"]["name"], call["function"].get("arguments") or "{}"

@@ -229,7 +229,7 @@ class _Writer(ChoiceWriter):
         return {"index": index, "text": text, "finish_reason": None, "logprobs": logprobs}
 
     def _given(self, answers: Sequence[Whole]) -> list[int]:
-        """The numbers of the answers that are given: of each prompt the ``n`` likeliest."""
+        """Return the indices of the answers to send: the ``n`` most likely of each prompt."""
         n = self._body.n or 1
         found: list[int] = []
         for first in range(0, len(answers), self._sharing):

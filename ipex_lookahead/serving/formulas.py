@@ -1,8 +1,8 @@
 r"""Formulas in Markdown: ``\(...\)``, ``$...$``, and displayed ``\[...\]``, ``$$...$$``, as tokens of the type "math".
 
 A formula is recognized before Markdown reads its backslashes, stars and underscores, and once its end is there: until
-then it is text. A single ``$`` opens a formula only next to a character that is no space, and the next ``$`` has to
-close it, behind a character that is no space and before one that is no letter or digit: "$5 and $10" is text.
+then it is text. A single ``$`` opens a formula only next to a character other than a space. The next ``$`` has to
+close it: after a character other than a space, and not before a letter or digit: "$5 and $10" is text.
 """
 
 from __future__ import annotations

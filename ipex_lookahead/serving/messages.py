@@ -31,7 +31,7 @@ router = APIRouter(route_class=JsonRoute)
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
 _TOOL = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
 _DROPPED = ("thinking", "redacted_thinking")
-"""Parts of the assistant's earlier messages that are not put to the model again."""
+"""Parts of the assistant's earlier messages that are not fed back to the model."""
 
 
 class Turn(Body):
@@ -52,7 +52,7 @@ class OutputConfig(Body):
 
 
 class CountRequest(Body):
-    """What a request of messages puts to the model."""
+    """The part of a messages request that the prompt is built from."""
 
     model: str | None = supported("a name of `/v1/models`; default: the served model; 404 for other names")
     messages: list[Turn] = required(

@@ -43,7 +43,7 @@ async def text(request: Request) -> Response:
             try:
                 return await asyncio.to_thread(_answer, worker, file, server.limits)
             finally:
-                worker.close()  # of a client that left, in the midst of its file
+                worker.close()  # the client left while its file was being read
 
     found = await unless_gone(request.receive, read())
     if "error" in found:

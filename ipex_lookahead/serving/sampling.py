@@ -161,7 +161,7 @@ class Sampler(Body):
         ids = tuple(self.stop_token_ids or ())
         wrong = next((i for i in ids if not 0 <= i < served.vocab_size), None)
         if wrong is not None:
-            said = f"{wrong} is no token id; ids are 0 to {served.vocab_size - 1}"
+            said = f"{wrong} is not a token id; ids are 0 to {served.vocab_size - 1}"
             raise refused(f"{self.place}stop_token_ids", said)
         if not self.ignore_eos:
             ids = tuple(dict.fromkeys((*ids, *ends)))
@@ -271,7 +271,7 @@ class LogitBias:
         for entry in given.items() if isinstance(given, Mapping) else given:
             token, value = _pair(entry, param)
             if not 0 <= token < vocab_size:
-                raise refused(param, f"{token} is no token id; ids are 0 to {vocab_size - 1}")
+                raise refused(param, f"{token} is not a token id; ids are 0 to {vocab_size - 1}")
             if value is False:
                 value = _NEVER
             elif not -100 <= value <= 100:
@@ -291,7 +291,7 @@ def _pair(entry: Any, param: str) -> tuple[int, float | bool]:
     if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 10:
         token = int(token)
     if type(token) is not int:
-        raise refused(param, f"{str(entry if token is None else token)[:40]!r} is no token id; give a number")
+        raise refused(param, f"{str(entry if token is None else token)[:40]!r} is not a token id; give a number")
     if value is not False and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise refused(param, f"the bias of token {token} is {str(value)[:40]!r}; it must be -100 to 100, or false")
     return token, value

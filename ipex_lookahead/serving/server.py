@@ -56,7 +56,7 @@ class Settings:
 
     Attributes:
         names: what the model may be called in requests; the first is what it calls itself.
-        drafting: ``lookahead`` and ``adaptive`` of requests that say nothing of it.
+        drafting: ``lookahead`` and ``adaptive`` of requests without these fields.
         limits, keys: see there.
         hosts: values of the header Host that are answered.
         origins: allowed values of the header Origin in addition to the page's own ("*": all).
@@ -139,7 +139,7 @@ class Served(ChatModel):
             )
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """A text's tokens, by default without what begins a text. Raises InputError for text that is no Unicode."""
+        """A text's tokens, by default without what begins a text. Raises InputError for invalid Unicode."""
         self.check_length(text)
         if has_surrogate(text):  # JSON can spell it; no tokenizer takes it
             raise InputError("the request must be valid Unicode, but has a lone surrogate")

@@ -56,14 +56,14 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
     server, served = checked(request, body, body.model)
     wrong = next((i for i in body.tokens if not 0 <= i < served.vocab_size), None)
     if wrong is not None:
-        raise refused("tokens", f"{wrong} is no token id; ids are 0 to {served.vocab_size - 1}")
+        raise refused("tokens", f"{wrong} is not a token id; ids are 0 to {served.vocab_size - 1}")
     text = await server.prepare(lambda: served.tokenizer.decode(body.tokens))
     return {"prompt": text, "content": text}
 
 
 @router.post("/apply-template")
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, Any]:
-    """What `/v1/chat/completions` would put to the model."""
+    """The prompt that `/v1/chat/completions` would build."""
     server, served = checked(request, body, body.model)
     conversation = body.to_conversation(server.limits)
     prepared = await server.prepare(lambda: prepare(served, conversation))

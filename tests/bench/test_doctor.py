@@ -102,7 +102,9 @@ def test_without_torch_its_engine_is_left_out(monkeypatch):
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_without_torch_a_device_that_only_torch_reaches_is_the_sentence(monkeypatch, device):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingPackageError, match=rf"^device='{device}' needs torch, which is not installed\nhint: pip"):
+    with pytest.raises(
+        MissingPackageError, match=rf"^device='{device}' needs torch, which is not installed\nhint: pip"
+    ):
         examine(device, tiny=True)
 
 

@@ -32,7 +32,7 @@ Point = tuple[float, float, str, str]
 def plot_quality(report: dict[str, Any], file: Path) -> None:
     """Draw KL divergence over bits per weight, with a label for each format.
 
-    Rows of other files (``--beside``) have another color and mark. Raises InputError if the file cannot be saved.
+    Rows of other files (``--with-model``) have another color and mark. Raises InputError if the file cannot be saved.
     """
     with picture(file, (8.5, 8.0)) as (figure, (axes,)):
         axes.set_yscale("log")

@@ -39,7 +39,7 @@ export function describeSettings({ sampling, thinking_switch: switchable }) {
   at("thinking-row").hidden = !switchable;
 }
 
-/** Return the longest answer in tokens; 0 is no limit. */
+/** Return the longest answer in tokens; 0 means unlimited. */
 export function mostTokens() {
   return Math.max(0, Math.floor(Number(at("most").value)) || 0);
 }
