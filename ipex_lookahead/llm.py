@@ -367,9 +367,7 @@ class LLM:
                 request.grammar = request.constraint(self._model.grammars.of(Client()))
         if (request.grammar is not None or extras.get("tools")) and (params.ignore_eos or params.min_tokens):
             name = "ignore_eos" if params.ignore_eos else "min_tokens"
-            raise InputError(
-                f"{name} is not for an answer with a schema, a grammar or tools, which end it; leave it out"
-            )
+            raise InputError(f"{name} cannot be combined with a schema, a grammar or tools; leave it out")
         request.params, request.lookahead = shown_ends(self._model.model, params), lookahead
         events = Stream()
         events.request = submit(self._service, self.tokenizer, request, events.put)

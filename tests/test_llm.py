@@ -277,10 +277,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"stop_token_ids": [999]}, "stop_token_ids is 999; it must be token ids from 0 to 259", ""),
     ({"lookahead": 999}, "lookahead is 999; it must be a whole number from 0 to 128", ""),
     ({"schema": "object"}, "schema is 'object'; it must be a JSON schema as a dict, or a pydantic model", ""),
-    ({"schema": SCHEMA, "grammar": "x"}, "both schema and grammar are given", ""),
+    ({"schema": SCHEMA, "grammar": "x"}, "schema and grammar exclude each other", ""),
     ({"schema": {"type": "colour"}}, "schema: the grammar cannot be compiled", ""),
     ({"grammar": " "}, "grammar is ' '", ""),
-    ({"schema": SCHEMA, "min_tokens": 4}, "min_tokens is not for an answer with a schema", ""),
+    ({"schema": SCHEMA, "min_tokens": 4}, "min_tokens cannot be combined with a schema", ""),
     ({"tools": ["weather"]}, r"tools\[0\] must be", ""),
     ({"tools": [{"name": "no good"}]}, r"tools\[0\]: its name is 'no good'", ""),
     ({"tool_choice": "weather"}, "'weather' cannot be called; tools has nothing", ""),
@@ -301,7 +301,7 @@ WRONG_MESSAGES: list[tuple[Any, str]] = [
     ([{"role": "robot", "content": "x"}], r"messages\[0\]: role is 'robot'"),
     ([{"role": "user", "content": 7}], r"messages\[0\]: content is int"),
     ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
-    ([{"role": "assistant", "content": "x"}], "the last message is of the assistant"),
+    ([{"role": "assistant", "content": "x"}], "the last message has the role 'assistant'"),
     ([{"role": "assistant", "tool_calls": [7]}], r"messages\[0\].tool_calls\[0\] must be"),
 ]
 

@@ -31,8 +31,7 @@ def refuse_encoder(path: str | PathLike[str], kind: object) -> None:
     """Raise UnsupportedModelError if a model type, or a GGUF file's architecture, is an encoder's."""
     if kind in ENCODERS or kind in _GGUF_ENCODERS:
         raise UnsupportedModelError(
-            f"{path}: {kind} is an encoder: it turns a text into a vector and generates no text. Embeddings are not"
-            " supported yet",
+            f"{path}: {kind} is an encoder: it computes embeddings and generates no text. Embeddings are not supported",
             hint="choose a model that generates text; `ipex-lookahead pull` lists recommended ones",
         )
 

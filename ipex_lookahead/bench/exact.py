@@ -163,7 +163,7 @@ def _print_table(report: dict[str, Any], *, to_stderr: bool) -> None:
         keys=3,
         title=f"{report['model']} · {report['low_bit']} · {counted(report['prompts'], 'prompt')} · "
         "answers equal to plain",
-        caption="columns: most drafted tokens per step",
+        caption="columns: maximum tokens to draft per step",
         to_stderr=to_stderr,
     )
 
@@ -240,7 +240,7 @@ def _hindrance(strategy: str, model: Any, draft_model: Any) -> str | None:
     if strategy == "draft_model" and draft_model is None:
         return "no draft model is given"
     if strategy in HEADS and getattr(model.engine, "head", None) is None:
-        return "the model brings no block for drafting, or this engine runs none"
+        return "the model has no draft head, or this engine does not support draft heads"
     if strategy == "jacobi" and not getattr(model.engine, "supports_tree", True):
         return f"the {model.engine.name} engine cannot verify trees of this model"
     if strategy == "self_speculation":

@@ -269,9 +269,11 @@ def problems(report: dict[str, Any]) -> list[str]:
         for row in tried.get("lookahead", ()):
             if row["equal"] != row["answers"]:
                 wrong = row["answers"] - row["equal"]
-                found.append(f"opencl: with {row['strategy']} {wrong} of {row['answers']} answers are not the CPU's")
+                found.append(
+                    f"opencl: with {row['strategy']} {wrong} of {row['answers']} answers differ from the CPU's"
+                )
     if (logits := report.get("logits")) and logits["equal"] != logits["answers"]:
-        found.append(f"opencl: logits of {logits['answers'] - logits['equal']} answers are not the CPU's")
+        found.append(f"opencl: logits of {logits['answers'] - logits['equal']} answers differ from the CPU's")
     return found + [
         f"{name}: {state}" for name, state in report["paths"].items() if state.startswith("its self-test failed")
     ]

@@ -59,7 +59,7 @@ class Access:
         from ipex_lookahead.serving.run import Tls
 
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise click.UsageError("--tls-cert and --tls-key go together; give both, or neither")
+            raise click.UsageError("--tls-cert and --tls-key need each other; give both, or neither")
         if self.tls_cert is None or self.tls_key is None:
             return None
         found = Tls(Path(self.tls_cert), Path(self.tls_key))

@@ -170,12 +170,10 @@ class GrammarProcess(KeptWorker):
             raise RefusedError(f"the grammar cannot be compiled: {said}", hint="simplify it")
         said = reason(answer["message"])
         if said == _NOTHING:
-            raise RefusedError(
-                "the grammar cannot be compiled: no text satisfies it", hint="check what refers to itself"
-            )
+            raise RefusedError("the grammar cannot be compiled: no text satisfies it", hint="check its recursive rules")
         if kind == "outgrown":
             raise RefusedError(
-                f"the grammar cannot be compiled: it is too complex to go on in: {said}",
+                f"the grammar cannot be compiled: it is too complex to continue: {said}",
                 hint="simplify its patterns and lengths",
             )
         raise RefusedError(f"the grammar cannot be compiled: {said}")
@@ -213,7 +211,7 @@ class GrammarProcess(KeptWorker):
 
     def _running(self) -> Worker:
         if self._closed:
-            raise InputError("no grammar can be compiled any more: the server is shutting down")
+            raise InputError("the grammar cannot be compiled: the server is shutting down")
         if self._worker is not None and not self._worker.runs:
             self._worker.close()
             self._worker = None

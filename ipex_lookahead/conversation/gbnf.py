@@ -186,7 +186,7 @@ class _Parser:
             )
         digits = self._text[self._at : self._at + count]
         if re.fullmatch(f"[0-9a-fA-F]{{{count}}}", digits) is None:
-            raise self._error(f"expected {count} hexadecimal digits behind \\{letter}", start)
+            raise self._error(f"expected {count} hexadecimal digits after \\{letter}", start)
         self._at += count
         code = int(digits, 16)
         if code > LAST or 0xD800 <= code <= 0xDFFF:

@@ -26,7 +26,7 @@ def form_of(schema: Any, grammar: str | None) -> Form | None:
     if schema is None and grammar is None:
         return None
     if schema is not None and grammar is not None:
-        raise InputError("both schema and grammar are given, and both constrain the answer; leave one of them out")
+        raise InputError("schema and grammar exclude each other; leave one of them out")
     if grammar is not None:
         if not isinstance(grammar, str) or not grammar.strip():
             raise InputError(argument="grammar", got=grammar, allowed="a grammar as text, in GBNF or Lark")
@@ -56,7 +56,7 @@ def conversation_of(prompt: Any, extras: Mapping[str, Any], form: Form | None) -
             raise InputError("both system and a system message are given; leave one of them out")
         messages.insert(0, {"role": "system", "content": system})
     if messages[-1]["role"] not in ("user", "tool"):
-        raise InputError(f"the last message is of the {messages[-1]['role']}; it must be of the user or of a tool")
+        raise InputError(f"the last message has the role {messages[-1]['role']!r}; it must be 'user' or 'tool'")
     functions: list[Function] = []
     for at, tool in enumerate(extras.get("tools") or ()):
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else None

@@ -165,7 +165,7 @@ class Compiler:
             Cancelled: the client left.
         """
         if not self._ends:
-            raise InputError("this model has no token that ends an answer, so that none can be kept in a grammar")
+            raise InputError("this model has no end token, so its answers cannot follow a grammar")
         text = grammar.encode("utf-8", "surrogatepass")
         key = (client.owner, hashlib.sha256(text).digest())
         found = self._known(key)
@@ -261,9 +261,9 @@ class _State:
         self._seconds -= time.thread_time() - began
         if self._seconds < 0:
             raise InputError(
-                f"the grammar is too complex to go on in: a token may take {1000 * SECONDS_PER_TOKEN:g} ms of processor"
-                f" time on average, and this one took more by {MAX_STEP_SECONDS:g} s",
-                hint="write it so that a text can be read in one way only",
+                f"the grammar is too complex to continue: a token may take {1000 * SECONDS_PER_TOKEN:g} ms of processor"
+                f" time on average, and this answer has exceeded that by {MAX_STEP_SECONDS:g} s",
+                hint="rewrite it without ambiguous rules",
             )
 
     def _advance(self, ids: Ids) -> None:
@@ -279,9 +279,9 @@ class _State:
         said = reason(self._matcher.get_error())
         if any(word in said for word in _OUTGROWN):
             return InputError(
-                f"the grammar is too complex to go on in: {said}", hint="simplify its patterns and lengths"
+                f"the grammar is too complex to continue: {said}", hint="simplify its patterns and lengths"
             )
-        return LookaheadError(f"the answer cannot go on in its grammar: {said}")
+        return LookaheadError(f"the answer cannot be continued in its grammar: {said}")
 
     def process(self, ids: Ids, logits: Logits) -> Logits:
         """Forbid what the grammar does."""

@@ -38,7 +38,7 @@ def low_bit_copy(engine: Engine) -> Engine:
     """
     if not isinstance(engine, NativeEngine):
         raise InputError(
-            f"the {engine.name} engine cannot give its weights back; self-speculation needs the native one"
+            f"the {engine.name} engine cannot return its weights; self-speculation needs the native engine"
         )
     facts, spec = engine.describe(), engine.spec
     check_gains(facts["low_bit"])

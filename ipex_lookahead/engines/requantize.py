@@ -46,12 +46,12 @@ class Requantized:
         """The sentence for people."""
         what = "the output layer is" if self.only_head else f"{self.tensors} matrices are"
         loss = (
-            "a second rounding, which loses more (the embedded model's perplexity: 29.1 in its own asym_int4,"
+            "a second rounding, which loses more accuracy (perplexity of the default model: 29.1 in its own asym_int4,"
             " 38.7 in sym_int4 made from it)"
             if self.target not in FORMATS or FORMATS[self.target].bits <= 4
-            else "larger and no better: what the first rounding lost does not come back"
+            else "larger and not more accurate, because the first rounding cannot be undone"
         )
-        already = f"{self.path}: {what} in {self.source} already ({self.bits:.1f} bits a weight)"
+        already = f"{self.path}: {what} already in {self.source} ({self.bits:.1f} bits per weight)"
         return f"{already}; {self.target} made from that is {loss}"
 
 

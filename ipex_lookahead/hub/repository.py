@@ -304,7 +304,7 @@ def _check(partial: Path, path: str, file: RemoteFile, *, progress: bool) -> Non
         kind = "sha256" if file.sha256 else "git's sha1"
         raise DownloadError(
             f"{path} has a wrong checksum: {kind} {total.hexdigest()}; expected {file.name}. It was deleted",
-            hint="run the same command again; if it happens again, files are modified on their way",
+            hint="run the same command again; if it happens again, a proxy or the server modifies the files",
         )
 
 

@@ -26,7 +26,7 @@ from ipex_lookahead.system.terminal import bar, may_draw
 
 log = logging.getLogger("ipex_lookahead")
 
-_ON_CPU = "on the CPU is what the native engine is for"
+_ON_CPU = "is supported by the native engine on the CPU"
 """Why the native engine is chosen, behind the family's name."""
 
 

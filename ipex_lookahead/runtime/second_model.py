@@ -48,7 +48,7 @@ def check_vocabulary(target: Any, draft: Any, engine: Engine) -> None:
     if known != other:
         token = min(t for t in known.keys() | other.keys() if known.get(t) != other.get(t))
         raise InputError(
-            f"the draft model's tokenizer is another one: {token!r} is {other.get(token, 'unknown')} there and"
+            f"the draft model has a different tokenizer: {token!r} is {other.get(token, 'unknown')} there and"
             f" {known.get(token, 'unknown')} in the target's; {instead}"
         )
 

@@ -266,7 +266,7 @@ def coding_of(headers: Headers) -> str:
     if given in ("", "identity"):
         return ""
     if given not in CODINGS:
-        said = f"Content-Encoding: {given[:60]!r} is not read; send gzip or deflate, one of them once, or no coding"
+        said = f"Content-Encoding: {given[:60]!r} is not supported; send gzip, deflate or an uncompressed body"
         accepted = {"accept-encoding": "gzip, deflate"}
         raise ApiError(415, said, param="Content-Encoding", code="unsupported_encoding", headers=accepted)
     return given
@@ -303,7 +303,7 @@ class _Inflater:
         made: bytes = self._stream.decompress(piece, self._room)
         self._room -= len(made)
         if self._stream.unused_data:
-            raise self._broken("it has bytes behind its end")
+            raise self._broken("it has bytes after its end")
         if last and self._room and not self._stream.eof:
             raise self._broken("it ends too early")
         return made
@@ -317,7 +317,7 @@ class _Inflater:
         return zlib.MAX_WBITS if zlibs else -zlib.MAX_WBITS
 
     def _broken(self, problem: str) -> ApiError:
-        said = f"Content-Encoding: the body is no {self._coding}: {problem}"
+        said = f"Content-Encoding: the body is not valid {self._coding}: {problem}"
         return ApiError(400, said, param="Content-Encoding", code="invalid_body")
 
 
@@ -341,7 +341,7 @@ def bounded(receive: Receive, headers: Headers, limits: Limits, *, is_json: bool
             try:
                 message = await asyncio.wait_for(receive(), max(0.0, end - clock()))
             except (asyncio.TimeoutError, TimeoutError):
-                raise HTTPException(408, f"the request's body did not come within {seconds:g} s") from None
+                raise HTTPException(408, f"the request body was not complete after {seconds:g} s") from None
             if message["type"] != "http.request":
                 return message
             piece = message.get("body", b"")
@@ -359,7 +359,7 @@ def bounded(receive: Receive, headers: Headers, limits: Limits, *, is_json: bool
             if max(read, size) > most:
                 if more:
                     await discard(receive, headers, limits)
-                raise HTTPException(413, f"the request has more than {most} bytes, which is as much as is read")
+                raise HTTPException(413, f"the request body exceeds the limit of {most} bytes")
         complete, body = True, b"".join(pieces)
         if is_json and size > _LARGE and (many := await asyncio.to_thread(parts, body, limits)):
             raise HTTPException(413, f"the request has more than {many}")

@@ -175,9 +175,7 @@ class ChatRequest(Sampled):
             raise refused(f"messages.{given}.token_ids", said)
         if not self.continue_final_message:
             if self.add_generation_prompt is False:
-                said = (
-                    "it is false, and the assistant speaks next; continue_final_message: true goes on from its message"
-                )
+                said = "it is false, but the assistant answers next; continue_final_message: true continues its message"
                 raise refused("add_generation_prompt", said)
             if self.echo:
                 raise refused("echo", "it repeats the message that continue_final_message: true continues")
@@ -185,7 +183,7 @@ class ChatRequest(Sampled):
         if self.add_generation_prompt:
             raise refused("continue_final_message", "add_generation_prompt must be false or absent with it")
         if len(messages) < 2 or messages[-1]["role"] != "assistant" or messages[-1].get("tool_calls"):
-            said = "the last message must be the assistant's, without calls, and behind another"
+            said = "the last message must be the assistant's, without tool calls, and not the first message"
             raise refused("continue_final_message", said)
         text, ids = str(messages.pop()["content"]), self.messages[-1].token_ids
         return (text, ()) if ids is None else ("", ids)

@@ -72,7 +72,7 @@ class CompletionRequest(Sampled):
         if made < wanted or made > limits.answers:
             raise refused("best_of", f"it is {made}; it must be from n={wanted} to {limits.answers}")
         if made > wanted and self.stream:
-            raise refused("best_of", "which answers are best is known when all have ended; leave stream out")
+            raise refused("best_of", "best_of compares complete answers, so it cannot be streamed; leave stream out")
         return made
 
     def alternatives(self, most: int) -> int | None:
@@ -91,10 +91,14 @@ async def completions(request: HttpRequest, body: CompletionRequest) -> Response
     form, given, alternatives = body.form_of_text(limits), body.prompts(), body.alternatives(limits.top_logprobs)
     if len(given) * count > limits.answers_of_prompts:
         most = limits.answers_of_prompts
-        raise refused("prompt", f"{len(given)} prompts times {count} answers are too many; at most {most} are made")
+        raise refused(
+            "prompt", f"{len(given)} prompts times {count} answers are too many; at most {most} answers are allowed"
+        )
     options = body.options(served, limits)
     if body.suffix and body.echo and alternatives is not None:
-        raise refused("echo", "log probabilities of a prompt with a suffix are not given; leave echo or logprobs out")
+        raise refused(
+            "echo", "log probabilities of a prompt with a suffix are not available; leave echo or logprobs out"
+        )
     prompts, ends = await server.prepare(lambda: _prompts(served, given, body.suffix))
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
     best = count > body.answers(limits)

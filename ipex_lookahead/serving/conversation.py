@@ -90,7 +90,7 @@ def functions_of(
     Returns the functions with ``param``, the field of the request that has the schema.
     """
     if len(tools) > limits.tools:
-        raise refused("tools", f"{len(tools)} tools are too many; at most {limits.tools} are taken")
+        raise refused("tools", f"{len(tools)} tools are too many; at most {limits.tools} are allowed")
     found: list[Function] = []
     size = 0
 
@@ -98,9 +98,7 @@ def functions_of(
         nonlocal size
         size += bounded(schema, limits, param)
         if size > limits.schemas_bytes:
-            raise refused(
-                "tools", f"their schemas have over {limits.schemas_bytes:,} bytes, which is as much as is taken"
-            )
+            raise refused("tools", f"their schemas exceed the limit of {limits.schemas_bytes:,} bytes")
 
     try:
         for at, tool in enumerate(tools):

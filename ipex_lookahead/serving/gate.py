@@ -116,7 +116,7 @@ class Gate:
         given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
         owner = self._server.settings.keys.owner(given) if given else None
         if owner is None:
-            unknown = ", and this is none that it knows" if given else ""
+            unknown = ", and the one in this request is unknown" if given else ""
             said = f"this server requires an API key{unknown}; send Authorization: Bearer KEY"
             raise ApiError(401, said, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         return owner

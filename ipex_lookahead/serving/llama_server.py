@@ -88,7 +88,7 @@ async def _answered(
     served, limits = server.served, server.limits
     form = body.form_of_text(limits)
     if body.answers(limits) > 1:
-        raise refused("n", "one answer is made here; `/v1/completions` makes several")
+        raise refused("n", "this endpoint returns one answer; `/v1/completions` can return several")
     options = body.options(served, limits)
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
     requested = body.max_tokens if body.n_predict is None else body.n_predict

@@ -87,7 +87,7 @@ class CountRequest(Body):
         if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
             begun = messages.pop()["content"]
         if not any(message["role"] != "system" for message in messages):
-            raise refused("messages", "there is nothing to respond to; give a message of the user's")
+            raise refused("messages", "there is nothing to respond to; add a user message")
         return Conversation(
             messages,
             functions,
@@ -138,7 +138,7 @@ class MessagesRequest(CountRequest, Sampler):
 def _function(tool: Mapping[str, Any], at: int) -> dict[str, Any]:
     if tool.get("type") not in (None, "custom"):
         raise refused(
-            f"tools.{at}.type", f"{tool['type']!r} is a tool of Anthropic's own; only functions can be called"
+            f"tools.{at}.type", f"{tool['type']!r} is one of Anthropic's built-in tools; only functions can be called"
         )
     only(tool, _TOOL, f"tools.{at}.")
     return {

@@ -33,9 +33,9 @@ class Metrics:
         self._replica = replica
         made: dict[str, Any] = {"namespace": PREFIX, "registry": self._registry}
         self._requests = Counter("http_requests", "Requests by path and status.", ["path", "status"], **made)
-        self._ended = Counter("request_success", "Answers by how they ended.", ["finished_reason"], **made)
-        self._prompt = Counter("prompt_tokens", "Prompt tokens, the cached ones included.", **made)
-        self._cached = Counter("prompt_tokens_cached", "Prompt tokens that were not read again.", **made)
+        self._ended = Counter("request_success", "Answers by finish reason.", ["finished_reason"], **made)
+        self._prompt = Counter("prompt_tokens", "Prompt tokens, including cached ones.", **made)
+        self._cached = Counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", **made)
         self._generated = Counter("generation_tokens", "Tokens generated.", **made)
         self._drafted = Counter("spec_decode_num_draft_tokens", "Draft tokens verified.", ["source"], **made)
         self._accepted = Counter("spec_decode_num_accepted_tokens", "Those of them accepted.", ["source"], **made)
@@ -123,10 +123,10 @@ class _ServiceFigures(Collector):
             "num_requests_waiting": ("Requests that wait for a slot.", service.waiting),
             "kv_cache_bytes": ("Keys and values held.", service.kv_bytes),
             "prefix_cache_state_bytes": (
-                "Bytes of recurrent layers' states kept for later prompts.",
+                "Bytes of recurrent states cached for later prompts.",
                 service.state_bytes,
             ),
-            "prefix_cache_pages": ("Pages of 64 positions kept for later prompts.", service.cached_pages),
+            "prefix_cache_pages": ("Pages of 64 positions cached for later prompts.", service.cached_pages),
         }
         for name, (said, value) in gauges.items():
             yield GaugeMetricFamily(f"{PREFIX}_{name}", said, value=value)

@@ -211,7 +211,7 @@ async def generate(request: HttpRequest, body: OllamaGenerate) -> Response:
 async def _filled_in(request: HttpRequest, body: OllamaGenerate, server: Server, served: Served) -> Response:
     """Answer with what is missing between the prompt and the suffix."""
     if body.system:
-        raise refused("suffix", "a text that is filled in has no system prompt; leave one of them out")
+        raise refused("suffix", "fill-in-the-middle uses no system prompt; leave one of them out")
     before, behind, form = body.prompt or "", body.suffix or "", body.form(server.limits)
     ids, ends = await server.prepare(lambda: served.filled_in("suffix", before, behind))
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))

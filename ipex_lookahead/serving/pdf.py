@@ -50,7 +50,7 @@ async def text(request: Request) -> Response:
         raise _failure(found, server.limits)
     pages, extracted = found["pages"], _characters(found["text"])
     if not extracted:
-        raise _refused("the PDF has no text; it probably holds scanned pictures of pages, which need OCR first")
+        raise _refused("the PDF has no text; it probably contains scanned pages, which need OCR first")
     content = json.dumps({"text": extracted, "pages": pages}, ensure_ascii=False).encode()
     return Response(content, media_type="application/json")
 

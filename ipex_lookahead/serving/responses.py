@@ -116,7 +116,7 @@ class ResponsesRequest(Sampler):
         if self.previous_response_id is not None:
             before = remembered.conversation(number=self.previous_response_id, **owner)
             if before is None:
-                said = "there is no such response any more; send the whole conversation as input"
+                said = "this response is no longer stored; send the whole conversation as input"
                 raise refused("previous_response_id", said)
             found += before
         given = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
@@ -128,12 +128,12 @@ class ResponsesRequest(Sampler):
                     parsed[number] = remembered.item(number=number, **owner)
                 named = parsed[number]
                 if named is None:
-                    raise refused(f"input.{at}.id", "there is no such item any more; send the item itself")
+                    raise refused(f"input.{at}.id", "this item is no longer stored; send the item itself")
                 found.append(named)
             else:
                 found.append(item)
         if len(found) > MOST_MESSAGES:
-            raise refused("input", f"the conversation has {len(found):,} items; at most {MOST_MESSAGES:,} are taken")
+            raise refused("input", f"the conversation has {len(found):,} items; at most {MOST_MESSAGES:,} are allowed")
         return found
 
     def to_conversation(self, limits: Limits, items: Sequence[Item]) -> Conversation:
@@ -179,7 +179,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
     if kind == "message":
         role = _ROLES.get(str(item.get("role")))
         if role is None:
-            raise refused(f"{param}.role", f"{item.get('role')!r} is none of {', '.join(_ROLES)}")
+            raise refused(f"{param}.role", f"{item.get('role')!r} is unknown; it must be one of {', '.join(_ROLES)}")
         messages.append({"role": role, "content": text_of(item.get("content"), f"{param}.content")})
     elif kind == "function_call":
         if not isinstance(item.get("name"), str) or not isinstance(item.get("arguments", "{}"), str):

@@ -177,7 +177,7 @@ class Sampler(Body):
         """Raise ApiError where an answer must not end by itself and has a grammar, which the model ends."""
         for name, value in (("ignore_eos", self.ignore_eos), ("min_tokens", self.min_tokens)):
             if value and constrained:
-                said = "an answer in a grammar, or with tools, ends with it; leave one of them out"
+                said = "the grammar of a structured answer or a tool call decides where it ends; leave one of them out"
                 raise refused(f"{self.place}{name}", said)
 
 
@@ -209,7 +209,7 @@ class Sampled(Sampler, Structured):
         """``n``, within the limit."""
         count = 1 if self.n is None else self.n
         if count > limits.answers:
-            raise refused("n", f"{count} answers are too many; at most {limits.answers} are made of one request")
+            raise refused("n", f"{count} answers are too many; at most {limits.answers} are allowed per request")
         return count
 
     def options(self, served: Served, limits: Limits) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def stops(given: str | list[str] | None, limits: Limits, param: str = "stop") ->
     """Texts to stop at, within the limits."""
     texts = () if given is None else (given,) if isinstance(given, str) else tuple(given)
     if len(texts) > limits.stops:
-        raise refused(param, f"{len(texts)} texts are too many; at most {limits.stops} are watched for")
+        raise refused(param, f"{len(texts)} stop texts are too many; at most {limits.stops} are allowed")
     for text in texts:
         if not 1 <= len(text) <= limits.stop_characters:
             raise refused(param, f"a text has {len(text)} characters; it must have 1 to {limits.stop_characters}")
@@ -266,7 +266,7 @@ class LogitBias:
         A list holds llama.cpp's pairs, of which the last of an id counts; false stands for ``_NEVER``.
         """
         if len(given) > limits.biases:
-            raise refused(param, f"{len(given)} entries are too many; at most {limits.biases} are taken")
+            raise refused(param, f"{len(given)} entries are too many; at most {limits.biases} are allowed")
         found: dict[int, float] = {}
         for entry in given.items() if isinstance(given, Mapping) else given:
             token, value = _pair(entry, param)

@@ -234,7 +234,7 @@ class Server:
         names = self.settings.names
         meant = model is not None and model.startswith(_ALIASES) and not self.settings.strict_model
         if model is not None and model not in names and not meant:
-            said = f"there is no model {model[:200]!r} here; there is {', '.join(names)}"
+            said = f"there is no model {model[:200]!r}; this server has {', '.join(names)}"
             raise ApiError(404, said, param="model", code="model_not_found")
         return self.served
 

@@ -22,7 +22,7 @@ Salt = Annotated[str | None, Query(min_length=1, max_length=1024, description="t
 async def response(request: Request, response_id: str, stream: bool = False, cache_salt: Salt = None) -> dict[str, Any]:
     """Give a response again."""
     if stream:
-        raise refused("stream", "a response that has ended is not streamed again; leave it out")
+        raise refused("stream", "a complete response cannot be streamed; leave it out")
     return _found(request, response_id, cache_salt)[0]
 
 
@@ -52,7 +52,7 @@ async def input_items(
         items.reverse()
     ids = [item["id"] for item in items]
     if after is not None and after not in ids:
-        raise refused("after", f"the response was made of no item {after[:80]!r}; give the id of the last one listed")
+        raise refused("after", f"the response has no input item {after[:80]!r}; give the id of the last one listed")
     first = 0 if after is None else ids.index(after) + 1
     page = items[first : first + limit]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
@@ -67,7 +67,7 @@ def _found(request: Request, number: str, salt: str | None) -> tuple[dict[str, A
 
 
 def _unknown(number: str) -> ApiError:
-    said = f"there is no response {number[:80]!r} for this key; it was not stored, was deleted, or made room for others"
+    said = f"there is no response {number[:80]!r} for this key; it was not stored, was deleted, or was evicted"
     return ApiError(404, said, param="response_id", code="not_found")
 
 

@@ -81,7 +81,7 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
         value = value.removeprefix("\ufeff")
         most = 4 * limits.schema_text
         if len(value) > most:
-            raise refused(name, f"the grammar has {len(value):,} characters; at most {most:,} are taken")
+            raise refused(name, f"the grammar has {len(value):,} characters; at most {most:,} are allowed")
         check_repetitions(value, limits, name, grammar=True)
         try:
             for schema in schemas_of(value) if is_lark(value) else ():
@@ -95,7 +95,7 @@ def _form(name: str, value: Any, limits: Limits) -> Form:
         raise refused(name, f"the texts have {size:,} characters; at most {limits.choice_characters:,} are allowed")
     longest = max(map(len, [value] if isinstance(value, str) else value))
     if longest > limits.schema_text:
-        raise refused(name, f"a text has {longest:,} characters; at most {limits.schema_text:,} are taken")
+        raise refused(name, f"a text has {longest:,} characters; at most {limits.schema_text:,} are allowed")
     if kind == "choice":
         # One terminal: its alternatives are one automaton, which has no limit of alternatives at one place.
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(value))
@@ -137,10 +137,10 @@ def bounded(schema: Any, limits: Limits, param: str) -> int:
     except (ValueError, RecursionError):
         raise ApiError(400, f"{param}: the schema is nested too deeply", param=param) from None
     if size > limits.schema_bytes:
-        raise refused(param, f"the schema has {size:,} bytes; at most {limits.schema_bytes:,} are taken")
+        raise refused(param, f"the schema has {size:,} bytes; at most {limits.schema_bytes:,} are allowed")
     if (longest := _longest(schema)) > limits.schema_text:
         raise refused(
-            param, f"a constant, pattern or name has {longest:,} characters; at most {limits.schema_text:,} are taken"
+            param, f"a constant, pattern or name has {longest:,} characters; at most {limits.schema_text:,} are allowed"
         )
     check_structure(schema, limits, param)
     return size

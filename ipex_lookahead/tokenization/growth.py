@@ -111,5 +111,5 @@ def most_ids(text: str) -> int:
 def check_ids(text: str, ids: Sequence[int]) -> None:
     """Raise ModelFormatError if a text has more tokens than its upper bound."""
     if len(ids) > (most := most_ids(text)):
-        problem = f"made {len(ids)} tokens of {len(text)} characters; at most {most} are taken"
+        problem = f"made {len(ids)} tokens of {len(text)} characters; at most {most} are allowed"
         raise ModelFormatError("tokenizer", "encoding", None, problem)

@@ -192,7 +192,7 @@ def test_what_cannot_be_attached_is_named(page):
     told(
         page,
         "#notice",
-        "scan.pdf: the PDF has no text; it probably holds scanned pictures of pages, which need OCR first.",
+        "scan.pdf: the PDF has no text; it probably contains scanned pages, which need OCR first.",
     )
     told(page, "#notice", "broken.pdf: the file is not a PDF.")
     told(page, "#notice", "none.txt is empty.")

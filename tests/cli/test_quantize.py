@@ -39,7 +39,7 @@ def refused(monkeypatch, capsys):
 def test_rounding_twice_is_refused_with_what_to_do(tmp_path, refused):
     file = write_tiny_gguf(tmp_path / "tiny.gguf", quant="Q4_1")
     said = refused(file, tmp_path / "out", "--low-bit", "sym_int4")
-    assert "matrices are in asym_int4 already (5.0 bits a weight)" in said
+    assert "matrices are already in asym_int4 (5.0 bits per weight)" in said
     assert "38.7" in said
     assert "hint: use the float original of this model; or leave --low-bit out to keep asym_int4;" in said
     assert "--allow-requantize" in said

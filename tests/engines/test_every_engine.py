@@ -208,7 +208,7 @@ def test_a_call_gives_logits(model: Any) -> None:
 
 def test_saved_and_loaded_again(model: Any, tmp_path: Path) -> None:
     if model.engine.name == "ipex-llm":
-        with pytest.raises(InputError, match="cannot give its weights back"):
+        with pytest.raises(InputError, match="cannot return its weights"):
             model.save_low_bit(tmp_path / "saved")
         return
     model.save_low_bit(tmp_path / "saved")

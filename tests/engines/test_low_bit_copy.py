@@ -55,7 +55,7 @@ def test_a_four_bit_model_gains_nothing(folder: Path, low_bit: str) -> None:
 
 
 def test_an_engine_that_keeps_its_weights_is_refused() -> None:
-    with pytest.raises(InputError, match="the numpy engine cannot give its weights back"):
+    with pytest.raises(InputError, match="the numpy engine cannot return its weights"):
         low_bit_copy(tiny_numpy_engine(vocab=24, hidden=32, layers=1, heads=2, kv_heads=1, intermediate=32))
 
 

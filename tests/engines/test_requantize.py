@@ -44,7 +44,7 @@ def test_it_is_said_once_and_kept_with_what_is_saved(engine, files, tmp_path, ca
             files["Q4_1"], load_in_low_bit="sym_int4", engine=engine, progress=False
         )
     (said,) = warnings(caplog)
-    assert "in asym_int4 already (5.0 bits a weight); sym_int4 made from that is a second rounding" in said
+    assert "already in asym_int4 (5.0 bits per weight); sym_int4 made from that is a second rounding" in said
     assert "name no format" in said
     assert model.engine.describe()["requantized_from"] == "asym_int4"
     if engine == "torch":
@@ -75,8 +75,8 @@ def test_what_loses_nothing_is_no_matter(file, low_bit, files, tmp_path, caplog)
     [
         ("Q4_0", WeightPlan("sym_int4", 64, head=EMBEDDING), "sym_int4", "4.5 bits"),
         ("Q8_0", WeightPlan("sym_int4", head=EMBEDDING), "sym_int8", "8.5 bits"),
-        ("Q4_0", WeightPlan("sym_int8", head=EMBEDDING), "sym_int4", "larger and no better"),
-        ("Q4_0", WeightPlan("bf16", head=EMBEDDING), "sym_int4", "larger and no better"),
+        ("Q4_0", WeightPlan("sym_int8", head=EMBEDDING), "sym_int4", "larger and not more accurate"),
+        ("Q4_0", WeightPlan("bf16", head=EMBEDDING), "sym_int4", "larger and not more accurate"),
         ("Q4_0", WeightPlan("sym_int4", mixed_precision=True, head=EMBEDDING), "sym_int4", "the output layer is"),
         ("Q4_1", WeightPlan("sym_int4", not_converted=("model.",), head=EMBEDDING), None, ""),
         ("Q4_1", WeightPlan(None), None, ""),

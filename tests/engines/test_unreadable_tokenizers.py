@@ -155,5 +155,5 @@ def test_an_added_token_beyond_the_embedding_is_never_generated(
     with pytest.raises(InputError, match=r"without an embedding: '\[PAD\]', id 260"):
         model.generate(model.tokenizer.encode("the [PAD] cat"), params)
     loaded = AutoModelForCausalLM.from_pretrained(folder, threads=1, progress=False)
-    with pytest.raises(InputError, match="holds token id 260"):
+    with pytest.raises(InputError, match="has token id 260"):
         loaded.generate(torch.tensor([[5, SIZE]]), max_new_tokens=2)

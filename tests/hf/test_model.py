@@ -136,7 +136,7 @@ def test_labels_give_the_loss_of_transformers(model: LookaheadModelForCausalLM) 
         ({}, InputError, "input_ids has shape None"),
         ({"input_ids": torch.zeros((1, 0), dtype=torch.int64)}, InputError, r"shape \(1, 0\)"),
         ({"input_ids": torch.tensor([1, 2])}, InputError, r"shape \(2,\)"),
-        ({"input_ids": torch.tensor([[VOCAB]])}, InputError, "holds 259; ids go from 0 to 258"),
+        ({"input_ids": torch.tensor([[VOCAB]])}, InputError, "holds 259; ids range from 0 to 258"),
         ({"input_ids": torch.tensor([[-1]])}, InputError, "holds -1"),
         (
             {"input_ids": torch.tensor([[1, 2]]), "attention_mask": torch.ones(1, 3)},
@@ -167,7 +167,7 @@ def test_labels_give_the_loss_of_transformers(model: LookaheadModelForCausalLM) 
         (
             {"input_ids": torch.ones((1, 701), dtype=torch.int64)},
             ContextLengthError,
-            "701 positions; the model holds 700",
+            "701 positions; the model has 700",
         ),
     ],
 )
@@ -324,6 +324,6 @@ def test_save_low_bit_writes_what_the_engine_holds(tmp_path: Path) -> None:
 def test_saving_is_refused_where_it_cannot_work(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"by model.save_low_bit\(folder\)"):
         build().save_pretrained(tmp_path / "x")
-    with pytest.raises(InputError, match="the scripted engine cannot give its weights back"):
+    with pytest.raises(InputError, match="the scripted engine cannot return its weights"):
         build(markov()).save_low_bit(tmp_path / "y")
     assert list(tmp_path.iterdir()) == []

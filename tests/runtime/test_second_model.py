@@ -282,7 +282,7 @@ def test_bad_arguments(lookahead: Any, strategy: str | None, options: dict[str, 
 def test_the_strategy_without_its_model(engine: ScriptedEngine) -> None:
     with pytest.raises(InputError, match="'draft_model' needs a second model; pass draft_model to generate"):
         generate(engine, [[1]], lookahead=DRAFT)
-    with pytest.raises(InputError, match="cannot give its weights back; self-speculation needs the native one"):
+    with pytest.raises(InputError, match="cannot return its weights; self-speculation needs the native engine"):
         generate(engine, [[1]], lookahead=LookaheadConfig("self_speculation"))
 
 

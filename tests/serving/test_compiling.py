@@ -161,7 +161,7 @@ def test_a_token_takes_bounded_time(compiler, server, monkeypatch):
         for count in range(2000):
             process(np.full(count, a, np.int64), logits.copy())
 
-    with pytest.raises(InputError, match="too complex to go on in: a token may take"):
+    with pytest.raises(InputError, match="too complex to continue: a token may take"):
         answered()
 
 

@@ -129,7 +129,7 @@ def test_what_outgrows_the_limits_on_the_way_is_the_schemas_fault():
             return "lexer error: too many expressions constructed\n<state>\nits state"
 
     process, _ = Grammar(Outgrown(), SIZE, [0]).constrain(0)
-    with pytest.raises(InputError, match="too complex to go on in: .*: too many expressions constructed(\n|$)"):
+    with pytest.raises(InputError, match="too complex to continue: .*: too many expressions constructed(\n|$)"):
         process(np.empty(0, np.int64), np.zeros(SIZE, np.float32))
 
 

@@ -70,7 +70,7 @@ def test_a_large_file_is_no_json(client):
     [
         (b"", "not a PDF"),
         (b"GIF89a" + b"\0" * 100, "not a PDF"),
-        (made(""), "no text; it probably holds scanned pictures"),
+        (made(""), "no text; it probably contains scanned pages"),
         (protected("open", "RC4-128"), "protected by a password"),
         (made("a").replace(b"/Type /Catalog /Pages 2 0 R", b"/Type /Catalog /Pages 9 0 R"), "damaged"),
         (b"%PDF-1.4\n" + bytes(range(256)) * 20, "damaged"),

@@ -59,7 +59,7 @@ class LinearPool:
         try:
             return LinearLayer(native_core().LinearLayer(self.raw, *streams(weight), bias))
         except (ValueError, TypeError) as error:
-            raise InputError(f"this is no {weight.format} weight of shape {list(weight.shape)}: {error}") from None
+            raise InputError(f"not a {weight.format} weight of shape {list(weight.shape)}: {error}") from None
 
 
 class LinearLayer:
@@ -117,7 +117,7 @@ def prepacked(weight: PackedWeight, threads: int | None = None) -> Tiles:
     try:
         tiles: Tiles = native_core().prepack(*streams(weight), count)
     except (ValueError, TypeError) as error:
-        raise InputError(f"this is no {weight.format} weight of shape {list(weight.shape)}: {error}") from None
+        raise InputError(f"not a {weight.format} weight of shape {list(weight.shape)}: {error}") from None
     return tiles
 
 

@@ -76,7 +76,9 @@ def kernel_problem(device: Device, low_bit: str, threads: int | None = None) -> 
             got = Product(matrix, x).result()
             if got.tobytes() != expected.tobytes():
                 wrong = int((got.view(np.uint32) != expected.view(np.uint32)).sum())
-                return f"{wrong} of {got.size} values are not the CPU's, for {rows} rows of a {n_out} x {n_in} matrix"
+                return (
+                    f"{wrong} of {got.size} values differ from the CPU's for {rows} rows of a {n_out} x {n_in} matrix"
+                )
     return ""
 
 

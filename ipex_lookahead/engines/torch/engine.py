@@ -360,7 +360,7 @@ def _hidden(states: States, wants: OutputRequest) -> dict[int, npt.NDArray[np.fl
     for wanted in wants.hidden:
         if wanted != FINAL_NORM and not 0 <= wanted < layers:
             raise InputError(
-                f"hidden states after {wanted} layers are not to be had: the model returns those after 0 to"
+                f"hidden states after {wanted} layers are not available: the model returns those after 0 to"
                 f" {layers - 1}, and those after the final norm ({FINAL_NORM})"
             )
         values = torch.cat([one[wanted] for one in states]).float()

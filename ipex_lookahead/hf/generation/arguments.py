@@ -11,7 +11,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.refusal import Refusal
 from ipex_lookahead.system.compat import option_defaults
 
-_FORWARD = "generate works that out by itself: leave it out"
+_FORWARD = "generate sets it itself: leave it out"
 _GUIDANCE = f"it belongs to guidance_scale: {GUIDE}"
 _TEXT_ONLY = "this model reads text only: leave it out"
 _ENCODER = "there is no encoder: leave it out"
@@ -24,14 +24,12 @@ _REFUSED: Mapping[str, Refusal] = {
         " take a smaller model of the same family"
     ),
     "custom_generate": Refusal("leave it out: this model has its own decoding loop"),
-    "trust_remote_code": Refusal("no code of a checkpoint is ever run here: leave it out"),
+    "trust_remote_code": Refusal("code from a checkpoint is never executed: leave it out"),
     "synced_gpus": Refusal(
         "it keeps the processes of a model that is split over several GPUs in step, and this model runs in"
         " one process: leave it out"
     ),
-    "use_model_defaults": Refusal(
-        "the model's defaults hold where nothing else is said: leave it out, or pass the options"
-    ),
+    "use_model_defaults": Refusal("the model's generation config is the default: leave it out, or pass the options"),
     "tokenizer": Refusal("pass it to the model's own generate"),
     "auto_parameters": Refusal(
         "auto_th_stop_draft follows the acceptance with ipex-llm's defaults: leave it out",

@@ -48,7 +48,7 @@ def prompts_of(
             raise InputError("the prompt is empty; give at least one token")
         ids, attention_mask = torch.tensor([[int(bos)]]), None
     if ids.shape[0] == 0:
-        raise InputError("the batch holds no prompt; give at least one")
+        raise InputError("the batch is empty; give at least one prompt")
     starts = _starts(ids, attention_mask, pad, eos_ids)
     prompts = [row[start:].numpy().astype(np.int64) for row, start in zip(ids, starts, strict=True)]
     for number, prompt in enumerate(prompts):
@@ -57,7 +57,7 @@ def prompts_of(
         if prompt.min() < 0 or prompt.max() >= vocab_size:
             wrong = int(prompt[(prompt < 0) | (prompt >= vocab_size)][0])
             raise InputError(
-                f"prompt {number} holds token id {wrong}; ids go from 0 to {vocab_size - 1} for this model"
+                f"prompt {number} has token id {wrong}; ids range from 0 to {vocab_size - 1} for this model"
             )
     return ids, [prompt.astype(np.int32) for prompt in prompts]
 
@@ -109,7 +109,7 @@ def _starts(ids: torch.Tensor, attention_mask: Any, pad: Any, eos_ids: Sequence[
             f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}; they must be equal"
         )
     if not ((mask == 0) | (mask == 1)).all():
-        raise InputError("attention_mask holds other values than 0 and 1")
+        raise InputError("attention_mask contains values other than 0 and 1")
     starts = (ids.shape[1] - mask.sum(1)).to(torch.int64).tolist()
     for number, (row, start) in enumerate(zip(mask, starts, strict=True)):
         if row[:start].any():

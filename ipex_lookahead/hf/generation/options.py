@@ -70,7 +70,7 @@ def _refuse_unsupported(settings: GenerationConfig, own: GenerationConfig, said:
             files = said.get(name) is None and getattr(own, name, None) is not None
             raise InputError(
                 f"{name}={value!r} is not supported; {refusal.reason}",
-                hint="the model's generation_config.json sets it: change it, or take it out there" if files else "",
+                hint="the model's generation_config.json sets it: change or remove it there" if files else "",
             )
 
 

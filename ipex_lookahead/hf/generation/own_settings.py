@@ -56,7 +56,7 @@ def rules_of(
         warpers = build_warpers(settings, vocab_size) if sampling is None else []
     except (InputError, ValueError, TypeError) as error:
         raise InputError(
-            f"the model's generation config: {error}", hint="change it in generation_config.json, or take it out there"
+            f"the model's generation config: {error}", hint="change or remove it in generation_config.json"
         ) from error
     warping = (sampling or WarperParams()) if sampled else None
     return chained(made), chained(warpers), warping

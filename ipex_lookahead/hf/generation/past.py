@@ -157,7 +157,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
     def _no_tensors(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: keys and values are the engine's."""
         raise InputError(
-            "keys and values are the engine's: this cache shows no tensors and cannot be pickled; pass it on as"
+            "the engine owns keys and values: this cache exposes no tensors and cannot be pickled; pass it as"
             " past_key_values of its own model"
         )
 

@@ -44,9 +44,9 @@ ABSENT_MODULES = {
     "ipex_lookahead.transformers.pipeline_parallel": _ONE_DEVICE,
     "ipex_lookahead.transformers.qlora": _TRAINING,
     "ipex_lookahead.transformers.streamer": "transformers' TextIteratorStreamer works with generate",
-    "ipex_lookahead.utils": "it is ipex-llm's inside; raise your own errors, and measure with ipex-lookahead bench",
-    "ipex_lookahead.vllm": "there is no vLLM here; `ipex-lookahead serve` answers OpenAI's API as it does, many"
-    " requests at a time, and Python has model.generate and model.stream",
+    "ipex_lookahead.utils": "it is internal to ipex-llm; raise your own errors, and measure with ipex-lookahead bench",
+    "ipex_lookahead.vllm": "this package has no vLLM backend; `ipex-lookahead serve` provides the OpenAI API and"
+    " batches concurrent requests, and Python has model.generate and model.stream",
 }
 """Module of ipex-llm, by its name here -> what to do without it."""
 

@@ -33,7 +33,7 @@ WITHOUT_EFFECT = {
     "offload_state_dict": "weights are always read one at a time",
     "attn_implementation": "each engine has its own attention",
     "_attn_implementation": "each engine has its own attention",
-    "resume_download": "downloads always go on where they stopped",
+    "resume_download": "interrupted downloads always resume",
     "weights_only": "pickles are never opened",
     "device_map": "checked by the caller, for each engine",
     "torch_dtype": "read by the engines",
@@ -73,11 +73,11 @@ ONLY_DEFAULT: Mapping[str, Refusal] = {
     "max_memory": Refusal("a model runs on one device; leave it out", unless=(None,)),
     "offload_folder": Refusal("nothing is offloaded; leave it out", unless=(None,)),
     "output_loading_info": Refusal("a missing tensor is an error; leave it out", unless=(False, None)),
-    "output_attentions": Refusal("attention is not kept; leave it out", unless=(False, None)),
+    "output_attentions": Refusal("attention weights are not returned; leave it out", unless=(False, None)),
     "output_hidden_states": Refusal(
-        "say it in the call: model(input_ids, output_hidden_states=True)", unless=(False, None)
+        "pass it in the call: model(input_ids, output_hidden_states=True)", unless=(False, None)
     ),
-    "return_dict": Refusal("a model answers with an object; leave it out", unless=(True, None)),
+    "return_dict": Refusal("the model returns an output object; leave it out", unless=(True, None)),
     "ignore_mismatched_sizes": Refusal("a tensor of another size is an error", unless=(False, None)),
     "tp_plan": Refusal("a model runs on one device; leave it out", unless=(None,)),
     "key_mapping": Refusal("tensors go by the checkpoint's names; leave it out", unless=(None,)),
@@ -177,7 +177,7 @@ def check_config(config: Any, path: Path) -> None:
     if config is None:
         return
     if not path.is_dir():
-        raise InputError(f"config does not go with {path}, which holds its own; leave it out")
+        raise InputError(f"config cannot be combined with {path}, which contains its own config; leave it out")
     raw = dict(read_json(path / "config.json"))
     if isinstance(config, str | os.PathLike):
         place = given_path(config)

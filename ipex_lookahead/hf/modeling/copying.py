@@ -54,7 +54,7 @@ class Copying:
     def __reduce__(self) -> Any:
         if self._origin is None:
             raise InputError(
-                "this model was made in memory, so a pickle could not say how to make it again; pickle one that"
+                "this model was created in memory, so a pickle cannot record how to load it again; pickle one that"
                 " from_pretrained has loaded or that wrap() has made"
             )
         return self._origin, (), {"generation_config": self.generation_config, "draft_model": self._draft_used}

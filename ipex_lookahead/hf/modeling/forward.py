@@ -46,14 +46,14 @@ def outputs_after(
     engine, before = past.engine, past.get_seq_length()
     mask = _whole_mask(past, input_ids, attention_mask)
     if mask.sum(1).max() > engine.max_context:
-        raise ContextLengthError(f"input_ids make {mask.shape[1]} positions; the model holds {engine.max_context}")
+        raise ContextLengthError(f"input_ids need {mask.shape[1]} positions; the model has {engine.max_context}")
     check_positions(mask, before, position_ids, cache_position)
     new = mask[:, before:]
     chains = [row[real].numpy().astype(np.int64) for row, real in zip(input_ids.cpu(), new, strict=True)]
     for chain in chains:
         wrong = chain[(chain < 0) | (chain >= engine.vocab_size)]
         if len(wrong):
-            raise InputError(f"input_ids holds {wrong[0]}; ids go from 0 to {engine.vocab_size - 1} for this model")
+            raise InputError(f"input_ids holds {wrong[0]}; ids range from 0 to {engine.vocab_size - 1} for this model")
     logits = torch.zeros((len(chains), len(kept), engine.vocab_size))
     at = new.cumsum(1) - 1  # a column's place in its row's chain
     places = [
@@ -99,7 +99,7 @@ def _whole_mask(past: LookaheadCache, input_ids: torch.Tensor, attention_mask: A
         mask = attention_mask.cpu() != 0
         if not torch.equal(mask[:, :before], past.mask):
             raise InputError(
-                "attention_mask is another one at the columns that past_key_values hold; pass the same, and its"
+                "attention_mask differs in the columns of past_key_values; pass the same mask followed by its"
                 " continuation"
             )
     for number, row in enumerate(mask):

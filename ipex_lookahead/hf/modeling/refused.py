@@ -29,7 +29,7 @@ REFUSED: dict[str, str] = {
             "active_adapter active_adapters add_adapter delete_adapter disable_adapters enable_adapters "
             "enable_peft_hotswap get_adapter_state_dict load_adapter set_adapter "
         ),
-        "the engine keeps no gradients: train the original with transformers, and load the result": (
+        "the engine computes no gradients: train the original with transformers, and load the result": (
             "activation_checkpointing_enable disable_input_require_grads enable_input_require_grads "
             "gradient_checkpointing_enable register_backward_hook register_full_backward_hook "
             "register_full_backward_pre_hook "

@@ -143,7 +143,9 @@ class Weights:
     def _weights(self) -> Iterator[tuple[str, Any]]:
         weights = getattr(self.engine, "weights", None)
         if weights is None:
-            raise InputError(f"the {self.engine.name} engine cannot give its weights back; ask a model on another one")
+            raise InputError(
+                f"the {self.engine.name} engine cannot return its weights; load the model on another engine"
+            )
         found: Iterator[tuple[str, Any]] = weights()
         return found
 

@@ -90,7 +90,9 @@ def test_kernels_and_tokens_that_differ_are_named(monkeypatch: pytest.MonkeyPatc
     result = Product.result
     wrong = lambda self: np.nextafter(result(self), np.float32(9))  # noqa: E731
     monkeypatch.setattr(Product, "result", wrong)
-    assert "values are not the CPU's, for 1 rows of a 48 x 172 matrix" in kernel_problem(device_of(None), "sym_int4", 1)
+    assert "values differ from the CPU's for 1 rows of a 48 x 172 matrix" in kernel_problem(
+        device_of(None), "sym_int4", 1
+    )
     row = {"strategy": "auto", "draft_tokens": 7, "equal": 1, "answers": 3}
     report: dict[str, Any] = {
         "kernels": [{"format": "q4_k", "backend": "opencl", "problem": "it broke"}],
@@ -100,8 +102,8 @@ def test_kernels_and_tokens_that_differ_are_named(monkeypatch: pytest.MonkeyPatc
         "paths": {"subgroups": "its self-test failed: fma", "integer dot products": "not offered"},
     }
     assert problems(report) == [
-        "q4_k: it broke", "bandwidth: no memory", "opencl: with auto 2 of 3 answers are not the CPU's", "opencl: lost",
-        "opencl: logits of 1 answers are not the CPU's", "subgroups: its self-test failed: fma",
+        "q4_k: it broke", "bandwidth: no memory", "opencl: with auto 2 of 3 answers differ from the CPU's", "opencl: lost",
+        "opencl: logits of 1 answers differ from the CPU's", "subgroups: its self-test failed: fma",
     ]  # fmt: skip
 
 

@@ -267,7 +267,7 @@ def test_a_forward_that_fails_half_way_leaves_the_cache_as_it_was(model: Any, mo
 
 def test_the_context_counts_what_came_before(model: Any) -> None:
     past = model(TEXT.repeat(1, 21)).past_key_values  # 252 of 256
-    with pytest.raises(ContextLengthError, match="264 positions; the model holds 256"):
+    with pytest.raises(ContextLengthError, match="264 positions; the model has 256"):
         model(TEXT, past_key_values=past)
 
 

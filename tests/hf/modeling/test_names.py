@@ -149,7 +149,7 @@ def test_a_parameter_that_is_not_there(model: Any) -> None:
 def test_an_engine_that_keeps_its_weights_says_so() -> None:
     model = build(markov())
     for call in (model.num_parameters, model.state_dict, lambda: list(model.parameters())):
-        with pytest.raises(InputError, match="the scripted engine cannot give its weights back"):
+        with pytest.raises(InputError, match="the scripted engine cannot return its weights"):
             call()
 
 
