@@ -57,7 +57,7 @@ class AnswerOptions(TypedDict, total=False):
     """Options of one answer; those that are left out have the model's recommended values.
 
     Attributes:
-        max_new_tokens: largest number of tokens of the answer; default 1,024. 0 generates none.
+        max_new_tokens: maximum number of tokens of the answer; default 1,024. 0 generates none.
         temperature: 0 always takes the most likely token, 0 to 100. Default: recommended by the model's authors, else
             0.
         top_k: sample from the k most likely tokens only; 0 is all.
@@ -70,7 +70,7 @@ class AnswerOptions(TypedDict, total=False):
         frequency_penalty: OpenAI's frequency penalty, -2 to 2.
         stop: a text, or several, before which the answer ends.
         ignore_eos: end tokens of the model do not end the answer.
-        min_tokens: number of tokens before an end token may come.
+        min_tokens: minimum number of tokens before an end token can end the answer.
         stop_token_ids: further tokens that end the answer.
         lookahead: as for :class:`LLM`, for this answer. It never changes the text.
     """
@@ -106,7 +106,7 @@ class LLM:
             :class:`LookaheadConfig`. It never changes the text.
         threads: worker threads; None is the number of physical cores.
         kv_cache: format of keys and values: "fp16", or "int8" for half the memory.
-        max_context: largest number of tokens of a prompt with its answer; None is the model's.
+        max_context: maximum number of tokens of a prompt and its answer; None is the model's.
         engine: "auto", "native", "opencl", "torch" or "ipex-llm".
         device: "cpu", "xpu", "cuda" or "opencl"; None is the engine's own.
         gpu_layers: number of last layers on an OpenCL device; None is all that fit.
@@ -122,7 +122,7 @@ class LLM:
     Attributes:
         name: ``model`` as given.
         tokenizer: the model's tokenizer, with ``encode(text)`` and ``decode(ids)``.
-        max_context: largest number of tokens of a prompt with its answer.
+        max_context: maximum number of tokens of a prompt and its answer.
 
     Raises:
         InputError: no such model, or an invalid argument.
@@ -238,13 +238,13 @@ class LLM:
     ) -> AnswerStream:
         """Return the text of an answer in pieces, as the model generates them; ``.answer`` is the whole answer.
 
-        The model generates in the background, whether or not the pieces are taken. Errors in the arguments are raised
-        at once.
+        The model generates in the background, independently of the caller's iteration. Errors in the arguments are
+        raised at once.
 
         Args:
             messages: as for :meth:`chat`.
             raw: continue a text without the chat template, as :meth:`generate` does.
-            reasoning: also yield what the model thinks, as pieces of the type :class:`Thought`.
+            reasoning: also yield the model's reasoning, as strings of the type :class:`Thought`.
             system: as for :meth:`chat`.
             schema: as for :meth:`chat`.
             grammar: as for :meth:`chat`.
@@ -289,7 +289,7 @@ class LLM:
         think: bool | None = None,
         **options: Unpack[AnswerOptions],
     ) -> list[Answer]:
-        """Answer many prompts, ``slots`` at a time in one batch. Each answer is what :meth:`chat` gives alone.
+        """Answer many prompts, ``slots`` at a time in one batch. Each answer equals :meth:`chat`'s for this prompt.
 
         Args:
             prompts: questions or conversations, each as for :meth:`chat`.

@@ -18,9 +18,9 @@ FILE = Path(__file__).resolve().parents[1] / "docs" / "python.md"
 HEAD = """\
 # Python reference
 
-The names that programs may rely on. [python_guide.md](python_guide.md) shows each task with an example,
-[transformers.md](transformers.md) lists what else of transformers works, [migrating.md](migrating.md) has ipex-llm's
-names.
+This page documents the public Python names. [python_guide.md](python_guide.md) shows each task with an example,
+[transformers.md](transformers.md) lists the supported parts of transformers' API, and [migrating.md](migrating.md)
+lists ipex-llm's names.
 
 This file is made by `scripts/python_doc.py` from the code; do not edit it.
 """

@@ -19,34 +19,34 @@ Places = Counter[tuple[str, int]]
 
 @dataclass(slots=True)
 class GenerationStats:
-    """What one generation did. Times in seconds.
+    """Statistics of one generation. Times are in seconds.
 
     Attributes:
         prompt_tokens: prompt tokens of all sequences.
-        cached_tokens: those of them that were not read again: an earlier generation had left their keys and values.
-        tokens: tokens emitted, all sequences.
+        cached_tokens: prompt tokens whose keys and values were cached by an earlier generation.
+        tokens: emitted tokens of all sequences.
         steps: target forwards after prefill.
-        sequence_steps: steps summed over the sequences that took part in each.
-        drafted, accepted: draft tokens verified, and those of them that were emitted.
+        sequence_steps: number of steps of each sequence, summed over all sequences.
+        drafted, accepted: numbers of verified and of accepted draft tokens.
         prefill_seconds: from the start to the end of the prompt pass.
         first_token_seconds: from the start to the first emitted token (TTFT).
         decode_seconds: from the first emitted token to the last.
-        decode_cpu_seconds: what all threads of the process have computed in that time, also for others; a worker that
-            waits awake for its next piece of work computes too.
-        proposer_seconds, engine_seconds, sampler_seconds: parts of decode_seconds; what is left over is the loop's own.
-        finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (as requested),
-            "context" (the model can hold no more), "cancelled" or "abandoned" (an exception ended the generation).
-        seed: of the sampling, whether it was given or drawn; None for greedy decoding.
-        temperature: of the sampling; None for greedy decoding.
+        decode_cpu_seconds: CPU time of all threads of the process during decode_seconds, including other work and
+            worker threads that spin while they wait.
+        proposer_seconds, engine_seconds, sampler_seconds: parts of decode_seconds; the rest is the decoding loop's.
+        finish_reasons: for each sequence "stop" (an end token, stop string or criterion), "length" (the token limit),
+            "context" (the context is full), "cancelled" or "abandoned" (an exception ended the generation).
+        seed: sampling seed, given or random; None for greedy decoding.
+        temperature: sampling temperature; None for greedy decoding.
         per_step: for each step (drafted, accepted, proposer seconds, engine seconds).
-        strategy: the name under which drafts without sources of their own are counted.
-        drafted_at, accepted_at: draft tokens by (the name of what put them forward, depth); depth 0 follows the last
-            committed token. That of scratch rows is ``SCRATCH``: they have none, and can never be accepted.
-        drafted_by_source, accepted_by_source: sums of these by source.
-        drafted_by_position, accepted_by_position: sums by depth, scratch rows left out.
+        strategy: source name of drafts that do not name their sources.
+        drafted_at, accepted_at: numbers of draft tokens by (source, depth). Depth 0 follows the last committed token.
+            Scratch rows are never accepted and have the depth ``SCRATCH``.
+        drafted_by_source, accepted_by_source: the same, summed by source.
+        drafted_by_position, accepted_by_position: the same, summed by depth, without scratch rows.
         accepted_sources: the source of each accepted draft token, in order.
-        drafts: for each verified draft, in order, the draft and the indices of its accepted tokens; None where
-            ``generate`` was called without ``keep_drafts``.
+        drafts: each verified draft in order, with the indices of its accepted tokens; None if ``generate`` was called
+            without ``keep_drafts``.
     """
 
     prompt_tokens: int = 0

@@ -63,62 +63,60 @@ class AutoModelForCausalLM:
         progress: bool = True,
         **others: Any,
     ) -> LookaheadModelForCausalLM:
-        """Load a checkpoint: a folder, a GGUF file, a short name, a hub id, or ``"default"``, the embedded model.
+        """Load a checkpoint: a folder, a GGUF file, a short name, a hub id, or ``"default"``, a small demo model.
 
         Args:
-            pretrained_model_name_or_path: where the checkpoint is; `ipex-lookahead pull` lists the short names.
+            pretrained_model_name_or_path: path or name of the checkpoint; `ipex-lookahead pull` lists the short names.
             load_in_low_bit: a key of ``FORMATS`` such as ``sym_int4``, a preset such as ``gguf_q4k_m``, or the path of
-                a ``.yaml`` file of rules (``formats/rules.py``); for engine="ipex-llm" one of ipex-llm's; None keeps
-                every tensor as it is in the file.
-            load_in_4bit: a synonym of ``load_in_low_bit="sym_int4"``.
-            load_in_8bit: a synonym of ``load_in_low_bit="sym_int8"``.
-            group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
-            mixed_precision: the lm_head in sym_int8.
-            embedding_qtype: format of an embedding that is not the lm_head too, which else stays as it is in the file.
-            modules_to_not_convert: parts of module names; matching weights stay as they are in the file.
-            imatrix: an importance matrix's file, of either of llama.cpp's kinds: where weights are quantized, errors of
-                what matters more weigh more. ``ipex-lookahead imatrix`` makes one.
-            threads: threads to compute with; None = the physical cores this process may use.
-            engine: "native", "torch", "ipex-llm", "opencl", or "auto": native for the families that it has, on the CPU;
-                opencl where ``device`` is an OpenCL device, or "xpu" and pyopencl is installed; else torch. The choice
-                and its reason are logged, and in ``model.engine.describe()["chosen"]``.
-            device: "cpu", "xpu" (Intel GPUs; "xpu:1" the second), "cuda" or "opencl:0" (of all OpenCL devices); None =
-                the engine's own: the CPU, or for engine="opencl" the first GPU.
-            gpu_layers: for engine="opencl": how many of the last layers are on the device; the others run on the CPU,
-                with the same bits. A number beyond the model's means all; None = all that fit its memory.
-            deterministic: for engine="torch": forwards of one shape, so that lookahead gives the very text of plain
-                decoding; slower on a CPU. None = on Intel GPUs only. The native engine is that at full speed.
-            ipex: for engine="torch" and float weights: apply intel-extension-for-pytorch
-                (see ``engines/torch/ipex.py``).
-            kv_cache: "fp16", or "int8" with a scale a position and head: half the memory, a little less exact to the
-                model (never to lookahead).
-            max_context: for the native engine: positions a text may have, at most the model's; None = the model's, or
-                for Phi models with two sets of rope frequencies the 4,096 that the short set is for. More of them make
-                such a model use the long set throughout; else nothing changes but the limit.
-            speculative: ipex-llm's: ``generate`` drafts with a four-bit copy of the model, made when first needed; for
-                sym_int8, bf16 and fp16. The text never changes.
-            drafter: a trained head that drafts for this model, on the native engine: a folder, a GGUF file, or a hub
-                id. None = the block (MTP) in the model's own files, or a file ``mtp-*.gguf`` next to them, if present.
-                The text never changes (docs/draft_models.md).
-            draft_vocab: how many tokens a head may draft, those of the vocabulary that a tokenizer's merges name first;
-                0 = all; None = 32,768. Or a file of ``ipex-lookahead drafter cut``, with the list. In addition those
-                of the prompt and the answer are drafted.
-            drafter_low_bit: a format, of a head's matrices; None = ``load_in_low_bit``'s where that has 6 bits or more,
-                else sym_int8.
+                a ``.yaml`` file of rules (docs/formats.md); for engine="ipex-llm" one of ipex-llm's formats. None keeps
+                the format that each tensor has in the file.
+            load_in_4bit: same as ``load_in_low_bit="sym_int4"``.
+            load_in_8bit: same as ``load_in_low_bit="sym_int8"``.
+            group_size: number of weights that share a scale, 32 or 64 (64 as in ipex-llm).
+            mixed_precision: keep the lm_head in sym_int8.
+            embedding_qtype: format of an embedding that is not also the lm_head. None keeps its format in the file.
+            modules_to_not_convert: parts of module names; matching weights keep their format in the file.
+            imatrix: file with an importance matrix, in either of llama.cpp's file formats. Quantization then weights
+                the error of each weight by its importance. ``ipex-lookahead imatrix`` computes such a file.
+            threads: number of threads; None = the physical cores that this process may use.
+            engine: "native", "torch", "ipex-llm", "opencl" or "auto". "auto" selects opencl if ``device`` is an OpenCL
+                device, or "xpu" with pyopencl installed; else native on the CPU for the families that it supports;
+                else torch. The choice and its reason are logged and stored in ``model.engine.describe()["chosen"]``.
+            device: "cpu", "xpu" (Intel GPUs; "xpu:1" is the second one), "cuda" or "opencl:N" (device N of all OpenCL
+                devices). None = the engine's default: the CPU, or for engine="opencl" the first GPU.
+            gpu_layers: engine="opencl": number of layers, counted from the last, that run on the device. The others run
+                on the CPU, with the same bits. A number above the model's means all; None = all that fit its memory.
+            deterministic: engine="torch": run all forwards in one shape, so that lookahead does not change the text;
+                slower on a CPU. None = only on Intel GPUs. The native engine has this guarantee at full speed.
+            ipex: engine="torch" with float weights: apply intel-extension-for-pytorch.
+            kv_cache: "fp16", or "int8" with one scale per position and head. "int8" halves the memory and slightly
+                changes the logits; lookahead stays exact with both.
+            max_context: maximum number of positions of a text, at most the model's; for the native engine. None = the
+                model's, or 4,096 for Phi models with a short and a long set of rope frequencies. A larger value makes
+                such a model use the long set for all positions; for other models it only changes the limit.
+            speculative: ipex-llm's argument: ``generate`` drafts with a four-bit copy of the model, created at first
+                use; for sym_int8, bf16 and fp16. The text does not change.
+            drafter: trained head that drafts for this model, on the native engine: a folder, a GGUF file or a hub id.
+                None = the MTP block in the model's files, or a file ``mtp-*.gguf`` next to them, if there is one.
+                The text does not change (docs/draft_models.md).
+            draft_vocab: number of tokens that a head may draft, the most frequent ones by the tokenizer's merges, or a
+                file from ``ipex-lookahead drafter cut``. 0 = all; None = 32,768. Tokens of the prompt and the answer
+                can be drafted in addition.
+            drafter_low_bit: low-bit format of the head's matrices. None = ``load_in_low_bit`` if that has 6 bits or
+                more, else sym_int8.
             progress: show a progress bar while weights are quantized and packed.
             **others: the hub's arguments (``revision``, ``cache_dir``, ``token``, ``local_files_only``,
-                ``force_download``, ``subfolder``), which are supported; ``config``, which must equal the
-                checkpoint's; ``dtype`` (``torch_dtype``) and ``device_map``, for engines other than native; and those
-                of transformers and ipex-llm that have no effect or must be at their default
-                (``hf/ipex_llm_names/arguments.py``).
+                ``force_download``, ``subfolder``); ``config``, which must equal the checkpoint's; ``dtype``
+                (``torch_dtype``) and ``device_map``, for engines other than native; and arguments of transformers and
+                ipex-llm that have no effect or must be at their default (docs/migrating.md).
 
         Raises:
-            InputError: no such checkpoint, or an argument outside what is allowed.
+            InputError: no such checkpoint, or an invalid argument.
             ModelFormatError: the checkpoint's bytes do not match its format.
-            UnsupportedModelError: a model this package cannot run.
+            UnsupportedModelError: this package cannot run the model.
             LowBitFormatError: an unknown low-bit format.
             EngineError: the engine cannot run on this machine.
-            DownloadError: the model could not be fetched.
+            DownloadError: the model could not be downloaded.
         """
         shared = shared_arguments("from_pretrained", others, own_arguments(cls.from_pretrained))
         if others.get("trust_remote_code"):
@@ -160,7 +158,7 @@ class AutoModelForCausalLM:
 
     @classmethod
     def from_gguf(cls, fpath: str | PathLike[str], **kwargs: Any) -> tuple[LookaheadModelForCausalLM, Any]:
-        """A GGUF file's model and tokenizer; the arguments of ``from_pretrained``, and ipex-llm's ``low_bit``."""
+        """Load a GGUF file and return model and tokenizer; takes ``from_pretrained``'s arguments and ``low_bit``."""
         if "low_bit" in kwargs:
             kwargs["load_in_low_bit"] = kwargs.pop("low_bit")
         model = cls.from_pretrained(fpath, **kwargs)
@@ -170,7 +168,7 @@ class AutoModelForCausalLM:
     def load_low_bit(
         cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any
     ) -> LookaheadModelForCausalLM:
-        """A folder written by ``model.save_low_bit``: nothing is quantized again. Raises InputError for any other."""
+        """Load a folder written by ``model.save_low_bit`` without quantizing again; InputError for other folders."""
         return cls.from_pretrained(low_bit_folder(pretrained_model_name_or_path), **kwargs)
 
 

@@ -9,23 +9,24 @@ from ipex_lookahead.errors import InputError
 
 
 class LookaheadDecoding:
-    """A model that decodes with Lookahead Decoding (Fu, Bailis, Stoica and Zhang, ICML 2024), window and pool in full.
+    """A model that decodes with Lookahead Decoding (Fu, Bailis, Stoica and Zhang, ICML 2024).
 
-    It is ``model.generate`` with ``LookaheadConfig(strategy="jacobi", window=W, ngram=N, guesses=G)``: the same loop,
-    the same tokens as plain decoding. A step has at most ``(N - 1) * (W + G) - 1`` rows in addition to its own:
-    those of the window, and of the n-grams that are verified.
+    It calls ``model.generate`` with ``LookaheadConfig(strategy="jacobi", window=W, ngram=N, guesses=G)``, so the tokens
+    are those of plain decoding. A step has at most ``(N - 1) * (W + G) - 1`` rows in addition to its own: those of the
+    window and of the verified n-grams.
 
     Args:
         model: a model of ``AutoModelForCausalLM``, or one that transformers has loaded (see
             :func:`~ipex_lookahead.hf.wrapping.wrap`).
         W: columns of the window, 1 to 60.
-        N: tokens of an n-gram, 2 to 16.
-        G: n-grams verified at a time, 1 to 60.
-        adaptive: True spends the rows only where they pay on this machine; False, the paper's way, at every step.
+        N: tokens per n-gram, 2 to 16.
+        G: n-grams to verify per step, 1 to 60.
+        adaptive: True uses the window only in steps where measured costs predict a gain; False, as in the paper, in
+            every step.
 
     Raises:
-        InputError: a parameter out of range, more rows than a step can hold, or a model that takes
-            no trees, which the window is.
+        InputError: a parameter out of range, more rows than a step can have, or a model that does not support draft
+            trees.
         UnsupportedModelError: a model that cannot be wrapped.
 
     Example: ``LookaheadDecoding(model, W=15, N=5, G=5).generate(input_ids, max_new_tokens=256)``.
@@ -45,7 +46,7 @@ class LookaheadDecoding:
         if not self.model.engine.supports_tree:
             why = self.model.engine.describe().get("why_chains", "")
             raise InputError(
-                f"Lookahead Decoding's window needs trees, and this model takes none: {why}; use"
+                f"Lookahead Decoding needs draft trees, which this model does not support: {why}; use"
                 " model.generate(lookahead=...) with another strategy, such as 'auto'"
             )
         self.config = LookaheadConfig(
@@ -53,7 +54,7 @@ class LookaheadDecoding:
         )
 
     def generate(self, input_ids: Any, max_new_tokens: int = 256, **kwargs: Any) -> Any:
-        """``model.generate``, all of its other arguments included; the statistics are in ``model.stats``."""
+        """Call ``model.generate`` with this window. Takes its other arguments; ``model.stats`` has the statistics."""
         if kwargs.get("lookahead") is not None:
             raise InputError("LookaheadDecoding has its own lookahead; leave lookahead= out, or use model.generate")
         kwargs["lookahead"] = self.config

@@ -53,27 +53,27 @@ class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
 
 @refuse(REFUSED)
 class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """A causal language model on one of our engines.
+    """A causal language model of transformers that runs on an engine of this package.
 
-    It holds no torch parameters: the weights are the engine's, and ``parameters()`` and ``state_dict()`` are copies. It
-    runs where its engine runs. Methods of torch and transformers that it cannot support raise InputError with what to
-    use instead. KV caches belong to a generation: an abandoned one leaves nothing behind. Several threads may generate
-    at a time: their forwards take turns.
+    It has no torch parameters: the engine stores the weights, and ``parameters()`` and ``state_dict()`` return copies.
+    Methods of torch and transformers that it cannot support raise InputError with the alternative. Each generation has
+    its own KV cache, which is released when the generation ends or is abandoned. Several threads may call ``generate``;
+    their forwards take turns.
 
     Args:
         config: the model's transformers config.
         engine: where it runs.
         generation_config: the checkpoint's defaults for ``generate``.
         low_bit: name of the low-bit format, for ``info`` and ``save_low_bit``.
-        tokenizer: used for ``stop_strings``, and saved by ``save_low_bit``; may be None. One of our own becomes a
-            transformers tokenizer when it is first read, which takes as long as reading it did.
-        source: where the checkpoint came from; transformers' ``name_or_path``.
-        checkpoint_config: the config that ``save_low_bit`` writes, by default ``config``'s.
-        speculative: draft with a four-bit copy of the engine's weights wherever ``generate`` gets no ``lookahead``.
-        origin: makes the same model again, in another process too: a ``functools.partial`` that can be pickled.
+        tokenizer: used for ``stop_strings``, and saved by ``save_low_bit``; may be None. A tokenizer of this package is
+            converted to a transformers tokenizer at first access.
+        source: path or name of the checkpoint; transformers' ``name_or_path``.
+        checkpoint_config: the config that ``save_low_bit`` writes, by default ``config``.
+        speculative: draft with a four-bit copy of the engine's weights if ``generate`` gets no ``lookahead``.
+        origin: a ``functools.partial`` that loads the same model again, also in another process.
 
     Attributes:
-        runtime: the engine, and what its generations share.
+        runtime: the engine, and the costs, stores and draft model that its generations share.
     """
 
     config_class = LookaheadLlamaConfig
@@ -154,16 +154,16 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         tokenizer: Any = None,
         **kwargs: Any,
     ) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
-        """Generate as transformers does, with lookahead and a seed.
+        """Generate token ids as transformers' ``generate`` does, with lookahead and a seed.
 
-        See :func:`ipex_lookahead.hf.generation.generate.generate` for what each argument means and which errors it may
-        raise, and :func:`ipex_lookahead.runtime.lookahead.second_model_lookahead` for ``max_step_draft``,
-        ``min_step_draft``, ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model of the same
-        vocabulary that drafts; ``assistant_model`` is transformers' name for it. Either may be a model that
-        transformers has loaded. ``proposer`` makes a source of drafts of your own for each sequence, a
-        :class:`ipex_lookahead.drafting.Proposer`: for example a class that takes the settings (docs/lookahead.md). Its
-        drafts are checked: anything but a Draft of this vocabulary is an InputError. ``keep_drafts`` stores verified
-        drafts in ``stats.drafts``.
+        :func:`ipex_lookahead.hf.generation.generate.generate` describes the arguments and errors, and
+        :func:`ipex_lookahead.runtime.lookahead.second_model_lookahead` describes ``max_step_draft``,
+        ``min_step_draft``, ``th_stop_draft`` and ``auto_th_stop_draft``. ``draft_model`` is a smaller model with the
+        same vocabulary that drafts; ``assistant_model`` is transformers' name for it. Either may be a model that
+        transformers has loaded. ``proposer`` is a function that is called with the settings, once per sequence, and
+        returns a :class:`ipex_lookahead.drafting.Proposer` (docs/lookahead.md). If the proposer returns anything but a
+        Draft with ids of this vocabulary, ``generate`` raises InputError. ``keep_drafts`` stores verified drafts in
+        ``stats.drafts``.
         """
         stats = GenerationStats(drafts=[] if flag("keep_drafts", keep_drafts) else None)
         own = None
@@ -213,14 +213,14 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
     def stream(
         self, *args: Any, text: bool = False, **kwargs: Any
     ) -> Generator[str, None, None] | Generator[int, None, None]:
-        """Yield the new tokens of one sequence as they come, with ``generate``'s arguments.
+        """Yield the new tokens of one sequence as they are generated, with ``generate``'s arguments.
 
-        Tokens are generated when they are taken; closing the iterator ends the generation. Errors in the arguments are
-        raised at once; ``stats`` is complete when it has ended.
+        The caller's iteration drives the generation; closing the iterator ends it. Errors in the arguments are raised
+        at once. ``stats`` is complete when the iterator has ended.
 
         Args:
             *args: as for ``generate``.
-            text: yield text instead of token ids, without special tokens, by the model's tokenizer or ``tokenizer=``.
+            text: yield text without special tokens instead of token ids, decoded by ``tokenizer=`` or the model's own.
             **kwargs: as for ``generate``.
 
         Example: ``for piece in model.stream(input_ids, max_new_tokens=100, text=True): print(piece, end="")``
@@ -250,9 +250,9 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         self.runtime.stores.forget()
 
     def use_draft_model(self, draft_model: LookaheadModelForCausalLM | None) -> None:
-        """Let a smaller model draft wherever ``generate`` gets a ``lookahead`` that names no other strategy.
+        """Use a smaller model for drafts if ``generate`` gets a ``lookahead`` that names no other strategy.
 
-        None ends it. Raises InputError where it has another vocabulary.
+        None stops using it. Raises InputError if it has another vocabulary.
         """
         self.runtime.draft_engine = None if draft_model is None else self._checked_engine(draft_model)
         self._draft_used = () if draft_model is None else (draft_model,)
@@ -294,33 +294,33 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         cache: LookaheadCache | None = None,
         **kwargs: Any,
     ) -> CausalOutput | tuple[Any, ...]:
-        """Logits at every position, and what goes on from there: a text fed in pieces has the logits of the whole one.
+        """Return the logits at every position. A text in several calls has the logits of one call, bit for bit.
 
         Args:
             input_ids: int64 [batch, length].
             attention_mask: [batch, columns in ``past_key_values`` + length]; each row's ones must be contiguous. None:
-                all ones, and the padding that ``past_key_values`` knows of. Padding gets logits of zero.
-            position_ids: int64 [batch or 1, length]; a token's position is the number of tokens before it in its row,
-                and no other is taken.
-            past_key_values: those of an earlier output of this model; they go on growing in place.
+                all ones, and the padding stored in ``past_key_values``. Padding has logits of zero.
+            position_ids: int64 [batch or 1, length]. A token's position must be the number of tokens before it in its
+                row; other values raise InputError.
+            past_key_values: the cache of an earlier output of this model; it is extended in place.
             labels: int64 [batch, length]; the loss is the mean cross entropy of the next token where it is not -100.
             use_cache: whether the output has ``past_key_values``; None: the config's value, usually True.
             logits_to_keep: 0 = all positions; n = the last n; or int64 indices of positions.
-            cache_position: int64 [length], the columns' numbers; no others are taken.
+            cache_position: int64 [length], the numbers of the new columns; other values raise InputError.
             return_dict: False returns a tuple.
             output_hidden_states: whether the output has ``hidden_states``; None: the config's value, usually False.
-            cache: the name of ``past_key_values`` from transformers 5.24 on; either is taken by any release.
-            **kwargs: nothing else is supported.
+            cache: the name of ``past_key_values`` since transformers 5.24; both names work with every release.
+            **kwargs: must be None or False.
 
         Returns:
-            ``logits`` float32 [batch, kept, vocab_size]; ``loss`` where labels were given; ``past_key_values``, a
+            ``logits`` float32 [batch, kept, vocab_size]; ``loss`` if ``labels`` are given; ``past_key_values``, a
             :class:`~ipex_lookahead.hf.generation.past.LookaheadCache`, or None; ``hidden_states``, those after the
             embeddings and after each layer, float32 [batch, length, hidden_size], the last ones after the final norm,
             or None. Padding gets zeros.
 
         Raises:
-            InputError: ids, mask or another argument outside what is allowed.
-            ContextLengthError: a row is longer than the model holds.
+            InputError: an invalid argument, such as token ids outside the vocabulary.
+            ContextLengthError: a row is longer than the model's context.
         """
         for name, value in kwargs.items():
             if value is not None and value is not False:

@@ -54,24 +54,25 @@ def optimize_model(
     threads: int | None = None,
     **others: Any,
 ) -> Any:
-    """Put packed layers in the place of a model's linear ones, in place, and give it a ``save_low_bit`` method.
+    """Replace the linear layers of a model by packed ones, in place, and add a ``save_low_bit`` method.
 
     Args:
-        model: any torch module with its weights loaded, where it is to run.
-        low_bit: a key of ``FORMATS``; a float format turns the whole model into that dtype, None changes no weight.
-        optimize_llm: accepted: a layer has one way to compute.
-        modules_to_not_convert: parts of module names that stay as they are.
-        cpu_embedding: accepted: embeddings stay where they are.
-        group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
-        threads: threads that the packed layers compute with; None = torch's number.
-        **others: arguments of ipex-llm's that change nothing or must be at their default, and ``torch_dtype``: the
-            dtype of the layers that are not packed.
+        model: any torch module with loaded weights, on the device where it runs.
+        low_bit: a key of ``FORMATS``. A float format converts the whole model to that dtype; None changes no weight.
+        optimize_llm: no effect.
+        modules_to_not_convert: parts of module names; matching layers are not packed.
+        cpu_embedding: no effect.
+        group_size: number of weights that share a scale, 32 or 64 (64 as in ipex-llm).
+        threads: number of threads of the packed layers; None = torch's number.
+        **others: ``torch_dtype``, the dtype of the layers that are not packed, and arguments of ipex-llm that have no
+            effect or must be at their default.
 
     Returns:
         The same object.
 
     Raises:
-        InputError: no torch module, a model of this package, one without a layer to pack, or a bad argument.
+        InputError: not a torch module, a model of this package, a model without a layer to pack, or an invalid
+            argument.
         LowBitFormatError: an unknown format, or weights that do not fit it; the message names the layer.
     """
     if isinstance(model, LookaheadModelForCausalLM):
@@ -153,21 +154,22 @@ def save_low_bit(model: nn.Module, folder: str | PathLike[str], *, tokenizer: An
 
 
 def load_low_bit(model: nn.Module, model_path: str | PathLike[str], *, threads: int | None = None) -> nn.Module:
-    """Fill a model of the same architecture, with or without weights, from a folder of ``save_low_bit``.
+    """Load the weights of a folder written by ``save_low_bit`` into a model of the same architecture.
 
-    ipex-llm's too, where it has been converted and is of a family that this package knows.
+    Folders of ipex-llm are accepted after ``ipex-lookahead convert-ipex-llm``, for supported families.
 
     Args:
-        model: changed in place; made within :func:`low_memory_init` it takes no memory before.
+        model: the model, with or without weights, changed in place. Created within :func:`low_memory_init` it takes no
+            memory before the call.
         model_path: the folder.
-        threads: threads that the packed layers compute with; None = torch's number.
+        threads: number of threads of the packed layers; None = torch's number.
 
     Returns:
         The same object, for inference.
 
     Raises:
-        InputError: no such folder, or a tensor that the model has not or has in another shape.
-        ModelFormatError: another program saved the folder, its bytes are bad, or a tensor of the model is not in it.
+        InputError: no such folder, or a tensor that the model lacks or has in another shape.
+        ModelFormatError: another program wrote the folder, it is damaged, or it lacks a tensor of the model.
     """
     folder = given_path(model_path)
     if not folder.is_dir():
@@ -207,9 +209,10 @@ def _check_complete(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 @contextmanager
 def low_memory_init() -> Iterator[None]:
-    """Within it, models are made without memory for their parameters, which :func:`load_low_bit` then fills.
+    """Context manager in which models are created without memory for their parameters.
 
-    ``AutoModelForCausalLM.from_config(config)`` of transformers, or the class of any module, is what to call in it.
+    Create the model in it, for example with transformers' ``AutoModelForCausalLM.from_config(config)``, then load the
+    weights with :func:`load_low_bit`.
     """
     with ParametersOnMeta():
         yield

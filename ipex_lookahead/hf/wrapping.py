@@ -18,20 +18,19 @@ def wrap(
     threads: int | None = None,
     max_context: int | None = None,
 ) -> LookaheadModelForCausalLM:
-    """Put this package's decoding loop on a causal language model of transformers.
+    """Add lookahead decoding to a causal language model that transformers has loaded.
 
-    The model is used as it is, neither copied nor changed, on its own device; its own ``generate`` goes on
-    working.
+    The model is neither copied nor changed, and stays on its device. Its own ``generate`` still works.
 
     Args:
-        hf_model: a transformers causal language model, quantized or not. A model of this package comes back as it is.
+        hf_model: a transformers causal language model, quantized or not. A model of this package is returned unchanged.
         tokenizer: its tokenizer; needed for ``stop_strings`` and saved by ``save_low_bit``.
-        deterministic: forwards of one shape, so that lookahead gives the very text of plain decoding; slower.
-        threads: threads of torch's operators while it generates; None = as torch is set.
-        max_context: positions a sequence may have; None = by the model's config.
+        deterministic: run all forwards in one shape, so that lookahead does not change the text; slower.
+        threads: number of torch's threads during generation; None = torch's current setting.
+        max_context: maximum number of positions of a sequence; None = from the model's config.
 
     Raises:
-        UnsupportedModelError: not a transformers model, or its past cannot be rolled back (recurrent states).
+        UnsupportedModelError: not a transformers model, or its cache cannot be rolled back (recurrent states).
 
     Example: ``wrap(AutoModelForCausalLM.from_pretrained("gpt2")).generate(input_ids, lookahead="auto")``.
     """

@@ -134,23 +134,24 @@ def second_model_lookahead(
     th_stop_draft: Any = None,
     auto_th_stop_draft: Any = None,
 ) -> Any:
-    """What ``generate(lookahead=...)`` means where a second model is at hand.
+    """Return the lookahead settings of ``generate`` for a model with a draft model or self-speculation.
 
     Args:
-        lookahead: as the caller gave it. None and "auto" leave the number of tokens to ``max_step_draft``; 0 and False
-            are off; a LookaheadConfig, or a strategy's name, must be of ``strategy`` where a draft model was passed.
-        strategy: "draft_model" where a draft model was passed, "self_speculation" for a model loaded with
-            ``speculative=True``, None for neither. Self-speculation only takes the place of ``lookahead=None``.
-        max_step_draft: ipex-llm's: most tokens drafted a step, 1 to 128.
-        min_step_draft: ipex-llm's: tokens drafted before ``th_stop_draft`` may end the draft, 0 to 128.
-        th_stop_draft: ipex-llm's: a token of a lower probability ends the draft, 0 to 1.
-        auto_th_stop_draft: ipex-llm's: let that threshold follow the acceptance.
+        lookahead: ``generate``'s argument. With None and "auto", ``max_step_draft`` sets the number of tokens; 0 and
+            False turn lookahead off. With a draft model, a LookaheadConfig or a strategy's name must match
+            ``strategy``.
+        strategy: "draft_model" if ``generate`` has a draft model, "self_speculation" for a model loaded with
+            ``speculative=True``, else None. Self-speculation applies only with ``lookahead=None``.
+        max_step_draft: ipex-llm's name for the maximum number of tokens to draft per step, 1 to 128.
+        min_step_draft: ipex-llm's name for the draft length from which ``th_stop_draft`` applies, 0 to 128.
+        th_stop_draft: ipex-llm's name for the probability below which a token ends the draft, 0 to 1.
+        auto_th_stop_draft: ipex-llm's name for adapting this threshold to the acceptance rate.
 
     Returns:
-        A LookaheadConfig, or ``lookahead`` as given where there is no second model to use.
+        A LookaheadConfig, or ``lookahead`` unchanged if there is no second model.
 
     Raises:
-        InputError: an option of second models without one, or a value outside what is allowed.
+        InputError: an option for a second model without one, or an invalid value.
     """
     if isinstance(lookahead, str) and lookahead != "auto":
         lookahead = resolve_lookahead(lookahead)

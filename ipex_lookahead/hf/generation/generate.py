@@ -80,60 +80,59 @@ def generate_stepwise(
     stats: GenerationStats | None = None,
     **kwargs: Any,
 ) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
-    """Generate from prompts, one or several.
+    """Generate token ids from one prompt or a batch.
 
-    What the caller supplies (``logits_processor``, ``stopping_criteria``, ``prefix_allowed_tokens_fn``, ``streamer``)
-    sees what transformers shows it: int64 [batch, n], rows in the caller's order with their padding, rows that have
-    ended padded on the right, and float32 [batch, vocab_size]; once for each emitted position, in order, whatever was
-    drafted. Such a batch of several sequences decodes without drafts, unless the objects are Hugging Face's own that
-    work row by row. What the *settings* ask
-    for sees each sequence without its padding, so that a row of a batch is what it is alone; but ``max_length`` and
-    ``min_length`` count columns, padding included, as transformers does.
+    The caller's objects (``logits_processor``, ``stopping_criteria``, ``prefix_allowed_tokens_fn``, ``streamer``) get
+    the arguments that transformers gives them: ids int64 [batch, n] in the caller's order with their padding, ended
+    rows padded on the right, and scores float32 [batch, vocab_size]. They are called once per emitted position, in
+    order, with and without drafts. With such objects, a batch of several sequences decodes without drafts, except
+    for Hugging Face's own classes that work row by row. Processors and criteria from *settings* see each sequence
+    without its padding, so a row of a batch has the tokens of a run with this row alone. As in transformers,
+    ``max_length`` and ``min_length`` count columns including padding.
 
     Args:
-        runtime: the model's engine, and what its generations share.
+        runtime: the engine, and the costs, stores and draft model that generations share.
         inputs: int64 [batch, length], or ``input_ids=``; also lists of ids. Rows may be padded on the left.
-        generation_config: options; those it does not set come from ``model_defaults``.
-        logits_processor: called with the ids so far and the scores, after the processors that the settings ask for;
-            the objects themselves, never copies.
-        stopping_criteria: called with the ids so far after each position; True for a row ends it there. One that has
-            an attribute ``during_prompt = True`` is also called, with the prompt, between two pieces of a long prompt
-            (512 tokens each); others, which may count their calls, are not.
-        prefix_allowed_tokens_fn: as in transformers: gets the prompt's number and the row's ids so far.
-        streamer: gets the prompts, then the tokens of each position, int64 [batch], as accepted; ``end()`` is called
-            whatever happens. transformers' own streamers take one sequence.
+        generation_config: options; ``model_defaults`` has the values that it does not set.
+        logits_processor: called with the ids so far and the scores, after the processors of the settings. The objects
+            themselves are called, never copies.
+        stopping_criteria: called with the ids so far after each position; True for a row ends it there. A criterion
+            with the attribute ``during_prompt = True`` is also called with the prompt, between the 512-token chunks of
+            a long prompt.
+        prefix_allowed_tokens_fn: as in transformers: called with the prompt's number and the row's ids so far.
+        streamer: gets the prompts, then the accepted tokens of each position, int64 [batch]; ``end()`` is always
+            called, also after an error. transformers' own streamers take one sequence.
         model_defaults: the model's own generation configuration.
-        lookahead: None, False or 0: off. 1 to 128: largest number of draft tokens per step, by prompt lookup. "auto":
-            the best strategy; another strategy's name. A LookaheadConfig. transformers' ``prompt_lookup_num_tokens=N``
-            is ``lookahead=N``.
+        lookahead: None, False or 0: off. 1 to 128: maximum number of tokens to draft per step, by prompt lookup.
+            "auto": all draft sources. Also a strategy's name or a LookaheadConfig. transformers'
+            ``prompt_lookup_num_tokens=N`` is the same as ``lookahead=N``.
         max_matching_ngram_size: ipex-llm's option: longest n-gram that prompt lookup matches.
-        adaptive: False always drafts the largest allowed number of tokens; True, the default, only what pays.
-        seed: 0 to 2**64 - 1, for sampling; None draws one from torch's global generator, so ``torch.manual_seed`` and
-            ``transformers.set_seed`` make a run repeatable. Either way ``stats.seed`` has it.
-        sequence_ids: for each sequence its number in the noise, by default 0, 1, ...; row i of a batch is reproduced
-            alone with the same seed and ``sequence_ids=[i]``.
+        adaptive: True, the default, drafts only where measured costs predict a gain; False always drafts the maximum.
+        seed: sampling seed, 0 to 2**64 - 1. None draws one from torch's global generator, so ``torch.manual_seed`` and
+            ``transformers.set_seed`` make a run reproducible. ``stats.seed`` is the seed used.
+        sequence_ids: for each sequence the number that selects its sampling noise, by default 0, 1, ...; the same seed
+            with ``sequence_ids=[i]`` reproduces row i of a batch alone.
         tokenizer: needed for ``stop_strings``.
-        cancel: a ``threading.Event``, or a function: once it is set, or returns True, the generation ends, also
-            between two chunks of a long prompt; the tokens so far are returned, and the finish reason is "cancelled".
-            ``max_time`` ends a long prompt likewise.
-        on_prefill: called after each chunk of the prompts with the number of prompt tokens done, and of all.
-        second_model: arguments of :meth:`~ipex_lookahead.runtime.runtime.Runtime.resolve` about a draft model.
-        own_proposer: makes a proposer of the caller's own for each sequence, from the settings.
-        stats: filled; None: new ones.
+        cancel: a ``threading.Event``, or a function. When the event is set or the function returns True, the generation
+            ends after the current step or prompt chunk, with the tokens so far and the finish reason "cancelled".
+            ``max_time`` ends a long prompt in the same way.
+        on_prefill: called after each prompt chunk with the number of processed prompt tokens and their total.
+        second_model: arguments of :meth:`~ipex_lookahead.runtime.runtime.Runtime.resolve` for a draft model.
+        own_proposer: function of the settings that returns the caller's proposer; called once per sequence.
+        stats: the statistics object to fill; None creates one.
         **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
-            ``past_key_values`` (or ``cache``, its name from transformers 5.24 on) of an earlier output: tokens
-            that the prompts begin with are not read again (the cache is changed, and then holds this generation's
-            tokens); ``position_ids``, if they are what the mask implies.
+            ``past_key_values`` (or ``cache``, its name since transformers 5.24) of an earlier output, whose tokens at
+            the start of the prompts are not processed again (the cache is changed in place and then contains this
+            generation's tokens); ``position_ids``, if they equal those that the mask implies.
 
     Returns:
-        int64 [batch, length]: prompts as given, then the new tokens, shorter rows padded on the right with
-        ``pad_token_id`` (an end token where there is none); with ``return_dict_in_generate`` an output that also has
-        ``scores`` and ``logits`` where wanted (zeros for rows that have ended), ``past_key_values`` and ``stats``.
-        ``max_new_tokens=0``
-        returns the prompts unchanged.
+        int64 [batch, length]: the prompts, then the new tokens, shorter rows padded on the right with ``pad_token_id``
+        (or an end token). With ``return_dict_in_generate``, an output that also has ``past_key_values``, ``stats``,
+        and, if requested, ``scores`` and ``logits`` (zeros for ended rows). ``max_new_tokens=0`` returns the prompts
+        unchanged.
 
     Raises:
-        InputError: an argument is outside what is allowed, or an option is not supported.
+        InputError: an invalid argument, or an unsupported option.
         ContextLengthError: a prompt leaves no room for a new token.
     """
     # As a generator it yields nothing once the arguments are checked, then the sequences after each forward. Closing it

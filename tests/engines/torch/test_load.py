@@ -254,7 +254,7 @@ def test_lookahead_decoding_wraps_by_itself() -> None:
     ids = decoding.generate(IDS, 32, do_sample=False, eos_token_id=None, pad_token_id=0)
     assert shortfall(lambda ids: model(ids).logits, ids, 9) < 0.01
     assert decoding.model.stats.drafted > 0
-    with pytest.raises(InputError, match="needs trees.*slides over 8"):
+    with pytest.raises(InputError, match="needs draft trees.*slides over 8"):
         LookaheadDecoding(build(CHAINS[-1]))
     with pytest.raises(UnsupportedModelError, match="not a transformers model"):
         LookaheadDecoding(object())
