@@ -1,4 +1,4 @@
-"""Several prompts in one call, batched: each answer is what it is alone.
+"""Answer several prompts in one batch; each answer equals that of the prompt alone.
 
 python examples/batch.py
 python examples/batch.py "Why is the sky blue?" "Name a prime number." "Tell me a joke."

@@ -1,8 +1,8 @@
-"""Chat in Python without torch: answers as the model generates them; each turn reads only the new messages.
+"""Chat in Python without torch: stream the answers; each turn reads only the new message.
 
 python examples/chat.py "Why is the sky blue?"
 python examples/chat.py "Name three rivers." "Which of them is the longest?"
-python examples/chat.py          # reads messages; an empty one ends it
+python examples/chat.py          # reads messages; an empty message ends the chat
 """
 
 from __future__ import annotations

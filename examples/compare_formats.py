@@ -1,4 +1,4 @@
-"""The same model in several low-bit formats: bytes, speed, and how far the answer agrees with the first one's.
+"""Compare low-bit formats of a model: size, speed, and where the answer differs from that of the first format.
 
 python examples/compare_formats.py
 python examples/compare_formats.py --model path/to/Llama-2-7b-chat-hf --low-bit bf16 --low-bit sym_int8 --low-bit q4_k

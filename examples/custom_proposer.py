@@ -1,4 +1,4 @@
-"""A source of drafts of your own: copy what follows in a text that the answer may repeat, such as a file to edit.
+"""A custom draft source: copy from a text that the answer may repeat, such as a file to edit.
 
 python examples/custom_proposer.py
 python examples/custom_proposer.py --reference old_version.py "Add type hints to this function: ..."

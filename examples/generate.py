@@ -1,4 +1,4 @@
-"""transformers' way: load a model in a low-bit format, generate token ids, decode them.
+"""Use transformers' API: load a model in a low-bit format, generate token ids and decode them.
 
 python examples/generate.py --model default "Why is the sky blue?"
 """
@@ -18,7 +18,7 @@ from ipex_lookahead.tokenization.prompts import build_prompt
 @click.command()
 @click.argument("prompt", default="Why is the sky blue?")
 @click.option("--model", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
-@click.option("--low-bit", help="Such as sym_int4; as the file has it if not given.")
+@click.option("--low-bit", help="Weight format, such as sym_int4. Default: the file's own.")
 @click.option("--max-new-tokens", default=64, type=click.IntRange(1))
 def main(prompt: str, name: str, low_bit: str | None, max_new_tokens: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(name, load_in_low_bit=low_bit)

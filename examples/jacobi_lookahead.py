@@ -1,4 +1,4 @@
-"""Lookahead Decoding as its authors have it (ICML 2024): a window of tokens improved in parallel, and its n-grams.
+"""Lookahead Decoding as in the paper (ICML 2024): n-grams from a window of tokens that is improved in parallel.
 
 python examples/jacobi_lookahead.py
 python examples/jacobi_lookahead.py --window 5 --ngram 4 --guesses 5
@@ -20,9 +20,9 @@ from ipex_lookahead.tokenization.prompts import build_prompt
 @click.command()
 @click.argument("prompt", default="Write a Python function that counts the words of a text.")
 @click.option("--model", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
-@click.option("--window", default=7, type=click.IntRange(1, 60), help="Columns of the window (the paper's W).")
-@click.option("--ngram", default=4, type=click.IntRange(2, 16), help="Tokens of an n-gram (N).")
-@click.option("--guesses", default=7, type=click.IntRange(1, 60), help="N-grams verified at a time (G).")
+@click.option("--window", default=7, type=click.IntRange(1, 60), help="Width of the window (W in the paper).")
+@click.option("--ngram", default=4, type=click.IntRange(2, 16), help="Tokens per n-gram (N in the paper).")
+@click.option("--guesses", default=7, type=click.IntRange(1, 60), help="N-grams to verify per step (G in the paper).")
 @click.option("--max-new-tokens", default=96, type=click.IntRange(2))
 def main(prompt: str, name: str, window: int, ngram: int, guesses: int, max_new_tokens: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(name)

@@ -1,4 +1,4 @@
-"""Generate twice, greedily, without and with lookahead, and compare speed and tokens.
+"""Generate greedily without and with lookahead, and compare speed and tokens.
 
 python examples/lookahead.py
 python examples/lookahead.py --repo-id-or-model-path meta-llama/Llama-2-7b-chat-hf --low-bit sym_int4
@@ -41,12 +41,14 @@ def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tup
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--repo-id-or-model-path", "name", default="default", help="A folder, a .gguf file, a hub id, 'default'.")
-@click.option("--prompt", default=PROMPT, help="What to answer.")
-@click.option("--n-predict", default=192, type=click.IntRange(1), help="Most tokens to generate.")
-@click.option("--n-lookahead-tokens", default=3, type=click.IntRange(1, 64), help="Most drafted tokens a step.")
-@click.option("--low-bit", help="sym_int4, sym_int8, bf16, fp16; as the file has it if not given.")
-@click.option("--threads", type=click.IntRange(1), help="All physical cores if not given.")
+@click.option(
+    "--repo-id-or-model-path", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'."
+)
+@click.option("--prompt", default=PROMPT, help="The prompt.")
+@click.option("--n-predict", default=192, type=click.IntRange(1), help="Maximum number of new tokens.")
+@click.option("--n-lookahead-tokens", default=3, type=click.IntRange(1, 64), help="Maximum tokens to draft per step.")
+@click.option("--low-bit", help="sym_int4, sym_int8, bf16 or fp16. Default: the file's own.")
+@click.option("--threads", type=click.IntRange(1), help="Number of threads. Default: all physical cores.")
 def main(name: str, prompt: str, n_predict: int, n_lookahead_tokens: int, low_bit: str, threads: int) -> None:
     """Generate twice, greedily whatever the model recommends, without and with lookahead, and compare."""
     model = AutoModelForCausalLM.from_pretrained(name, load_in_low_bit=low_bit, threads=threads)

@@ -1,4 +1,4 @@
-"""A script written for ipex-llm: one import has changed, and the lines marked "was" show what else may.
+"""A script written for ipex-llm: one import changes, and the lines marked "was" show optional changes.
 
 python examples/migrate_from_ipex_llm.py --repo-id-or-model-path meta-llama/Llama-2-7b-chat-hf
 python examples/migrate_from_ipex_llm.py --engine ipex-llm      # where ipex-llm is installed: its model, our loop

@@ -1,4 +1,4 @@
-"""Conversation to ``ipex-lookahead serve`` with OpenAI's client (pip install openai): text as it comes, then an object.
+"""Call ``ipex-lookahead serve`` with OpenAI's client (pip install openai): a stream, then structured output.
 
 python examples/openai_client.py --url http://127.0.0.1:8080 "Why is the sky blue?"
 """
@@ -22,7 +22,7 @@ SCHEMA = {
 
 @click.command()
 @click.argument("prompt", default="Why is the sky blue?")
-@click.option("--url", default="http://127.0.0.1:8080", help="Where the server listens.")
+@click.option("--url", default="http://127.0.0.1:8080", help="URL of the server.")
 @click.option("--key", default="none", help="An API key, if the server requires one.")
 @click.option("--max-new-tokens", default=64, type=click.IntRange(1))
 def main(prompt: str, url: str, key: str, max_new_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""A model that transformers loads, its linear layers packed in place, with lookahead on it.
+"""Pack the linear layers of a model that transformers has loaded, and add lookahead.
 
 python examples/optimize_model.py --model FOLDER      # any causal model that transformers runs, with its tokenizer
 """

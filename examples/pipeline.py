@@ -1,4 +1,4 @@
-"""The model in transformers' own pipeline.
+"""Use the model in transformers' pipeline.
 
 python examples/pipeline.py "Once upon a time"
 """

@@ -1,4 +1,4 @@
-"""Draw tokens a second over n_lookahead_tokens: python examples/plot_lookahead.py (needs matplotlib)."""
+"""Plot tokens per second over n_lookahead_tokens: python examples/plot_lookahead.py (needs matplotlib)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,15 @@ from ipex_lookahead.tokenization.prompts import build_prompt
 @click.command(context_settings={"show_default": True})
 @click.option("--repo-id-or-model-path", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
 @click.option("--n-lookahead-tokens", multiple=True, type=click.IntRange(1, 64), default=(1, 2, 3, 4, 6, 8))
-@click.option("--n-predict", default=128, type=click.IntRange(2), help="Most tokens of an answer.")
-@click.option("--prompts", type=click.Path(), default=str(PACKAGED_PROMPTS), show_default="packaged", help="JSONL.")
-@click.option("--output", default="lookahead.svg", help="SVG or PNG by the name.")
+@click.option("--n-predict", default=128, type=click.IntRange(2), help="Maximum number of tokens per answer.")
+@click.option(
+    "--prompts",
+    type=click.Path(),
+    default=str(PACKAGED_PROMPTS),
+    show_default="packaged",
+    help="JSONL file of prompts.",
+)
+@click.option("--output", default="lookahead.svg", help="Output file, .svg or .png.")
 def main(
     repo_id_or_model_path: str, n_lookahead_tokens: tuple[int, ...], n_predict: int, prompts: str, output: str
 ) -> None:

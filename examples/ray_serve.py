@@ -1,8 +1,8 @@
-"""Replicas of the server on one machine or several, by Ray Serve: the same answers from each of them.
+"""Serve replicas on one or several machines with Ray Serve. All replicas give the same answers.
 
 pip install 'ipex-lookahead[serve,ray]' && python examples/ray_serve.py --replicas 2 --threads 4
 
-Ray's own consistent hashing sends all turns of a conversation to one replica, which has kept their keys and values.
+Ray's consistent hashing sends all turns of a conversation to the replica that has its KV cache.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ipex_lookahead.cli.running import run_command
 
 
 @click.command()
-@click.option("--model", "-m", default="default", help="As for ipex-lookahead serve; found on every machine.")
-@click.option("--replicas", default=2, type=click.IntRange(1), help="How many; one for each socket, mostly.")
-@click.option("--threads", type=click.IntRange(1), help="Of each replica.")
-@click.option("--slots", default=8, type=click.IntRange(1), help="Answers that a replica makes at a time.")
-@click.option("--host", default="127.0.0.1", help="Where the front listens.")
+@click.option("--model", "-m", default="default", help="As for ipex-lookahead serve; must exist on every machine.")
+@click.option("--replicas", default=2, type=click.IntRange(1), help="Number of replicas, usually one per socket.")
+@click.option("--threads", type=click.IntRange(1), help="Number of threads per replica.")
+@click.option("--slots", default=8, type=click.IntRange(1), help="Maximum number of concurrent requests per replica.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on.")
 @click.option("--port", default=8080, type=click.IntRange(1, 65535))
-@click.option("--address", help="Of a Ray cluster that runs already; otherwise one is started here.")
+@click.option("--address", help="Address of a running Ray cluster. Default: start one here.")
 def main(model: str, replicas: int, threads: int | None, slots: int, host: str, port: int, address: str | None) -> None:
     try:
         import ray

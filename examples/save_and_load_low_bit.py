@@ -1,4 +1,4 @@
-"""Quantize once, save, and load the low-bit folder: the second start reads a fraction of the bytes.
+"""Quantize once, save, and load the low-bit folder, which has a fraction of the original's bytes.
 
 python examples/save_and_load_low_bit.py --model path/to/Llama-2-7b-chat-hf --low-bit sym_int4 --out llama-2-7b-int4
 """
@@ -18,7 +18,7 @@ from ipex_lookahead.cli.running import run_command
 @click.command()
 @click.option("--model", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
 @click.option("--low-bit", default="sym_int8", show_default=True)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="A folder that does not exist yet.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Output folder, which must not exist.")
 def main(name: str, low_bit: str, out: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(name, load_in_low_bit=low_bit)
     model.save_low_bit(out)

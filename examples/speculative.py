@@ -1,4 +1,4 @@
-"""A second model drafts: a smaller one of the same vocabulary, or the model's own weights in four bits.
+"""Draft with a smaller model of the same vocabulary, or with the model's own weights in four bits.
 
 python examples/speculative.py                                   # self-speculation: ipex-llm's speculative=True
 python examples/speculative.py --model LARGE --draft-model SMALL
@@ -20,10 +20,15 @@ from ipex_lookahead.tokenization.prompts import build_prompt
 @click.command()
 @click.argument("prompt", default="Why is the sky blue?")
 @click.option("--model", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'.")
-@click.option("--low-bit", default="sym_int8", show_default=True, help="The target's format, of 8 bits or more.")
-@click.option("--draft-model", help="A smaller model with the same vocabulary; without one the model drafts itself.")
-@click.option("--max-step-draft", default=8, type=click.IntRange(1, 128), help="Most tokens drafted a step.")
-@click.option("--th-stop-draft", default=0.8, type=click.FloatRange(0, 1), help="A less likely token ends the draft.")
+@click.option("--low-bit", default="sym_int8", show_default=True, help="Weight format of the model, 8 bits or more.")
+@click.option("--draft-model", help="A smaller model with the same vocabulary. Default: self-speculation.")
+@click.option("--max-step-draft", default=8, type=click.IntRange(1, 128), help="Maximum tokens to draft per step.")
+@click.option(
+    "--th-stop-draft",
+    default=0.8,
+    type=click.FloatRange(0, 1),
+    help="Stop drafting after a token with a lower probability.",
+)
 @click.option("--max-new-tokens", default=64, type=click.IntRange(2))
 def main(
     prompt: str,

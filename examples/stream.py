@@ -1,4 +1,4 @@
-"""transformers' way to stream: text from a TextIteratorStreamer, while a thread generates.
+"""Stream with transformers' TextIteratorStreamer, while a thread generates.
 
 python examples/stream.py "Tell me a story about a clock."
 """

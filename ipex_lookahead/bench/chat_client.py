@@ -111,8 +111,10 @@ def find_server(url: str, *, model: str | None = None, key: str = "", timeout: f
                 raise RequestFailed(f"HTTP {answer.status}", _reason(answer))
             listed = _object(answer.read(_BODY)).get("data")
     except RequestFailed as error:
-        hint = "send a key of it with --api-key-file" if error.kind in ("HTTP 401", "HTTP 403") else ""
-        raise InputError(f"{url}/v1/models: {error}", hint=hint or "is the server there, and the URL right?") from error
+        hint = "give a key of this server with --api-key-file" if error.kind in ("HTTP 401", "HTTP 403") else ""
+        raise InputError(
+            f"{url}/v1/models: {error}", hint=hint or "check that the server is running and that the URL is correct"
+        ) from error
     except (OSError, http.client.HTTPException) as error:
         raise InputError(f"{url}/v1/models: {error}") from error
     models = {one["id"]: one for one in listed or () if isinstance(one, dict) and isinstance(one.get("id"), str)}
