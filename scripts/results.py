@@ -259,8 +259,8 @@ def lookahead_table(report: dict[str, Any]) -> list[str]:
     gains = [f"{run['memory_gain']:.2f} x" for run in runs if run["memory_gain"]]
     note = "Cells: speed relative to plain decoding, tokens per step. "
     if gains:
-        note += "Cold: every prompt with an empty memory; warm: one after the other, "
-        note += f"which brought {', '.join(gains)}. "
+        note += "Cold: an empty store for each prompt; warm: one store for all prompts, "
+        note += f"{', '.join(gains)} the cold speed. "
     return [*lines, "", note + where(report)]
 
 
@@ -299,9 +299,9 @@ def engines_table(report: dict[str, Any]) -> list[str]:
         same = entry["identical_to_plain"].replace("/", " of ")
         return [entry["engine"], entry["mode"], f"{entry['tok_s']:.1f} tok/s", f"{entry['ratio']:.2f} x", same]
 
-    heads = ["engine", "mode", "decode", "vs plain", "texts equal to its own plain ones"]
+    heads = ["engine", "mode", "decode", "vs plain decoding", "same text as its plain decoding"]
     note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens, {report['low_bit']}. {where(report)}"
-    absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
+    absent = f" Not measured: {', '.join(report['absent'])}." if report["absent"] else ""
     return [*markdown(heads, map(row, report["rows"])), "", note + absent]
 
 
@@ -314,9 +314,9 @@ def compare_table(report: dict[str, Any]) -> list[str]:
         decode, prompt = f"{entry['decode_tok_s']:.0f} tok/s", f"{entry['prefill_tok_s']:.0f} tok/s"
         return [name, entry["mode"], decode, f"{entry['ratio']:.2f} x", prompt, same]
 
-    heads = ["program", "mode", "decode", "vs its plain", "prompt", "outputs equal to its own plain ones"]
+    heads = ["program", "mode", "decode", "vs its plain decoding", "prompt", "same text as its plain decoding"]
     weights = "; ".join(dict.fromkeys(f"{one['peer']}: {one['weights']}, {one['lookup']}" for one in report["rows"]))
-    absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
+    absent = f" Not measured: {', '.join(report['absent'])}." if report["absent"] else ""
     note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. {weights}. {where(report)}{absent}"
     return [*markdown(heads, map(row, report["rows"])), "", note]
 
@@ -337,11 +337,11 @@ def scoreboard_table(report: dict[str, Any]) -> list[str]:
         cells.append(f"{of(plain['greedy'])}; {of(plain['sampled'])}")
         return [*cells, *(under_load(entry["program"], count) for count in streams)]
 
-    heads = ["program", "greedy", "sampled", "without lookup, repeated"]
+    heads = ["program", "greedy", "sampled", "control: no lookup, run twice"]
     heads += [f"{count} requests at a time" for count in streams]
     note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens, each program's own lookup of "
     note += f"{report['lookahead']} tokens. {where(report)}"
-    absent = f" Not here: {', '.join(report['absent'])}." if report["absent"] else ""
+    absent = f" Not measured: {', '.join(report['absent'])}." if report["absent"] else ""
     shown = [entry for entry in report["programs"] if any(row["mode"] == "lookahead" for row in entry["rows"])]
     return [*markdown(heads, map(row, shown)), "", note + absent]
 

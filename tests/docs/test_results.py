@@ -96,7 +96,7 @@ def test_lookahead_is_shown_cold_and_warm_by_category(results: Any, monkeypatch:
     assert [line.split(" |")[0] for line in lines[4:6]] == [
         '| `lookahead="auto"`, cold', '| `lookahead="auto"`, warm'
     ]  # fmt: skip
-    assert "which brought 1.10 x" in lines[7]
+    assert "1.10 x the cold speed" in lines[7]
 
 
 MACHINE = {"version": "1", "date": "d", "machine": {"processor": "P", "isa": "avx2", "threads": 2}}
@@ -115,7 +115,7 @@ def test_programs_and_engines_are_shown_with_what_stays_equal(results: Any) -> N
     lines = results.compare_table(report)
     assert lines[2] == "| x 7 | lookahead | 50 tok/s | 1.10 x | 100 tok/s | 1 of 3 |"
     assert lines[4].startswith("3 prompts, 9 tokens. x: w, l. P, avx2, 2 threads")
-    assert lines[4].endswith("Not here: y.")
+    assert lines[4].endswith("Not measured: y.")
     report["rows"] = [{"engine": "native", "mode": "plain", "tok_s": 5.04, "ratio": 1.0, "identical_to_plain": "3/3"}]
     assert results.engines_table(report)[2] == "| native | plain | 5.0 tok/s | 1.00 x | 3 of 3 |"
 
@@ -164,14 +164,14 @@ def test_the_scoreboard_shows_what_stays_the_same_alone_and_under_load(results: 
     other = scores("x", ("plain", "2/3", "1/1"), ("lookahead", "1/3", "0/1"))
     report = scoreboard(ours, other, scores("y", ("plain", "2/3", "1/1")), load=load, absent={"y": "why"})
     lines = results.scoreboard_table(report)
-    assert lines[0] == "| program | greedy | sampled | without lookup, repeated | 8 requests at a time |"
+    assert lines[0] == "| program | greedy | sampled | control: no lookup, run twice | 8 requests at a time |"
     assert lines[2:5] == [
         "| ours 7 | 3 of 3 | 0 of 1 | 3 of 3; 1 of 1 | 8 of 9, 100 tok/s |",
         "| x 7 | 1 of 3 | 0 of 1 | 2 of 3; 1 of 1 |  |",
         "",
     ]
     assert lines[5].startswith("3 prompts, 9 tokens, each program's own lookup of 3 tokens. P, avx2, 2 threads")
-    assert lines[5].endswith("Not here: y.")
+    assert lines[5].endswith("Not measured: y.")
 
 
 def test_every_kind_of_speculation_has_a_line(results: Any) -> None:
