@@ -1,11 +1,11 @@
-# A server of the embedded model as a user without root:
+# Serve the default model as an unprivileged user:
 #   docker build -t ipex-lookahead .
 #   docker run --rm -p 127.0.0.1:8080:8080 -v ipex-lookahead-costs:/opt/models/costs ipex-lookahead
-# The volume keeps what was measured on this machine, so that a new container does not measure it again.
+# The volume stores measured step costs, so that a new container does not measure them again.
 # Another model: -v /path/to/model.gguf:/model.gguf:ro ... serve --host 0.0.0.0 --model /model.gguf
 # Families that run through PyTorch: docker build --build-arg WITH_TORCH=1 ...
 #
-# The base image is named by its tag, which moves with security updates. To build on the very same bytes again, name its
+# The base image is named by its tag, which moves with security updates. For a reproducible build, name its
 # digest, which `docker inspect` shows after a pull:
 #   docker pull python:3.12-slim-bookworm
 #   docker build --build-arg PYTHON_IMAGE="$(docker inspect -f '{{index .RepoDigests 0}}' python:3.12-slim-bookworm)" .
