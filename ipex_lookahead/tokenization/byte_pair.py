@@ -21,7 +21,7 @@ def merge_pairs(merges: Sequence[Any], vocabulary: Mapping[str, int], fail: Fail
     pairs: list[Any] = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
     with contextlib.suppress(TypeError):  # not a string: the later checks find it
         if len(set(pairs)) != len(pairs):
-            raise fail("the same pair is there twice")
+            raise fail("the same pair appears twice")
     if "" in vocabulary:  # the library accepts pairs with it
         check_merges(pairs, vocabulary, fail)
     return pairs

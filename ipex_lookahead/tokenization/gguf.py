@@ -105,7 +105,7 @@ class _Reader:
         if not self.tokens or len(self.tokens) > MAX_PIECES:
             raise self.fail("tokens", f"has {len(self.tokens)} tokens; 1 to {MAX_PIECES} are allowed")
         if (longest := max(map(len, self.tokens))) > MAX_PIECE_BYTES:
-            raise self.fail("tokens", f"has a token of {longest} characters; {MAX_PIECE_BYTES} are the most")
+            raise self.fail("tokens", f"has a token of {longest} characters; at most {MAX_PIECE_BYTES} are allowed")
         self.types = self.numbers("token_type", int) or [NORMAL] * len(self.tokens)
         bad = next((t for t in self.types if not NORMAL <= t <= BYTE), None)
         if bad is not None:

@@ -95,11 +95,11 @@ def note_unproducible(file: str | PathLike[str], tokens: Iterable[str], rows: in
 def check_added(tokens: Sequence[str], longest: int, fail: Callable[[str], Exception]) -> None:
     """Raise ``fail(problem)`` if there are too many added tokens, or they are too long."""
     if len(tokens) > MOST_ADDED_TOKENS:
-        raise fail(f"{len(tokens)} tokens are to be found as they are spelled; {MOST_ADDED_TOKENS} are the most")
+        raise fail(f"{len(tokens)} added tokens; at most {MOST_ADDED_TOKENS} are allowed")
     if any(len(token) > longest for token in tokens):
-        raise fail(f"a token has {max(map(len, tokens))} characters; {longest} are the most")
+        raise fail(f"a token has {max(map(len, tokens))} characters; at most {longest} are allowed")
     if (size := sum(map(len, tokens))) > MOST_ADDED_CHARACTERS:
-        problem = f"tokens to be found as they are spelled have {size} characters; {MOST_ADDED_CHARACTERS} are the most"
+        problem = f"added tokens have {size} characters in total; at most {MOST_ADDED_CHARACTERS} are allowed"
         raise fail(problem)
 
 

@@ -97,7 +97,7 @@ def read_model(data: bytes, file: File) -> SentencePieceModel:
     specs: dict[int, tuple[int, int]] = {}
     for number, value, offset in _fields(data, 0, len(data), "model", fail):
         if number in (2, 3, 5) and number in specs:
-            raise fail("model", offset, f"the message in field {number} is there twice")
+            raise fail("model", offset, f"the message in field {number} appears twice")
         if number == 1:
             if len(pieces) == MAX_PIECES:
                 raise fail("pieces", offset, f"has more than {MAX_PIECES} pieces")
@@ -141,7 +141,7 @@ def check_model(model: SentencePieceModel, fail: Fail) -> None:
         if not piece.text or "\0" in piece.text or len(piece.text) > MAX_PIECE_BYTES:
             raise fail("piece", i, f"piece {i} is empty, holds a NUL or is longer than {MAX_PIECE_BYTES}")
         if piece.text in seen:
-            raise fail("piece", i, f"piece {i}, {piece.text!r}, is there twice")
+            raise fail("piece", i, f"piece {i}, {piece.text!r}, appears twice")
         seen.add(piece.text)
         if not abs(piece.score) <= _LARGEST_SCORE:
             raise fail("score", i, f"piece {i} has score {piece.score}; scores are finite 32-bit numbers")
@@ -207,7 +207,9 @@ def _check_charsmap(data: bytes, fail: Fail) -> None:
                 raise fail(name, None, "its trie names a text outside the map")
             longest = int((ends[np.searchsorted(ends, values)] - values).max())
             if longest > MOST_GROWTH * depth:
-                raise fail(name, None, f"writes {longest} bytes for {depth}; {MOST_GROWTH} for each is the most")
+                raise fail(
+                    name, None, f"writes {longest} bytes for {depth}; at most {MOST_GROWTH} bytes per byte are allowed"
+                )
         bases = bases[~visited[bases]]
 
 
@@ -245,7 +247,7 @@ def _read_spec(
             continue
         name, wanted = known[number]
         if name in found:
-            raise fail(f"{where}.{name}", offset, "is there twice")
+            raise fail(f"{where}.{name}", offset, "appears twice")
         found[name] = _convert(data, value, wanted, f"{where}.{name}", offset, fail)
     return found
 

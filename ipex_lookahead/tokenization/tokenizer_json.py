@@ -218,12 +218,12 @@ class _Reader:
             self.apart = self.apart or "growth"
         templates = [part for part in parts["post_processor"] if part["type"] == "TemplateProcessing"]
         if len(templates) > 1:  # not implemented in the library, which panics
-            raise self.fail("post_processor", f"has {len(templates)} templates; one is the most")
+            raise self.fail("post_processor", f"has {len(templates)} templates; at most one is allowed")
         for template in templates:
             for side, allowed in (("single", ["A"]), ("pair", ["A", "B"])):
                 texts = [item["Sequence"]["id"] for item in template[side] if "Sequence" in item]
                 if len(set(texts)) != len(texts) or not set(texts) <= set(allowed):
-                    problem = f"holds the texts {texts}; each of {allowed} may be there once"
+                    problem = f"holds the texts {texts}; each of {allowed} may appear once"
                     raise self.fail(f"post_processor.{side}", problem)
 
     def model(self, model: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
@@ -241,7 +241,9 @@ class _Reader:
             for token, i in vocab.items():  # find the invalid one
                 self.identifier(i, f"model.vocab[{token[:80]!r}]")
         if (longest := max(map(len, vocab))) > MAX_PIECE_BYTES:
-            raise self.fail("model.vocab", f"has a token of {longest} characters; {MAX_PIECE_BYTES} are the most")
+            raise self.fail(
+                "model.vocab", f"has a token of {longest} characters; at most {MAX_PIECE_BYTES} are allowed"
+            )
         if len(set(vocab.values())) != len(vocab):
             raise self.fail("model.vocab", "two tokens have the same id")
         return (self.merged(model, vocab) if name == "BPE" else model), vocab
@@ -273,7 +275,7 @@ class _Reader:
             raise self.fail("model.vocab", "must be an array of pieces and scores")
         vocab = {piece[0]: i for i, piece in enumerate(pieces)}
         if len(vocab) != len(pieces):
-            raise self.fail("model.vocab", "the same piece is there twice")
+            raise self.fail("model.vocab", "the same piece appears twice")
         return vocab
 
     def added_tokens(self, tokens: Any, vocab: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -297,7 +299,7 @@ class _Reader:
         note_unproducible(self.file, (token["content"] for token in clean if token["id"] >= self.limit), self.limit)
         check_added(contents, MAX_PIECE_BYTES, partial(self.fail, "added_tokens"))
         if len(set(contents)) != len(contents):
-            raise self.fail("added_tokens", "the same token is there twice")
+            raise self.fail("added_tokens", "the same token appears twice")
         missing = [i for i in range(len(by_id)) if i not in by_id] if clean else []
         if missing and any(token["content"] not in vocab and token["id"] > missing[0] for token in clean):
             # The library numbers added tokens after the vocabulary: with a gap they would have other ids.

@@ -65,7 +65,7 @@ CASES = {
     "unknown part": (unknown_part, "'Mystery' is not supported"),
     "hostile": (hostile_file, "the tokenizers library does not take it"),
     "unknown pre": (unknown_pre, "the pre-tokenizer is 'mystery'"),
-    "duplicate": (duplicate_tokens, "is there twice"),
+    "duplicate": (duplicate_tokens, "appears twice"),
 }
 
 

@@ -67,14 +67,14 @@ def folder(path: Path, **parts: Any) -> Path:
         (decoders({"type": "Strip", "content": "a", "start": 0, "stop": 1}), "decoder.Strip.stop"),
         ({"post_processor": template([TEXT, TEXT])}, "post_processor.single.*once"),
         ({"post_processor": template([{"Sequence": {"id": "B"}}])}, "post_processor.single"),
-        ({"post_processor": {"type": "Sequence", "processors": [template([MARK, TEXT])] * 2}}, "2 templates; one is"),
+        ({"post_processor": {"type": "Sequence", "processors": [template([MARK, TEXT])] * 2}}, "2 templates; at most one is"),
         ({"added_tokens": [{"id": 258, "content": "\t ", "rstrip": True}]}, "white space with lstrip"),
         (
             {**normalizers(replace("qq", " ")), "added_tokens": [{"id": 258, "content": "qq", "lstrip": True,
                                                                   "normalized": True}]},
             "white space with lstrip",
         ),
-        ({"added_tokens": [{"id": 258, "content": "x" * 4097}]}, "4097 characters; 4096"),
+        ({"added_tokens": [{"id": 258, "content": "x" * 4097}]}, "4097 characters; at most 4096"),
         ({"added_tokens": [{"id": 258 + i, "content": f"{i}" + "x" * 4000} for i in range(263)]}, "1048576 are"),
         ({"added_tokens": [{"id": 258 + i, "content": f"<{i}>"} for i in range(65537)]}, "65537 tokens"),
     ],
@@ -172,16 +172,16 @@ def test_rules_that_grow_are_refused(spm_bytes: bytes) -> None:
         if length <= MOST_GROWTH:
             read_model(model.serialize(), "tokenizer.model")
             continue
-        with pytest.raises(ModelFormatError, match=f"writes {length} bytes for 1; 16 for each"):
+        with pytest.raises(ModelFormatError, match=f"writes {length} bytes for 1; at most 16 bytes per byte"):
             read_model(model.serialize(), "tokenizer.model")
 
 
 @pytest.mark.parametrize(
     ("kind", "more", "named"),
     [
-        (CONTROL, ["x" * 257], "257 characters; 256"),
-        (USER_DEFINED, ["x" * 257], "257 characters; 256"),
-        (CONTROL, [f"<{i}>" for i in range(65537)], "tokens are to be"),
+        (CONTROL, ["x" * 257], "257 characters; at most 256"),
+        (USER_DEFINED, ["x" * 257], "257 characters; at most 256"),
+        (CONTROL, [f"<{i}>" for i in range(65537)], "added tokens; at most"),
     ],
     ids=["control", "user defined", "many"],
 )
@@ -203,7 +203,7 @@ def test_what_stands_for_unknown_text_is_short(spm_bytes: bytes) -> None:
 
 def test_gguf_tokens_and_scores(bpe_metadata: dict[str, Any], spm_metadata: dict[str, Any]) -> None:
     tokens = [*bpe_metadata["tokenizer.ggml.tokens"][:-1], "x" * 4097]
-    with pytest.raises(ModelFormatError, match="4097 characters; 4096"):
+    with pytest.raises(ModelFormatError, match="4097 characters; at most 4096"):
         text_from_gguf({**bpe_metadata, "tokenizer.ggml.tokens": tokens}, "x.gguf")
     scores = [*spm_metadata["tokenizer.ggml.scores"][:-1], 1e308]  # an array of 64-bit numbers
     with pytest.raises(ModelFormatError, match="scores are finite 32-bit numbers"):

@@ -87,7 +87,7 @@ def test_the_rewritten_model_encodes_as_the_original(spm_bytes, spm_variants, na
         (UNK + piece(b"u", kind=2), "2 pieces are of type unknown"),
         (UNK + piece(b"<0x41>", kind=6), "1 pieces are bytes"),
         (UNK + piece(b"A", kind=6), "is of type byte but spelled"),
-        (UNK + field(2, b"") + field(2, b""), "is there twice"),
+        (UNK + field(2, b"") + field(2, b""), "appears twice"),
         (UNK + field(2, field(3, 9)), "it must be 1 to 4"),
         (UNK + field(2, varint(35 << 3) + b"\x01"), "byte_fallback is True, but 0"),
         (UNK + field(3, field(2, b"abc")), "precompiled_charsmap"),

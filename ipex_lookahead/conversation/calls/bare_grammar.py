@@ -73,7 +73,7 @@ class Rules:
     def _value(self, schema: Any, depth: int) -> str:
         """The name of the rule of a value."""
         if schema is False:
-            raise InputError("the grammar cannot be compiled: a parameter's schema allows nothing")
+            raise InputError("the grammar cannot be compiled: a parameter's schema allows no value")
         if depth > MOST_DEEP:
             raise InputError("the grammar cannot be compiled: a parameter's schema is nested too deeply")
         if not isinstance(schema, Mapping):
@@ -89,7 +89,7 @@ class Rules:
     def _of(self, schema: Any, depth: int) -> str:
         said = set(schema) - ABOUT
         if "$ref" in said:
-            raise InputError(f"the grammar cannot be compiled: {schema['$ref']!r:.80} points nowhere")
+            raise InputError(f"the grammar cannot be compiled: {schema['$ref']!r:.80} has no target")
         if "const" in said or "enum" in said:
             return self._either_of([schema["const"]] if "const" in said else schema["enum"])
         parts = next((schema[key] for key in ("anyOf", "oneOf", "allOf") if said == {key}), None)
@@ -103,9 +103,9 @@ class Rules:
             raise InputError(f"the grammar cannot be compiled: {types!r:.80} is not a type")
         if other := said - {"type"} - frozenset[str]().union(*(_KNOWN[one] for one in types)):
             raise InputError(
-                f"the grammar cannot be compiled: a parameter has {', '.join(sorted(other))}, to which this model's"
-                " calls cannot be kept",
-                hint="give it a type of its own",
+                f"the grammar cannot be compiled: a parameter has {', '.join(sorted(other))}, which this model's"
+                " call format cannot enforce",
+                hint="give the parameter a type",
             )
         return self._rule([self._typed(one, schema, depth) for one in dict.fromkeys(types)])
 
@@ -136,7 +136,7 @@ class Rules:
 
     def _key(self, name: str) -> str:
         if QUOTE in name:
-            raise InputError(f"the grammar cannot be compiled: a parameter is named {name[:80]!r}")
+            raise InputError(f"the grammar cannot be compiled: the parameter name {name[:80]!r} is invalid")
         return self._spelled(keyed(name))
 
     def _spelled(self, parts: Sequence[str]) -> str:
@@ -151,7 +151,7 @@ class Rules:
             raise InputError("the grammar cannot be compiled: the length of a list is not a whole number")
         item = self._value(schema.get("items", True), depth + 1)
         if most is not None and most < least:
-            raise InputError(f"the grammar cannot be compiled: a list of {least} to {most} items is none")
+            raise InputError(f"the grammar cannot be compiled: minItems is {least}, above maxItems, which is {most}")
         if most == 0:
             return '"[" "]"'
         rest = f'("," {item})' + ("*" if most is None else f"{{0,{most - 1}}}")

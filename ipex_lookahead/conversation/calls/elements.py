@@ -118,7 +118,7 @@ class Elements(Style):
         parts, rules = [], ""
         for at, name in enumerate(names):
             if not name.strip() or name != name.strip() or set(name) & set("<>\n"):
-                raise InputError(f"the grammar cannot be compiled: a parameter is named {name[:80]!r}")
+                raise InputError(f"the grammar cannot be compiled: the parameter name {name[:80]!r} is invalid")
             parts.append(f"{rule}p{at}{'' if name in required else '?'}")
             rules += f"{rule}p{at}: {self._spelled(self.keyed(name), spell)} {rule}v{at}{behind}\n"
             rules += value(f"{rule}v{at}", schema_of(root, name), root, end)

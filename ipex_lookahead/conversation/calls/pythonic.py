@@ -109,9 +109,7 @@ def _function(rule: str, function: Function) -> str:
     required = root.get("required") or ()
     names = list(dict.fromkeys([*root.get("properties", {}), *required]))
     if bad := next((name for name in names if not _KEY.fullmatch(f"{name}=")), None):
-        raise InputError(
-            f"the grammar cannot be compiled: a parameter is named {bad[:80]!r}, which is not a name in Python"
-        )
+        raise InputError(f"the grammar cannot be compiled: the parameter name {bad[:80]!r} is not a Python identifier")
     name = json.dumps(f"{function['name']}(")
     if not names and root.get("additionalProperties", True) is not False:
         extra = _value(f"{rule}v", root.get("additionalProperties", True), root)
@@ -132,7 +130,7 @@ def _value(rule: str, schema: Any, root: Mapping[str, Any]) -> str:
     """The rule of a value: JSON, or Python's words and quotes where JSON has others."""
     schema = resolved(schema, root)
     if schema is False:
-        raise InputError("the grammar cannot be compiled: a parameter's schema allows nothing")
+        raise InputError("the grammar cannot be compiled: a parameter's schema allows no value")
     types = types_of(schema, root) or frozenset({"string", "boolean", "null"})
     given = schema if isinstance(schema, Mapping) else {}
     other = ['"True" | "False"'] if "boolean" in types and not {"const", "enum"} & set(given) else []

@@ -75,8 +75,8 @@ def checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     if other or schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), Mapping):
         types = ", ".join(other) or "a type that is not object"
         raise InputError(
-            f"the grammar cannot be compiled: the parameters of a function have {types}, to which this model's calls"
-            " cannot be kept",
+            f"the grammar cannot be compiled: the parameters of a function have {types}, which this model's call"
+            " format cannot enforce",
             hint="describe an object with properties and required, or leave tool_choice at auto without strict",
         )
     return schema
@@ -123,7 +123,7 @@ def _free(schema: Any, root: Mapping[str, Any]) -> bool:
     """Whether any text is a value. Raises InputError where what forbids some is not understood."""
     if not isinstance(schema, Mapping):
         if schema is False:
-            raise InputError("the grammar cannot be compiled: a parameter's schema allows nothing")
+            raise InputError("the grammar cannot be compiled: a parameter's schema allows no value")
         return True
     if "const" in schema or "enum" in schema:
         return False
@@ -133,7 +133,7 @@ def _free(schema: Any, root: Mapping[str, Any]) -> bool:
     if keys - (TEXT if types == _STRING else {"type"}):
         raise InputError(
             f"the grammar cannot be compiled: a parameter that may be a text has {', '.join(sorted(keys - TEXT))}",
-            hint="give it a type of its own",
+            hint="give the parameter a type",
         )
     return keys <= {"type"}
 
