@@ -22,6 +22,8 @@ ROOT_PAGES = {
     "LICENSE": "LICENSE.md",
 }
 """Files of the root, and their names on the site where these are others."""
+PRESETS = {"ipex_lookahead/configs": "configs", "ipex_lookahead/formats/presets": "configs/formats"}
+"""Folders of presets in the package, and their names in configs: GitHub does not follow symbolic links in addresses."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)\s#]*)(#[^)\s]*)?\)")
 BAR = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
 """Code in a table with an escaped bar, which GitHub shows as a bar and Python-Markdown as both."""
@@ -87,6 +89,9 @@ def site_address(path: str, anchor: str) -> str:
             inside = path.removeprefix(folder).strip("/")
             heading = "" if inside == "README.md" else re.sub(r"[^\w-]", "", inside.lower())
             return ("presets.md" if folder == "configs" else "examples.md") + (f"#{heading}" if heading else "")
+    for place, folder in PRESETS.items():
+        if path == place or path.startswith(place + "/"):
+            return site_address(folder + path.removeprefix(place), anchor)
     refuse(f"a page links to {path}, which is on no page of the site: add it to scripts/site_pages.py")
 
 

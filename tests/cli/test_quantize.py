@@ -129,5 +129,5 @@ def test_only_the_output_layer(tmp_path, refused):
     file = write_tiny_gguf(tmp_path / "tiny.gguf", quant="Q4_0")
     assert run(["quantize", str(file), str(tmp_path / "eight"), "--mixed-precision", "--allow-requantize"]) == 0
     said = refused(tmp_path / "eight", tmp_path / "four", "--low-bit", "sym_int4")
-    assert "the output layer is in sym_int8 already" in said
+    assert "the output layer is already in sym_int8" in said
     assert "--mixed-precision keeps it in 8 bits" in said

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,8 @@ def test_links_lead_somewhere(page):
         file, _, anchor = target.partition("#")
         place = ((ROOT / page).parent / file).resolve() if file else ROOT / page
         assert place.exists(), f"{page}: {target}"
+        followed = Path(os.path.normpath((ROOT / page).parent / file)) if file else place
+        assert place == followed, f"{page}: {target} leads through a symbolic link, which GitHub does not follow"
         assert place.is_relative_to(ROOT), f"{page}: {target}"
         if anchor:
             there = PAGES[str(place.relative_to(ROOT))]

@@ -17,7 +17,7 @@ def test_an_encoder_writes_no_text(engine: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
     with pytest.raises(UnsupportedModelError, match="bert is an encoder: .* generates no text") as caught:
         LLM(tmp_path, engine=engine, progress=False)
-    assert "Embeddings are not supported yet" in str(caught.value)
+    assert "Embeddings are not supported" in str(caught.value)
 
 
 def test_no_family_is_an_encoder() -> None:

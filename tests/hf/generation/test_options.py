@@ -161,7 +161,7 @@ def test_bad_watermarks(kwargs: dict[str, Any], message: str) -> None:
         ),
         (IDS, {"attention_mask": torch.tensor([[0, 1, 0, 1, 1]])}, "pad on the left"),
         (IDS, {"attention_mask": torch.zeros(1, 5)}, "prompt 0 is empty"),
-        (IDS, {"attention_mask": torch.full((1, 5), 2)}, "other values than 0 and 1"),
+        (IDS, {"attention_mask": torch.full((1, 5), 2)}, "values other than 0 and 1"),
         (torch.full((1, 3), 9), {"pad_token_id": 9}, "prompt 0 is empty"),
     ],
 )

@@ -99,7 +99,7 @@ def test_a_wrapped_model_takes_its_model_along(folder: Path) -> None:
 
 def test_a_model_of_the_memory_cannot_be_pickled() -> None:
     model = build(NumpyEngine(TinyLlama().config("float32"), TinyLlama().weights()))
-    with pytest.raises(InputError, match="made in memory.*from_pretrained has loaded or that wrap"):
+    with pytest.raises(InputError, match="created in memory.*from_pretrained has loaded or that wrap"):
         pickle.dumps(model)
     assert copy.deepcopy(model).engine is model.engine
 

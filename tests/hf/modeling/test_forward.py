@@ -229,7 +229,7 @@ def test_hidden_states_come_where_they_are_asked_for(folder: Path, reference: An
         ({"past_key_values": None, "cache": DynamicCache()}, "^cache is a DynamicCache"),
         ({"past_key_values": ((1, 2),)}, "past_key_values is a tuple"),
         ({"attention_mask": torch.ones(1, 6)}, r"after 5 columns.*attention_mask must be \(1, 11\)"),
-        ({"attention_mask": torch.tensor([[0] + [1] * 10])}, "another one at the columns that past_key_values hold"),
+        ({"attention_mask": torch.tensor([[0] + [1] * 10])}, "differs in the columns of past_key_values"),
         ({"attention_mask": torch.tensor([[1] * 5 + [0] + [1] * 5])}, "one run of ones"),
         ({"position_ids": torch.arange(6)[None]}, r"position_ids of row 0 are \[0, 1.*here \[5, 6"),
         ({"position_ids": torch.arange(6)}, r"position_ids has shape \(6,\); it must be \(1, 6\)"),
@@ -281,5 +281,5 @@ def test_a_cache_shows_no_tensors(model: Any) -> None:
     assert past
     assert "rows=1, columns=12" in repr(past)
     for look in (lambda: past[0], lambda: list(past), past.to_legacy_cache, lambda: past.update(1, 2, 0)):
-        with pytest.raises(InputError, match="keys and values are the engine's"):
+        with pytest.raises(InputError, match="the engine owns keys and values"):
             look()
