@@ -36,7 +36,6 @@ bench decode:             # for that command alone
   repeat: 5
 ```
 
-This page is made by `scripts/commands_doc.py` from the commands; do not edit it.
 """
 SHARED = 3
 """Number of commands from which an option is documented once, in the section "Shared options"."""

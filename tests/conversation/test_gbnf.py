@@ -133,7 +133,7 @@ def test_tokens() -> None:
         ('root ::= ("a" | "b"', "line 1, column 20, at the line's end: expected a symbol, | or )"),
         ('root ::= "a" )', "line 1, column 14, at ')': expected a symbol, | or the end of the line"),
         (r'root ::= "\q"', 'line 1, column 11, at \'\\q"\': expected an escape of GBNF'),
-        (r'root ::= "\u12"', "expected 4 hexadecimal digits behind"),
+        (r'root ::= "\u12"', "expected 4 hexadecimal digits after"),
         (r'root ::= "\ud800"', "it is not a Unicode character"),
         (r'root ::= "\U00110000"', "it is not a Unicode character"),
         ('root ::= * "a"', "line 1, column 10, at '* \"a\"': expected something to repeat before '*'"),

@@ -76,7 +76,7 @@ def folder(path: Path, **parts: Any) -> Path:
         ),
         ({"added_tokens": [{"id": 258, "content": "x" * 4097}]}, "4097 characters; at most 4096"),
         ({"added_tokens": [{"id": 258 + i, "content": f"{i}" + "x" * 4000} for i in range(263)]}, "1048576 are"),
-        ({"added_tokens": [{"id": 258 + i, "content": f"<{i}>"} for i in range(65537)]}, "65537 tokens"),
+        ({"added_tokens": [{"id": 258 + i, "content": f"<{i}>"} for i in range(65537)]}, "65537 added tokens"),
     ],
 )  # fmt: skip
 @pytest.mark.rotating(5)

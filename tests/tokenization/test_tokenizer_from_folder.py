@@ -305,7 +305,7 @@ def damage(good: dict[str, Any]) -> dict[str, tuple[dict[str, Any], type[Lookahe
     case("vocab id twice", "model/vocab/a", good["model"]["vocab"]["b"], bad, "two tokens have the same id")
     case("merges missing", "model/merges", None, bad, "model.merges")
     case("merge number", "model/merges/0", 5, bad, "array of pairs")
-    case("merge twice", "model/merges/0", good["model"]["merges"][1], bad, "there twice")
+    case("merge twice", "model/merges/0", good["model"]["merges"][1], bad, "appears twice")
     case("unknown token", "model/unk_token", "<nowhere>", bad, "unk_token")
     case("dropout", "model/dropout", 0.5, unsupported, "dropout")
     case("suffix", "model/end_of_word_suffix", 5, bad, "the tokenizers library does not take it")
@@ -316,7 +316,7 @@ def damage(good: dict[str, Any]) -> dict[str, tuple[dict[str, Any], type[Lookahe
     case("added id other", "added_tokens/0/id", 7, bad, "contradicts")
     case("added empty", "added_tokens/0/content", "", bad, "content")
     case("added flag", "added_tokens/0/special", "yes", bad, "special")
-    case("added twice", "added_tokens/1", good["added_tokens"][0], bad, "there twice")
+    case("added twice", "added_tokens/1", good["added_tokens"][0], bad, "appears twice")
     case("normalizer", "normalizer", {"type": "Mystery"}, unsupported, "known are .*Precompiled")
     case("charsmap", "normalizer", {"type": "Precompiled", "precompiled_charsmap": "AAAA"}, bad, "does not take it")
     case(
