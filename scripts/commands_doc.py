@@ -20,8 +20,9 @@ FILE = Path(__file__).resolve().parents[1] / "docs" / "commands.md"
 HEAD = """\
 # Commands
 
-`ipex-lookahead COMMAND --help` shows a command's common options, `--help-all` all of them. This page is made by
-`scripts/commands_doc.py`; do not edit it.
+`ipex-lookahead COMMAND --help` shows a command's common options, `--help-all` all of them.
+
+This page is made by `scripts/commands_doc.py` from the commands; do not edit it.
 
 - Environment variables set options: `IPEX_LOOKAHEAD_BENCH_DECODE_MAX_NEW_TOKENS=64` sets
   `--max-new-tokens` of `bench decode`, and `1` sets an option without a value. The command line takes precedence.
@@ -35,7 +36,6 @@ model: default            # for every command that has the option
 bench decode:             # for that command alone
   repeat: 5
 ```
-
 """
 SHARED = 3
 """Number of commands from which an option is documented once, in the section "Shared options"."""
