@@ -23,7 +23,7 @@ from ipex_lookahead.system.terminal import counted
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 PROMPT = "Write four Python functions, add, subtract, multiply and divide, each of two numbers a and b."
-"""What the embedded model answers rightly, and much of the answer follows from the text before it."""
+"""A prompt that the default model answers correctly, with much repetition in the answer."""
 
 
 def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tuple[list[int], GenerationStats]:
@@ -41,9 +41,7 @@ def generate(model: Any, ids: list[int], new_tokens: int, lookahead: int) -> tup
 
 
 @click.command(context_settings={"show_default": True})
-@click.option(
-    "--repo-id-or-model-path", "name", default="default", help="A folder, a .gguf file, a hub id, or 'default'."
-)
+@click.option("--repo-id-or-model-path", "name", default="default", help="Folder, .gguf file, hub id or 'default'.")
 @click.option("--prompt", default=PROMPT, help="The prompt.")
 @click.option("--n-predict", default=192, type=click.IntRange(1), help="Maximum number of new tokens.")
 @click.option("--n-lookahead-tokens", default=3, type=click.IntRange(1, 64), help="Maximum tokens to draft per step.")

@@ -93,7 +93,7 @@ def test_schemas_are_bounded_together(client):
     tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(count)]
     answer = client.post("/v1/chat/completions", json={"messages": HI, "tools": tools, "max_tokens": 1})
     assert answer.status_code == 400
-    assert "schemas have over" in answer.json()["error"]["message"]
+    assert "schemas exceed the limit" in answer.json()["error"]["message"]
 
 
 LONG_TEXT = "ab " * 66_000
