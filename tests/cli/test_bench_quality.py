@@ -38,7 +38,7 @@ def test_a_list_of_formats(tiny, capsys, tmp_path):
     folder, asked = tiny
     (tmp_path / "mine.yaml").write_text("default: sym_int4\nrules: [{match: head, format: sym_int8}]\n")
     given = f"sym_int8,q4_0,{tmp_path / 'mine.yaml'},sym_int4"
-    arguments = ["--model", folder, "--low-bit", given, "--also", folder, "--window", "64", "--tokens", "100"]
+    arguments = ["--model", folder, "--low-bit", given, "--with-model", folder, "--window", "64", "--tokens", "100"]
     assert run(["bench", "quality", *arguments, "--kv-cache", "int8", "--json"]) == 0
     out, err = capsys.readouterr()
     report = json.loads(out.splitlines()[-1])

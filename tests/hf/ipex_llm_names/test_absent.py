@@ -26,7 +26,7 @@ def test_an_absent_module_is_an_import_error_with_a_sentence(module):
 
 
 def test_who_looks_for_vllm_is_shown_the_server():
-    with pytest.raises(ImportError, match="`ipex-lookahead serve` answers OpenAI's API"):
+    with pytest.raises(ImportError, match="`ipex-lookahead serve` provides the OpenAI API"):
         exec("import ipex_lookahead.vllm")
 
 

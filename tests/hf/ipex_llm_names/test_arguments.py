@@ -123,5 +123,5 @@ def test_a_config_that_says_something_else_is_refused_by_key(folder, tmp_path):
         check_config(tmp_path / "absent", folder)
     file = tmp_path / "model.gguf"
     file.touch()
-    with pytest.raises(InputError, match="holds its own"):
+    with pytest.raises(InputError, match="contains its own"):
         check_config(config, file)
