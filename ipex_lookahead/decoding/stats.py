@@ -23,7 +23,7 @@ class GenerationStats:
 
     Attributes:
         prompt_tokens: prompt tokens of all sequences.
-        cached_tokens: prompt tokens whose keys and values were cached by an earlier generation.
+        cached_tokens: prompt tokens with keys and values that an earlier generation had cached.
         tokens: emitted tokens of all sequences.
         steps: target forwards after prefill.
         sequence_steps: number of steps of each sequence, summed over all sequences.

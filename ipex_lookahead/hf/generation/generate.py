@@ -121,8 +121,8 @@ def generate_stepwise(
         own_proposer: function of the settings that returns the caller's proposer; called once per sequence.
         stats: the statistics object to fill; None creates one.
         **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
-            ``past_key_values`` (or ``cache``, its name since transformers 5.24) of an earlier output, whose tokens at
-            the start of the prompts are not processed again (the cache is changed in place and then contains this
+            ``past_key_values`` (or ``cache``, its name since transformers 5.24) of an earlier output; its tokens at the
+            start of the prompts are not processed again (the cache is changed in place and then contains this
             generation's tokens); ``position_ids``, if they equal those that the mask implies.
 
     Returns:
