@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,24 +22,28 @@ if TYPE_CHECKING:
     from ipex_lookahead.conversation.request import Form
     from ipex_lookahead.runtime.text_model import Constrain
 
+_JSON = re.compile(r"^\s*[{\[]")
+_GRAMMAR = re.compile(r"::=|^\s*(start\s*:|%llguidance)")
+"""Texts that are a schema or a grammar, and not the name of a file."""
+
 
 @dataclass
 class FormOptions:
     """The form of the answer."""
 
-    json_schema: Path | None = option(
-        "Answer in JSON that matches the schema in this file.",
-        type=click.Path(path_type=Path),
-        metavar="FILE.json",
+    json_schema: str | None = option(
+        "Answer in JSON that matches this schema: a file, or the schema itself.",
+        type=click.Path(),
+        metavar="FILE|JSON",
     )
-    grammar: Path | None = option(
-        "Answer in the grammar in this file: GBNF or llguidance's Lark.",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
+    grammar: str | None = option(
+        "Answer in this grammar, GBNF or llguidance's Lark: a file, or the grammar itself.",
+        type=click.Path(),
+        metavar="FILE|TEXT",
     )
 
     def read(self) -> Form | None:
-        """Return the form in the file, or None.
+        """Return the form in the file or in the text, or None.
 
         Raises:
             UsageError: both options are given.
@@ -56,16 +61,23 @@ class FormOptions:
 
         if self.json_schema is None:
             assert self.grammar is not None
-            return Form(f"{name} {self.grammar}", grammar=read_text(self.grammar))
-        text = read_text(self.json_schema)
+            text, source = _text_of(name, self.grammar, _GRAMMAR)
+            return Form(source, grammar=text)
+        text, source = _text_of(name, self.json_schema, _JSON)
         try:
             schema = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{name}: {self.json_schema} is not valid JSON: {error}") from None
+            raise InputError(f"{source} is not valid JSON: {error}") from None
         if schema is not True and not isinstance(schema, dict):
-            said = f"{name}: {self.json_schema} must hold a JSON schema, which is an object, got {text.strip()[:40]!r}"
-            raise InputError(said)
-        return Form(f"{name} {self.json_schema}", schema)
+            raise InputError(f"{source} must hold a JSON schema, which is an object, got {text.strip()[:40]!r}")
+        return Form(source, schema)
+
+
+def _text_of(name: str, given: str, inline: re.Pattern[str]) -> tuple[str, str]:
+    """Return the text of an option and its source for messages: the text itself, or the file of this name."""
+    if inline.search(given):
+        return given, name
+    return read_text(Path(given)), f"{name} {given}"
 
 
 def constrained(

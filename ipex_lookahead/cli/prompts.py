@@ -79,10 +79,10 @@ def read_text(file: Path) -> str:
     """Read a UTF-8 text file. Raises InputError."""
     try:
         return file.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from error
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} cannot be read as UTF-8 text: {error}") from error
 
 
 def _of_file(file: Path) -> str:

@@ -70,6 +70,26 @@ def test_files_without_a_form(tiny, tmp_path, flag, text, said, capsys):
     assert re.search(rf"^error: {flag}.*{re.escape(said)}", capsys.readouterr().err, re.M)
 
 
+def test_a_form_on_the_command_line(tiny, capsys):
+    assert json.loads(answer(capsys, tiny, "--json-schema", json.dumps(SCHEMA)))["a"] in ("x", "y")
+    assert answer(capsys, tiny, "--grammar", 'root ::= "yes"') == "yes\n"
+    assert answer(capsys, tiny, "--grammar", 'start: "no"') == "no\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "given", "said"),
+    [
+        ("--json-schema", '{"type":', "--json-schema is not valid JSON"),
+        ("--json-schema", "[1]", "--json-schema must hold a JSON schema"),
+        ("--json-schema", "none.json", "none.json cannot be read: No such file or directory"),
+        ("--grammar", "root ::= other", "--grammar: the grammar cannot be read"),
+    ],
+)
+def test_texts_without_a_form(tiny, flag, given, said, capsys):
+    assert run(["generate", "hello", "-m", str(tiny), flag, given]) == 1
+    assert f"error: {said}" in capsys.readouterr().err
+
+
 def test_one_form_at_a_time(schema, grammar, capsys):
     assert run(["generate", "hello", "--json-schema", schema, "--grammar", grammar]) == 2
     assert "--json-schema and --grammar exclude each other" in capsys.readouterr().err
