@@ -11,6 +11,7 @@ import click
 from click.core import ParameterSource
 
 from ipex_lookahead.cli.lookahead import choose_strategy
+from ipex_lookahead.cli.names import NO_CONTEXT_OPTION, THEIR_COMMANDS, THEIR_OPTIONS
 from ipex_lookahead.cli.options import Option, with_options
 from ipex_lookahead.cli.refusals import refuse
 from ipex_lookahead.cli.settings import CONFIG, use_config
@@ -77,8 +78,11 @@ class Command(click.Command):
         return len(names) > MIN_FOR_SECTIONS and not RARE.isdisjoint(names)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        typed = list(args)  # the parser empties args
         try:
             left = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise _no_such_option(ctx, error, typed) from None
         except click.UsageError as error:
             error.ctx = error.ctx or ctx  # for the hint; click's parser does not set it
             if (
@@ -123,20 +127,41 @@ def _print_all(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         ctx.exit()
 
 
+def _no_such_option(ctx: click.Context, error: click.NoSuchOption, typed: Sequence[str]) -> Refused:
+    """Return the error for an option that a command does not have, with the nearest one, or other programs' name."""
+    whole = (word.partition("=")[0] for word in typed)  # of "-sys" click names "-s"
+    name = next((word for word in whole if word in THEIR_OPTIONS and word.startswith(error.option_name)), "")
+    name = name or error.option_name
+    known = [flag for param in ctx.command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)]
+    near = THEIR_OPTIONS.get(name) or (nearest(name, known) if name.startswith("--") else None)
+    hint = f"did you mean {near}?" if near in known else ""
+    if near == "--max-context" and near not in known:
+        hint = NO_CONTEXT_OPTION
+    return Refused(f"unknown option {name!r}", hint=hint)
+
+
 def unexpected(ctx: click.Context, extra: Sequence[str]) -> Refused:
     """Return the error for arguments that a command does not take, with the command line that was meant."""
     program, command = (ctx.find_root().info_name or "", ctx.info_name or "")
     if "prompt" in ctx.params:
         words = [*([ctx.params["prompt"]] if ctx.params["prompt"] else []), *extra]
+        if command != "run" and len(words) == 2 and _is_model(words[0]):
+            hint = f"{program} {command} --model {words[0]} {double_quoted(words[1])}"
+            return Refused("the prompt must be one argument, got 2", hint=hint)
         before = f" {ctx.params['model']}" if command == "run" else ""
         hint = f"quote the prompt: {program} {command}{before} {double_quoted(' '.join(words))}"
         return Refused(f"the prompt must be one argument, got {len(words)}", hint=hint)
     if command == "chat":
         text = " ".join(extra)
-        meant = f"run {text}" if _is_model(text) else f"generate {double_quoted(text)}"
+        named = ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
+        before = f"--model {ctx.params['model']} " if named else ""
+        meant = f"run {text}" if _is_model(text) else f"generate {before}{double_quoted(text)}"
         return Refused(f"chat takes no argument, got {text!r}", hint=f"{program} {meant}")
     what = "argument" if len(extra) == 1 else "arguments"
-    return Refused(f"unexpected {what} {' '.join(extra)!r}", hint=f"{ctx.command_path} --help")
+    hint = f"{ctx.command_path} --help"
+    if "--model" in {flag for param in ctx.command.params for flag in param.opts} and _is_model(extra[0]):
+        hint = f"{ctx.command_path} --model {extra[0]}"
+    return Refused(f"unexpected {what} {' '.join(extra)!r}", hint=hint)
 
 
 def double_quoted(text: str) -> str:
@@ -197,8 +222,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self.lines and not args[0].startswith("-") and not ctx.resilient_parsing:
-            near, path = nearest(args[0], self.lines), ctx.command_path
-            hint = f"did you mean {path} {near}?" if near else f"{path} --help"
+            near, path = THEIR_COMMANDS.get(args[0]) or nearest(args[0], self.lines), ctx.command_path
+            hint = f"did you mean {path} {near}?" if near in self.lines else f"{path} --help"
             raise Refused(f"unknown command {args[0]!r}: choose one of {', '.join(self.lines)}", hint=hint)
         return super().resolve_command(ctx, args)
 

@@ -53,6 +53,43 @@ OPTIONS = {
 }
 """Argument in Python -> option of the command line."""
 
+THEIR_COMMANDS = {
+    **dict.fromkeys(("show", "inspect"), "info"),
+    **dict.fromkeys(("download", "search"), "pull"),
+    **dict.fromkeys(("remove", "delete"), "rm"),
+    **dict.fromkeys(("create", "convert"), "quantize"),
+    **dict.fromkeys(("start", "server"), "serve"),
+    "ps": "list",
+}
+"""Command of Ollama and other programs -> ours, for hints."""
+_THEIR_OPTIONS = {
+    "--model": "--hf-repo --hf",
+    "--draft-model": "-md --model-draft --spec-draft-model --speculative-model",
+    "--low-bit": "--quantization --load-in-low-bit --load-in-4bit",
+    "--kv-cache": "-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype",
+    "--max-context": "-c --ctx-size --num-ctx --n-ctx --max-model-len",
+    "--max-new-tokens": "--n-predict --predict --num-predict --max-tokens --max-length",
+    "--prompt-file": "--file",
+    "--system": "-sys --system-prompt",
+    "--json-schema": "-j --json-schema-file --schema --format",
+    "--grammar": "--grammar-file",
+    "--raw": "-no-cnv --no-conversation",
+    "--temperature": "--temp",
+    "--seed": "-s",
+    "--repetition-penalty": "--repeat-penalty",
+    "--lookahead": "--draft --draft-max --spec-draft-n-max --num-speculative-tokens",
+    "--threads": "-t --num-thread --num-threads --n-threads",
+    "--gpu-layers": "--n-gpu-layers --num-gpu",
+    "--slots": "-np --parallel --max-num-seqs",
+    "--served-model-name": "-a --alias",
+    "--api-key-file": "--api-key",
+    "--allow-origin": "--allowed-origins --cors",
+}
+THEIR_OPTIONS = {theirs: ours for ours, names in _THEIR_OPTIONS.items() for theirs in names.split()}
+"""Option of llama.cpp, Ollama or vLLM -> ours, for hints."""
+NO_CONTEXT_OPTION = "leave it out: the context is the model's, and the KV cache grows with the text"
+"""The hint for an option of the context size, for commands without ``--max-context``."""
+
 
 def option_of(name: str, value: str) -> str:
     """Return the option for an argument, with a value given as ``repr``, or the argument if it has no option."""

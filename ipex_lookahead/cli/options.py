@@ -147,7 +147,9 @@ def _click_type(kind: Any, bounds: Bounds) -> Any:
     if kind not in (int, float):
         return None
     ranged: Any = click.IntRange if kind is int else click.FloatRange
-    return ranged(bounds.low, bounds.high, min_open=bounds.above)
+    made = ranged(bounds.low, bounds.high, min_open=bounds.above)
+    made.name = "whole number" if kind is int else "number"  # for click's message: 'hot' is not a valid number
+    return made
 
 
 def _without_none(hint: Any) -> Any:

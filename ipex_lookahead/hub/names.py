@@ -96,12 +96,19 @@ def parse_name(name: str) -> Path | HubName | None:
     if found and not (name.startswith((".", "~", "/")) or (found["file"] is None and _is_file_name(name))):
         return _checked(HubName(found["repo"], found["revision"], found["file"]), name)
     hint = f"give {FORMS}"
-    if "/" not in name and (near := difflib.get_close_matches(name.lower(), recommended_models(), 1)):
-        hint = f"did you mean {near[0]}?"
+    if "/" not in name and (near := _near(name)):
+        hint = f"did you mean {near[0]}?" if len(near) == 1 else f"choose one of {', '.join(near)}"
     parts = name.split("/")
     if len(parts) > 2 and _is_file_name(name) and re.fullmatch(rf"{_PART}/{_PART}", "/".join(parts[:2]), re.ASCII):
         hint = f"write a file of a hub repository as {'/'.join(parts[:2])}:{'/'.join(parts[2:])}"
     raise InputError(f"no model named {name!r}: no such file, folder or short name", hint=hint)
+
+
+def _near(name: str) -> list[str]:
+    """Return the short names that begin with a name such as "qwen3", else the nearest one; Ollama writes qwen3:4b."""
+    wanted, known = name.lower().replace(":", "-"), recommended_models()
+    sizes = [short for short in known if wanted and short.startswith(f"{wanted}-")]
+    return sizes or difflib.get_close_matches(wanted, known, 1)
 
 
 def _is_file_name(name: str) -> bool:

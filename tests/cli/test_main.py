@@ -139,6 +139,7 @@ def test_help_of_a_command(capsys):
         (["Bench"], "ipex-lookahead bench"),
         (["bench", "kernel"], "ipex-lookahead bench kernels"),
         (["gen"], "ipex-lookahead generate"),
+        (["show"], "ipex-lookahead info"),
         (["help", "quantise"], "ipex-lookahead quantize"),
     ],
 )

@@ -8,7 +8,8 @@ import socket
 import pytest
 
 from ipex_lookahead.cli.commands import RARE, double_quoted
-from ipex_lookahead.cli.main import cli, run
+from ipex_lookahead.cli.main import COMMANDS, cli, run
+from ipex_lookahead.cli.names import NO_CONTEXT_OPTION, THEIR_COMMANDS, THEIR_OPTIONS
 from ipex_lookahead.cli.types import LowBit, LowBits, Strategy, Tokens
 from ipex_lookahead.errors import InputError
 
@@ -29,11 +30,46 @@ def hint_of(capsys, *arguments: str) -> str:
         (["run", "Why is the sky blue?"], 'ipex-lookahead run default "Why is the sky blue?"'),
         (["chat", "hello"], 'ipex-lookahead generate "hello"'),
         (["chat", "qwen3-4b"], "ipex-lookahead run qwen3-4b"),
+        (["chat", "-m", "qwen3-4b", "hello"], 'ipex-lookahead generate --model qwen3-4b "hello"'),
+        (["generate", "default", "Why me?"], 'ipex-lookahead generate --model default "Why me?"'),
+        (["serve", "qwen3-4b"], "ipex-lookahead serve --model qwen3-4b"),
         (["list", "models"], "ipex-lookahead list --help"),
     ],
 )
 def test_extra_arguments(arguments, meant, capsys):
     assert hint_of(capsys, *arguments) == meant
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["generate", "--temprature", "0", "hi"], "did you mean --temperature?"),
+        (["generate", "--temp=0.5", "hi"], "did you mean --temperature?"),
+        (["generate", "-t", "2", "hi"], "did you mean --threads?"),
+        (["generate", "-sys", "Be brief.", "hi"], "did you mean --system?"),
+        (["generate", "-c", "2048", "hi"], NO_CONTEXT_OPTION),
+        (["serve", "--ctx-size", "2048"], "did you mean --max-context?"),
+        (["serve", "--parallel", "4"], "did you mean --slots?"),
+        (["run", "default", "--zzz"], "ipex-lookahead run --help"),
+    ],
+)
+def test_unknown_options(arguments, meant, capsys):
+    assert hint_of(capsys, *arguments) == meant
+
+
+def test_options_of_other_programs_are_hints_only():
+    commands = [cli.get_command(None, name) for name in ("generate", "chat", "serve")]  # type: ignore[arg-type]
+    flags = {flag for command in commands if command is not None for param in command.params for flag in param.opts}
+    assert set(THEIR_OPTIONS.values()) <= flags
+    assert not THEIR_OPTIONS.keys() & flags
+    assert set(THEIR_COMMANDS.values()) <= COMMANDS.keys()
+    assert not THEIR_COMMANDS.keys() & COMMANDS.keys()
+
+
+@pytest.mark.parametrize(("flag", "kind"), [("--temperature", "number"), ("--threads", "whole number")])
+def test_a_word_for_a_number(flag, kind, capsys):
+    assert run(["generate", flag, "hot", "hi"]) == 2
+    assert f"Invalid value for '{flag}': 'hot' is not a valid {kind}.\n" in capsys.readouterr().err
 
 
 def test_a_quoted_text_is_one_word_of_a_shell():

@@ -199,10 +199,13 @@ def test_a_short_name_is_its_repository(tmp_path, monkeypatch):
     assert parse_name("qwen3-4b") == parse_name("Qwen3-4B") == expected
     (tmp_path / "qwen3-4b").mkdir()
     assert parse_name("qwen3-4b") == (tmp_path / "qwen3-4b").relative_to(tmp_path), "a path of that name comes first"
-    for nearly in ("qwen3-4", "qwen-4b", "llama3.2-3"):
+    for nearly in ("qwen3-4", "qwen-4b", "llama3.2-3", "qwen3:4b"):
         with pytest.raises(InputError, match=re.escape(f"no model named {nearly!r}")) as error:
             parse_name(nearly)
         assert error.value.hint.removeprefix("did you mean ").rstrip("?") in MODELS
+    with pytest.raises(InputError) as error:
+        parse_name("qwen3")
+    assert error.value.hint == "choose one of " + ", ".join(name for name in MODELS if name.startswith("qwen3-"))
     with pytest.raises(InputError) as error:
         parse_name("something else")
     assert "a short name (ipex-lookahead pull lists them)" in error.value.hint
