@@ -7,7 +7,7 @@ seed give the same text in Python, on the command line and over HTTP.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
 from os import PathLike
@@ -31,7 +31,7 @@ from ipex_lookahead.runtime.stream import Stream
 from ipex_lookahead.system.terminal import print_status
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Never, Self, Unpack
 
 MAX_NEW_TOKENS = 1024
 """Largest number of tokens of an answer where the caller gives none."""
@@ -47,8 +47,37 @@ _OTHER_NAMES = {
     "response_format": "schema",
     "json_schema": "schema",
     "enable_thinking": "think",
+    "temp": "temperature",
 }
 """Names of other libraries -> ours, for hints."""
+_OTHER_USES = {
+    "stream": "llm.stream yields the text as it is generated",
+    "sampling_params": "pass its settings by name: temperature=0.7, top_p=0.9, max_new_tokens=64",
+    "generation_config": "pass its settings by name: temperature=0.7, top_p=0.9, max_new_tokens=64",
+}
+"""Names of other libraries that are no option here -> the hint."""
+_OTHER_SETTINGS = {
+    "model_path": "model",
+    "model_id": "model",
+    "repo_id": "model",
+    "n_ctx": "max_context",
+    "num_ctx": "max_context",
+    "max_model_len": "max_context",
+    "n_threads": "threads",
+    "n_gpu_layers": "gpu_layers",
+    "max_num_seqs": "slots",
+    "quantization": "low_bit",
+    "load_in_low_bit": "low_bit",
+    "load_in_4bit": "low_bit",
+    "dtype": "low_bit",
+    "torch_dtype": "low_bit",
+    "kv_cache_dtype": "kv_cache",
+    "type_k": "kv_cache",
+    "type_v": "kv_cache",
+    "speculative_config": "lookahead",
+    "verbose": "progress",
+}
+"""Arguments of the model classes of other libraries -> ours, for hints."""
 Prompt = str | Sequence[Mapping[str, Any]]
 """A question, or the messages of a conversation as in OpenAI's API: ``{"role": ..., "content": ...}``."""
 
@@ -151,7 +180,10 @@ class LLM:
         cache_memory: int | None = None,
         special_tokens_in_content: bool = False,
         progress: bool = True,
+        **unknown: Never,
     ) -> None:
+        known = [name for name in LLM.__init__.__annotations__ if name not in ("unknown", "return")]
+        _refuse_unknown("argument", unknown, known, _OTHER_SETTINGS)
         self.name = str(model)
         integer("slots", slots, 1, 256)
         try:
@@ -376,11 +408,7 @@ class LLM:
 
     def _params(self, given: dict[str, Any]) -> SamplingParams:
         known = AnswerOptions.__annotations__
-        for name in given:
-            if name not in known:
-                near = _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, 1)), "")
-                hint = f"did you mean {near}?" if near else f"choose one of {', '.join(known)}"
-                raise InputError(f"unknown option {name!r}", hint=hint)
+        _refuse_unknown("option", given, known, _OTHER_NAMES)
         return checked_params(given.pop("max_new_tokens", MAX_NEW_TOKENS), **{"temperature": None, **given})
 
     def _of_text(self, prompt: Any, extras: Mapping[str, Any], form: Form | None) -> Request:
@@ -390,12 +418,24 @@ class LLM:
                 raise InputError(f"{name} needs the chat template, which raw=True leaves out; leave one of them out")
         if not isinstance(prompt, str):
             said = f"a prompt without the chat template is a text, got {type(prompt).__name__}"
-            raise InputError(said, hint="chat takes messages")
+            texts = isinstance(prompt, list | tuple) and all(isinstance(one, str) for one in prompt)
+            raise InputError(
+                said, hint="complete_batch(prompts, raw=True) takes several" if texts else "chat takes messages"
+            )
         check_text(prompt)
         request = Request(self.tokenizer.encode(prompt))
         if form is not None:
             request.grammar = grammar_of(self._model.grammars.of(Client()), form)
         return request
+
+
+def _refuse_unknown(kind: str, given: Iterable[str], known: Collection[str], others: Mapping[str, str]) -> None:
+    """Raise InputError for the first name that is not known, with the name that was meant as hint."""
+    for name in given:
+        if name not in known:
+            near = others.get(name) or next(iter(get_close_matches(name, sorted(known), 1)), "")
+            hint = f"did you mean {near}?" if near else f"choose one of {', '.join(known)}"
+            raise InputError(f"unknown {kind} {name!r}", hint=_OTHER_USES.get(name, hint))
 
 
 _ANY = 2**31

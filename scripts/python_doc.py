@@ -107,7 +107,7 @@ def signature(name: str, thing: Any) -> list[str]:
     parts: list[str] = []
     starred = False
     for parameter in whole.parameters.values():
-        if parameter.name == "self":
+        if parameter.name == "self" or plain(parameter.annotation) == "Never":  # Never: no such argument is allowed
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
             starred = True

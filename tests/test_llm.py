@@ -268,6 +268,9 @@ def test_without_llguidance_a_schema_names_it(folder: Path, monkeypatch: pytest.
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 5}, "unknown option 'max_tokens'", "did you mean max_new_tokens?"),
     ({"temprature": 1}, "unknown option 'temprature'", "did you mean temperature?"),
+    ({"temp": 1}, "unknown option 'temp'", "did you mean temperature?"),
+    ({"stream": True}, "unknown option 'stream'", "llm.stream yields the text"),
+    ({"sampling_params": None}, "unknown option 'sampling_params'", "pass its settings by name"),
     ({"zzz": 1}, "unknown option 'zzz'", "choose one of max_new_tokens, temperature, "),
     ({"temperature": -1}, "temperature is -1; it must be a number from 0 to 100", ""),
     ({"top_p": 0}, "top_p is 0; it must be a number above 0 and at most 1", ""),
@@ -280,10 +283,16 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"schema": SCHEMA, "grammar": "x"}, "schema and grammar exclude each other", ""),
     ({"schema": {"type": "colour"}}, "schema: the grammar cannot be compiled", ""),
     ({"grammar": " "}, "grammar is ' '", ""),
-    ({"schema": SCHEMA, "min_tokens": 4}, "min_tokens cannot be combined with a schema", ""),
-    ({"tools": ["weather"]}, r"tools\[0\] must be", ""),
+    ({"schema": SCHEMA, "min_tokens": 4}, "min_tokens is not for an answer with a schema", ""),
+    ({"tools": ["weather"]}, r"tools\[0\] must be .*, got str", ""),
+    ({"tools": [print]}, r"tools\[0\] must be", "describe the function and its parameters as a dict"),
     ({"tools": [{"name": "no good"}]}, r"tools\[0\]: its name is 'no good'", ""),
-    ({"tool_choice": "weather"}, "'weather' cannot be called; tools has nothing", ""),
+    (
+        {"tool_choice": "weather"},
+        "'weather' cannot be called; tools has nothing",
+        "choose 'auto' or 'none', or add tools",
+    ),
+    ({"tools": [WEATHER], "tool_choice": "always"}, "tools has weather", "choose one of 'auto', 'none', 'required', "),
 ]
 
 
@@ -299,7 +308,8 @@ WRONG_MESSAGES: list[tuple[Any, str]] = [
     (["a", "b"], "chat takes a text, or a list of messages"),
     (7, "chat takes a text, or a list of messages"),
     ([{"role": "robot", "content": "x"}], r"messages\[0\]: role is 'robot'"),
-    ([{"role": "user", "content": 7}], r"messages\[0\]: content is int"),
+    ([{"role": "user", "content": 7}], r"messages\[0\]: content is int; it must be a text or a list of text parts"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], "content is a list with a part of the type 'image_url'"),
     ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
     ([{"role": "assistant", "content": "x"}], "the last message has the role 'assistant'"),
     ([{"role": "assistant", "tool_calls": [7]}], r"messages\[0\].tool_calls\[0\] must be"),
@@ -323,6 +333,27 @@ def test_what_excludes_each_other_is_refused(llm: LLM) -> None:
         llm.generate([1, 2])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="think=False has no effect: the model's chat template has no enable_thinking"):
         llm.chat("Hi", think=False)
+
+
+def test_several_texts_without_the_template_are_a_batch(llm: LLM) -> None:
+    with pytest.raises(InputError, match="is a text, got list") as caught:
+        llm.generate(["a", "b"])  # type: ignore[arg-type]
+    assert caught.value.hint == "complete_batch(prompts, raw=True) takes several"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("n_ctx", "did you mean max_context?"),
+        ("model_path", "did you mean model?"),
+        ("thread", "did you mean threads?"),
+        ("tensor_parallel_size", "choose one of "),
+    ],
+)
+def test_unknown_arguments_of_the_model_are_named_before_it_is_loaded(name: str, hint: str) -> None:
+    with pytest.raises(InputError, match=f"unknown argument '{name}'") as caught:
+        LLM("no/such/folder", **{name: 1})  # type: ignore[arg-type]
+    assert caught.value.hint.startswith(hint)
 
 
 def test_a_setting_of_the_model_that_is_wrong_is_an_error_at_once(folder: Path) -> None:

@@ -61,7 +61,9 @@ def conversation_of(prompt: Any, extras: Mapping[str, Any], form: Form | None) -
     for at, tool in enumerate(extras.get("tools") or ()):
         inner = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if not isinstance(inner, Mapping):
-            raise InputError(f'tools[{at}] must be {{"type": "function", "function": {{"name": ..., ...}}}}')
+            said = f'tools[{at}] must be {{"type": "function", "function": {{"name": ..., ...}}}}'
+            hint = "describe the function and its parameters as a dict, as for OpenAI's API" if callable(tool) else ""
+            raise InputError(f"{said}, got {type(tool).__name__}", hint=hint)
         functions.append(function_of(inner, f"tools[{at}]", "parameters", functions))
     choice = extras.get("tool_choice", "auto")
     if functions or choice not in ("auto", "none"):
@@ -81,13 +83,21 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     if content is None and role == "assistant":
         content = ""
     if not isinstance(content, str):
-        raise InputError(f"{place}: content is {type(content).__name__}; it must be a text")
+        raise InputError(f"{place}: content is {_kind_of(content)}; it must be a text or a list of text parts")
     check_text(content)
     found: dict[str, Any] = {"role": role, "content": str.__str__(content)}
     found |= {name: message[name] for name in ("name", "tool_call_id", "reasoning_content") if message.get(name)}
     if calls := message.get("tool_calls"):
         found["tool_calls"] = [_call(call, f"{place}.tool_calls[{at}]") for at, call in enumerate(calls)]
     return found
+
+
+def _kind_of(content: Any) -> str:
+    """Return the first part of a content that is not a text part, or its type, for a message."""
+    parts = content if isinstance(content, list) else ()
+    kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in parts]
+    other = next((kind for kind in kinds if kind != "text"), None)
+    return type(content).__name__ if other is None else f"a list with a part of the type {other!r}"
 
 
 def _call(call: Any, place: str) -> dict[str, Any]:

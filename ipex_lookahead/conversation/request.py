@@ -368,7 +368,9 @@ def choice_of(choice: str, functions: Sequence[Function], param: str = "tool_cho
     names = [function["name"] for function in functions]
     if choice not in ("auto", "none", *names) and not (choice == "required" and names):
         said = f"{param}: {choice!r} cannot be called; tools has {', '.join(names) or 'nothing'}"
-        raise InputError(said, argument=param)
+        allowed = ", ".join(map(repr, ("auto", "none", "required", *names)))
+        hint = f"choose one of {allowed}" if names else "choose 'auto' or 'none', or add tools"
+        raise InputError(said, argument=param, hint=hint)
     return choice
 
 
