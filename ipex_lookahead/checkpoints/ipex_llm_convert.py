@@ -71,7 +71,9 @@ def convert_ipex_llm(
 def _pickles(folder: Path) -> list[str]:
     """Return the names of the files with the weights; raise InputError if there is nothing to convert."""
     config = folder / "config.json"
-    if not folder.is_dir() or not os.path.exists(config) or not is_ipex_llm(folder, read_json(config)):
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder", hint="give the folder that ipex-llm's save_low_bit wrote")
+    if not os.path.exists(config) or not is_ipex_llm(folder, read_json(config)):
         raise InputError(f"{folder}: was not written by ipex-llm's save_low_bit", hint="check the path")
     if os.path.exists(folder / PICKLE):
         return [PICKLE]

@@ -148,6 +148,9 @@ def unexpected(ctx: click.Context, extra: Sequence[str]) -> Refused:
         if command != "run" and len(words) == 2 and _is_model(words[0]):
             hint = f"{program} {command} --model {words[0]} {double_quoted(words[1])}"
             return Refused("the prompt must be one argument, got 2", hint=hint)
+        if words[0] in ("on", "off") and ctx.params.get("think") is not None:
+            meant = "--think" if words[0] == "on" else "--no-think"
+            return Refused(f"--think takes no value, got {words[0]!r}", hint=f"write {meant} alone")
         before = f" {ctx.params['model']}" if command == "run" else ""
         hint = f"quote the prompt: {program} {command}{before} {double_quoted(' '.join(words))}"
         return Refused(f"the prompt must be one argument, got {len(words)}", hint=hint)

@@ -136,9 +136,10 @@ def _think(session: Session, text: str) -> None:
 
 def _set(session: Session, text: str) -> None:
     if text:
-        key, equals, value = (part.strip() for part in text.partition("="))
-        key = key.replace("-", "_")
-        if key not in LIMITS or not equals:
+        separator = "=" if "=" in text else " "
+        key, found, value = text.removeprefix("parameter ").strip().partition(separator)  # Ollama: parameter NAME VALUE
+        key, value = key.strip().replace("-", "_"), value.strip()
+        if key not in LIMITS or not found:
             raise InputError(f"/set {text}: give one of {', '.join(LIMITS)} as name=value, such as temperature=0.7")
         chosen = None if value in ("", "none") and key != "max_new_tokens" else _number(key, value, LIMITS[key])
         if key == "max_new_tokens":

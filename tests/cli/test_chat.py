@@ -235,7 +235,13 @@ def test_system_is_shown_and_set(scripted, talk):
 def test_lookahead_and_settings(scripted, talk):
     model = scripted()
     talk(
-        "/lookahead 7", "/set temperature=0.5", "/set top-k = 4", "/set max_new_tokens=9", "hi", "/set top_k=none", "hi"
+        "/lookahead 7",
+        "/set temperature 0.5",
+        "/set top-k = 4",
+        "/set parameter max_new_tokens 9",
+        "hi",
+        "/set top_k=none",
+        "hi",
     )
     first, second = (settings for _, settings in model.asked)
     assert (first["lookahead"], first["temperature"], first["top_k"], first["max_new_tokens"]) == (7, 0.5, 4, 9)

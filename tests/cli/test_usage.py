@@ -32,6 +32,7 @@ def hint_of(capsys, *arguments: str) -> str:
         (["chat", "qwen3-4b"], "ipex-lookahead run qwen3-4b"),
         (["chat", "-m", "qwen3-4b", "hello"], 'ipex-lookahead generate --model qwen3-4b "hello"'),
         (["generate", "default", "Why me?"], 'ipex-lookahead generate --model default "Why me?"'),
+        (["generate", "--think", "off", "hi"], "write --no-think alone"),
         (["serve", "qwen3-4b"], "ipex-lookahead serve --model qwen3-4b"),
         (["list", "models"], "ipex-lookahead list --help"),
     ],
