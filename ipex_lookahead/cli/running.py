@@ -49,6 +49,7 @@ def run_command(
         _say("hint: redirect it to a file or to /dev/null")
         return FAILED
     _escape_unencodable()
+    output = sys.stdout
     try:
         code: Any = command.main(
             args=None if arguments is None else list(arguments), prog_name=name, standalone_mode=False
@@ -60,6 +61,10 @@ def run_command(
         return INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, has gone
         return READER_GONE
+    except SystemExit:
+        if sys.stdout is not output:  # click wraps it and exits with 1 when the reader has gone
+            return READER_GONE
+        raise
     except click.ClickException as error:
         _report_usage(error)
         return error.exit_code
