@@ -55,7 +55,7 @@ _OTHER_USES = {
     "sampling_params": "pass its settings by name: temperature=0.7, top_p=0.9, max_new_tokens=64",
     "generation_config": "pass its settings by name: temperature=0.7, top_p=0.9, max_new_tokens=64",
 }
-"""Names of other libraries that are no option here -> the hint."""
+"""Names of other libraries without an option of the same kind -> the hint."""
 _OTHER_SETTINGS = {
     "model_path": "model",
     "model_id": "model",
