@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ipex_lookahead.system.terminal import may_draw
+from ipex_lookahead.system.terminal import is_terminal, may_draw
 
 PIPED_WIDTH = 80
 """Width of tables if the output is not a terminal and ``COLUMNS`` is not set."""
@@ -67,7 +67,7 @@ def print_line(line: str, **style: Any) -> None:
         line: The text.
         **style: Arguments of ``click.style``.
     """
-    width = terminal_width(to_stderr=True, piped=ENDLESS)
+    width = terminal_width(to_stderr=True) if is_terminal(sys.stderr) else ENDLESS
     for part in map(_plain, line.split("\n")):
         for one in [part] if columns_of(part) <= width else _wrapped(part, width):
             click.echo(click.style(one, **style) if style and may_draw() else one, err=True)

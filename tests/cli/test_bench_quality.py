@@ -74,7 +74,7 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(tiny, capsys, tmp_path)
         (["--low-bit", "sym_int4,int4"], "unknown low-bit format 'int4'"),
         (["--low-bit", "sym_int4,"], "unknown low-bit format ''"),
         (["--reference", "f32"], "unknown low-bit format 'f32'"),
-        (["--text", str(tmp_path / "t")], "is not UTF-8 text (byte "),
+        (["--text", str(tmp_path / "t")], "cannot be read as UTF-8 text"),
         (["--plot", "a.gif"], ".svg or .png"),
     ):
         assert run(["bench", "quality", "--model", folder, *arguments]) != 0

@@ -116,7 +116,7 @@ def test_every_file_is_run_here_and_stands_in_the_readme():
     kinds = ("lookahead", "formats", "bench")
     files = {f"{kind}/{file.name}" for kind in kinds for file in (CONFIGS / kind).iterdir()}
     text = (CONFIGS / "README.md").read_text(encoding="utf-8")
-    assert files == {name for name in re.findall(r"\]\(([\w/]+\.yaml)\)", text) if name.split("/")[0] in kinds}
+    assert files == {name for name in re.findall(r"\[([\w/]+\.yaml)\]\(", text) if name.split("/")[0] in kinds}
     for file in files:
         assert (CONFIGS / file).read_text(encoding="utf-8").startswith("# "), f"{file} does not say what it is for"
 

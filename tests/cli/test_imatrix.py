@@ -112,7 +112,7 @@ def test_what_has_no_effect_or_cannot_be_is_refused(folder, text, tmp_path, caps
         assert what in capsys.readouterr().err
     text.write_bytes(b"\xff\xfe")
     assert run(["imatrix", "-m", str(folder), "--text", str(text), "--to", str(out)]) == 1
-    assert "is not UTF-8 text (byte " in capsys.readouterr().err
+    assert "cannot be read as UTF-8 text" in capsys.readouterr().err
     text.write_text("")
     assert run(["imatrix", "-m", str(folder), "--text", str(text), "--to", str(out)]) == 1
     assert "has no tokens" in capsys.readouterr().err

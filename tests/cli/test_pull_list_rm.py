@@ -88,7 +88,7 @@ def test_a_folder_is_pulled_listed_run_and_removed(commands, hub, tmp_path):
     info, asked, removed, again = commands(["info", found["name"], "--json"], ["rm", "owner/folder"], remove, remove)
     assert info.returncode == 0, info.stderr
     assert json.loads(info.stdout)["license"] == "mit"
-    assert (asked.returncode, "hint: rm --yes owner/folder" in asked.stderr) == (2, True)
+    assert (asked.returncode, "hint: ipex-lookahead rm --yes owner/folder" in asked.stderr) == (2, True)
     assert removed.returncode == 0, removed.stderr
     assert removed.stdout.startswith("removed owner/folder: ")
     assert [path.name for path in (tmp_path / "hf" / "hub").glob("models--*")] == [other.name]
@@ -142,7 +142,7 @@ def test_what_cannot_be_run_is_said_and_a_list_of_nothing_says_what_to_do(comman
     assert empty.returncode == 0
     assert "ipex-lookahead pull NAME" in empty.stdout
     assert falcon.returncode == 1
-    assert "the model was fetched, but cannot run" in falcon.stderr
+    assert "downloaded, but the model cannot run" in falcon.stderr
     assert "torch engine" in falcon.stderr
     assert (pickled.returncode, pickled.stdout) == (1, "")
     assert "a pickle" in pickled.stderr

@@ -72,12 +72,14 @@ def test_colours_take_no_columns():
 
 
 def test_a_line_of_statistics_is_broken_between_words(monkeypatch, capsys):
+    from ipex_lookahead.cli import tables
     from ipex_lookahead.cli.tables import print_line
 
     monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(tables, "is_terminal", lambda stream: True)
     print_line("128 tokens · 45.1 tok/s · 48% drafted")
     print_line("  short, indented")
-    monkeypatch.delenv("COLUMNS")
+    monkeypatch.setattr(tables, "is_terminal", lambda stream: False)
     print_line("piped lines are not broken, however long they are " * 3)
     lines = capsys.readouterr().err.splitlines()
     assert lines[:3] == ["128 tokens · 45.1", "tok/s · 48% drafted", "  short, indented"]
