@@ -129,8 +129,8 @@ def test_files_are_sent_with_the_message(page):
     asked = scripted(page, {"content": "Seen"})
     attach(page, file("notes.md", b"# Notes\r\n```\nx\n```\n"), file("paper.pdf", made("Said here", "And there")))
     shown = sorted(chips(page))
-    assert re.fullmatch(r"notes.md 20 B · \d+ tokens", shown[0])
-    assert re.fullmatch(r"paper.pdf 1.\d kB · \d+ tokens", shown[1])
+    assert re.fullmatch(r"notes.md 19 B · \d+ tokens", shown[0])
+    assert re.fullmatch(r"paper.pdf \d+ B · \d+ tokens", shown[1])
     picture(page, "attached")
     page.click("text=notes.md >> xpath=.. >> button")
     assert len(chips(page)) == 1
@@ -164,6 +164,7 @@ def test_files_alone_are_a_message_and_can_be_edited(page):
     page.click("#talk li.user [aria-label='Edit this message']")
     assert len(chips(page)) == 1
     write(page, "Short?")
+    expect(page.locator("#talk .versions")).to_contain_text("2/2")
     idle(page)
     assert asked[1]["messages"] == [{"role": "user", "content": "File: a.txt\n```\né\n```\n\nShort?"}]
 
@@ -188,21 +189,21 @@ def test_what_cannot_be_attached_is_named(page):
         file("fine.txt", b"fine"),
     )
     expect(page.locator("#attached .chip")).to_have_count(1)
-    told(page, "#notice", "photo.png is not a text file (UTF-8 or UTF-16) or a PDF, so it cannot be attached.")
+    told(page, "#notice", '"photo.png" is not a text file (UTF-8 or UTF-16) or a PDF, so it cannot be attached.')
     told(
         page,
         "#notice",
-        "scan.pdf: the PDF has no text; it probably contains scanned pages, which need OCR first.",
+        '"scan.pdf": the PDF has no text; it probably contains scanned pages, which need OCR first.',
     )
-    told(page, "#notice", "broken.pdf: the file is not a PDF.")
-    told(page, "#notice", "none.txt is empty.")
+    told(page, "#notice", '"broken.pdf": the file is not a PDF.')
+    told(page, "#notice", '"none.txt" is empty.')
     big = page.evaluate(
         """async () => {
           const { read } = await import("./page/files.js");
           return read(new File([new Uint8Array(5 << 20)], "big.log")).catch((error) => error.message);
         }"""
     )
-    assert big == "big.log has 5.2 MB; at most 4.2 MB can be attached"
+    assert big == '"big.log" has 5.2 MB; at most 4.2 MB can be attached'
 
 
 def test_encodings(page):
@@ -224,23 +225,25 @@ def test_encodings(page):
 def test_a_file_that_does_not_fit_is_refused_before_it_is_sent(page):
     asked = scripted(page, {"content": "Never"})
     attach(page, file("long.txt", b"word and word\n" * 5000))
-    told(page, "#notice", re.compile(r"long.txt \([\d,]+ tokens\) does not fit the model's context \(8,192 tokens\)"))
+    told(page, "#notice", re.compile(r'"long.txt" \([\d,]+ tokens\) does not fit the model.s context \(8,192 tokens\)'))
     assert page.locator("#attached .chip.over").count() == 1
     page.fill("#prompt", "Sum it up")
     page.click("#send")
     told(page, "#notice", "does not fit the model's context")
     assert (asked, len(chips(page)), page.input_value("#prompt")) == ([], 1, "Sum it up")
     page.click("#attached button")
+    page.unroute("**/v1/chat/completions")
     half = b"word and word\n" * 1500
     attach(page, file("one.txt", half), file("two.txt", half))
     page.click("#send")
-    told(page, "#notice", re.compile(r"with these files \([\d,]+ tokens\) does not fit"))
-    assert asked == []
+    told(page, "#notice", re.compile(r"This message \([\d,]+ tokens\) does not fit .* Remove a file"))
+    assert (len(chips(page)), page.input_value("#prompt")) == (2, "Sum it up"), "the message is restored"
+    expect(page.locator("#talk > li")).to_have_count(0)
 
 
 def test_a_full_storage_is_reported(page):
     scripted(page, {"content": "Seen"})
-    page.evaluate("localStorage.setItem('filler', 'x'.repeat(5_000_000))")
+    page.evaluate("localStorage.setItem('filler', 'x'.repeat(5_230_000))")
     attach(page, file("a.txt", b"words " * 4000))
     write(page, "Look")
     told(page, "#notice", "storage is full")
@@ -265,3 +268,29 @@ def test_exported_files_are_imported(page):
     assert found[0] == sent
     assert (found[1]["content"], found[1]["files"][0]["text"]) == ("Look", "words")
     assert sent in found[2]
+
+
+def test_a_pasted_table_is_text_and_a_folder_is_named(page):
+    found = page.evaluate(
+        """async () => {
+          const { read } = await import("./page/files.js");
+          const transfer = new DataTransfer();
+          transfer.items.add(new File(["picture"], "image.png"));
+          for (const kind of ["text/plain", "text/html"]) transfer.setData(kind, "a\\tb");
+          const paste = new ClipboardEvent("paste", { bubbles: true, cancelable: true, clipboardData: transfer });
+          document.getElementById("prompt").dispatchEvent(paste);
+          const unread = { slice: () => ({ text: () => Promise.reject(new DOMException("no", "NotFoundError")) }) };
+          const folder = { name: "notes", size: 4096, ...unread };
+          return [paste.defaultPrevented, await read(folder).catch((error) => error.message)];
+        }"""
+    )
+    assert found == [False, '"notes" cannot be read; a folder cannot be attached']
+    expect(page.locator("#attached .chip")).to_have_count(0)
+
+
+def test_a_suggestion_is_sent_with_the_files(page):
+    asked = scripted(page, {"content": "Seen"})
+    attach(page, file("a.txt", b"words"))
+    page.click(".suggestion >> nth=0")
+    told(page, SAID, "Seen")
+    assert asked[0]["messages"][0]["content"].startswith("File: a.txt\n```\nwords\n```\n\nExplain")

@@ -2,6 +2,7 @@
 import { list } from "./attach.js";
 import { numbered } from "./branches.js";
 import { at, button, copyButton, element, iconButton } from "./dom.js";
+import { sent } from "./files.js";
 import { Markdown } from "./markdown.js";
 
 const HUES = 6;
@@ -69,7 +70,7 @@ export class Shown {
     const change = this.user
       ? iconButton("edit", "Edit this message", edit)
       : iconButton("again", "Write another answer", again);
-    this.buttons = element("div", "actions", copyButton("Copy message", () => message.content), change);
+    this.buttons = element("div", "actions", copyButton("Copy message", () => message.content || sent(message)), change);
     if (this.user) this.item.append(...(message.files ? [list(message.files)] : []), ...(message.content ? [this.said] : []));
     else this.item.append(this.folded, this.said, this.written, this.rest);
     this.foot = element("div", "foot", this.buttons);

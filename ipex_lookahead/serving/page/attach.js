@@ -1,5 +1,4 @@
 // Attached files: the button, drag and drop, pasted files, and the list above the message box and in sent messages.
-import { promptTokens } from "./api.js";
 import { announce, at, element, iconButton } from "./dom.js";
 import { bytes, read } from "./files.js";
 import { model } from "./model.js";
@@ -61,23 +60,17 @@ async function add(files) {
     }
     draw();
   }));
-  announce(held.length ? `${held.length} files are attached.` : "No file is attached.");
+  announce(`Attached files: ${held.length}`);
   if (problems.length) tell(problems.join(" "));
 }
 
 const tooLarge = ({ name, tokens: count }) =>
-  `${name} (${tokens(count)}) does not fit the model's context (${tokens(model.context)}). Attach a part of it.`;
+  `"${name}" (${tokens(count)}) does not fit the model's context (${tokens(model.context)}). Attach a part of it.`;
 
-/** Return why messages with attached files cannot be sent; "" if they can be, or if only the server can tell. */
-export async function refusal(messages, files) {
-  if (!model.context) return "";
+/** Return why no message can have these files, "" if one can. Whether the conversation fits, the server decides. */
+export function refusal(files) {
   const large = files.find((one) => !fits(one.tokens));
-  if (large) return tooLarge(large);
-  const count = await promptTokens(messages).catch((error) => (error.code === "too_large" ? Infinity : 0));
-  if (count < model.context) return "";
-  const total = Number.isFinite(count) ? ` (${tokens(count)})` : "";
-  return `The conversation with these files${total} does not fit the model's context (${tokens(model.context)}). ` +
-    "Remove a file, attach a part of it, or start a new conversation.";
+  return large ? tooLarge(large) : "";
 }
 
 /** Return the list of a sent message's files; each opens to the text that the model received. */
@@ -107,9 +100,10 @@ export function connectAttachments(notice) {
     at("prompt").focus();
   });
   at("prompt").addEventListener("paste", (event) => {
-    if (!event.clipboardData.files.length) return;
+    const { files, types } = event.clipboardData;
+    if (!files.length || (types.includes("text/plain") && types.includes("text/html"))) return; // table cells, with a picture
     event.preventDefault();
-    add([...event.clipboardData.files]);
+    add([...files]);
   });
   const carries = (event) => event.dataTransfer?.types.includes("Files");
   const dropping = (on) => document.body.classList.toggle("dropping", on);

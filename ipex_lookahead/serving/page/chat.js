@@ -13,6 +13,7 @@ import { drawnSeed, limit, mostTokens, sampling } from "./settings.js";
 import * as talks from "./talks.js";
 
 const FULL = "context_length_exceeded";
+const READING = "A file is still being read.";
 
 /** What is open; `running` stops the answer in progress, `editing` is the place of the message that is edited. */
 export const state = { talk: talks.all()[0] || talks.fresh(), running: null, editing: null };
@@ -289,7 +290,8 @@ async function tellFull(error, messages, retry) {
   const tokens = Number.isFinite(count) ? ` (${count.toLocaleString("en")} tokens)` : "";
   const said = `This conversation${tokens} no longer fits the model's context${sized()}. Start a new one, or edit an earlier message.`;
   const fewer = messages.filter((one) => one.role === "user").length > 1;
-  tell(fewer ? said : `This message${tokens} does not fit the model's context${sized()}. Shorten it.`, fewer ? [
+  const shorten = messages.at(-1).files ? "Remove a file, or attach a part of it." : "Shorten it.";
+  tell(fewer ? said : `This message${tokens} does not fit the model's context${sized()}. ${shorten}`, fewer ? [
     ["New conversation", () => hooks.fresh()],
     ["Drop the oldest turns", () => drop(retry, messages)],
   ] : []);
@@ -358,26 +360,17 @@ function written() {
   return content || files.length ? { role: "user", content, ...(files.length ? { files } : {}) } : null;
 }
 
-/** Return whether the files of a question fit the model's context after what precedes it, and say if they do not. */
-async function fits(question, talk, place) {
-  if (!question.files) return true;
-  const problem = await refusal(talks.asMessages({ ...talk, messages: [...talk.messages.slice(0, place), question] }), question.files);
-  if (problem) tell(problem);
-  return !problem;
-}
-
 /** Send the message in the box. */
-export async function send() {
+export function send() {
   const { talk } = state;
   const question = written();
   if (state.running || !(question || reading())) return;
-  if (reading()) {
-    tell("A file is still being read.");
+  const problem = reading() ? READING : refusal(attached());
+  if (problem) {
+    tell(problem);
     return;
   }
   const place = state.editing === null ? talk.messages.length : state.editing;
-  const before = at("prompt").value;
-  if (!(await fits(question, talk, place)) || state.running || talk !== state.talk || at("prompt").value !== before) return;
   edit(null);
   write("");
   answer(place, question);
@@ -387,6 +380,10 @@ export async function send() {
 export function run() {
   const { talk } = state;
   if (state.running) return;
+  if (reading()) {
+    tell(READING);
+    return;
+  }
   const question = written();
   const last = talk.messages.findLastIndex((one) => one.role === "user");
   if (!question && last < 0) {

@@ -15,16 +15,18 @@ export function bytes(count) {
   return `${size < 10 && unit !== "B" ? size.toFixed(1) : Math.round(size)} ${unit}`;
 }
 
-/** Read a file of the user. Throws an Error with a sentence that names the file. */
+/** Read a file of the user. Throws an Error with a sentence that names the file, quoted: `tell` begins with a capital. */
 export async function read(file, signal) {
   const name = file.name.replace(/[\p{C}\p{Zl}\p{Zp}]+/gu, " ").trim().slice(-MAX_NAME) || "file";
-  const isPdf = (await file.slice(0, 5).text()) === "%PDF-" || /\.pdf$/i.test(name);
+  const start = await file.slice(0, 5).text().catch(() => null);
+  if (start === null) throw new Error(`"${name}" cannot be read; a folder cannot be attached`);
+  const isPdf = start === "%PDF-" || /\.pdf$/i.test(name);
   const most = isPdf ? MAX_PDF_BYTES : MAX_TEXT_BYTES;
-  if (file.size > most) throw new Error(`${name} has ${bytes(file.size)}; at most ${bytes(most)} can be attached`);
-  if (file.size === 0) throw new Error(`${name} is empty`);
+  if (file.size > most) throw new Error(`"${name}" has ${bytes(file.size)}; at most ${bytes(most)} can be attached`);
+  if (file.size === 0) throw new Error(`"${name}" is empty`);
   const text = isPdf ? await extracted(file, name, signal) : decoded(new Uint8Array(await file.arrayBuffer()));
-  if (text === null) throw new Error(`${name} is not a text file (UTF-8 or UTF-16) or a PDF, so it cannot be attached`);
-  if (!text.trim()) throw new Error(`${name} has no text`);
+  if (text === null) throw new Error(`"${name}" is not a text file (UTF-8 or UTF-16) or a PDF, so it cannot be attached`);
+  if (!text.trim()) throw new Error(`"${name}" has no text`);
   const tokens = await textTokens(text, signal).catch(() => null);
   return { name, size: file.size, text, tokens };
 }
@@ -33,7 +35,7 @@ async function extracted(file, name, signal) {
   try {
     return await pdfText(file, signal);
   } catch (error) {
-    throw error.name === "AbortError" ? error : new Error(`${name}: ${error.message}`);
+    throw error.name === "AbortError" ? error : new Error(`"${name}": ${error.message}`);
   }
 }
 

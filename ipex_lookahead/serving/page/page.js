@@ -38,7 +38,7 @@ function fresh() {
 
 function suggest([name, text]) {
   const made = button("", () => {
-    write(text);
+    at("prompt").value = text; // files stay attached
     send();
   });
   made.className = "suggestion";

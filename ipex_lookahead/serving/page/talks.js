@@ -22,7 +22,7 @@ export function fresh() {
 export function isMessage(one) {
   if (!one || !["user", "assistant"].includes(one.role) || typeof one.content !== "string" || !isFiles(one.files)) return false;
   const versions = one.versions;
-  return versions === undefined || (Array.isArray(versions.tails) && versions.tails.every(
+  return versions === undefined || (Array.isArray(versions?.tails) && versions.tails.every(
     (tail, i) => (i === versions.at ? tail === null : Array.isArray(tail) && tail.length > 0 && tail.every(isMessage)),
   ) && versions.tails[versions.at] === null);
 }

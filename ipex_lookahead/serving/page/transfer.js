@@ -53,12 +53,12 @@ export function download(text, title, ending, kind) {
  * Return them; throw an Error with the reason if the file cannot be read, or if the browser does not store all.
  */
 export async function importFile(file) {
-  if (file.size > MOST_BYTES) throw new Error(`${file.name} has ${file.size >> 20} MiB; at most ${MOST_BYTES >> 20} are read`);
+  if (file.size > MOST_BYTES) throw new Error(`"${file.name}" has ${file.size >> 20} MiB; at most ${MOST_BYTES >> 20} are read`);
   let given;
   try {
     given = JSON.parse(await file.text());
   } catch {
-    throw new Error(`${file.name} is not valid JSON; choose a file that "Export as JSON" wrote`);
+    throw new Error(`"${file.name}" is not valid JSON; choose a file that "Export as JSON" wrote`);
   }
   const several = Array.isArray(given) && given.some((one) => one && one.messages) ? given : given && given.conversations;
   const found = (Array.isArray(several) ? several : [given]).map((one, i) => imported(one, i, file.name));
@@ -73,14 +73,14 @@ export async function importFile(file) {
 function imported(given, number, file) {
   const messages = Array.isArray(given) ? given : given && given.messages;
   if (!Array.isArray(messages) || !messages.length) {
-    throw new Error(`${file}: conversation ${number + 1} has no list "messages"; choose a file that "Export as JSON" wrote`);
+    throw new Error(`"${file}": conversation ${number + 1} has no list "messages"; choose a file that "Export as JSON" wrote`);
   }
   const system = messages.filter((one) => one && ["system", "developer"].includes(one.role));
   const rest = messages.filter((one) => !system.includes(one));
   const wrong = rest.findIndex((one) => !talks.isMessage(one));
   if (wrong >= 0 || !system.every((one) => typeof one.content === "string")) {
     const which = wrong >= 0 ? `message ${messages.indexOf(rest[wrong]) + 1}` : "the system message";
-    throw new Error(`${file}: ${which} of conversation ${number + 1} is not a text of the user or the assistant`);
+    throw new Error(`"${file}": ${which} of conversation ${number + 1} is not a text of the user or the assistant`);
   }
   const title = typeof given.title === "string" ? given.title.slice(0, 200) : "";
   return {
