@@ -143,7 +143,7 @@ def test_files_are_sent_with_the_message(page):
     assert chips(page) == []
     assert page.inner_text("#talk li.user > .said") == "What is it?"
     page.click("#talk .files summary >> nth=0")
-    assert page.inner_text("#talk .files pre >> nth=0") == "Said here\n\nAnd there"
+    expect(page.locator("#talk .files pre >> nth=0")).to_have_text(re.compile("^Said here\n\nAnd there$"))
     picture(page, "attached-sent")
     page.reload()
     expect(page.locator("#talk .files .chip")).to_have_count(2)
@@ -294,3 +294,13 @@ def test_a_suggestion_is_sent_with_the_files(page):
     page.click(".suggestion >> nth=0")
     told(page, SAID, "Seen")
     assert asked[0]["messages"][0]["content"].startswith("File: a.txt\n```\nwords\n```\n\nExplain")
+
+
+def test_long_names_and_wide_formulas_do_not_widen_the_page(page):
+    page.set_viewport_size({"width": 390, "height": 800})
+    scripted(page, {"content": f"So \\({' + '.join('abcdefghijklmnopqrstuvwxyz')}\\)."})
+    attach(page, file("long_name" * 12 + ".txt", b"words"))
+    write(page, "Look")
+    expect(page.locator(f"{SAID} math")).to_have_count(1)
+    assert page.evaluate("[document.all.main.scrollWidth, document.all.main.clientWidth]") == [390, 390]
+    picture(page, "attached-narrow")

@@ -199,6 +199,8 @@ GOOD = {"messages": [{"role": "user", "content": "a"}]}
         ("{not json", "is not valid JSON"),
         ("null", "has no list"),
         ("{}", "has no list"),
+        ('{"conversations": []}', "has no conversation"),
+        ('{"messages": [{"role": "user", "content": "x", "versions": null}]}', "message 1 of conversation 1 is not"),
         ('{"conversations": [{"messages": []}]}', "has no list"),
         (json.dumps({"messages": [{"role": "user", "content": 1}]}), "message 1 of conversation 1"),
         (json.dumps([GOOD, {"messages": [*GOOD["messages"], {"role": "tool", "content": "b"}]}]), "message 2 of"),

@@ -21,7 +21,7 @@ export function attach(files = []) {
 /** Return whether a file is still being read. */
 export const reading = () => held.some((one) => one.reading);
 
-const tokens = (count) => `${count.toLocaleString("en")} tokens`;
+const tokens = (count) => (count === Infinity ? "too many tokens" : `${count.toLocaleString("en")} tokens`);
 const described = ({ size, tokens: count, text }) =>
   `${bytes(size)} · ${count === null ? `${text.length.toLocaleString("en")} characters` : tokens(count)}`;
 const fits = (count) => !model.context || count === null || count < model.context;
@@ -44,24 +44,25 @@ function draw() {
 
 /** Attach files of the user; those that cannot be are named in a notice. */
 async function add(files) {
-  const problems = [];
-  if (held.length + files.length > MAX_FILES) problems.push(`At most ${MAX_FILES} files can be attached to a message.`);
-  await Promise.all([...files].slice(0, MAX_FILES - held.length).map(async (file) => {
+  const problems = []; // in the order of the files
+  const left = held.length + files.length > MAX_FILES ? `At most ${MAX_FILES} files can be attached to a message.` : "";
+  await Promise.all([...files].slice(0, MAX_FILES - held.length).map(async (file, i) => {
     const one = { name: file.name, size: file.size, reading: new AbortController() };
     held.push(one);
     draw();
     try {
       const found = await read(file, one.reading.signal);
       held = held.map((other) => (other === one ? found : other));
-      if (!fits(found.tokens)) problems.push(tooLarge(found));
+      if (!fits(found.tokens)) problems[i] = tooLarge(found);
     } catch (error) {
       held = held.filter((other) => other !== one);
-      if (error.name !== "AbortError") problems.push(`${error.message}.`.replace(/([.!?])\.$/, "$1"));
+      if (error.name !== "AbortError") problems[i] = `${error.message}.`.replace(/([.!?])\.$/, "$1");
     }
     draw();
   }));
   announce(`Attached files: ${held.length}`);
-  if (problems.length) tell(problems.join(" "));
+  const told = [...problems, left].filter(Boolean).join("\n");
+  if (told) tell(told);
 }
 
 const tooLarge = ({ name, tokens: count }) =>

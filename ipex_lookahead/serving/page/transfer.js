@@ -62,6 +62,7 @@ export async function importFile(file) {
   }
   const several = Array.isArray(given) && given.some((one) => one && one.messages) ? given : given && given.conversations;
   const found = (Array.isArray(several) ? several : [given]).map((one, i) => imported(one, i, file.name));
+  if (!found.length) throw new Error(`"${file.name}" has no conversation`);
   for (const [i, talk] of found.entries()) {
     if (talks.keep(talk)) continue;
     for (const one of found.slice(0, i)) talks.remove(one);
