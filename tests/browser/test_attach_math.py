@@ -239,6 +239,15 @@ def test_a_file_that_does_not_fit_is_refused_before_it_is_sent(page):
     told(page, "#notice", re.compile(r"This message \([\d,]+ tokens\) does not fit .* Remove a file"))
     assert (len(chips(page)), page.input_value("#prompt")) == (2, "Sum it up"), "the message is restored"
     expect(page.locator("#talk > li")).to_have_count(0)
+    scripted(page, {"content": "Seen"})
+    page.click("#attached button")
+    page.click("#send")
+    told(page, SAID, "Seen")
+    page.unroute("**/v1/chat/completions")
+    attach(page, file("one.txt", half), file("two.txt", half))
+    page.click("#send")
+    told(page, "#notice", re.compile(r"This message \([\d,]+ tokens\) does not fit .* Remove a file"))
+    expect(page.locator("#notice button")).to_have_count(0)
 
 
 def test_a_full_storage_is_reported(page):

@@ -21,7 +21,7 @@ export function attach(files = []) {
 /** Return whether a file is still being read. */
 export const reading = () => held.some((one) => one.reading);
 
-const tokens = (count) => (count === Infinity ? "too many tokens" : `${count.toLocaleString("en")} tokens`);
+const tokens = (count) => (count === Infinity ? "too many tokens" : `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`);
 const described = ({ size, tokens: count, text }) =>
   `${bytes(size)} · ${count === null ? `${text.length.toLocaleString("en")} characters` : tokens(count)}`;
 const fits = (count) => !model.context || count === null || count < model.context;
@@ -61,8 +61,8 @@ async function add(files) {
     draw();
   }));
   announce(`Attached files: ${held.length}`);
-  const told = [...problems, left].filter(Boolean).join("\n");
-  if (told) tell(told);
+  const notice = [...problems, left].filter(Boolean).join("\n");
+  if (notice) tell(notice);
 }
 
 const tooLarge = ({ name, tokens: count }) =>

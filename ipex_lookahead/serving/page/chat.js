@@ -267,7 +267,7 @@ async function answer(place, question, more = {}) {
       if (talk.messages[place + 1] === message) branches.discard(talk, place + 1);
       answer(place, question, more);
     };
-    if (error.code === FULL) tellFull(error, [...talk.messages.slice(0, place), question], retry);
+    if (error.code === FULL) tellFull([...talk.messages.slice(0, place), question], retry);
     else tell(error.message, [["Try again", retry]]);
   });
 }
@@ -284,17 +284,18 @@ function begin(message) {
 }
 
 /** Say that the conversation no longer fits, with the numbers, and offer what helps. */
-async function tellFull(error, messages, retry) {
+async function tellFull(messages, retry) {
   const { talk } = state;
-  const count = await promptTokens(talks.asMessages({ ...talk, messages })).catch(() => Infinity);
-  const tokens = Number.isFinite(count) ? ` (${count.toLocaleString("en")} tokens)` : "";
-  const said = `This conversation${tokens} no longer fits the model's context${sized()}. Start a new one, or edit an earlier message.`;
-  const fewer = messages.filter((one) => one.role === "user").length > 1;
-  const shorten = messages.at(-1).files ? "Remove a file, or attach a part of it." : "Shorten it.";
-  tell(fewer ? said : `This message${tokens} does not fit the model's context${sized()}. ${shorten}`, fewer ? [
-    ["New conversation", () => hooks.fresh()],
-    ["Drop the oldest turns", () => drop(retry, messages)],
-  ] : []);
+  const count = (some) => promptTokens(talks.asMessages({ ...talk, messages: some })).catch(() => Infinity);
+  const last = messages.slice(messages.findLastIndex((one) => one.role === "user"));
+  const alone = (await count(last)) >= model.context;
+  const total = await count(alone ? last : messages);
+  const tokens = Number.isFinite(total) ? ` (${total.toLocaleString("en")} tokens)` : "";
+  const shorten = last[0].files ? "Remove a file, or attach a part of it." : "Shorten it.";
+  if (alone) tell(`This message${tokens} does not fit the model's context${sized()}. ${shorten}`);
+  else tell(`This conversation${tokens} no longer fits the model's context${sized()}. Start a new one, or edit an earlier message.`, [
+    ["New conversation", hooks.fresh], ["Drop the oldest turns", () => drop(retry, messages)],
+  ]);
 }
 
 /** Hide the fewest of the oldest turns from the model that leave room for an answer; then run `next`. */
@@ -342,7 +343,7 @@ function goOn(place) {
   const options = { ...message.made, ...limit(), continue_final_message: true, echo: true };
   const shown = begin(message);
   guarded((signal) => stream(talk, message, shown, sent, options, signal), (error) => {
-    if (error.code === FULL) tellFull(error, talk.messages.slice(0, place + 1), () => goOn(place));
+    if (error.code === FULL) tellFull(talk.messages.slice(0, place + 1), () => goOn(place));
     else tell(error.message, [["Try again", () => goOn(place)]]);
   });
 }
@@ -366,10 +367,7 @@ export function send() {
   const question = written();
   if (state.running || !(question || reading())) return;
   const problem = reading() ? READING : refusal(attached());
-  if (problem) {
-    tell(problem);
-    return;
-  }
+  if (problem) return tell(problem);
   const place = state.editing === null ? talk.messages.length : state.editing;
   edit(null);
   write("");
@@ -380,10 +378,7 @@ export function send() {
 export function run() {
   const { talk } = state;
   if (state.running) return;
-  if (reading()) {
-    tell(READING);
-    return;
-  }
+  if (reading()) return tell(READING);
   const question = written();
   const last = talk.messages.findLastIndex((one) => one.role === "user");
   if (!question && last < 0) {

@@ -66,7 +66,7 @@ export async function importFile(file) {
   for (const [i, talk] of found.entries()) {
     if (talks.keep(talk)) continue;
     for (const one of found.slice(0, i)) talks.remove(one);
-    throw new Error("this browser has no room for these conversations; delete some, then import again. Nothing was changed");
+    throw new Error("nothing was imported: this browser has no room for these conversations. Delete some, then import again.");
   }
   return found;
 }
