@@ -217,5 +217,5 @@ def test_a_model_without_a_chat_template_is_named(page: Any) -> None:
     assert not page.is_visible("#no-template")
     with_meta(page, meta={"chat_template": False})
     page.reload()
+    page.wait_for_selector("#no-template", state="visible")
     told(page, "#no-template", "no chat template")
-    assert page.is_visible("#no-template")
