@@ -254,10 +254,10 @@ def test_what_is_larger_than_the_largest_buffer_is_refused(lazy: Device) -> None
 
 def test_what_is_not_left_is_refused_until_something_is_given_back(lazy: Device) -> None:
     first = [lazy.empty(600)]
-    with pytest.raises(OutOfMemoryError, match="a buffer of 404 bytes is needed, and 400 of its 1,000 are left$"):
+    with pytest.raises(OutOfMemoryError, match="a buffer of 404 bytes is needed, and 400 of its 1,000 are left"):
         lazy.upload(np.zeros(101, np.float32))
     second = lazy.upload(np.zeros(100, np.float32))
-    with pytest.raises(OutOfMemoryError, match="and 0 of its 1,000 are left$"):
+    with pytest.raises(OutOfMemoryError, match="and 0 of its 1,000 are left"):
         lazy.empty(0)  # which is a buffer of 4 bytes
     assert (Lazy.made, lazy.objects.nbytes) == (2, 1000)
     first.clear()
