@@ -315,7 +315,7 @@ def compare_table(report: dict[str, Any]) -> list[str]:
         return [name, entry["mode"], decode, f"{entry['ratio']:.2f} x", prompt, same]
 
     heads = ["program", "mode", "decode", "vs its plain decoding", "prompt", "same text as its plain decoding"]
-    weights = "; ".join(dict.fromkeys(f"{one['peer']}: {one['weights']}, {one['lookup']}" for one in report["rows"]))
+    weights = ". ".join(dict.fromkeys(f"{one['peer']}: {one['weights']}, {one['lookup']}" for one in report["rows"]))
     absent = f" Not measured: {', '.join(report['absent'])}." if report["absent"] else ""
     note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. {weights}. {where(report)}{absent}"
     return [*markdown(heads, map(row, report["rows"])), "", note]
@@ -357,7 +357,7 @@ def speculation_table(report: dict[str, Any]) -> list[str]:
                     kind = f"{KINDS.get(row['mode'], row['mode'])}: {row['drafts']}"
                     yield [f"{entry['program']} {entry['version']}", kind, of(row["greedy"]), of(row["sampled"])]
 
-    weights = "; ".join(f"{entry['program']}: {entry['weights']}" for entry in report["programs"])
+    weights = ". ".join(f"{entry['program']}: {entry['weights']}" for entry in report["programs"])
     note = f"{report['prompts']} prompts, {report['max_new_tokens']} tokens. {weights}."
     if blocks["programs"]:
         note += f" MTP: {blocks['prompts']} prompts, {blocks['max_new_tokens']} tokens, a model with random weights."
