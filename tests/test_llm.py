@@ -283,7 +283,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"schema": SCHEMA, "grammar": "x"}, "schema and grammar exclude each other", ""),
     ({"schema": {"type": "colour"}}, "schema: the grammar cannot be compiled", ""),
     ({"grammar": " "}, "grammar is ' '", ""),
-    ({"schema": SCHEMA, "min_tokens": 4}, "min_tokens is not for an answer with a schema", ""),
+    ({"schema": SCHEMA, "min_tokens": 4}, "min_tokens cannot be combined with a schema", ""),
     ({"tools": ["weather"]}, r"tools\[0\] must be .*, got str", ""),
     ({"tools": [print]}, r"tools\[0\] must be", "describe the function and its parameters as a dict"),
     ({"tools": [{"name": "no good"}]}, r"tools\[0\]: its name is 'no good'", ""),

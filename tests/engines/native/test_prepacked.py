@@ -48,5 +48,5 @@ def test_a_tile_is_16_outputs_by_32_inputs() -> None:
 
 def test_streams_of_another_shape_are_refused() -> None:
     weight = make_weight("sym_int4", 16, 64)
-    with pytest.raises(InputError, match="no sym_int4 weight"):
+    with pytest.raises(InputError, match="not a sym_int4 weight"):
         prepacked(replace(weight, codes=weight.codes[:, :-1]))

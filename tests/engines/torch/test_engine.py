@@ -272,7 +272,7 @@ def test_hidden_states_are_those_of_each_sequence(deterministic: bool) -> None:
         assert states.tobytes() == every[layer][[1, 5, 23]].tobytes()
     for wrong, said in (
         (OutputRequest(hidden=(layers,)), "after the final norm"),
-        (OutputRequest(hidden=(-2,)), "are not to be had"),
+        (OutputRequest(hidden=(-2,)), "are not available"),
         (OutputRequest(hidden=(0,), hidden_rows=np.array([24], np.int32)), "hidden_rows must be rows of the step"),
         (OutputRequest(timings=True), "returns no timings"),
     ):
