@@ -5,10 +5,11 @@
 # make test-opencl  the OpenCL engine on Intel's OpenCL runtime for CPUs, next to .venv (0.8 GB, kept in the cache folder)
 # make test-opencl-offline  its kernels built by Intel's compiler for its GPUs, from Debian unstable (0.3 GB, kept in the cache folder)
 # make test-browser  the server's page in Chromium (apt install chromium), driven by Playwright, next to .venv (0.2 GB)
-# make test-clients  the server with openai, anthropic, langchain, llama-index, lm-eval, llm, schemathesis and Ray (1 GB, kept)
+# make test-clients  the server with clients (openai, anthropic, langchain ...), Ray and 16 coding agents of npm and PyPI (7 GB, kept)
 # make test-peers  the tests that compare with llama.cpp (llama-cpp-python is built once, kept in the cache folder)
+# make gates-opencl  all cases of the sampled tests of the OpenCL engine: families, formats, caches, both spellings (two hours)
 # make gates  all cases of the tests that make test samples, and its attacks at full length (an hour)
-# make soak  random requests to our own server for 20 minutes (SECONDS=60): no lost or mixed answer, equal shares, a level memory
+# make soak  random requests to our own servers for 20 minutes (SECONDS=60): no lost or mixed answer, equal shares, level memory and disk
 # make gates-coverage  how much of each reader of files those attacks run
 # make docs  a site of README and docs in build/site, its links checked
 # make wheel  wheels and an sdist in dist, each tried in a bare environment
@@ -24,7 +25,7 @@ SHARED_OUT := -n auto --maxprocesses 4 --dist loadgroup
 # Bytecode is written, also where the environment disables it: else each test process compiles 1,000 files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test quick test-programs test-peers test-ipex-llm test-opencl test-opencl-offline test-browser test-clients bench docs wheel gates gates-coverage soak sanitize lint types setup clean
+.PHONY: demo test quick test-programs test-peers test-ipex-llm test-opencl test-opencl-offline test-browser test-clients bench docs wheel gates gates-opencl gates-coverage soak sanitize lint types setup clean
 .DEFAULT_GOAL := demo
 
 define setup
@@ -66,6 +67,10 @@ test-ipex-llm:
 test-opencl:
 	$(call setup,--with test)
 	@$(PYTHON) scripts/test_opencl.py $(PYTEST)
+
+gates-opencl:
+	$(call setup,--with test)
+	@IPEX_LOOKAHEAD_GATES=large $(PYTHON) scripts/test_opencl.py tests/engines/opencl -m rotating $(PYTEST)
 
 test-opencl-offline:
 	$(call setup,--with test)

@@ -6,6 +6,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -16,11 +17,13 @@
 #include "arguments.h"
 #include "description.h"
 #include "drafting/predictor.h"
+#include "encoders.h"
 #include "errors.h"
 #include "matrices.h"
 #include "model/decoder.h"
 #include "model/draft_chain.h"
 #include "model/head_state.h"
+#include "model/routed_experts.h"
 #include "runtime/dispatch.h"
 #include "runtime/machine_probe.h"
 #include "sampling.h"
@@ -30,13 +33,6 @@ using namespace ipex_lookahead;
 using namespace nb::literals;
 
 namespace {
-
-nb::object export_matrix(Decoder& d, const Matrix m) {
-  return export_matrix(m, [&](auto... streams) {
-    Crew crew(d.threads());
-    unpack(m, streams..., crew);
-  });
-}
 
 void check_linear(const LinearLayer& l, const FloatMatrix& x) {
   check_aligned(x, sizeof(float));
@@ -58,13 +54,6 @@ nb::tuple rope_tables(const nb::object& description, int64_t positions) {
   };
   return nb::make_tuple(copy(table.cos, positions, rope.half()), copy(table.sin, positions, rope.half()),
                         copy(table.query, positions));
-}
-
-nb::object export_vector(const float* values, int64_t n) {
-  if (values == nullptr) return nb::none();
-  Owned<float> copy{size_t(n)};
-  std::copy(values, values + n, copy.data.get());
-  return copy.array(n);
 }
 
 // [(name, phases, seconds, seconds at work, bytes of weights that a step of one row reads)], in step order.
@@ -95,6 +84,71 @@ std::vector<float> features_of(const Decoder& d, const std::optional<FloatMatrix
   if (int64_t(given->shape(0)) != rows || int64_t(given->shape(1)) != width)
     throw std::invalid_argument("features must have shape [rows, " + std::to_string(width) + "]");
   return {given->data(), given->data() + rows * int64_t(given->shape(1))};
+}
+
+// The inputs of a step's rows of images, copied from (given [rows], embeddings [n, width], deepstack of each layer [n, hidden],
+// positions [rows, 3] or None, last_seen [rows] or None).
+class GivenInputs {
+ public:
+  GivenInputs(const Decoder& d, const std::optional<nb::tuple>& images, Step& step) {
+    if (!images) return;
+    if (images->size() != 5) throw nb::type_error("images must be a tuple of five");
+    const int64_t rows = step.rows, width = d.shape().features.width > 0 ? d.shape().features.embedding : d.shape().hidden;
+    ints((*images)[0], rows, 1, given_);
+    step.given = given_.data();
+    step.given_count = floats((*images)[1], -1, width, embeddings_);
+    step.embeddings = embeddings_.data();
+    for (nb::handle one : nb::iter((*images)[2])) {
+      floats(one, step.given_count, d.shape().hidden, deepstack_);
+      ++step.deepstack_layers;
+    }
+    step.deepstack = deepstack_.data();
+    if (!(*images)[3].is_none()) step.positions = ints((*images)[3], rows, kAxes, positions_);
+    if (!(*images)[4].is_none()) step.last_seen = ints((*images)[4], rows, 1, last_seen_);
+  }
+
+ private:
+  static const int32_t* ints(nb::handle from, int64_t rows, int64_t columns, std::vector<int32_t>& to) {
+    IntMatrix values;
+    if (!nb::try_cast(from, values)) throw nb::type_error("rows of images need int32 matrices");
+    check_aligned(values, sizeof(int32_t));
+    if (int64_t(values.shape(0)) != rows || int64_t(values.shape(1)) != columns)
+      throw std::invalid_argument("an array of rows must have shape [" + std::to_string(rows) + ", " + std::to_string(columns) + "]");
+    to.assign(values.data(), values.data() + values.size());
+    return to.data();
+  }
+  // Appends [rows, width]; rows < 0: any number. Returns the number of rows.
+  static int64_t floats(nb::handle from, int64_t rows, int64_t width, std::vector<float>& to) {
+    FloatMatrix values;
+    if (!nb::try_cast(from, values)) throw nb::type_error("embeddings must be float32 matrices");
+    check_aligned(values, sizeof(float));
+    if ((rows >= 0 && int64_t(values.shape(0)) != rows) || int64_t(values.shape(1)) != width || int64_t(values.shape(0)) > kMaxStepRows)
+      throw std::invalid_argument("embeddings must have shape [rows of images, " + std::to_string(width) + "]");
+    to.insert(to.end(), values.data(), values.data() + values.size());
+    return int64_t(values.shape(0));
+  }
+
+  std::vector<int32_t> given_, positions_, last_seen_;
+  std::vector<float> embeddings_, deepstack_;
+};
+
+// Returns (sums [rows, hidden], number of experts read).
+nb::tuple run_experts(RoutedExperts& r, int64_t layer, FloatMatrix x, IntMatrix experts, FloatMatrix weights) {
+  check_aligned(x, sizeof(float));
+  check_aligned(experts, sizeof(int32_t));
+  check_aligned(weights, sizeof(float));
+  const int64_t rows = int64_t(x.shape(0)), used = r.used(layer);
+  const auto fits = [rows](const auto& array, int64_t n) { return int64_t(array.shape(0)) == rows && int64_t(array.shape(1)) == n; };
+  if (!fits(x, r.hidden()) || !fits(experts, used) || !fits(weights, used))
+    throw std::invalid_argument("x must have shape [rows, " + std::to_string(r.hidden()) + "], experts and weights [rows, " +
+                                std::to_string(used) + "]");
+  Owned<float, Fill::none> out{size_t(rows * r.hidden())};
+  int64_t touched;
+  {
+    nb::gil_scoped_release release;
+    touched = r.run(layer, x.data(), experts.data(), weights.data(), rows, out.data.get());
+  }
+  return nb::make_tuple(out.array(rows, r.hidden()), touched);
 }
 
 void check_sampling(const SamplingParams& p) {
@@ -154,7 +208,9 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
                   const std::vector<int64_t>& settled, IntVector tokens,
                   IntVector parents, std::optional<IntVector> want, bool logits, int top,
                   const std::vector<int32_t>& hidden_layers, std::optional<IntVector> hidden_rows, bool timings,
-                  std::optional<FloatMatrix> features, bool own) {
+                  std::optional<FloatMatrix> features, bool own, const std::vector<nb::object>& adapters,
+                  const std::vector<float>& adapter_scales, const std::vector<int64_t>& offsets,
+                  const std::optional<nb::tuple>& images) {
   if (top < 1 || top > kMaxTop) throw std::invalid_argument("top must be from 1 to " + std::to_string(kMaxTop));
   Step step;
   for (nb::handle cache : caches) {
@@ -162,6 +218,12 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
     if (!nb::try_cast(cache, step.caches.back()) || step.caches.back() == nullptr)
       throw nb::type_error("caches must be made by new_cache() and fork()");
   }
+  for (nb::handle adapter : adapters) {
+    step.adapters.emplace_back();
+    if (!adapter.is_none() && (!nb::try_cast(adapter, step.adapters.back()) || step.adapters.back() == nullptr))
+      throw nb::type_error("adapters must be made by load_adapter()");
+  }
+  step.adapter_scales = adapter_scales;
   step.counts = counts;
   step.settled = settled;
   step.settled.resize(settled.empty() ? counts.size() : settled.size());
@@ -181,6 +243,8 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
   step.wanted = int64_t(own_want.size());
   const std::vector<float> own_features = features_of(d, features, step.rows, own);
   step.own_features = own;
+  step.offsets = offsets;
+  const GivenInputs inputs(d, images, step);
   step.features = features ? own_features.data() : nullptr;
   std::vector<int32_t> own_hidden_rows;
   if (!hidden_layers.empty()) own_hidden_rows = rows_of(hidden_rows, step.rows);
@@ -218,6 +282,33 @@ nb::tuple forward(Decoder& d, const std::vector<nb::object>& caches, const std::
                         used > 0 ? centroids.array(step.wanted, used) : nb::none());
 }
 
+// Copies an adapter's changes: (name of the matrix, A [rank, n_in], B [n_out, rank], scale).
+std::unique_ptr<Adapter> load_adapter(Decoder& d, const std::vector<std::tuple<std::string, FloatMatrix, FloatMatrix, float>>& changes) {
+  for (const auto& [name, a, b, scale] : changes) {
+    check_aligned(a, sizeof(float));
+    check_aligned(b, sizeof(float));
+    if (a.shape(0) != b.shape(1)) throw std::invalid_argument("the ranks of A and B of " + name + " differ");
+  }
+  nb::gil_scoped_release release;
+  auto adapter = std::make_unique<Adapter>(d.weights());
+  for (const auto& [name, a, b, scale] : changes)
+    adapter->add(name, a.data(), int64_t(a.shape(1)), b.data(), int64_t(b.shape(0)), int64_t(a.shape(0)), scale);
+  return adapter;
+}
+
+// Returns the image that `write()` makes, uint8 [bytes].
+template <typename Write>
+nb::object export_image(const Write& write) {
+  Image image;
+  {
+    nb::gil_scoped_release release;
+    image = write();
+  }
+  Owned<uint8_t, Fill::none> bytes{0};
+  bytes.data = std::move(image.bytes);
+  return bytes.array(image.size);
+}
+
 int32_t sample_one(FloatVector logits, double temperature, int64_t top_k, double top_p, double min_p, uint64_t seed,
                    uint32_t sequence, uint32_t position) {
   static thread_local SamplingWorkspace workspace;
@@ -226,6 +317,14 @@ int32_t sample_one(FloatVector logits, double temperature, int64_t top_k, double
   check_aligned(logits, sizeof(float));
   if (logits.shape(0) > size_t(INT32_MAX)) throw std::invalid_argument("there are more logits than token ids");
   return sample(logits.data(), int64_t(logits.shape(0)), params, seed, sequence, position, workspace);
+}
+
+// See lead() in sampling.h; `token` is the sampled one.
+double lead_of(FloatVector logits, double temperature, uint64_t seed, uint32_t sequence, uint32_t position, int32_t token) {
+  check_sampling(SamplingParams{temperature, 0, 1.0, 0.0});
+  check_aligned(logits, sizeof(float));
+  if (token < 0 || size_t(token) >= logits.shape(0)) throw std::invalid_argument("the token has no logit");
+  return lead(logits.data(), int64_t(logits.shape(0)), temperature, seed, sequence, position, token);
 }
 
 // The caller guarantees that the addresses are valid; what the numbers alone show to be wrong is rejected.
@@ -269,6 +368,7 @@ NB_MODULE(_native, m) {
         "scales"_a.none().noconvert(), "minimums"_a.none().noconvert(), "steps"_a.none().noconvert(), "threads"_a);
   m.def("sample", &sample_one, "logits"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "seed"_a, "sequence"_a,
         "position"_a);
+  m.def("lead", &lead_of, "logits"_a, "temperature"_a, "seed"_a, "sequence"_a, "position"_a, "token"_a);
   m.def(
       "read_bandwidth",
       [](int64_t bytes, int threads, const std::string& isa) {
@@ -423,10 +523,24 @@ NB_MODULE(_native, m) {
       }, "tokens"_a.noconvert())
       .def("end_draft", &end_draft)
       .def("fill_blank", &Cache::fill_blank, "length"_a)
+      .def("export_pages", [](Cache& c, int64_t first, int64_t last) { return export_image([&] { return c.export_pages(first, last); }); },
+           "first"_a, "last"_a)
+      .def("export_state", [](Cache& c) { return export_image([&] { return c.export_state(); }); })
+      .def("import_pages", [](Cache& c, int64_t first, int64_t last, ByteVector data) {
+        nb::gil_scoped_release release;
+        c.import_pages(first, last, data.data(), int64_t(data.shape(0)));
+      }, "first"_a, "last"_a, "data"_a.noconvert())
+      .def("import_state", [](Cache& c, int64_t length, ByteVector data) {
+        nb::gil_scoped_release release;
+        c.import_state(length, data.data(), int64_t(data.shape(0)));
+      }, "length"_a, "data"_a.noconvert())
       .def_prop_ro("bytes", &Cache::bytes)
       .def_prop_ro("state_bytes", &Cache::state_bytes);
 
-  nb::class_<Decoder>(m, "Decoder")
+  nb::class_<Adapter>(m, "Adapter").def_prop_ro("bytes", &Adapter::bytes);
+
+  nb::class_<Decoder> decoder(m, "Decoder");
+  decoder
       .def(
           "__init__",
           [](Decoder* self, nb::object spec, int threads, const std::string& isa, const std::string& kv_format,
@@ -435,23 +549,6 @@ NB_MODULE(_native, m) {
             new (self) Decoder(shape_of(spec, format), threads, isa, target);
           },
           "spec"_a, "threads"_a, "isa"_a, "kv_format"_a, "target"_a.none() = nb::none(), nb::keep_alive<1, 6>())
-      .def(
-          "set_matrix",
-          [](Decoder& d, const std::string& name, const std::string& format, int64_t n_out, int64_t n_in, int group,
-             AnyMatrix codes, std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
-            const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
-            nb::gil_scoped_release release;
-            d.weights().set_matrix(name, plain);
-          },
-          "name"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
-          "minimums"_a.none().noconvert())
-      .def(
-          "set_vector",
-          [](Decoder& d, const std::string& name, FloatVector values) {
-            check_aligned(values, sizeof(float));
-            d.weights().set_vector(name, values.data(), int64_t(values.shape(0)));
-          },
-          "name"_a, "values"_a)
       .def(
           "set_order",
           [](Decoder& d, const std::string& name, IntVector order) {
@@ -464,7 +561,10 @@ NB_MODULE(_native, m) {
       .def("experts_touched", &Decoder::experts_touched, nb::call_guard<nb::gil_scoped_release>())
       .def("forward", &forward, "caches"_a, "counts"_a, "settled"_a, "tokens"_a.noconvert(), "parents"_a.noconvert(),
            "want"_a.none().noconvert(), "logits"_a, "top"_a, "hidden_layers"_a, "hidden_rows"_a.none().noconvert(),
-           "timings"_a, "features"_a.none() = nb::none(), "own_features"_a = false)
+           "timings"_a, "features"_a.none() = nb::none(), "own_features"_a = false,
+           "adapters"_a = std::vector<nb::object>(), "adapter_scales"_a = std::vector<float>(),
+           "offsets"_a = std::vector<int64_t>(), "images"_a.none() = nb::none())
+      .def("load_adapter", &load_adapter, "changes"_a, nb::keep_alive<0, 1>())
       .def("draft", &draft, "cache"_a, "last"_a, "copied"_a, "max_tokens"_a, "rates"_a, "min_chance"_a, "ends"_a, "draw"_a.none())
       .def("draft_step", &draft_one, "cache"_a, "token"_a, "first"_a)
       .def("set_outputs",
@@ -496,19 +596,19 @@ NB_MODULE(_native, m) {
             d.weights().share_matrix(name, other.weights().matrix(theirs));
           },
           "name"_a, "other"_a, "theirs"_a, nb::keep_alive<1, 3>())
-      .def("export_matrix",
-           [](Decoder& d, const std::string& name) { return export_matrix(d, d.weights().matrix(name)); }, "name"_a)
-      .def("export_vector",
-           [](Decoder& d, const std::string& name) {
-             int64_t n;
-             const float* values = d.weights().vector(name, &n);
-             return export_vector(values, n);
-           },
-           "name"_a)
-      .def_prop_ro("isa", [](const Decoder& d) { return std::string(d.isa()); })
-      .def_prop_ro("threads", &Decoder::threads)
       .def_prop_ro("cache_bytes_per_position", [](const Decoder& d) { return d.cache_shape().bytes_per_position(); })
-      .def_prop_ro("cache_state_bytes", [](const Decoder& d) { return d.cache_shape().state_bytes(); })
-      .def_prop_ro("weight_bytes", [](const Decoder& d) { return d.weights().bytes(); },
-                   nb::call_guard<nb::gil_scoped_release>());
+      .def_prop_ro("cache_state_bytes", [](const Decoder& d) { return d.cache_shape().state_bytes(); });
+  def_weights(decoder);
+
+  nb::class_<RoutedExperts> routed(m, "RoutedExperts");
+  routed
+      .def(
+          "__init__",
+          [](RoutedExperts* self, const std::vector<nb::object>& layers, int hidden, int threads, const std::string& isa) {
+            new (self) RoutedExperts(mixtures_of(layers), hidden, threads, isa);
+          },
+          "layers"_a, "hidden"_a, "threads"_a, "isa"_a = "")
+      .def("__call__", &run_experts, "layer"_a, "x"_a, "experts"_a.noconvert(), "weights"_a);
+  def_weights(routed);
+  def_encoders(m);
 }

@@ -14,6 +14,8 @@
 
 namespace ipex_lookahead {
 
+using namespace nb::literals;
+
 // A matrix in plain order, as the constructor arguments that recreate it; `fill` writes the streams.
 template <typename Fill>
 nb::object export_matrix(const Matrix m, const Fill& fill) {
@@ -29,6 +31,54 @@ nb::object export_matrix(const Matrix m, const Fill& fill) {
   return nb::make_tuple(facts.name, m.n_out, m.n_in, facts.scales ? group : 0, codes.array(m.n_out, bytes),
                         facts.scales ? scales.array(m.n_out, groups) : nb::none(),
                         facts.minimums ? minimums.array(m.n_out, groups) : nb::none());
+}
+
+inline nb::object export_vector(const float* values, int64_t n) {
+  if (values == nullptr) return nb::none();
+  Owned<float> copy{size_t(n)};
+  std::copy(values, values + n, copy.data.get());
+  return copy.array(n);
+}
+
+// The methods of a class with named weights (model/weights.h) that set and return them.
+template <class T>
+void def_weights(nb::class_<T>& c) {
+  c.def(
+       "set_matrix",
+       [](T& t, const std::string& name, const std::string& format, int64_t n_out, int64_t n_in, int group, AnyMatrix codes,
+          std::optional<HalfMatrix> scales, std::optional<HalfMatrix> minimums) {
+         const PlainMatrix plain = plain_of(format, n_out, n_in, group, codes, scales, minimums);
+         nb::gil_scoped_release release;
+         t.weights().set_matrix(name, plain);
+       },
+       "name"_a, "format"_a, "n_out"_a, "n_in"_a, "group"_a, "codes"_a, "scales"_a.none().noconvert(),
+       "minimums"_a.none().noconvert())
+      .def(
+          "set_vector",
+          [](T& t, const std::string& name, FloatVector values) {
+            check_aligned(values, sizeof(float));
+            t.weights().set_vector(name, values.data(), int64_t(values.shape(0)));
+          },
+          "name"_a, "values"_a)
+      .def("export_matrix",
+           [](T& t, const std::string& name) {
+             const Matrix m = t.weights().matrix(name);
+             return export_matrix(m, [&](auto... streams) {
+               Crew crew(t.threads());
+               unpack(m, streams..., crew);
+             });
+           },
+           "name"_a)
+      .def("export_vector",
+           [](T& t, const std::string& name) {
+             int64_t n;
+             const float* values = t.weights().vector(name, &n);
+             return export_vector(values, n);
+           },
+           "name"_a)
+      .def_prop_ro("isa", [](const T& t) { return std::string(t.isa()); })
+      .def_prop_ro("threads", &T::threads)
+      .def_prop_ro("weight_bytes", [](const T& t) { return t.weights().bytes(); }, nb::call_guard<nb::gil_scoped_release>());
 }
 
 template <class T>

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import (
     BusyError,
+    CacheFileError,
     ContextLengthError,
     DownloadError,
     EngineError,
@@ -40,6 +41,7 @@ __all__ = [
     "LLM",
     "AutoModelForCausalLM",
     "BusyError",
+    "CacheFileError",
     "ContextLengthError",
     "DownloadError",
     "EngineError",

@@ -73,6 +73,14 @@ def sample(
     sequence: int,
     position: int,
 ) -> int: ...
+def lead(
+    logits: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    temperature: float,
+    seed: int,
+    sequence: int,
+    position: int,
+    token: int,
+) -> float: ...
 def read_bandwidth(bytes: int, threads: int, isa: str = "") -> float: ...
 def integer_peak(threads: int, isa: str = "") -> float: ...
 
@@ -160,31 +168,30 @@ class Cache:
     ) -> None: ...
     def end_draft(self) -> None: ...
     def fill_blank(self, length: int) -> None: ...
+    def export_pages(self, first: int, last: int) -> object: ...
+    def export_state(self) -> object: ...
+    def import_pages(
+        self,
+        first: int,
+        last: int,
+        data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None: ...
+    def import_state(
+        self,
+        length: int,
+        data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None: ...
     @property
     def bytes(self) -> int: ...
     @property
     def state_bytes(self) -> int: ...
 
+class Adapter:
+    @property
+    def bytes(self) -> int: ...
+
 class Decoder:
     def __init__(self, spec: object, threads: int, isa: str, kv_format: str, target: Decoder | None = None) -> None: ...
-    def set_matrix(
-        self,
-        name: str,
-        format: str,
-        n_out: int,
-        n_in: int,
-        group: int,
-        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
-        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None,
-        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
-        | None,
-    ) -> None: ...
-    def set_vector(
-        self,
-        name: str,
-        values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
-    ) -> None: ...
     def set_order(
         self,
         name: str,
@@ -210,7 +217,22 @@ class Decoder:
         features: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
         | None = None,
         own_features: bool = False,
+        adapters: Sequence[object] = [],
+        adapter_scales: Sequence[float] = [],
+        offsets: Sequence[int] = [],
+        images: tuple | None = None,
     ) -> tuple: ...
+    def load_adapter(
+        self,
+        changes: Sequence[
+            tuple[
+                str,
+                Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+                Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+                float,
+            ]
+        ],
+    ) -> Adapter: ...
     def draft(
         self,
         cache: Cache,
@@ -240,6 +262,28 @@ class Decoder:
     ) -> None: ...
     def share_whole_head(self, other: Decoder, theirs: str) -> None: ...
     def share_matrix(self, name: str, other: Decoder, theirs: str) -> None: ...
+    @property
+    def cache_bytes_per_position(self) -> int: ...
+    @property
+    def cache_state_bytes(self) -> int: ...
+    def set_matrix(
+        self,
+        name: str,
+        format: str,
+        n_out: int,
+        n_in: int,
+        group: int,
+        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+    ) -> None: ...
+    def set_vector(
+        self,
+        name: str,
+        values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None: ...
     def export_matrix(self, name: str) -> object: ...
     def export_vector(self, name: str) -> object: ...
     @property
@@ -247,8 +291,92 @@ class Decoder:
     @property
     def threads(self) -> int: ...
     @property
-    def cache_bytes_per_position(self) -> int: ...
+    def weight_bytes(self) -> int: ...
+
+class RoutedExperts:
+    def __init__(self, layers: Sequence[object], hidden: int, threads: int, isa: str = "") -> None: ...
+    def __call__(
+        self,
+        layer: int,
+        x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        experts: Annotated[NDArray[numpy.int32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        weights: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    ) -> tuple: ...
+    def set_matrix(
+        self,
+        name: str,
+        format: str,
+        n_out: int,
+        n_in: int,
+        group: int,
+        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+    ) -> None: ...
+    def set_vector(
+        self,
+        name: str,
+        values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None: ...
+    def export_matrix(self, name: str) -> object: ...
+    def export_vector(self, name: str) -> object: ...
     @property
-    def cache_state_bytes(self) -> int: ...
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
     @property
     def weight_bytes(self) -> int: ...
+
+class Encoder:
+    def __init__(self, spec: object, threads: int, isa: str = "") -> None: ...
+    @property
+    def slice_rows(self) -> int: ...
+    def missing(self) -> str: ...
+    def chain(
+        self,
+        number: int,
+        x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+    ) -> object: ...
+    def set_matrix(
+        self,
+        name: str,
+        format: str,
+        n_out: int,
+        n_in: int,
+        group: int,
+        codes: Annotated[NDArray, dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        scales: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+        minimums: Annotated[NDArray[numpy.uint16], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None,
+    ) -> None: ...
+    def set_vector(
+        self,
+        name: str,
+        values: Annotated[NDArray[numpy.float32], dict(shape=(None,), order="C", device="cpu", writable=False)],
+    ) -> None: ...
+    def export_matrix(self, name: str) -> object: ...
+    def export_vector(self, name: str) -> object: ...
+    @property
+    def isa(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+class EncoderPass:
+    def __init__(
+        self,
+        encoder: Encoder,
+        x: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)],
+        cos: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+        sin: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order="C", device="cpu", writable=False)]
+        | None = None,
+    ) -> None: ...
+    def advance(self) -> None: ...
+    @property
+    def layer(self) -> int: ...
+    def rows(self, encoder: Encoder) -> object: ...

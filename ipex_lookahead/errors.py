@@ -5,7 +5,8 @@
     ├── UnsupportedModelError a valid checkpoint that needs a feature this package lacks
     ├── LowBitFormatError     an unknown or unsuitable low-bit format
     ├── InputError            an invalid argument: empty prompt, negative budget, bad sampling parameter
-    │   └── ContextLengthError   more positions than the model or its cache can hold
+    │   ├── ContextLengthError   more positions than the model or its cache can hold
+    │   └── CacheFileError       a cache file that is damaged, truncated, or belongs to another model
     ├── EngineError           the engine cannot run here (native core not built, forced ISA not available)
     │   ├── BusyError            another thread uses the same cache
     │   ├── OutOfMemoryError     not enough memory on the host or device; also a MemoryError
@@ -28,6 +29,7 @@ import re
 import sys
 from collections.abc import Callable
 from os import PathLike
+from typing import Any
 
 _NAMED = re.compile("\x0e([^\x0e\x0f=]*)(?:=([^\x0e\x0f]*))?\x0f")
 """Output of ``arg``, delimited by the control characters "shift out" and "shift in", which ``repr`` never produces."""
@@ -119,7 +121,28 @@ class InputError(LookaheadError, ValueError):
 
 
 class ContextLengthError(InputError):
-    """More positions than the model or its cache can hold."""
+    """More positions than the model or its cache can hold.
+
+    ``tokens`` and ``limit``: those of a prompt that is too long, at least, and the most that it may have; 0: not known.
+    """
+
+    def __init__(self, *arguments: Any, tokens: int = 0, limit: int = 0, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.tokens, self.limit = tokens, limit
+
+
+class CacheFileError(InputError):
+    """A cache file that is damaged, truncated, or belongs to another model.
+
+    Attributes:
+        file: its name.
+        problem: description without the name.
+    """
+
+    def __init__(self, file: str | PathLike[str], problem: str, *, hint: str = "") -> None:
+        super().__init__(f"the cache file {file} {problem}", hint=hint)
+        self.file = str(file)
+        self.problem = problem
 
 
 class EngineError(LookaheadError, RuntimeError):

@@ -7,10 +7,10 @@ seed give the same text in Python, on the command line and over HTTP.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from difflib import get_close_matches
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ipex_lookahead.config import LookaheadConfig
@@ -18,9 +18,11 @@ from ipex_lookahead.conversation.answer import AnswerState, shown_ends, submit
 from ipex_lookahead.conversation.compiling import Client
 from ipex_lookahead.conversation.given import check_text, conversation_of, form_of
 from ipex_lookahead.conversation.model import ChatModel
+from ipex_lookahead.conversation.other_names import OTHER_NAMES, OTHER_SETTINGS, refuse_unknown
+from ipex_lookahead.conversation.pictures import ImageFile
 from ipex_lookahead.conversation.request import Form, grammar_of, request_for
 from ipex_lookahead.conversation.result import Answer, AnswerStream, ToolCall
-from ipex_lookahead.conversation.thinking import Thought, has_switch
+from ipex_lookahead.conversation.thinking import Thought, has_switch, marks_of
 from ipex_lookahead.errors import InputError, LookaheadError, ServiceError, in_python
 from ipex_lookahead.runtime.checks import integer
 from ipex_lookahead.runtime.loading import load_text_model
@@ -35,49 +37,6 @@ if TYPE_CHECKING:
 
 MAX_NEW_TOKENS = 1024
 """Largest number of tokens of an answer where the caller gives none."""
-_OTHER_NAMES = {
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "max_length": "max_new_tokens",
-    "n_predict": "max_new_tokens",
-    "num_predict": "max_new_tokens",
-    "repeat_penalty": "repetition_penalty",
-    "stop_strings": "stop",
-    "do_sample": "temperature",
-    "response_format": "schema",
-    "json_schema": "schema",
-    "enable_thinking": "think",
-    "temp": "temperature",
-}
-"""Names of other libraries -> ours, for hints."""
-_OTHER_USES = {
-    "stream": "llm.stream yields the text as it is generated",
-    "sampling_params": "pass its settings by name: temperature=0.7, top_p=0.9, max_new_tokens=64",
-    "generation_config": "pass its settings by name: temperature=0.7, top_p=0.9, max_new_tokens=64",
-}
-"""Names of other libraries without an option of the same kind -> the hint."""
-_OTHER_SETTINGS = {
-    "model_path": "model",
-    "model_id": "model",
-    "repo_id": "model",
-    "n_ctx": "max_context",
-    "num_ctx": "max_context",
-    "max_model_len": "max_context",
-    "n_threads": "threads",
-    "n_gpu_layers": "gpu_layers",
-    "max_num_seqs": "slots",
-    "quantization": "low_bit",
-    "load_in_low_bit": "low_bit",
-    "load_in_4bit": "low_bit",
-    "dtype": "low_bit",
-    "torch_dtype": "low_bit",
-    "kv_cache_dtype": "kv_cache",
-    "type_k": "kv_cache",
-    "type_v": "kv_cache",
-    "speculative_config": "lookahead",
-    "verbose": "progress",
-}
-"""Arguments of the model classes of other libraries -> ours, for hints."""
 Prompt = str | Sequence[Mapping[str, Any]]
 """A question, or the messages of a conversation as in OpenAI's API: ``{"role": ..., "content": ...}``."""
 
@@ -101,7 +60,11 @@ class AnswerOptions(TypedDict, total=False):
         ignore_eos: end tokens of the model do not end the answer.
         min_tokens: minimum number of tokens before an end token can end the answer.
         stop_token_ids: further tokens that end the answer.
+        stop_loops: an answer ends when its last 192 tokens are one part of at most 64 tokens again and again, with the
+            finish reason "repetition". Default: False.
         lookahead: as for :class:`LLM`, for this answer. It never changes the text.
+        adapter: name of an adapter of the LLM; default None, the base model.
+        adapter_scale: factor on what the adapter changes, from -100 to 100; default 1. 0 is the base model.
     """
 
     max_new_tokens: int
@@ -117,7 +80,10 @@ class AnswerOptions(TypedDict, total=False):
     ignore_eos: bool
     min_tokens: int | None
     stop_token_ids: Sequence[int]
+    stop_loops: bool
     lookahead: int | str | LookaheadConfig | None
+    adapter: str | None
+    adapter_scale: float
 
 
 class LLM:
@@ -137,14 +103,24 @@ class LLM:
         kv_cache: format of keys and values: "fp16", or "int8" for half the memory.
         max_context: maximum number of tokens of a prompt and its answer; None is the model's.
         engine: "auto", "native", "opencl", "torch" or "ipex-llm".
-        device: "cpu", "xpu", "cuda" or "opencl"; None is the engine's own.
+        device: "cpu", "xpu" (OpenCL's GPUs), "opencl" or "cuda"; None is the engine's own.
         gpu_layers: number of last layers on an OpenCL device; None is all that fit.
+        n_cpu_moe: number of first layers with their routed experts on the CPU, all else on the OpenCL device; None is
+            the smallest number with which the model fits.
+        cpu_moe: run the routed experts of all layers on the CPU.
         draft_model: a smaller model with the same vocabulary, which drafts.
         drafter: a trained drafting head for the model.
         draft_vocab: size of the drafting head's vocabulary.
         slots: maximum number of answers that are generated at the same time.
         cache_memory: bytes for keys and values of running answers and cached prompts; None has room for one text of the
             model's full context.
+        cache_dir: a folder for keys and values of earlier prompts and answers, which later processes read instead of
+            computing them. It is created if it does not exist. None: they are in memory alone.
+        cache_disk: maximum size of ``cache_dir`` in bytes; None is 20 GiB.
+        adapters: LoRA adapters by name: PEFT folders, GGUF files or hub ids. An answer uses the one that its option
+            ``adapter`` names; concurrent answers may use different ones.
+        mmproj: the GGUF file with the vision part, for images; None is the one in the folder of the model's GGUF file
+            with "mmproj" in its name. It is loaded for the first image.
         special_tokens_in_content: parse control tokens such as ``<|im_end|>`` in messages. Never for untrusted text.
         progress: show the progress of loading on a terminal.
 
@@ -152,6 +128,7 @@ class LLM:
         name: ``model`` as given.
         tokenizer: the model's tokenizer, with ``encode(text)`` and ``decode(ids)``.
         max_context: maximum number of tokens of a prompt and its answer.
+        adapters: names of the loaded adapters.
 
     Raises:
         InputError: no such model, or an invalid argument.
@@ -173,19 +150,29 @@ class LLM:
         engine: str = "auto",
         device: str | None = None,
         gpu_layers: int | None = None,
+        n_cpu_moe: int | None = None,
+        cpu_moe: bool = False,
         draft_model: str | PathLike[str] | None = None,
         drafter: str | PathLike[str] | None = None,
         draft_vocab: int | str | PathLike[str] | None = None,
         slots: int = 8,
         cache_memory: int | None = None,
+        cache_dir: str | PathLike[str] | None = None,
+        cache_disk: int | None = None,
+        adapters: Mapping[str, str | PathLike[str]] | None = None,
+        mmproj: str | PathLike[str] | None = None,
         special_tokens_in_content: bool = False,
         progress: bool = True,
         **unknown: Never,
     ) -> None:
         known = [name for name in LLM.__init__.__annotations__ if name not in ("unknown", "return")]
-        _refuse_unknown("argument", unknown, known, _OTHER_SETTINGS)
+        refuse_unknown("argument", unknown, known, OTHER_SETTINGS)
         self.name = str(model)
         integer("slots", slots, 1, 256)
+        if cache_disk is not None and cache_dir is None:
+            raise InputError("cache_disk needs cache_dir, the folder that it limits", hint="give both, or leave it out")
+        if not isinstance(adapters or {}, Mapping):
+            raise InputError(argument="adapters", got=adapters, allowed="a mapping of names to paths")
         try:
             loaded = load_text_model(
                 self.name,
@@ -196,6 +183,8 @@ class LLM:
                 engine=engine,
                 device=device,
                 gpu_layers=gpu_layers,
+                n_cpu_moe=n_cpu_moe,
+                cpu_moe=cpu_moe,
                 draft_model=None if draft_model is None else str(draft_model),
                 drafter=None if drafter is None else str(drafter),
                 draft_vocab=draft_vocab,
@@ -206,9 +195,14 @@ class LLM:
             error.respell(lambda name, value: in_python("low_bit" if name == "load_in_low_bit" else name, value))
             raise
         loaded.tokenizer.special_tokens_in_content = special_tokens_in_content
+        for name, path in (adapters or {}).items():
+            loaded.runtime.adapters.load(path, name)
         loaded.runtime.resolve(lookahead)  # an invalid setting is an error here, not in the first answer
+        if cache_dir is not None:
+            loaded.use_cache_folder(cache_dir, cache_disk)
         self._lookahead = lookahead
         self._model = ChatModel(loaded)
+        self._model.mmproj = None if mmproj is None else Path(mmproj)
         self._service = Service(loaded, slots=slots, queue=_ANY, cache_memory=cache_memory)
         self._close = weakref.finalize(self, _close, self._service, self._model)
         self.tokenizer = loaded.tokenizer
@@ -219,11 +213,14 @@ class LLM:
         messages: Prompt,
         *,
         system: str | None = None,
+        images: Sequence[ImageFile] = (),
         schema: Any = None,
         grammar: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         tool_choice: str = "auto",
         think: bool | None = None,
+        think_budget: int | None = None,
+        think_sentence: str | None = None,
         **options: Unpack[AnswerOptions],
     ) -> Answer:
         """Answer a question, or the last message of a conversation, through the model's chat template.
@@ -232,6 +229,9 @@ class LLM:
             messages: the question, or messages ``{"role": ..., "content": ...}`` as in OpenAI's API. Append
                 ``answer.message`` and the next question to continue.
             system: the system message.
+            images: paths or contents of image files (JPEG, PNG, WebP, GIF, BMP), before the text of the last message.
+                Messages can have parts ``{"type": "image", "image": path or bytes}`` and OpenAI's ``image_url`` with
+                ``data:`` URLs as well.
             schema: a JSON schema as a dict, or a pydantic model: the answer cannot leave it, and ``answer.parsed`` is
                 the value.
             grammar: a grammar in llama.cpp's GBNF or llguidance's Lark; the answer cannot leave it.
@@ -239,6 +239,8 @@ class LLM:
                 "parameters"}}``, or the inner object alone. The calls are ``answer.tool_calls``.
             tool_choice: "auto", "none", "required", or the name of the function to call.
             think: turn the model's thinking on or off, for templates with a switch; None: the template decides.
+            think_budget: maximum number of thinking tokens, at which the thought is ended; None: any number.
+            think_sentence: text that ends the thought at its budget, before the mark of its end.
             **options: see :class:`AnswerOptions`.
 
         Returns:
@@ -250,8 +252,10 @@ class LLM:
             MissingPackageError: ``schema``, ``grammar`` or ``tools`` without llguidance.
             ServiceError: the LLM is closed.
         """
-        extras = {"system": system, "schema": schema, "grammar": grammar, "tools": tools}
-        with self._start(messages, {**extras, "tool_choice": tool_choice, "think": think}, options) as stream:
+        extras = {"system": system, "images": images, "schema": schema, "grammar": grammar}
+        extras |= {"tools": tools, "tool_choice": tool_choice}
+        extras |= {"think": think, "think_budget": think_budget, "think_sentence": think_sentence}
+        with self._start(messages, extras, options) as stream:
             return stream.answer
 
     def stream(
@@ -261,11 +265,14 @@ class LLM:
         raw: bool = False,
         reasoning: bool = False,
         system: str | None = None,
+        images: Sequence[ImageFile] = (),
         schema: Any = None,
         grammar: str | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         tool_choice: str = "auto",
         think: bool | None = None,
+        think_budget: int | None = None,
+        think_sentence: str | None = None,
         **options: Unpack[AnswerOptions],
     ) -> AnswerStream:
         """Return the text of an answer in pieces, as the model generates them; ``.answer`` is the whole answer.
@@ -278,17 +285,21 @@ class LLM:
             raw: continue a text without the chat template, as :meth:`generate` does.
             reasoning: also yield the model's reasoning, as strings of the type :class:`Thought`.
             system: as for :meth:`chat`.
+            images: as for :meth:`chat`.
             schema: as for :meth:`chat`.
             grammar: as for :meth:`chat`.
             tools: as for :meth:`chat`.
             tool_choice: as for :meth:`chat`.
             think: as for :meth:`chat`.
+            think_budget: as for :meth:`chat`.
+            think_sentence: as for :meth:`chat`.
             **options: see :class:`AnswerOptions`.
 
         Example: ``for text in llm.stream("Tell me a story."): print(text, end="", flush=True)``
         """
-        extras = {"system": system, "schema": schema, "grammar": grammar, "tools": tools}
+        extras = {"system": system, "images": images, "schema": schema, "grammar": grammar, "tools": tools}
         extras |= {"tool_choice": tool_choice, "think": think}
+        extras |= {"think_budget": think_budget, "think_sentence": think_sentence}
         return self._start(messages, extras, options, raw=raw, reasoning=reasoning)
 
     def generate(
@@ -319,6 +330,8 @@ class LLM:
         schema: Any = None,
         grammar: str | None = None,
         think: bool | None = None,
+        think_budget: int | None = None,
+        think_sentence: str | None = None,
         **options: Unpack[AnswerOptions],
     ) -> list[Answer]:
         """Answer many prompts, ``slots`` at a time in one batch. Each answer equals :meth:`chat`'s for this prompt.
@@ -330,6 +343,8 @@ class LLM:
             schema: as for :meth:`chat`.
             grammar: as for :meth:`chat`.
             think: as for :meth:`chat`.
+            think_budget: as for :meth:`chat`.
+            think_sentence: as for :meth:`chat`.
             **options: see :class:`AnswerOptions`.
 
         Returns:
@@ -340,6 +355,7 @@ class LLM:
         if isinstance(prompts, str) or any(isinstance(one, Mapping) for one in prompts):
             raise InputError("complete_batch takes a list of prompts", hint="put the conversation into a list: [...]")
         extras = {"system": system, "schema": schema, "grammar": grammar, "think": think}
+        extras |= {"think_budget": think_budget, "think_sentence": think_sentence}
         with ExitStack() as running:
             streams = []
             for number, prompt in enumerate(prompts):
@@ -348,6 +364,27 @@ class LLM:
                 except InputError as error:
                     raise type(error)(f"prompt {number}: {error}", hint=error.hint) from error
             return [stream.answer for stream in streams]
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the loaded adapters."""
+        return [*self._model.model.runtime.adapters]
+
+    def load_adapter(self, path: str | PathLike[str], name: str) -> None:
+        """Load a LoRA adapter, a PEFT folder or a GGUF file, for the option ``adapter``; it replaces one of that name.
+
+        Raises:
+            InputError: there is no adapter at ``path``, or it is for another model.
+            ModelFormatError: the adapter is invalid.
+            UnsupportedModelError: the engine takes no adapters, or the adapter changes what no adapter may change.
+        """
+        self._check_open()
+        self._model.model.runtime.adapters.load(path, name)
+
+    def unload_adapter(self, name: str) -> None:
+        """Release an adapter. Running answers that use it end with an InputError. Raises InputError if unknown."""
+        self._check_open()
+        self._model.model.runtime.adapters.unload(name)
 
     def close(self) -> None:
         """End running answers and release the model's memory. Later calls raise ServiceError."""
@@ -380,10 +417,12 @@ class LLM:
         reasoning: bool = False,
     ) -> AnswerStream:
         """Submit one prompt. Raises as :meth:`chat`."""
-        if not self._close.alive:
-            raise ServiceError(f"LLM({self.name!r}) is closed", hint="create a new LLM")
+        self._check_open()
         given = dict(options)
         lookahead = given.pop("lookahead", self._lookahead)
+        adapter = self._model.model.runtime.adapters.applied(
+            given.pop("adapter", None), given.pop("adapter_scale", 1.0)
+        )
         params = self._params(given)
         form = form_of(extras.get("schema"), extras.get("grammar"))
         if raw:
@@ -393,6 +432,9 @@ class LLM:
             if think is not None and not has_switch(self._model.template):
                 said = f"think={think} has no effect: the model's chat template has no enable_thinking switch"
                 raise InputError(said, hint="leave think out")
+            if (budget := extras.get("think_budget")) is not None and marks_of(self._model.template) is None:
+                said = f"think_budget={budget} has no effect: the model's chat template has no thinking"
+                raise InputError(said, hint="leave think_budget out")
             conversation = conversation_of(prompt, extras, form)
             request = request_for(self._model, conversation)
             if request.constraint is not None:
@@ -401,20 +443,25 @@ class LLM:
             name = "ignore_eos" if params.ignore_eos else "min_tokens"
             raise InputError(f"{name} cannot be combined with a schema, a grammar or tools; leave it out")
         request.params, request.lookahead = shown_ends(self._model.model, params), lookahead
+        request.adapter = adapter
         events = Stream()
         events.request = submit(self._service, self.tokenizer, request, events.put)
         state = AnswerState(request, self.tokenizer)
         return AnswerStream(events, state, extras.get("schema"), reasoning=reasoning, owner=self)
 
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise ServiceError(f"LLM({self.name!r}) is closed", hint="create a new LLM")
+
     def _params(self, given: dict[str, Any]) -> SamplingParams:
         known = AnswerOptions.__annotations__
-        _refuse_unknown("option", given, known, _OTHER_NAMES)
+        refuse_unknown("option", given, known, OTHER_NAMES)
         return checked_params(given.pop("max_new_tokens", MAX_NEW_TOKENS), **{"temperature": None, **given})
 
     def _of_text(self, prompt: Any, extras: Mapping[str, Any], form: Form | None) -> Request:
         """Return the request of a prompt without the chat template."""
-        for name in ("system", "tools", "think"):
-            if extras.get(name):
+        for name in ("system", "images", "tools", "think", "think_budget", "think_sentence"):
+            if extras.get(name) or (name == "think_budget" and extras.get(name) is not None):
                 raise InputError(f"{name} needs the chat template, which raw=True leaves out; leave one of them out")
         if not isinstance(prompt, str):
             said = f"a prompt without the chat template is a text, got {type(prompt).__name__}"
@@ -427,15 +474,6 @@ class LLM:
         if form is not None:
             request.grammar = grammar_of(self._model.grammars.of(Client()), form)
         return request
-
-
-def _refuse_unknown(kind: str, given: Iterable[str], known: Collection[str], others: Mapping[str, str]) -> None:
-    """Raise InputError for the first name that is not known, with the name that was meant as hint."""
-    for name in given:
-        if name not in known:
-            near = others.get(name) or next(iter(get_close_matches(name, sorted(known), 1)), "")
-            hint = f"did you mean {near}?" if near else f"choose one of {', '.join(known)}"
-            raise InputError(f"unknown {kind} {name!r}", hint=_OTHER_USES.get(name, hint))
 
 
 _ANY = 2**31

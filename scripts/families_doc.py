@@ -12,6 +12,8 @@ from ipex_lookahead.architectures import family, model_types
 from ipex_lookahead.architectures.families import granitemoehybrid
 from ipex_lookahead.architectures.families.dense import FAMILIES
 from ipex_lookahead.architectures.keys import Family
+from ipex_lookahead.hub.names import HubName, parse_name
+from ipex_lookahead.hub.recommended import recommended_models
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 REAL_WEIGHTS = {"llama": "SmolLM2-135M-Instruct", "gemma3_text": "Gemma 3 270M"}
@@ -29,9 +31,9 @@ ipex-lookahead info path/to/model    # family, formats, memory; no weights are l
 ## On our own core
 
 The families of this table run on the native engine, from safetensors and from GGUF files. Find your model by
-`model_type` in `config.json`, or by `general.architecture` in a GGUF file. The `opencl` engine runs the families with
-plain attention and gated MLPs or mixtures of experts ([engines.md](engines.md)). [draft_models.md](draft_models.md)
-lists the families with trained heads for drafting.
+`model_type` in `config.json`, or by `general.architecture` in a GGUF file. The `opencl` engine runs the same
+families, with [exceptions](limits.md#models). [draft_models.md](draft_models.md) lists the families with trained heads
+for drafting.
 
 The column *weights* states what the family was checked with:
 
@@ -52,6 +54,9 @@ Notes:
 - A config option that changes what a model computes is supported, or refused by name. It is never ignored.
 - GGUF files of Mistral are named `llama` and load as that family. llama.cpp's converter leaves out the sliding window
   of the first Mistral.
+- transformers has no `bailing_moe_v2` and no `minicpm`. These families run on the native and `opencl` engines only, and
+  were compared with the published formulas in float32 and with llama.cpp.
+- The `opencl` engine refuses a `nemotron_h` with `moe_latent_size` by name.
 - Phi-3 has 4,096 positions, more with `max_context=`.
 - If `config.json` ties the lm_head to the embedding and the files hold a different lm_head, the file's lm_head is used
   (as in transformers 5), and `ipex-lookahead info` reports it.
@@ -60,6 +65,16 @@ Notes:
 
 | key of the config | allowed | any other value | families |
 |---|---|---|---|
+"""
+BY_NAME = """
+## Models by name
+
+Popular models, by the name of their repository. `ipex-lookahead run NAME` takes the short name, or the
+name of the series alone (`qwen3.6`). [which_model.md](which_model.md#models-by-name) adds file, size, license, memory,
+speed and source of drafts.
+
+| model | short name | `model_type` |
+|---|---|---|
 """
 TAIL = """
 ## Through PyTorch
@@ -101,7 +116,18 @@ def text() -> str:
     rows = [
         f"| `{key}` | {values} | {reason} | {', '.join(names)} |" for (key, values, reason), names in refused.items()
     ]
-    return "\n".join([*lines, "", REFUSED + "\n".join(sorted(rows)), TAIL])
+    return "\n".join([*lines, "", REFUSED + "\n".join(sorted(rows)), BY_NAME + "\n".join(by_name()), TAIL])
+
+
+def by_name() -> list[str]:
+    """Return the rows of the recommended models, by the names of their repositories."""
+    rows = []
+    for model in recommended_models().values():
+        found = parse_name(model.model)
+        assert isinstance(found, HubName)
+        name = re.sub(r"(-qat-q4_0)?-gguf$", "", found.repo.rpartition("/")[2], flags=re.IGNORECASE)
+        rows.append(f"| {name.removeprefix('microsoft_')} | `{model.name}` | `{model.family}` |")
+    return sorted(rows, key=str.lower)
 
 
 def architectures(one: Family) -> str:

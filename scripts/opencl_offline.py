@@ -29,10 +29,13 @@ from environments import as_program
 from ocloc import Ocloc, Unreachable, compiler
 from opencl_binaries import COLUMNS, BadBinaryError, faults, kernels, members
 
+from ipex_lookahead.engines.opencl.device import INTEL_THREADS, OTHER_LANE_GROUPS
 from ipex_lookahead.engines.opencl.programs import (
     ARRIVALS,
     DOT,
     KV_INT8,
+    OF_LATENTS,
+    OF_ROWS,
     SUBGROUPS,
     Spelling,
     Units,
@@ -41,6 +44,8 @@ from ipex_lookahead.engines.opencl.programs import (
     over_weights,
     rows_of,
     source,
+    split_for,
+    splits_of,
 )
 from ipex_lookahead.low_bits import LOW_BITS
 
@@ -67,14 +72,23 @@ OVER_WEIGHTS: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "gate_up": ("gate_up", 3, ()),
     "expert_linear": ("expert_linear", 1, ()),
     "embed": ("embed", 1, ()),
+    "part_linear": ("part_linear", 3, ()),
+    "grouped_linear": ("grouped_linear", 3, ()),
 }
 """Programs over weights: their kernel, how many of a format's numbers of rows at once the engine builds them for, and
 options in addition to those of the format."""
+SAMPLED = {"linear_heads int8", "part_linear", "grouped_linear"}
+"""Those with the products of ``linear``, which are built for a sample of formats only."""
+SAMPLE = ("sym_int4", "asym_int4", "sym_int8", "q4_k", "q6_k", "fp16", "nf4")
 COUNTING = {"linear_norm", "linear_heads"}
 """Those that count arrivals of work-groups."""
 OTHERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "attention": (("rows", "heads", "attention"), ()),
-    "attention int8": (("rows", "heads", "attention"), KV_INT8),
+    "attention": (OF_ROWS, ()),
+    "attention int8": (OF_ROWS, KV_INT8),
+    "attention latent": (OF_ROWS, OF_LATENTS),
+    "attention latent int8": (OF_ROWS, (*KV_INT8, *OF_LATENTS)),
+    "recurrence": (("recurrence",), ("-DKEYS=128",)),
+    "draft": (("draft",), ()),
     "self_test": (("self_test",), ()),
     "bandwidth": (("bandwidth",), ()),
 }
@@ -129,14 +143,16 @@ def say(text: str) -> None:
 def programs(units: Units, spelling: Spelling) -> Iterator[tuple[str, str, str, list[str]]]:
     """Every program of a device: what it is called, the format or "", its text and its flags."""
     for name, (files, options) in OTHERS.items():
-        yield name, "", source(*files), flags(spelling, True, options)
+        yield name, "", source(*files), flags(spelling, True, options, on_gpu=True)
     for name, (kernel, counts, more) in OVER_WEIGHTS.items():
         if kernel in COUNTING and ARRIVALS not in spelling:
             continue
-        for low_bit in LOW_BITS:
+        for low_bit in SAMPLE if name in SAMPLED else LOW_BITS:
             for rows in rows_of(low_bit, units)[:counts]:
-                options, own = over_weights(low_bit, rows, units, spelling)
-                yield f"{name} {rows}", low_bit, source(*files_of(kernel)), flags(own, True, [*options, *more])
+                for split in splits_of(kernel, low_bit):
+                    options, own = over_weights(low_bit, rows, units, spelling, split)
+                    title = f"{name} {rows}" + (f" split {split}" if split > 1 else "")
+                    yield title, low_bit, source(*files_of(kernel)), flags(own, True, [*options, *more], on_gpu=True)
 
 
 def build_all(ocloc: Ocloc, devices: tuple[str, ...], only: str = "") -> dict[str, Found]:
@@ -285,12 +301,28 @@ Kernels are OpenCL C in `ipex_lookahead/engines/opencl/kernels`, one idea per fi
 
 - **Programs.** Each kernel over weights is one program per format and number of rows: 1, 4 or 16, fewer for products of
   floats. A program is built when a model first needs it.
-- **Tiles.** A lane group of 16 work-items (a subgroup if available) computes a tile of 16 outputs. Each lane reads one
-  word with four codes, so a group reads a line of 64 bytes. A weight is read once for up to 16 rows.
+- **Tiles.** A lane of a lane group of 16 work-items (a subgroup if available) computes one of a tile's 16 outputs.
+  Each lane reads one word with four codes, so a lane group reads a line of 64 bytes. A weight is read once for up to 16
+  rows.
+- **Ordered split.** 1, 4 or 16 lane groups of a work-group share a tile, since a lane group per tile leaves most of a
+  GPU idle. Each takes every 16th block, or every fourth, and writes the block's terms (the dot products, which are
+  exact, and the scales) to local memory. After a barrier one lane group per row adds the terms in the canonical order,
+  while the others read the next blocks: the bits do not depend on the number of lane groups. Products of floats round
+  at each step of four running sums, so their terms cannot be computed apart: each of four lane groups computes one of
+  these sums. The number of lane groups is the least with which the tiles fill the device. It depends on the matrix and
+  on whether a step has 1, up to 4, up to 16, or more rows. CPUs always have one.
+- **Norms.** The 16 lane groups of a work-group copy a row to local memory in parts of 1,024 values. One of them adds
+  the squares of the previous part in the canonical order. Each then writes a block.
 - **Activations** are quantized where they are produced: in the norm, in gate and up, in the merge of attention. Eight
   rows of a block are adjacent and are one read.
 - **Attention** is split over blocks of 256 positions for up to 16 rows, and merged in ascending order. A work-group
   reads a key or a value once for up to eight pairs of a row and a head.
+- **Latent attention** caches one latent and one key per position. The matrices of all heads are one stack, so each of
+  the two products with them is one launch, and a weight is read once for up to 16 rows. A work-group attends for four
+  heads of DeepSeek's sizes (576 values), which takes 18 KB of local memory, 35 KB with an int8 KV cache.
+- **Mixtures.** One lane group per row chooses the experts. The shared expert's gate is computed with the router. In
+  steps with at least two rows per expert on average, rows are grouped by expert. A weight is read once for 4 rows of
+  its expert, or once for 16 from eight rows on average.
 - **Transfers.** Only token ids go to the device, and only ids come back unless logits are requested. Arguments are
   bound once. One buffer holds what changes from step to step.
 - **Launches.** A block takes five launches in steps of up to four rows: q k v, attention, o, gate and up, down. The
@@ -325,34 +357,89 @@ TOPS are matrix units x operations per clock x GHz: 512 x 256 x 2.0, 160 x 512 x
 figure is Intel's own; the B580's is computed; the A770's is from a community page. 16 rows are limited by the weights,
 as one row is. Launch latency is the remaining cost, so launches are few, and recorded where possible.
 
+All kernels have run on Intel's OpenCL runtime for CPUs, with every number of lane groups per tile. An NVIDIA H200 has
+run the plain variant of the kernels before the ordered split, with the core's bytes, at 4 % of its bandwidth. A step of
+one row of Llama-2-7B in `sym_int4` took 23.8 ms there, one of 16 rows 207 ms. A prototype of the split, for two
+formats, took 7.0 and 18.6 ms. The kernels as they are now have not run on it. No Intel GPU has run any of them.
+
+Lane groups of a step of one row of Llama-2-7B in `sym_int4`, before the ordered split and with it:
+
+@WORK@
+
+Instructions of Intel's compiler for a `linear` that a lane group runs, loops counted once, before the ordered split and
+with 16 lane groups per tile (4 for floats). A lane group then runs its loop over blocks once for 16 blocks:
+
+@COUNTS@
+
 Not known: speed on Intel GPUs, whether Intel's GPU drivers offer command buffers, and how fast the kernel of the matrix
-units is. Not implemented: gathering rows by expert, and releasing the keys that left a window.
+units is. Not implemented: releasing the keys that left a window.
 
 ## Tests
 
 `make test-opencl` makes an environment of its own (0.8 GB in the cache folder) and runs `tests/engines/opencl` and the
 tests of all engines on Intel's runtime for CPUs. Kernels are compared with the scalar core byte by byte in every
 format, shape, number of rows and variant, models with the native engine's logits. If pocl or oclgrind is installed, the
-tests run there too; `python3 scripts/test_opencl.py --second-opinions` runs them alone. They have passed on pocl 3.1,
-which has neither subgroups nor integer dot products, and under oclgrind 21.10 without a race or an access out of
-bounds.
+tests run there too; `python3 scripts/test_opencl.py --second-opinions` runs them alone. Before the ordered split they
+passed on pocl 3.1, which has neither subgroups nor integer dot products, and under oclgrind 21.10 without a race or an
+access out of bounds.
 
 ## What Intel's compiler makes of them
 
 Intel's compiler for its GPUs runs without a GPU. `make test-opencl-offline` unpacks it from Debian unstable into the
-cache folder (258 MB) and builds every program for every format, number of rows and device below. It fails where a
-kernel has become worse: an error, more registers, more local, spilled or private memory, fewer lanes, a product and a
-sum that may be joined, floats of 64 bits. It does not measure speed. Where Debian cannot be reached, the test is
-skipped.
+cache folder (258 MB) and builds every program for every format, number of rows, number of lane groups per tile and
+device below. Three kernels with the products of `linear` are built for seven formats. The test fails where a kernel has
+become worse: an error, more registers, more local, spilled or private memory, fewer lanes, a product and a sum that may
+be joined, floats of 64 bits. It does not measure speed. Where Debian cannot be reached, the test is skipped.
 """
 """Text of the page in front of its tables."""
+GPUS = {"Arc B580": 160 * INTEL_THREADS, "Arc A770": 512 * INTEL_THREADS, "NVIDIA H200": 132 * OTHER_LANE_GROUPS}
+"""Lane groups that GPUs run at the same time."""
+MATRICES = (
+    ("q k v", "linear", 768),
+    ("o, down", "linear", 256),
+    ("gate and up", "gate_up", 2 * 688),
+    ("lm_head", "linear", 2000),
+)
+"""Tiles of the matrices of Llama-2-7B, and the kernel that multiplies them."""
+COUNTS = (
+    ("`sym_int4`, 1 row", (462, 29, 0), (687, 17, 99)),
+    ("`sym_int4`, 4 rows", (321, 18, 0), (836, 23, 99)),
+    ("`sym_int4`, 16 rows, matrix units", (663, 42, 0), (702, 13, 99)),
+    ("`q4_k`, 1 row", (564, 44, 0), (1031, 23, 165)),
+    ("`q4_k`, 4 rows", (348, 21, 0), (671, 17, 85)),
+    ("`fp16`, 1 row", (389, 49, 0), (332, 47, 4)),
+)
+"""Instructions, loads from memory and loads from local memory on Arc B, before the ordered split and with it: counts in
+the output of ``ocloc disasm``."""
+
+
+def work() -> list[str]:
+    """Return a table of the lane groups of a step of one row of Llama-2-7B."""
+    rows = ["| | at once | " + " | ".join(name for name, _, _ in MATRICES) + " |", "|---|---|" + "---|" * len(MATRICES)]
+    for gpu, concurrency in GPUS.items():
+        counts = [
+            f"{tiles:,} -> {tiles * split_for(kernel, 'sym_int4', tiles, concurrency):,}"
+            for _, kernel, tiles in MATRICES
+        ]
+        rows.append(f"| {gpu} | {concurrency:,} | " + " | ".join(counts) + " |")
+    return rows
+
+
+def counts() -> list[str]:
+    """Return a table of instructions."""
+    rows = ["| Arc B | instructions | loads from memory | loads from local memory |", "|---|---|---|---|"]
+    rows += [
+        f"| {name} | " + " | ".join(f"{a} -> {b}" for a, b in zip(before, after, strict=True)) + " |"
+        for name, before, after in COUNTS
+    ]
+    return rows
 
 
 def page(recorded: dict[str, Any]) -> str:
     """Return the text of docs/dev/intel_gpu_kernels.md."""
     versions = ", ".join(f"{name} {version}" for name, version in recorded["compiler"].items())
     said = [
-        HEAD,
+        HEAD.replace("@WORK@", "\n".join(work())).replace("@COUNTS@", "\n".join(counts())),
         f"Built on {recorded['date']} with {versions}.",
         "",
         "| device | | programs with a problem | kernels | that spill | with private memory | matrix units |",

@@ -41,8 +41,9 @@ CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "The model for transformers": {
         "ipex_lookahead.hf.model.LookaheadModelForCausalLM": (
-            "generate", "stream", "forward", "save_low_bit", "use_draft_model", "forget",
+            "generate", "stream", "forward", "load_cache", "save_low_bit", "use_draft_model", "forget",
         ),
+        "ipex_lookahead.hf.generation.past.LookaheadCache": ("save",),
         "ipex_lookahead.hf.generation.generate.generate": (),
         "ipex_lookahead.runtime.lookahead.second_model_lookahead": (),
         "ipex_lookahead.decoding.stats.GenerationStats": (),

@@ -3,6 +3,7 @@
 python scripts/random_gguf.py llama2-7b out.gguf
 python scripts/random_gguf.py gemma4-26b-a4b out.gguf --layers 12   # its first 12 layers, where memory is short
 python scripts/random_gguf.py qwen3.5-4b out.gguf --layers 8 --drafting --vocabulary model.gguf   # for the scoreboard
+python scripts/random_gguf.py qwen3.5-0.8b out.gguf --context 65536 --vocabulary model.gguf   # for benchmarks.agent
 
 Every row is random of its own: were they alike, all tokens of a prompt would choose the same experts.
 """
@@ -44,6 +45,8 @@ def write_random_gguf(
     *,
     drafting: bool = False,
     vocabulary: str | Path | None = None,
+    context: int = 4096,
+    template: str | None = None,
 ) -> None:
     """Write a file with one tensor at a time in memory.
 
@@ -53,6 +56,8 @@ def write_random_gguf(
         layers: Number of layers; the shape's if None.
         drafting: Add the block for drafting (MTP) that the shape's family has.
         vocabulary: A GGUF file; its tokenizer and the size of its vocabulary replace the shape's.
+        context: Context length in tokens; at most the shape's.
+        template: Chat template that replaces that of ``vocabulary``.
 
     Raises:
         InputError: The shape is unknown, its family is not supported here, or it has no block for drafting.
@@ -73,11 +78,11 @@ def write_random_gguf(
         raise InputError(f"{shape} is of the family {spec.model_type}, which has no block for drafting here")
     with temporary_file(Path(path)) as temporary:
         writer = gguf.GGUFWriter(temporary, ARCHITECTURES[spec.model_type])
-        describe(writer, config)
+        describe(writer, config, context)
         if source is None:
             writer.add_tokenizer_model("no_vocab")
         else:
-            copy_tokenizer(writer, source)
+            copy_tokenizer(writer, source, template)
         tensors = [*spec.tensors(), *(() if spec.mtp is None else spec.mtp.tensors())]
         places = {tensor.gguf.name: tensor.gguf.shape for tensor in tensors}
         if writer.arch == "gemma4":
@@ -96,10 +101,10 @@ def write_random_gguf(
         temporary.replace(path)
 
 
-def describe(writer: Any, config: dict[str, Any]) -> None:
-    """Return the keys that llama.cpp needs."""
+def describe(writer: Any, config: dict[str, Any], context: int) -> None:
+    """Add the keys that llama.cpp needs."""
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_context_length(min(config["max_position_embeddings"], 4096))
+    writer.add_context_length(min(config["max_position_embeddings"], context))
     writer.add_embedding_length(config["hidden_size"])
     drafting = config.get("mtp_num_hidden_layers") or 0
     writer.add_block_count(config["num_hidden_layers"] + drafting)
@@ -133,10 +138,12 @@ def describe(writer: Any, config: dict[str, Any]) -> None:
         writer.add_rope_dimension_count(config["head_dim"])
 
 
-def copy_tokenizer(writer: Any, source: Any) -> None:
-    """Copy the tokenizer and the chat template of a file."""
+def copy_tokenizer(writer: Any, source: Any, template: str | None) -> None:
+    """Copy the tokenizer of a file, and its chat template if no other is given."""
+    if template is not None:
+        writer.add_chat_template(template)
     for name, field in source.fields.items():
-        if name.startswith("tokenizer."):
+        if name.startswith("tokenizer.") and (template is None or name != "tokenizer.chat_template"):
             kind, *_, inner = [*field.types, None] if len(field.types) == 1 else field.types
             writer.add_key_value(name, field.contents(), kind, inner)
 
@@ -197,9 +204,10 @@ def numbers(
 @click.option("--layers", type=click.IntRange(min=1), help="Only the first N layers.")
 @click.option("--drafting", is_flag=True, help="With the block for drafting (MTP) that the family has.")
 @click.option("--vocabulary", metavar="FILE.gguf", help="With the tokenizer of this file.")
-def main(shape: str, path: str, layers: int | None, drafting: bool, vocabulary: str | None) -> None:
+@click.option("--context", type=click.IntRange(min=1), default=4096, help="Context length in tokens.")
+def main(shape: str, path: str, layers: int | None, drafting: bool, vocabulary: str | None, context: int) -> None:
     """See the top of the file."""
-    write_random_gguf(shape, path, layers, drafting=drafting, vocabulary=vocabulary)
+    write_random_gguf(shape, path, layers, drafting=drafting, vocabulary=vocabulary, context=context)
 
 
 if __name__ == "__main__":

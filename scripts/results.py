@@ -37,6 +37,8 @@ KINDS = {"lookahead": "its lookup"}
 """Kind of speculation -> what the table calls it."""
 MTP_SHAPE = "qwen3.5-4b"
 """Shape of the model with a block for drafting; its first 8 layers."""
+AGENT_SHAPE, AGENT_CONTEXT = "qwen3.5-0.8b", 32768
+"""Hybrid model with random weights for the conversations of coding agents, and its context in tokens."""
 LLAMAS = "smollm2-135m tinyllama-1.1b llama2-7b".split()
 FAMILIES = "qwen3-0.6b gemma3-1b phi4-mini mistral-7b qwen3-8b gpt-oss-20b qwen3-30b-a3b".split()
 MIXTURES = {"gpt-oss-20b", "qwen3-30b-a3b"}
@@ -186,6 +188,19 @@ def measure_mtp(words: list[str]) -> dict[str, Any]:
         scope += ["--peer", "ipex-lookahead", "--peer", "llama-server"]
         scope += ["--limit", "4", "--sampled", "4", "-n", "64"]
         return run(*words, *scope, module="benchmarks.scoreboard")
+
+
+def measure_agent(peers: Peers) -> dict[str, Any]:
+    """Measure the turns of a coding agent on the hybrid shape."""
+    from ipex_lookahead.hub import resolve_model
+
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / f"{AGENT_SHAPE}.gguf"
+        made = [str(ROOT / "scripts" / "random_gguf.py"), AGENT_SHAPE, str(file), "--context", str(AGENT_CONTEXT)]
+        subprocess.run([sys.executable, *made, "--vocabulary", str(resolve_model("default"))], check=True)
+        words = ["--model", str(file), "--prompt-tokens", "16000", "--turns", "4", "--cold", "1,2"]
+        words += [] if peers.llama_server is None else ["--llama-server", peers.llama_server]
+        return without_paths(run(*words, module="benchmarks.agent"))
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -368,6 +383,24 @@ def of(count: str) -> str:
     return count.replace("/", " of ")
 
 
+def agent_table(report: dict[str, Any]) -> list[str]:
+    """Return one line for each program, length of the prompt and turn."""
+
+    def rows() -> Iterator[list[str]]:
+        for entry in report["programs"]:
+            for turn in (turn for size in entry["sizes"] for turn in size["turns"]):
+                cells = [seconds(turn[f"{state}_ms"]) for state in ("cold", "warm", "restarted")]
+                name = f"{entry['program']} {entry['version']}"
+                yield [name, f"{turn['turn']}", f"{turn['prompt_tokens']:,}", *cells, str(turn["restarted_cached"])]
+
+    heads = ["program", "turn", "prompt tokens", "cold", "warm", "after a restart", "tokens from the cache then"]
+    return [*markdown(heads, rows()), "", where(report)]
+
+
+def seconds(milliseconds: float | None) -> str:
+    return "" if milliseconds is None else f"{milliseconds / 1e3:.3g} s"
+
+
 def shapes_table(report: dict[str, Any]) -> list[str]:
     """Return the table of shapes: decode, bandwidth share, cost of rows, prefill, and llama.cpp if measured."""
 
@@ -433,6 +466,7 @@ MEASURES: dict[str, Callable[[Peers], dict[str, Any]]] = {
     "engines": measure_engines,
     "compare": measure_compare,
     "scoreboard": measure_scoreboard,
+    "agent": measure_agent,
     "llama-cpp": measure_llamas,
     "families": measure_families,
 }
@@ -443,6 +477,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "compare": compare_table,
     "scoreboard": scoreboard_table,
     "speculation": speculation_table,
+    "agent": agent_table,
     "llama-cpp": shapes_table,
     "families": shapes_table,
 }

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ipex_lookahead.serving.adapters import LoadAdapter, UnloadAdapter
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.completions import CompletionRequest
 from ipex_lookahead.serving.fields import IGNORED, NO_EFFECT, REFUSED, SUPPORTED, Body, support
-from ipex_lookahead.serving.llama_server import InfillRequest, LlamaRequest, LlamaSampled
+from ipex_lookahead.serving.llama_server import InfillRequest, LlamaRequest, LlamaSampled, SlotRequest
 from ipex_lookahead.serving.messages import MessagesRequest
+from ipex_lookahead.serving.models import ModelChange
 from ipex_lookahead.serving.ollama import Named, OllamaChat, OllamaGenerate, OllamaRequest, Options
+from ipex_lookahead.serving.ollama_models import DeleteRequest, PullRequest
 from ipex_lookahead.serving.responses import ResponsesRequest
 from ipex_lookahead.serving.sampling import Sampled, Sampler
 from ipex_lookahead.serving.tokens import DetokenizeRequest, TokenizeRequest
@@ -31,9 +34,15 @@ REQUESTS: dict[str, type[Body]] = {
     "`/api/generate`": OllamaGenerate,
     "Options of Ollama's requests": Options,
     "`/api/show`": Named,
+    "`/api/pull`": PullRequest,
+    "`/api/delete`": DeleteRequest,
     "Common fields of llama-server's requests": LlamaSampled,
     "`/completion`": LlamaRequest,
     "`/infill`": InfillRequest,
+    "`/slots/{id_slot}`": SlotRequest,
+    "`/models/load` and `/models/unload`": ModelChange,
+    "`/v1/load_lora_adapter`": LoadAdapter,
+    "`/v1/unload_lora_adapter`": UnloadAdapter,
     "`/tokenize`": TokenizeRequest,
     "`/detokenize`": DetokenizeRequest,
 }

@@ -1,11 +1,16 @@
-"""Random requests to our own server for a long while: no lost or mixed answer, equal shares, a level memory.
+"""Random requests to our own servers for a long while: no lost or mixed answer, equal shares, level memory and disk.
 
 python scripts/soak.py [SECONDS] [MODEL]
 
-Called by ``make soak``. The server is a process of its own on 127.0.0.1. Each answer, plain or with calls of tools,
-must be the same as that of the request alone, whole or streamed, read slowly or quickly, under any key and salt, while
-a fifth of the clients leave in the middle and others send malformed requests. Three keys want more than there is, one
-of them several times what another does, and each must have had the same rows. Exit status 1 on a fault.
+Called by ``make soak``. The servers are processes of their own on 127.0.0.1, with a prefix cache on disk that is too
+small for all prompts. Each answer, plain or with calls of tools, must be the same as that of the request alone, whole
+or streamed, read slowly or quickly, under any key and salt, while a fifth of the clients leave in the middle and others
+send malformed requests. Exit status 1 on a fault. Two thirds of the time:
+
+- One model: three keys want more than there is, one of them several times what another does, and each must have had the
+  same rows.
+- Two models on the same folder, with memory for one: MODEL and a hybrid model with random weights that thinks, up to
+  the budget of each request. Every request may need the other model. The answers of MODEL are those of the first part.
 """
 
 import json
@@ -13,6 +18,7 @@ import os
 import random
 import re
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,9 +30,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+from random_gguf import write_random_gguf
+
 from ipex_lookahead.bench.chat_client import RequestFailed, find_server, text_in
 from ipex_lookahead.bench.options import PACKAGED_PROMPTS
 from ipex_lookahead.cli.prompts import read_prompts
+from ipex_lookahead.hub import resolve_model
 
 SLOTS = 8
 GREED = (6, 9, 16)
@@ -58,25 +67,55 @@ WRONG = (
 """Invalid bodies, and the expected status."""
 
 
-def start(model, keys):
-    """The server's process and its address; ``keys`` is a file."""
-    given = ["--model", model, "--port", "0", "--slots", str(SLOTS), "--cache-memory", "256M", "--threads", "2"]
-    given += ["--api-key-file", keys]
-    command = [sys.executable, "-m", "ipex_lookahead.cli.main", "serve", *given]
+CACHE_MEMORY, CACHE_DISK = "64M", 96 << 20
+"""Of each model, and of the folder."""
+MODELS_MEMORY = "600M"
+"""More than either model needs, and less than both."""
+BUDGETS = (None, 0, 4, 12)
+"""Tokens of thought of the requests to the model that thinks."""
+FORCED = 4
+"""Most tokens that end a thought."""
+CHUNK = 16
+"""Most MiB of one file of the disk cache."""
+SWAPS = 3
+"""Least number of loaded models in the second part."""
+THINKING = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}{# the thought ends with </think> #}"
+)
+"""Chat template of a model that thinks in every answer."""
+
+
+def start(options, keys, folder):
+    """The server's process and its address; ``keys`` is a file, ``folder`` the disk cache."""
+    given = ["--port", "0", "--slots", str(SLOTS), "--cache-memory", CACHE_MEMORY, "--threads", "2"]
+    given += ["--cache-dir", folder, "--cache-disk", str(CACHE_DISK), "--api-key-file", keys]
+    command = [sys.executable, "-m", "ipex_lookahead.cli.main", "serve", *options, *given]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
     for line in process.stderr:
-        if found := re.search(r"is ready at (http://\S+)", line):
+        if found := re.search(r"(?:is ready|^serving .*?) at (http://\S+)", line):
             threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would hold the server
             return process, found[1]
         print(line, end="", flush=True)
     raise SystemExit(f"error: the server ended with {process.wait()}")
 
 
+def two_models(model, folder):
+    """The options of a server with MODEL and a model that thinks, which are named "first" and "second"."""
+    second, listed = Path(folder, "thinks.gguf"), Path(folder, "models.yaml")
+    write_random_gguf("qwen3.5-0.8b", second, 4, vocabulary=resolve_model("default"), template=THINKING)
+    listed.write_text(json.dumps({"first": {"model": model}, "second": {"model": str(second)}}))
+    return ["--models", str(listed), "--models-memory", MODELS_MEMORY]
+
+
 def figures(server):
-    """The server's own figures."""
+    """The server's own figures, summed over models."""
     with server.open("GET", "/metrics") as answer:
         text = answer.read().decode()
-    return {name: float(value) for name, value in re.findall(r"^ipex_lookahead_(\w+) (\S+)$", text, re.M)}
+    found = Counter()
+    for name, value in re.findall(r'^ipex_lookahead_(\w+)(?:{model="\w+"})? (\S+)$', text, re.M):
+        found[name] += float(value)
+    return found
 
 
 TOOL = {
@@ -90,11 +129,12 @@ TOOL = {
 
 
 def cases(draw):
-    """Deterministic requests."""
+    """Deterministic requests; a third begins with a long text, so that its cache on disk pays."""
     prompts = [prompt.text for prompt in read_prompts([PACKAGED_PROMPTS])]
     for number in range(CASES):
+        long = [{"role": "system", "content": f"{number} " + " ".join(prompts)}] if number % 3 == 2 else []
         body = {
-            "messages": [{"role": "user", "content": draw.choice(prompts)}],
+            "messages": [*long, {"role": "user", "content": draw.choice(prompts)}],
             "max_tokens": draw.choice([1, 5, 16, 48]),
             "lookahead": draw.choice([0, 3, 8]),
             "temperature": 0,
@@ -103,6 +143,13 @@ def cases(draw):
             body |= {"tools": [TOOL], "tool_choice": draw.choice(["auto", "required"])}
             body |= {"parallel_tool_calls": draw.choice([True, False])}
         yield body | ({"temperature": 1.0, "seed": number} if number % 3 == 0 else {})
+
+
+def thinking(bodies):
+    """The requests of the model that thinks, each with a budget or none."""
+    for number, body in enumerate(bodies):
+        budget = BUDGETS[number % len(BUDGETS)]
+        yield {**body, "model": "second", **({} if budget is None else {"thinking_budget": budget})}
 
 
 def answer_of(server, body, *, whole=False, pause=0.0, leave_after=None):
@@ -147,9 +194,9 @@ def rows_of(timings):
 class Soak:
     """Clients of one server, what they count, and what they find wrong. ``servers``: the same one by each key."""
 
-    def __init__(self, servers, draw):
+    def __init__(self, servers, bodies):
         self.server, self.servers = servers[0], servers
-        self.bodies = list(cases(draw))
+        self.bodies = bodies
         self.alone = [answer_of(self.server, body)[0] for body in self.bodies]
         self.counts, self.faults = Counter(), []
         self.rows = [0] * len(servers)
@@ -183,6 +230,7 @@ class Soak:
                     self.rows[key] += rows
                 if fault:
                     self.faults.append(fault)
+                    print(f"fault: {fault[:300]}", file=sys.stderr, flush=True)
 
     def request(self, draw, server):
         """(what kind it was, what was wrong or None, the rows that it took)."""
@@ -192,7 +240,7 @@ class Soak:
                 answer.read()
                 wrong = None if answer.status == wanted else f"{body[:60]!r} was answered with {answer.status}"
                 return "malformed", wrong, 0
-        number, way = draw.randrange(CASES), draw.random()
+        number, way = draw.randrange(len(self.bodies)), draw.random()
         body = self.bodies[number]
         if salt := draw.choice(SALTS):
             body = {**body, "cache_salt": salt}
@@ -227,66 +275,119 @@ class Soak:
         return figures(self.server)["engine_steps_total"]
 
 
-def held(process):
-    """(resident MiB, open files) of the server."""
+def held(process, folder):
+    """(resident MiB, open files) of the server, and the MiB in its disk cache."""
     status = Path(f"/proc/{process.pid}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024, len(os.listdir(f"/proc/{process.pid}/fd"))
+    disk = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    files = len(os.listdir(f"/proc/{process.pid}/fd"))
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024, files, disk / 2**20
 
 
-def run(process, address, seconds, keys):
-    """The faults."""
-    server = find_server(address, timeout=PATIENCE, key=keys[0])
-    soak = Soak([replace(server, key=key) for key in keys], random.Random(0))
+def thought(server, body):
+    """Tokens of thought in the answer."""
+    with server.open("POST", "/v1/chat/completions", json.dumps(body).encode()) as answer:
+        return json.loads(answer.read())["usage"]["completion_tokens_details"]["reasoning_tokens"]
+
+
+def level(soak, process, seconds, folder, *, leaving):
+    """Run rounds of load, and note what is not level. ``leaving``: also measure how long left rows stay."""
     looks, steps, began = [], [], time.monotonic()
     while (passed := time.monotonic() - began) < seconds or len(looks) < 3:
         soak.round(len(looks), min(ROUND, seconds / 6))
         soak.rest()
-        if (left := soak.leave()) is not None:
+        if leaving and (left := soak.leave()) is not None:
             steps.append(left)
-        looks.append((*held(process), figures(server)["kv_cache_bytes"] / 2**20))
+        looks.append((*held(process, folder), figures(soak.server)["kv_cache_bytes"] / 2**20))
         said = ", ".join(f"{count} {kind}" for kind, count in sorted(soak.counts.items()))
-        memory, files, kept = looks[-1]
-        rest = f"{memory:.0f} MiB, keys and values {kept:.0f}, {files} files; gone after {left} forwards"
-        print(f"{passed:5.0f} s: {said}; {rest}", flush=True)
+        memory, files, disk, kept = looks[-1]
+        print(
+            f"{passed:5.0f} s: {said}; {memory:.0f} MiB, keys and values {kept:.0f}, disk {disk:.0f}, {files} files",
+            flush=True,
+        )
+        if disk > CACHE_DISK / 2**20 + CHUNK:
+            soak.faults.append(f"the disk cache has {disk:.0f} MiB, and may have {CACHE_DISK / 2**20:.0f}")
     third = len(looks) // 3
-    memory, files, kept = map(statistics.median, zip(*looks[third : 2 * third], strict=True))
-    memory_then, files_then, kept_then = map(statistics.median, zip(*looks[-third:], strict=True))
-    if memory_then > MORE_MEMORY * memory + max(0.0, kept_then - kept):
+    memory, files, _, kept = map(statistics.median, zip(*looks[third : 2 * third], strict=True))
+    memory_then, files_then, disk, kept_then = map(statistics.median, zip(*looks[-third:], strict=True))
+    more = max(0.0, kept_then - kept) if leaving else 0.0  # the front of two models has no keys and values
+    if memory_then > MORE_MEMORY * memory + more:
         soak.faults.append(f"memory grew from {memory:.0f} to {memory_then:.0f} MiB after warm-up")
     if files_then > files + 2:
         soak.faults.append(f"open files grew from {files:g} to {files_then:g} after warm-up")
+    if process.poll() is not None:
+        soak.faults.append(f"the server ended with {process.returncode}")
+    longest = max(steps, default=None)
+    if leaving and (longest is None or longest > MOST_STEPS):
+        soak.faults.append(
+            f"a row that its client had left was there for {longest} forwards (None: it ended by itself)"
+        )
+    answers = sum(soak.counts[kind] for kind in ("slow", "whole", "streamed"))
+    print(
+        f"{answers} answers compared with those alone, {soak.counts['left']} clients left, {soak.counts['malformed']} "
+        f"malformed; memory {memory:.0f}, later {memory_then:.0f} MiB; disk {disk:.0f} MiB"
+        + (f"; left rows gone after at most {longest} forwards" if leaving else "")
+    )
+
+
+def one_model(process, address, seconds, keys, folder):
+    """The faults, and the answers of requests alone."""
+    server = find_server(address, timeout=PATIENCE, key=keys[0])
+    soak = Soak([replace(server, key=key) for key in keys], list(cases(random.Random(0))))
+    level(soak, process, seconds, folder, leaving=True)
     shares = [rows / max(1, sum(soak.rows)) for rows in soak.rows]
     print(f"shares of {sum(soak.rows)} rows: " + ", ".join(f"{share:.3f}" for share in shares))
     if any(abs(share * len(keys) - 1) > SHARE for share in shares):
         soak.faults.append(f"keys with {GREED} clients had {shares} of the rows, which is not equal within {SHARE:.0%}")
-    longest = max(steps, default=None)
-    if longest is None or longest > MOST_STEPS:
-        soak.faults.append(
-            f"a row that its client had left was there for {longest} forwards (None: it ended by itself)"
-        )
-    if process.poll() is not None:
-        soak.faults.append(f"the server ended with {process.returncode}")
-    answers = sum(soak.counts[kind] for kind in ("slow", "whole", "streamed"))
-    print(
-        f"{answers} answers compared with those alone, {soak.counts['left']} clients left, {soak.counts['malformed']} "
-        f"malformed; memory {memory:.0f}, later {memory_then:.0f} MiB; left rows gone after at most {longest} "
-        "forwards"
-    )
+    return soak.faults, soak.alone
+
+
+def swapped(process, address, seconds, keys, folder, before):
+    """The faults; ``before`` has the answers of the first model's requests in the server before."""
+    server = find_server(address, timeout=PATIENCE, key=keys[0])
+    own = list(cases(random.Random(0)))
+    first, second = [{**body, "model": "first"} for body in own], list(thinking(own))
+    soak = Soak([replace(server, key=key) for key in keys], [*first, *second])
+    soak.faults += [
+        f"after the restart request {number} has {now!r}, and had {then!r}"
+        for number, (now, then) in enumerate(zip(soak.alone, before, strict=False))
+        if now != then
+    ]
+    for body in second:
+        if (budget := body.get("thinking_budget")) is not None and thought(server, body) > budget + FORCED:
+            soak.faults.append(f"a thought has more than {budget} tokens: {thought(server, body)}")
+    level(soak, process, seconds, folder, leaving=False)
+    loads = figures(server)["model_loads_total"]
+    print(f"{loads:.0f} models loaded")
+    if loads < SWAPS:
+        soak.faults.append(f"models were loaded {loads:.0f} times, which is less than {SWAPS}")
     return soak.faults
+
+
+def served(options, keys, folder, run):
+    """Start a server, return what ``run(process, address)`` returns, and end the server. Its end is a fault too."""
+    process, address = start(options, keys, folder)
+    try:
+        found = run(process, address)
+    finally:
+        process.terminate()
+        status = process.wait(PATIENCE)
+    if status not in (0, -signal.SIGTERM):
+        raise SystemExit(f"error: the server ended with {status}")
+    return found
 
 
 def main():
     seconds, model = float((sys.argv[1:] or [1200])[0]), (sys.argv[2:] or ["default"])[0]
     keys = [secrets.token_hex(16) for _ in GREED]
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "keys")
+        file, cache = Path(folder, "keys"), Path(folder, "cache")
         file.write_text("\n".join(keys))
-        process, address = start(model, str(file))
-        try:
-            faults = run(process, address, seconds, keys)
-        finally:
-            process.terminate()
-            process.wait(60)
+        given = (str(file), str(cache))
+        faults, alone = served(["-m", model], *given, lambda *one: one_model(*one, 2 / 3 * seconds, keys, cache))
+        several = two_models(str(resolve_model(model)), folder)
+        faults += served(several, *given, lambda *one: swapped(*one, seconds / 3, keys, cache, alone))
+        if left := [one.name for one in cache.rglob("*.saving-*")]:
+            faults.append(f"temporary files are left: {left}")
     for fault, count in Counter(faults).most_common(20):
         print(f"fault ({count} times): {fault}", file=sys.stderr)
     print(f"{len(faults)} faults")

@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Run the tests with third-party programs: clients of the server, schemathesis, Ray.
+"""Run the tests with third-party programs: clients of the server, coding agents, schemathesis, Ray.
 
     python3 scripts/test_clients.py [arguments for pytest]
 
-The programs are installed in an overlay of the .venv of ``make test``, which is reused. Standard library only.
+Clients are installed in an overlay of the .venv of ``make test``, which is reused, and agents in environments of their
+own. With arguments, agents are only installed if one of them names tests/agents. Standard library only.
 """
 
+import json
 import os
 import subprocess
 import sys
 
+import agents
 from environments import as_program, overlay
 from setup import ROOT, SetupError
 
@@ -21,7 +24,7 @@ PINS = [
 NEEDED = 2 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
 TESTS = ["tests/serving/test_clients.py", "tests/serving/test_schemathesis.py", "tests/serving/test_ray.py"]
-TESTS += ["tests/examples/test_examples.py::test_openai_client_on_a_server"]
+TESTS += ["tests/agents", "tests/examples/test_examples.py::test_openai_client_on_a_server"]
 
 
 def main(arguments):
@@ -31,7 +34,11 @@ def main(arguments):
     folder = overlay(python, "clients", PINS, NEEDED, say, "300 MB")
     # schemathesis brings a plugin for pytest, of which nothing is used; replicas import the package by PYTHONPATH
     command = [os.path.join(folder, "bin", "python"), "-m", "pytest", "-n0", "-p", "no:schemathesis"]
-    return subprocess.run(command + (arguments or TESTS), env=dict(os.environ, PYTHONPATH=ROOT), cwd=ROOT).returncode
+    tests = arguments or TESTS
+    environment = dict(os.environ, PYTHONPATH=ROOT)
+    if any("tests/agents" in argument for argument in tests):
+        environment["IPEX_LOOKAHEAD_AGENTS"] = json.dumps(agents.install(say))
+    return subprocess.run(command + tests, env=environment, cwd=ROOT).returncode
 
 
 def say(text):

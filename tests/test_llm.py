@@ -28,7 +28,9 @@ from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.stream import Stream
 from ipex_lookahead.tokenization.prompts import build_prompt
-from tests.support.chat_tokenizer import write_chat_llama
+from tests.support.adapter_files import llama_changes, write_peft
+from tests.support.chat_tokenizer import SIZE, write_chat_llama
+from tests.support.tiny import TinyLlama
 
 WARM = {"temperature": 3.0, "top_p": 0.95, "seed": 5}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
@@ -309,7 +311,11 @@ WRONG_MESSAGES: list[tuple[Any, str]] = [
     (7, "chat takes a text, or a list of messages"),
     ([{"role": "robot", "content": "x"}], r"messages\[0\]: role is 'robot'"),
     ([{"role": "user", "content": 7}], r"messages\[0\]: content is int; it must be a text or a list of text parts"),
-    ([{"role": "user", "content": [{"type": "image_url"}]}], "content is a list with a part of the type 'image_url'"),
+    ([{"role": "user", "content": [{"type": "video"}]}], "content is a list with a part of the type 'video'"),
+    (
+        [{"role": "user", "content": [{"type": "image_url"}]}],
+        r"messages\[0\].content\[0\].image_url must be a data: URL",
+    ),
     ([{"role": "user", "content": "\ud800"}], "lone surrogate"),
     ([{"role": "assistant", "content": "x"}], "the last message has the role 'assistant'"),
     ([{"role": "assistant", "tool_calls": [7]}], r"messages\[0\].tool_calls\[0\] must be"),
@@ -407,3 +413,36 @@ def test_a_draft_model_drafts_and_changes_nothing(llm: LLM, folder: Path) -> Non
         answer = drafted.chat("Hi", max_new_tokens=16, temperature=0)
         assert answer == llm.chat("Hi", max_new_tokens=16, temperature=0)
         assert answer.stats.strategy == "draft_model"
+
+
+def test_answers_with_adapters(folder: Path, tmp_path: Path) -> None:
+    """Each by its name, at once and one after the other, in chats, texts, streams and batches."""
+    shapes = TinyLlama(vocab=SIZE).shapes()
+    paths = {name: write_peft(tmp_path / name, llama_changes(shapes, seed=i)) for i, name in enumerate(("a", "b"))}
+    options: dict[str, Any] = {"max_new_tokens": 12, "temperature": 0}
+    uses: list[dict[str, Any]] = [
+        {}, {"adapter": "a"}, {"adapter": "a", "adapter_scale": 0.5}, {"adapter": "b"}, {"adapter": None}
+    ]  # fmt: skip
+    with LLM(folder, threads=1, slots=4, progress=False, adapters=paths) as llm:
+        assert llm.adapters == ["a", "b"]
+        alone = [llm.chat("Hello", **options, **use) for use in uses]
+        assert len(set(alone)) == 4
+        assert alone[0] == alone[4] == llm.chat("Hello", adapter="a", adapter_scale=0, **options)
+        assert alone[0] == LLM(folder, threads=1, progress=False).chat("Hello", **options)
+        streams = [llm.stream("Hello", lookahead=3, **options, **use) for use in uses]
+        assert ["".join(stream) for stream in streams] == alone
+        assert llm.complete_batch(["Hello", "Hi"], adapter="b", **options)[0] == alone[3]
+        assert llm.generate("Hello", adapter="a", **options) != llm.generate("Hello", **options)
+        llm.load_adapter(paths["b"], "c")
+        assert llm.chat("Hello", adapter="c", **options) == alone[3]
+        llm.unload_adapter("b")
+        with pytest.raises(InputError, match="there is no adapter 'b'; loaded adapters: a, c"):
+            llm.chat("Hello", adapter="b")
+        with pytest.raises(InputError, match="scale"):
+            llm.chat("Hello", adapter="a", adapter_scale="big")  # type: ignore[arg-type]
+    with pytest.raises(ServiceError, match="is closed"):
+        llm.load_adapter(paths["a"], "a")
+    with pytest.raises(InputError, match="no such adapter"):
+        LLM(folder, progress=False, adapters={"a": tmp_path / "nothing"})
+    with pytest.raises(InputError, match="adapters is .* it must be a mapping of names to paths"):
+        LLM(folder, progress=False, adapters=[tmp_path / "a"])  # type: ignore[arg-type]

@@ -165,10 +165,16 @@ def test_every_program_of_the_engine_is_built(scripts: Any) -> None:
     listed = list(offline.programs(offline.Units(8), ("HAS_SUBGROUPS", "HAS_DOT", "HAS_ARRIVALS")))
     assert len(listed) == len({(name, low_bit) for name, low_bit, _, _ in listed})
     made = {name for name, low_bit, _, _ in listed if low_bit == "q4_k"}
-    few = ("linear_norm", "linear_heads", "linear_heads int8")
-    assert made == {*(f"{kernel} {rows}" for kernel in ("linear", "gate_up") for rows in (1, 4, 16)),
-                    *(f"{kernel} {rows}" for kernel in few for rows in (1, 4)),
-                    "expert_linear 1", "embed 1"}  # fmt: skip
+    split = {"gate_up": ("", " split 4"), "embed": ("",), "part_linear": ("",), "grouped_linear": ("",)}
+    rows = {"linear": (1, 4, 16), "gate_up": (1, 4, 16), "part_linear": (1, 4, 16), "grouped_linear": (1, 4, 16)}
+    rows |= dict.fromkeys(("linear_norm", "linear_heads", "linear_heads int8"), (1, 4))
+    rows |= dict.fromkeys(("expert_linear", "embed"), (1,))
+    assert made == {
+        f"{kernel} {count}{groups}"
+        for kernel, counts in rows.items()
+        for count in counts
+        for groups in split.get(kernel, ("", " split 4", " split 16"))
+    }
     (many,) = [flags for name, low_bit, _, flags in listed if (name, low_bit) == ("linear 16", "q4_k")]
     assert {"-DMATRIX_WIDTH=8", "-DHAS_MATRIX_UNITS", "-DHAS_DOT"} <= {*many}
     assert "-DHAS_SUBGROUPS" not in many

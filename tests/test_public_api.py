@@ -22,6 +22,7 @@ PUBLIC = {
     "ContextLengthError",
     "EngineError",
     "BusyError",
+    "CacheFileError",
     "MissingWeightError",
     "NonFiniteError",
     "OutOfMemoryError",

@@ -57,6 +57,10 @@ def test_a_block_for_drafting_and_a_tokenizer(script: Any, monkeypatch: pytest.M
     names = {tensor.name for tensor in found.tensors}
     assert {"blk.3.attn_q.weight", "blk.4.attn_q.weight", "blk.4.nextn.eh_proj.weight"} <= names
     assert "blk.3.nextn.eh_proj.weight" not in names
+    script.write_random_gguf("qwen3.5-4b", made, 4, vocabulary=tmp_path / "words.gguf", context=64, template="{{ 7 }}")
+    read = {name: field.contents() for name, field in gguf.GGUFReader(made).fields.items()}
+    assert (read["tokenizer.chat_template"], read["qwen35.context_length"]) == ("{{ 7 }}", 64)
+    assert read["tokenizer.ggml.tokens"] == words
 
 
 def test_a_family_without_such_a_block_is_refused(script: Any, tmp_path: Path) -> None:

@@ -69,17 +69,18 @@ struct Rows {
 //   gelu_tanh  gate sigmoid(2 sqrt(2 / pi) (gate + 0.044715 gate^3)) up, GELU's tanh form
 //   clamped    g sigmoid(alpha g) (u + 1), g = min(gate, limit), u = up within [-limit, limit]
 //   relu_squared  max(gate, 0)^2 up
+//   scaled_silu  g sigmoid(g) up, g = alpha gate
 //   xielu      (alpha gate^2 + beta gate) up above 0, else ((e^min(gate, epsilon) - 1 - gate) alpha_below + beta gate) up
 // Without a gate: f(up).
-enum class ActivationKind : int32_t { silu, gelu_tanh, clamped, relu_squared, xielu };
+enum class ActivationKind : int32_t { silu, gelu_tanh, clamped, relu_squared, xielu, scaled_silu };
 struct Activation {
   ActivationKind kind = ActivationKind::silu;
   float alpha = 0, limit = 0;
   float alpha_below = 0, beta = 0, epsilon = 0;
 };
 
-// Functions of a gate that multiply its input.
-enum class GateKind : int32_t { none, sigmoid, silu, gelu_tanh };
+// Functions of a gate that multiply its input. gelu: gate (1 + erf(gate / sqrt(2))) / 2; gelu_quick: gate sigmoid(1.702 gate).
+enum class GateKind : int32_t { none, sigmoid, silu, gelu_tanh, gelu, gelu_quick, softplus };
 
 // One row of a linear recurrence for a tile of 16 of a head's values: S = decay S, d = beta (v - S^T k), or beta v without
 // the delta rule, S += k d^T, out = S^T q. The state S is [keys][16].
@@ -89,6 +90,7 @@ struct Recurrence {
   float decay = 1, beta = 1;
   bool delta = false;
   float* out = nullptr;                    // [16]; null: only the state is updated
+  const float* decays = nullptr;           // [keys]: a decay for each row of S, instead of `decay`; null: none
 };
 
 // Storage of keys and values: binary16, or int8 with a float scale per position and head.
@@ -104,6 +106,7 @@ struct Keys {
   int64_t scale_offset = 0;         // int8 only: float key scales [64], then value scales [64]
   int64_t length = 0;               // committed positions; row r of the step is in slot length + r
   const int32_t* depth = nullptr;   // [rows]: row r has position length + depth[r]
+  const int32_t* seen = nullptr;    // [rows]: row r sees up to position length + seen[r], of a chain; null: up to its own
   const int32_t* ancestors = nullptr;  // [rows][ancestor_stride]: the row at each depth up to and including itself; null: chain
   int64_t ancestor_stride = 0;
 };
@@ -116,7 +119,7 @@ struct Attend {
   int64_t q_stride = 0;
   int64_t begin = 0, end = 0, step_rows = 0;
   int64_t block = 0;
-  int64_t window = 0;  // positions that a row sees, including its own; 0: all up to its own
+  int64_t window = 0;  // positions that a row sees, including its own, and those after it up to Keys::seen; 0: all
   float softcap = 0;   // scores become cap tanh(score / cap); 0: no cap
   float* partials = nullptr;  // row r's result is at partials + (r - begin) * partial_row_stride + h * partial_head_stride
   int64_t partial_row_stride = 0, partial_head_stride = 0;
@@ -138,6 +141,9 @@ struct KernelTable {
   // end): codes, scales and sums, or values if they are not quantized. Zero beyond the last output.
   void (*gate_up)(const Matrix& gate, const Matrix& up, const Activation& activation, const Rows& x, int64_t begin,
                   int64_t end, const Rows& out, bool quantize);
+  // The second half of gate_up for group `group` of every row: f(gate) * up, or f(up) if gate is null, from [rows][32]. The
+  // values are always stored, the codes only to quantize.
+  void (*activate)(const Activation& activation, const float* gate, const float* up, const Rows& out, int64_t group, bool quantize);
   // Row `row` of the matrix as float [n_in] (embedding lookup).
   void (*dequantize_row)(const Matrix& w, int64_t row, float* out);
   // out = x / sqrt(mean(x^2) + eps) * weight; x and weight are zero-padded to a multiple of 16.
@@ -160,6 +166,8 @@ struct KernelTable {
   // scale: x *= factor. add_scaled: out += factor * x, fused. The third: x = x * factor, and with a cap above 0
   // cap tanh(x / cap), NaN if x is not finite.
   void (*scale)(float* x, int64_t n, float factor);
+  // x = min(max(x, low), high); NaN stays NaN.
+  void (*clamp)(float* x, int64_t n, float low, float high);
   void (*add_scaled)(const float* x, int64_t n, float factor, float* out);
   void (*cap)(float* x, int64_t n, float factor, float cap);
   // x = softmax of x[0 .. n); the padding up to a multiple of 16 is overwritten.
@@ -169,7 +177,7 @@ struct KernelTable {
   // The k largest of x[0 .. n) with indices first, first + 1, ...: largest first, the lowest index first among equals. Returns
   // min(k, n), or kNotFinite if any x is NaN or infinite.
   int (*top_k)(const float* x, int64_t n, int64_t first, int k, float* values, int32_t* indices);
-  // x = x f(gate), where f is the identity, sigmoid, silu or gelu_tanh.
+  // x = x f(gate).
   void (*gate)(const float* gate, int64_t n, GateKind kind, float* x);
   // out[c] = f(bias[c] + sum over t of weight[t][c] taps[t][c]) for n channels, where f is silu or the identity; weights
   // [kernel][stride].
@@ -178,6 +186,8 @@ struct KernelTable {
   // steps = softplus(x + bias) within [least, most], decays = e^(rate steps).
   void (*recurrence_steps)(const float* x, const float* bias, const float* rate, float least, float most, int64_t n,
                            float* steps, float* decays);
+  // decays = e^(bound sigmoid(rate (x + bias))).
+  void (*bounded_decays)(const float* x, const float* bias, const float* rate, float bound, int64_t n, float* decays);
   // x = e^x.
   void (*exponentials)(float* x, int64_t n);
   // Applies one row to one tile of a recurrent state.

@@ -30,10 +30,10 @@ class Attention : public Operation {
   JoinedLinears joined() const;
   Head head_of(int64_t index) const;
   void make_input(ThreadContext& context, StepRows& rows, int64_t row, float* out) const;
-  void qkv(const StepRows& rows, const Rows& x, int64_t begin, int64_t end) const;
+  void qkv(const StepRows& rows, const Rows& x, int64_t begin, int64_t end, Projections& projections) const;
   void norm_whole(ThreadContext& context, const StepRows& rows, int64_t row) const;
   void norm_head(const StepRows& rows, const Norm& norm, float* x) const;
-  void norm_and_rotate(const StepRows& rows, const Norm& norm, int64_t position, float scale, float* x) const;
+  void norm_and_rotate(const StepRows& rows, const Norm& norm, const Turn& turn, float scale, float* x) const;
   void finish_heads(const StepRows& rows, int64_t begin, int64_t end) const;
   void merge_heads(ThreadContext& context, const StepRows& rows, int64_t row, float* out) const;
 

@@ -29,6 +29,13 @@ int64_t CacheShape::bytes_per_position() const {
   return bytes;
 }
 
+int64_t CacheShape::page_bytes_per_position() const {
+  int64_t bytes = 0;
+  for (const StateShape& state : states)
+    if (const auto* one = std::get_if<KvShape>(&state); one != nullptr && one->window == 0) bytes += one->bytes_per_position();
+  return bytes;
+}
+
 Cache::Cache(const CacheShape& shape) : shape_(shape) {
   states_.reserve(shape.states.size());
   for (const StateShape& state : shape.states)
@@ -92,6 +99,7 @@ int64_t Cache::crop(int64_t length) {
   }
   for (auto& state : states_) state->crop(length);
   length_ = length;
+  imported_ = 0;
   parents_.clear();
   settled_ = 0;
   return length;
@@ -140,6 +148,69 @@ void Cache::fill_blank(int64_t length) {
   for (auto& state : states_) state->fill_blank(length);
   length_ = length;
   parents_.clear();
+}
+
+void Cache::write_pages(int64_t first, int64_t last, ImageWriter& image) const {
+  for (const auto& state : states_) state->export_pages(first, last, image);
+}
+
+void Cache::write_state(ImageWriter& image) const {
+  image.add_number(head_ != nullptr);
+  for (const auto& state : states_) state->export_state(length_, image);
+}
+
+void Cache::read_pages(int64_t first, int64_t last, ImageReader& image) {
+  for (auto& state : states_) state->import_pages(first, last, image);
+  imported_ = last;
+}
+
+void Cache::read_state(int64_t length, ImageReader& image) {
+  const bool follows = image.number(0, head_ != nullptr, "drafting head") != 0;
+  if (head_ != nullptr && !follows) {
+    head_ = nullptr;
+    states_.pop_back();
+  }
+  for (auto& state : states_) state->import_state(length, image);
+  length_ = length;
+  imported_ = 0;
+}
+
+Image Cache::export_pages(int64_t first, int64_t last) {
+  const Claim claim(claimable_, "export_pages");
+  if (first < 0 || first % kPage != 0 || first >= last || last > length_)
+    throw std::invalid_argument("export_pages: [" + std::to_string(first) + ", " + std::to_string(last) +
+                                ") is not a range of the " + std::to_string(length_) + " positions that starts at a multiple of " +
+                                std::to_string(kPage));
+  return ImageWriter::image([&](ImageWriter& image) { write_pages(first, last, image); });
+}
+
+Image Cache::export_state() {
+  const Claim claim(claimable_, "export_state");
+  if (head_ != nullptr) head_->end();
+  return ImageWriter::image([&](ImageWriter& image) { write_state(image); });
+}
+
+void Cache::import_pages(int64_t first, int64_t last, const uint8_t* data, int64_t size) {
+  const Claim claim(claimable_, "import_pages");
+  if (length_ != 0) throw std::invalid_argument("import_pages: the cache holds " + std::to_string(length_) + " positions");
+  if (first != imported_ || first % kPage != 0 || first >= last || last > shape_.max_context)
+    throw std::invalid_argument("import_pages: [" + std::to_string(first) + ", " + std::to_string(last) +
+                                ") does not continue the first " + std::to_string(imported_) +
+                                " positions in whole pages, or exceeds the context of " + std::to_string(shape_.max_context));
+  ImageReader image(data, size);
+  read_pages(first, last, image);
+  image.finish();
+}
+
+void Cache::import_state(int64_t length, const uint8_t* data, int64_t size) {
+  const Claim claim(claimable_, "import_state");
+  if (length_ != 0) throw std::invalid_argument("import_state: the cache holds " + std::to_string(length_) + " positions");
+  if (length != imported_)
+    throw std::invalid_argument("import_state: the pages have " + std::to_string(imported_) + " positions, and the length is " +
+                                std::to_string(length));
+  ImageReader image(data, size);
+  read_state(length, image);
+  image.finish();
 }
 
 int64_t Cache::bytes() {

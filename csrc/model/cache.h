@@ -24,6 +24,7 @@ struct CacheShape {
   int64_t max_context = 0;
   bool operator==(const CacheShape& o) const { return states == o.states && max_context == o.max_context; }
   int64_t bytes_per_position() const;
+  int64_t page_bytes_per_position() const;  // the part in the layers that keep all positions
   int64_t state_bytes() const;  // bytes that do not grow with the number of positions
 
   // Return the index of the state of layers with this shape; adds a state if there is none.
@@ -78,13 +79,31 @@ class Cache {
   // Runs the head over its pending features if there are many; called between steps.
   void catch_up();
   Cache fork();
+  // The cache's image: the positions [first, last) of layers that keep all of them, where `first` is a multiple of kPage, and
+  // the rest. They throw std::invalid_argument for another range.
+  Image export_pages(int64_t first, int64_t last);
+  Image export_state();
+  // Fill an empty cache: all pages in ascending order, then the rest, which commits `length` positions. A cache that follows
+  // a head when it is empty gets the head's state, or stops to follow it if the image has none. They throw
+  // std::invalid_argument for an image that does not fit; the cache can then be deleted only.
+  void import_pages(int64_t first, int64_t last, const uint8_t* data, int64_t size);
+  void import_state(int64_t length, const uint8_t* data, int64_t size);
   int64_t bytes();        // memory, including pages shared with forks
   int64_t state_bytes();  // the part that does not grow with positions: recurrent states, and features for a head
 
  private:
+  friend class HeadState;  // the image of a head has that of its own cache
+
+  // A claimed cache's pages and states, or those of a head's cache.
+  void write_pages(int64_t first, int64_t last, ImageWriter& image) const;
+  void write_state(ImageWriter& image) const;
+  void read_pages(int64_t first, int64_t last, ImageReader& image);
+  void read_state(int64_t length, ImageReader& image);
+
   CacheShape shape_;
   Claimable claimable_;
   int64_t length_ = 0;
+  int64_t imported_ = 0;  // positions with imported pages, before there is a length
   std::vector<std::unique_ptr<State>> states_;  // the states of shape_, then the head's state if any
   HeadState* head_ = nullptr;
   std::vector<int32_t> parents_;

@@ -28,12 +28,43 @@ size_t AttentionScratch::plan_for(const HeadsShape& shape) {
 }
 
 void AttentionScratch::plan(const StepRows& rows, int64_t positions) {
-  for (size_t i = 0; i < ropes_.size(); ++i) tables_[i].reserve(ropes_[i], positions, max_context_);
+  for (size_t i = 0; i < ropes_.size(); ++i) {
+    tables_[i].reserve(ropes_[i], positions, max_context_);
+    if (rows.has_positions && !ropes_[i].axes.empty()) mix(i, rows);
+  }
   const bool by_blocks = rows.count <= kSplitPositions;
   partial_blocks = 1;
   for (const Sequence& s : rows.sequences)
     if (by_blocks) partial_blocks = std::max(partial_blocks, s.blocks);
   for (Plan& one : plans_) plan(one, rows, by_blocks);
+}
+
+// Takes each pair's cosine and sine from the position that it turns by.
+void AttentionScratch::mix(size_t rope, const StepRows& rows) {
+  const Rope& of = ropes_[rope];
+  const RopeTable& table = tables_[rope];
+  Mixed& mixed = mixed_[rope];
+  const int64_t half = of.half();
+  ensure(mixed.cos, rows.count * half);
+  ensure(mixed.sin, rows.count * half);
+  for (int64_t r = 0; r < rows.count; ++r)
+    for (int64_t k = 0; k < half; ++k) {
+      const int64_t from = rows.position(r, of.axes[size_t(k)]) * half + k;
+      mixed.cos[size_t(r * half + k)] = table.cos[size_t(from)];
+      mixed.sin[size_t(r * half + k)] = table.sin[size_t(from)];
+    }
+}
+
+Turn AttentionScratch::turn(int rope, const StepRows& rows, int64_t row) const {
+  if (rope < 0) return {};
+  const Rope& of = ropes_[size_t(rope)];
+  const RopeTable& table = tables_[size_t(rope)];
+  const int64_t position = rows.position(row), half = of.half();
+  if (rows.has_positions && !of.axes.empty()) {
+    const Mixed& mixed = mixed_[size_t(rope)];
+    return {mixed.cos.data() + row * half, mixed.sin.data() + row * half, table.query[size_t(position)]};
+  }
+  return {table.cos.data() + position * half, table.sin.data() + position * half, table.query[size_t(position)]};
 }
 
 void AttentionScratch::plan(Plan& plan, const StepRows& rows, bool by_blocks) const {
@@ -97,9 +128,10 @@ void CachedAttention::run(ThreadContext& context, const StepRows& rows, const fl
 
 // Merges the head's blocks in ascending order, then the sink, and divides by the sum.
 void CachedAttention::result(const StepRows& rows, int64_t row, int head, const float* sink, float* memory, float* out) const {
-  const int64_t position = rows.last_seen(row), size = partial_floats();
+  const int64_t size = partial_floats();
   const bool whole = scratch_.partial_blocks == 1;
-  const int64_t from = whole ? 0 : first_block(shape_.window, position), last = whole ? 0 : position / kBlock;
+  const int64_t from = whole ? 0 : first_block(shape_.window, rows.last_seen(row));
+  const int64_t last = whole ? 0 : rows.last_visible(row, shape_.spans) / kBlock;
   const float* first = partial(row, head, from);
   if (last > from || sink != nullptr) {
     std::memcpy(memory, first, size_t(size) * sizeof(float));
@@ -124,6 +156,7 @@ Keys CachedAttention::keys_of(const StepRows& rows, const Sequence& s, int head)
   keys.scale_offset = kv_.scale_offset(number_, head);
   keys.length = s.length;
   keys.depth = rows.depth.data() + s.first_row;
+  if (shape_.spans && rows.has_spans) keys.seen = rows.seen.data() + s.first_row;
   if (!s.chain) {
     keys.ancestors = rows.ancestors.data() + s.ancestors;
     keys.ancestor_stride = s.rows;
@@ -172,7 +205,7 @@ void CachedAttention::attend(ThreadContext& context, const StepRows& rows, const
     attend_block(b, next, item.heads * size, size);
     for (int64_t r = item.first_row; r < item.last_row; ++r) {
       const int64_t position = s.length + keys.depth[r], first = first_block(l.window, position);
-      if (b < first || b > position / kBlock) continue;
+      if (b < first || b > (keys.seen == nullptr ? position : s.length + keys.seen[r]) / kBlock) continue;
       for (int64_t h = 0; h < item.heads; ++h) {
         float* state = partial(s.first_row + r, head + h, 0);
         const float* more = next + ((r - item.first_row) * item.heads + h) * size;

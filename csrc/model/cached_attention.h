@@ -15,13 +15,20 @@ struct HeadsShape {
   int heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   int64_t window = 0;  // positions that a row sees, up to StepRows::last_seen; 0: all
   float softcap = 0;
+  bool spans = false;  // rows of a span see each other
+};
+
+// A row's cosines and sines of a rope, [half], and its query factor.
+struct Turn {
+  const float *cos = nullptr, *sin = nullptr;
+  float query = 1;
 };
 
 // State shared by the attention layers of a model: the split of a step among threads, and scratch.
 class AttentionScratch {
  public:
   AttentionScratch(const std::vector<Rope>& ropes, int64_t max_context, int threads)
-      : ropes_(ropes), max_context_(max_context), threads_(threads), tables_(ropes.size()) {}
+      : ropes_(ropes), max_context_(max_context), threads_(threads), tables_(ropes.size()), mixed_(ropes.size()) {}
 
   // One thread's unit of work: query heads that share a key head, over one block of positions if the step has few rows, else
   // over all blocks for one tile of rows.
@@ -40,7 +47,7 @@ class AttentionScratch {
   // Plans the current step, in which the longest sequence has `positions` positions.
   void plan(const StepRows& rows, int64_t positions);
   const Plan& plan(size_t number) const { return plans_[number]; }
-  const RopeTable* table(int rope) const { return rope < 0 ? nullptr : &tables_[size_t(rope)]; }
+  Turn turn(int rope, const StepRows& rows, int64_t row) const;  // nothing for a rope of -1
   const Rope& rope(int number) const { return ropes_[size_t(number)]; }
 
   int64_t partial_blocks = 1;     // partial results per (row, head)
@@ -48,12 +55,17 @@ class AttentionScratch {
 
  private:
   void plan(Plan& plan, const StepRows& rows, bool by_blocks) const;
+  void mix(size_t rope, const StepRows& rows);
 
   const std::vector<Rope>& ropes_;
   const int64_t max_context_;
   const int threads_;
   std::vector<Plan> plans_;
   std::vector<RopeTable> tables_;
+  struct Mixed {
+    Buffer<float> cos, sin;  // [rows][half]
+  };
+  std::vector<Mixed> mixed_;  // of ropes with axes, in steps with RoPE positions of their own
 };
 
 class CachedAttention {

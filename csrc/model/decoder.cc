@@ -58,10 +58,12 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa,
   blocks_.reserve(shape.layers.size());
   for (size_t i = 0; i < shape.layers.size(); ++i) {
     const std::string block = "layers." + std::to_string(i) + ".";
-    const auto& [mixer, feed_forward, per_layer, parallel, scaled] = shape.layers[i];
+    const auto& [mixer, feed_forward, per_layer, second_mixer, parallel, scaled] = shape.layers[i];
     const std::string scale = scaled ? block + "output_scale" : "", none;  // of the last operation
     blocks_.emplace_back();
-    if (mixer) blocks_.back().push_back(operation_of(*mixer, block + "mixer", {parallel, nullptr, feed_forward || per_layer ? none : scale}));
+    const bool deferred = parallel || second_mixer;
+    if (mixer) blocks_.back().push_back(operation_of(*mixer, block + "mixer", {deferred, nullptr, feed_forward || per_layer ? none : scale}));
+    if (second_mixer) blocks_.back().push_back(operation_of(*second_mixer, block + "second_mixer", {false, blocks_.back().front().get(), none}));
     const Operation* const mixer_operation = parallel ? blocks_.back().front().get() : nullptr;
     if (feed_forward) blocks_.back().push_back(operation_of(*feed_forward, block + "feed_forward", {false, mixer_operation, per_layer ? none : scale}));
     if (per_layer) blocks_.back().push_back(operation_of(*per_layer, block + "per_layer", {false, nullptr, scale}));
@@ -69,6 +71,7 @@ Decoder::Decoder(const DecoderShape& shape, int threads, const std::string& isa,
   for (Block& block : blocks_)
     for (auto& operation : block) operation->place(cache_shape_);
   final_norm_.declare("final_norm", shape.final_norm, weights_);
+  if (shape.embedding_norm != 0) ones_.assign(size_t(padded(shape.hidden, kLanes)), 1.0f);
   candidates_.declare(shape.hidden, weights_);
   if (shape.tied)
     weights_.declare("embedding", lm_head_, shape.vocab, shape.hidden, {Phase::head});
@@ -124,9 +127,14 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
   if (step.caches.size() != step.counts.size() || step.settled.size() != step.counts.size() || step.caches.empty()) fail("a step needs one count a cache, and one of settled rows");
   if (step.rows < 1 || step.rows > kMaxStepRows || step.wanted < 0 || step.wanted > step.rows)
     fail("a step has from 1 to " + std::to_string(kMaxStepRows) + " rows, and not more wanted rows than rows");
+  if (!step.adapters.empty() && (step.adapters.size() != step.counts.size() || step.adapter_scales.size() != step.counts.size()))
+    fail("a step needs one adapter and one scale a cache, or none at all");
+  for (const Adapter* const adapter : step.adapters)
+    if (adapter != nullptr && !adapter->belongs_to(weights_)) fail("an adapter belongs to another model");
   if (step.own_features && step.features == nullptr) fail("own_features is set, but features are not given");
   if ((step.features != nullptr) != features_.any())
     fail(features_.any() ? "a drafting head needs the target's features for its rows" : "only drafting heads take features");
+  check_given(step);
   int64_t first = 0;
   for (size_t i = 0; i < step.caches.size(); ++i) {
     const Cache* cache = step.caches[i];
@@ -173,6 +181,52 @@ void Decoder::check(const Step& step, const StepOutputs& out) const {
     fail("hidden states are those of 0 to " + std::to_string(blocks_.size()) + " layers, ascending, or -1, after the final norm");
 }
 
+void Decoder::check_given(const Step& step) const {
+  const auto fail = [](const std::string& what) { throw std::invalid_argument(what); };
+  if (!step.offsets.empty() && step.offsets.size() != step.counts.size()) fail("offsets must be one for each sequence");
+  if (step.deepstack_layers < 0 || step.deepstack_layers > int64_t(blocks_.size()))
+    fail("deepstack features are those of up to " + std::to_string(blocks_.size()) + " layers");
+  if (step.given_count > 0 && step.given == nullptr) fail("embeddings are given for no rows");
+  for (int64_t r = 0; step.given != nullptr && r < step.rows; ++r)
+    if (step.given[r] < -1 || step.given[r] >= step.given_count) fail("row " + std::to_string(r) + " has no given embedding");
+  for (int64_t i = 0; step.positions != nullptr && i < step.rows * kAxes; ++i)
+    if (step.positions[i] >= shape_.max_context || (step.positions[i] < 0) != (step.positions[i / kAxes * kAxes] < 0))
+      fail("a RoPE position is " + std::to_string(step.positions[i]) + "; it must be below " + std::to_string(shape_.max_context));
+}
+
+// Sets the rows' RoPE positions and the ends of their spans; returns the largest position.
+int64_t Decoder::plan_given(const Step& step) {
+  int64_t furthest = 0;
+  rows_.has_positions = rows_.has_spans = false;  // position() below returns the slots
+  if (std::any_of(step.offsets.begin(), step.offsets.end(), [](int64_t one) { return one != 0; }) || step.positions != nullptr) {
+    ensure(rows_.positions, step.rows * kAxes);
+    for (int64_t r = 0; r < step.rows; ++r)
+      for (int axis = 0; axis < kAxes; ++axis) {
+        const int64_t own = step.positions == nullptr ? -1 : step.positions[r * kAxes + axis];
+        const int64_t offset = step.offsets.empty() ? 0 : step.offsets[size_t(rows_.sequence_of[size_t(r)])];
+        const int64_t position = own >= 0 ? own : rows_.position(r) + offset;
+        if (position < 0 || position >= shape_.max_context)
+          throw std::invalid_argument("a RoPE position is " + std::to_string(position) + "; it must be from 0 to below " +
+                                      std::to_string(shape_.max_context));
+        rows_.positions[size_t(r * kAxes + axis)] = int32_t(position);
+        furthest = std::max(furthest, position);
+      }
+    rows_.has_positions = true;
+  }
+  if (step.last_seen == nullptr) return furthest;
+  ensure(rows_.seen, step.rows);
+  for (const Sequence& s : rows_.sequences)
+    for (int64_t r = s.first_row; r < s.first_row + s.rows; ++r) {
+      const int32_t own = rows_.depth[size_t(r)], last = step.last_seen[r] < 0 ? own : step.last_seen[r];
+      if (last < own || last >= s.rows || (last > own && !s.chain))
+        throw std::invalid_argument("row " + std::to_string(r) + " sees up to row " + std::to_string(last) +
+                                    "; it must see itself, and only rows of a chain see later ones");
+      rows_.seen[size_t(r)] = last;
+    }
+  rows_.has_spans = true;
+  return furthest;
+}
+
 void Decoder::plan(const Step& step) {
   rows_.count = step.rows;
   want_ = step.want;
@@ -212,8 +266,28 @@ void Decoder::plan(const Step& step) {
     }
     first += rows;
   }
+  furthest = std::max(furthest, plan_given(step));
   attention_.plan(rows_, furthest + 1);
   recurrent_.plan(rows_);
+  plan_adapters(step);
+}
+
+// Lists the rows of each adapter.
+void Decoder::plan_adapters(const Step& step) {
+  rows_.adapters.clear();
+  for (size_t i = 0; i < step.adapters.size(); ++i) {
+    const Adapter* const adapter = step.adapters[i];
+    if (adapter == nullptr) continue;
+    auto found = std::find_if(rows_.adapters.begin(), rows_.adapters.end(), [&](const AdapterRows& one) { return one.adapter == adapter; });
+    if (found == rows_.adapters.end()) found = rows_.adapters.insert(found, {adapter, {}});
+    const auto [first, rows] = std::pair(rows_.sequences[i].first_row, rows_.sequences[i].rows);
+    if (!found->runs.empty() && found->runs.back().first + found->runs.back().second == first)
+      found->runs.back().second += rows;
+    else
+      found->runs.emplace_back(first, rows);
+    ensure(rows_.adapter_scales, step.rows);
+    std::fill_n(rows_.adapter_scales.begin() + first, rows, step.adapter_scales[i]);
+  }
 }
 
 void Decoder::forward(const Step& step, const StepOutputs& out) {
@@ -229,7 +303,7 @@ void Decoder::forward(const Step& step, const StepOutputs& out) {
   for (size_t i = 0; keeps && i < step.caches.size(); ++i) {
     step.caches[i]->prepare(step.counts[i], step.settled[i]);
     if (HeadState* const head = step.caches[i]->head(); head != nullptr) {
-      head->step(step.tokens + rows_.sequences[i].first_row, step.counts[i]);
+      head->step(step, rows_, rows_.sequences[i]);
       followed_ = true;
     }
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/kernels.h"
+#include "model/adapters.h"
 #include "model/attention.h"
 #include "model/cache.h"
 #include "model/candidates.h"
@@ -39,12 +40,22 @@ struct Step {
   std::vector<int64_t> settled;  // settled[i]: number of leading rows of sequence i that cannot be rejected (a chain), or kHold
   const int32_t* tokens = nullptr;
   const int32_t* parents = nullptr;
+  // Rows of images with given embeddings, and positions and visibility of rows around them. Null or 0: no images.
+  const int32_t* given = nullptr;      // [rows]: index of a row's embedding, or -1: its token's
+  const float* embeddings = nullptr;   // [given_count][width of embeddings]; not multiplied by embedding_multiplier
+  const float* deepstack = nullptr;    // [deepstack_layers][given_count][hidden], added after the first layers
+  int64_t given_count = 0, deepstack_layers = 0;
+  std::vector<int64_t> offsets;        // RoPE position minus slot, for each sequence; empty: 0
+  const int32_t* positions = nullptr;  // [rows][kAxes], RoPE positions; a negative one: the slot's, with the offset
+  const int32_t* last_seen = nullptr;  // [rows], the last row that a row sees in layers with spans, among its sequence's; negative: itself
   const float* features = nullptr;  // [rows][width], for a drafting head
   bool own_features = false;        // features are the model's own hidden states, [rows][hidden]
   bool claimed = false;             // the caller has claimed the caches
   int64_t rows = 0;
   const int32_t* want = nullptr;  // rows with outputs, ascending; `wanted` of them
   int64_t wanted = 0;
+  std::vector<const Adapter*> adapters;  // of each sequence, null: none; empty: no sequence has one
+  std::vector<float> adapter_scales;     // of each sequence
 };
 
 // Outputs of a step. Null or 0: not requested.
@@ -80,6 +91,7 @@ class Decoder {
   const DecoderShape& shape() const { return shape_; }
   const CacheShape& cache_shape() const { return cache_shape_; }
   const char* isa() const { return kernels_->name; }
+  const KernelTable& kernels() const { return *kernels_; }
   int threads() const { return threads_; }
   Cache new_cache() const { return Cache(cache_shape_); }
   bool has_target_keys() const { return target_ != nullptr; }
@@ -116,11 +128,15 @@ class Decoder {
   std::unique_ptr<Operation> operation_of(const BranchShape& shape, const std::string& name, const Placed& placed);
   void check(const Step& step, const StepOutputs& out) const;
   void plan(const Step& step);
+  void plan_adapters(const Step& step);
   void reserve(const Step& step, const StepOutputs& out);
 
   // Runs the phases of a step; every thread goes through all of them.
   void run(int thread, const Step& step, const StepOutputs& out);
   void embed(ThreadContext& context, const Step& step);
+  void add_deepstack(ThreadContext& context, const Step& step, int32_t layer);
+  void check_given(const Step& step) const;
+  int64_t plan_given(const Step& step);
   void keep_hidden(ThreadContext& context, const StepOutputs& out, int32_t layer);
   void keep_features(ThreadContext& context, int32_t layer);
   void head(ThreadContext& context, int64_t wanted, const StepOutputs& out);
@@ -142,6 +158,7 @@ class Decoder {
   std::vector<bool> is_output_;
   const Matrix& embedding_;
   Norm final_norm_;
+  std::vector<float> ones_;  // weights of the norm of embeddings; empty: there is none
   PerLayerInputs per_layer_;
   FeatureInputs features_;
   Candidates candidates_;

@@ -9,7 +9,7 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr size_t kPhasesALayer = 24;  // upper bound
+constexpr size_t kPhasesALayer = 40;  // upper bound
 
 }  // namespace
 
@@ -39,6 +39,10 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
     reserved_rows_ = std::max(reserved_rows_, rows);
     reserved_partials_ = std::max(reserved_partials_, rows * attention_.partial_blocks);
   }
+  if (!rows_.adapters.empty()) {
+    reserve_adapters(rows_);
+    rows_.reserve_scratch(2 * rows * kGroup);  // for the MLP's gate and up
+  }
   candidates_.reserve(step.wanted);
   // About 16 thousand logits per piece fit the cache; no piece is larger than a thread's share.
   const int64_t tiles = (logits() + kLanes - 1) / kLanes;
@@ -50,7 +54,7 @@ void Decoder::reserve(const Step& step, const StepOutputs& out) {
   ensure(top_counts_, head_items_ * step.wanted);
   ensure(merge_at_, head_items_);
   rows_.reserve_scratch(step.wanted * (tiles / head_items_ + 1) * kLanes);
-  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers) + 16 + kMaxFeatureLayers);
+  phases_.begin(kPhasesALayer * blocks_.size() + size_t(out.layers + step.deepstack_layers) + 16 + kMaxFeatureLayers);
 }
 
 void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
@@ -64,6 +68,7 @@ void Decoder::run(int thread, const Step& step, const StepOutputs& out) {
   keep_features(context, layer);
   for (Block& block : blocks_) {
     for (auto& operation : block) operation->run(context, rows_);
+    add_deepstack(context, step, layer);
     keep_hidden(context, out, ++layer);
     keep_features(context, layer);
   }
@@ -123,9 +128,28 @@ void Decoder::embed(ThreadContext& context, const Step& step) {
   context.split(rows_.count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       float* const row = features_.embedding(rows_, r);
+      if (step.given != nullptr && step.given[r] >= 0) {
+        std::copy_n(step.embeddings + step.given[r] * embedding_.n_in, embedding_.n_in, row);
+        std::fill(row + embedding_.n_in, row + padded(embedding_.n_in, kLanes), 0.0f);
+        continue;
+      }
       kernels_->dequantize_row(embedding_, step.tokens[r], row);
       if (shape_.embedding_multiplier != 1) kernels_->scale(row, embedding_.n_in, shape_.embedding_multiplier);
+      if (ones_.empty()) continue;
+      const Norm norm{ones_.data(), nullptr, shape_.hidden, shape_.embedding_norm};
+      norm(*kernels_, row, context.scratch());
+      std::memcpy(row, context.scratch(), size_t(shape_.hidden) * sizeof(float));
     }
+  });
+}
+
+// Adds further features of images to their rows, after layer `layer`.
+void Decoder::add_deepstack(ThreadContext& context, const Step& step, int32_t layer) {
+  if (layer >= step.deepstack_layers) return;
+  const float* const features = step.deepstack + layer * step.given_count * rows_.width;
+  context.split(rows_.count, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      if (step.given[r] >= 0) kernels_->add_scaled(features + step.given[r] * rows_.width, rows_.width, 1, rows_.row(r));
   });
 }
 

@@ -10,7 +10,8 @@
 namespace ipex_lookahead {
 namespace {
 
-constexpr float kNegligible = 30;  // a logit this far below the maximum does not change a float32 sum of probabilities
+// Number of logits with exponentials that are summed together; the sums of these pieces are added in ascending order.
+constexpr int64_t kPiece = 4096;
 
 HeadState& head_of(Cache& target) {
   if (target.head() == nullptr) throw std::invalid_argument("the cache does not follow a drafting head");
@@ -34,7 +35,27 @@ struct Chosen {
   float prob = 0;
 };
 
+// Adds e^(logit - highest) of `n` logits to `sum`, except where `counts(i)` is false. The order is fixed and the exponential is
+// the kernels', so devices compute the same bits: 16 lanes for each piece, summed as a tree.
+template <typename Counts>
+void add_exponentials(const KernelTable& kernels, const float* logits, int64_t n, float highest, const Counts& counts, float* sum) {
+  alignas(64) float terms[kPiece];
+  for (int64_t first = 0; first < n; first += kPiece) {
+    const int64_t some = std::min(kPiece, n - first), whole = padded(some, kLanes);
+    for (int64_t i = 0; i < some; ++i) terms[i] = logits[first + i] - highest;
+    std::fill(terms + some, terms + whole, 0.0f);
+    kernels.exponentials(terms, whole);
+    float lanes[kLanes] = {};
+    for (int64_t i = 0; i < some; ++i)
+      if (counts(first + i)) lanes[i % kLanes] += terms[i];
+    for (int64_t away = kLanes / 2; away > 0; away /= 2)
+      for (int64_t lane = 0; lane < away; ++lane) lanes[lane] += lanes[lane + away];
+    *sum += lanes[0];
+  }
+}
+
 Chosen most_likely(const HeadState& state) {
+  const Decoder& head = state.head();
   Chosen best;
   float highest = -INFINITY;
   each_output(state, [&](int32_t token, float logit) {
@@ -43,11 +64,16 @@ Chosen most_likely(const HeadState& state) {
       best.token = token;
     }
   });
-  double sum = 0;
-  each_output(state, [&](int32_t, float logit) {
-    if (highest - logit < kNegligible) sum += std::exp(logit - highest);
-  });
-  best.prob = float(1 / sum);
+  const int32_t vocab = int32_t(head.shape().vocab);
+  const auto in_tile = [&](int64_t i) {
+    const int32_t token = state.tiles()[size_t(i / kLanes)] * kLanes + int32_t(i % kLanes);
+    return token < vocab && !head.drafts(token);
+  };
+  float sum = 0;
+  const auto every = [](int64_t) { return true; };
+  add_exponentials(head.kernels(), state.logits().data(), int64_t(state.logits().size()), highest, every, &sum);
+  add_exponentials(head.kernels(), state.tile_logits().data(), int64_t(state.tile_logits().size()), highest, in_tile, &sum);
+  best.prob = 1 / sum;
   return best;
 }
 

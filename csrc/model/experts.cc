@@ -83,13 +83,18 @@ void Experts::choose(const KernelTable& kernels, const float* logits, float* scr
   const bool sigmoid = shape_.scores == RouterScores::sigmoid, all = shape_.scores == RouterScores::all;
   const int64_t stride = padded(count(), kLanes);
   float *const scores = scratch, *const wanted = scratch + stride;  // scores for the weights, and scores for the choice
+  // Softmax keeps the order of the logits, so it is needed for the choice only if a correction is added to it.
+  const bool scored = sigmoid || (all && correction_ != nullptr);
   if (sigmoid) {
     std::fill_n(scores, count(), 1.0f);
     kernels.gate(logits, count(), GateKind::sigmoid, scores);
+  } else if (scored) {
+    std::copy_n(logits, count(), scores);
+    kernels.softmax(scores, count());
   }
-  const bool corrected = sigmoid || correction_ != nullptr || shape_.groups > 1;
+  const bool corrected = scored || correction_ != nullptr || shape_.groups > 1;
   if (corrected) {
-    std::copy_n(sigmoid ? scores : logits, count(), wanted);
+    std::copy_n(scored ? scores : logits, count(), wanted);
     for (int64_t e = 0; correction_ != nullptr && e < count(); ++e) wanted[e] += correction_[e];
     limit_to_groups(wanted);
   }
@@ -101,7 +106,7 @@ void Experts::choose(const KernelTable& kernels, const float* logits, float* scr
       if ((best < 0 || by[e] > by[best]) && !taken(k, e)) best = e;
     experts[k] = best;
   }
-  if (!sigmoid) {
+  if (!scored) {
     const int64_t n = all ? count() : used_;
     for (int64_t i = 0; i < n; ++i) scores[i] = logits[all ? i : experts[i]];
     kernels.softmax(scores, n);
@@ -127,15 +132,20 @@ Experts::Experts(const OperationParts& of, RowsMemory& gated, ExpertsScratch& sc
       experts_(shape_of(of).experts.size()),
       gated_(gated),
       scratch_(scratch) {
-  of.weights.declare_linear(of.name + ".router", router_, count(), of.hidden, {Phase::router, 1, true});
+  if (!shape_.given) of.weights.declare_linear(of.name + ".router", router_, count(), of.hidden, {Phase::router, 1, true});
   router_norm_.declare(of.name + ".router_norm", shape_.router_norm, of.weights);
   norm_.declare(of.name + ".norm", shape_.norm, of.weights);
   results_norm_.declare(of.name + ".after", shape_.after, of.weights);
   shared_norm_.declare(of.name + ".shared_after", shape_.shared_after, of.weights);
   if (shape_.expert_scales) of.weights.declare(of.name + ".expert_scales", expert_scales_, count());
   if (shape_.correction) of.weights.declare(of.name + ".correction", correction_, count());
+  const int64_t width = shape_.latent > 0 ? shape_.latent : of.hidden;
+  if (shape_.latent > 0) {
+    of.weights.declare_linear(of.name + ".compress", compress_, width, of.hidden, {Phase::router, 1, false});
+    of.weights.declare_linear(of.name + ".expand", expand_, of.hidden, width, {Phase::down, 1, false});
+  }
   for (size_t e = 0; e < experts_.size(); ++e)  // all of one size: accounted as if the first ones were read
-    experts_[e].declare(of.name + ".experts." + std::to_string(e), shape_of(of).experts[e], of.hidden,
+    experts_[e].declare(of.name + ".experts." + std::to_string(e), shape_of(of).experts[e], width,
                         int64_t(e) < used_ ? 1 : 0, nullptr, nullptr, of.weights);
   if (shape_.shared.intermediate == 0) return;
   shared_.declare(of.name + ".shared", shape_.shared, of.hidden, 1, nullptr, nullptr, of.weights);
@@ -145,10 +155,14 @@ Experts::Experts(const OperationParts& of, RowsMemory& gated, ExpertsScratch& sc
 void Experts::run(ThreadContext& context, StepRows& rows) {
   const KernelTable& kernels = rows.kernels;
   const int64_t used = used_, assigned = rows.count * used, gate_column = padded(count(), kLanes);
-  const int64_t stride = gate_column + kLanes;
+  const int64_t latent_column = gate_column + kLanes, stride = latent_column + padded(shape_.latent, kLanes);
   const bool shares = shape_.shared.intermediate > 0;
-  const bool integer = (shares && shared_.integer()) || std::any_of(experts_.begin(), experts_.end(), [](const GatedMlp& mlp) { return mlp.integer(); });
-  const bool normed = shape_.has_norms();
+  const bool experts_integer = std::any_of(experts_.begin(), experts_.end(), [](const GatedMlp& mlp) { return mlp.integer(); });
+  const bool integer = (shares && shared_.integer()) || experts_integer || (shape_.latent > 0 && !is_float(compress_.format));
+  const bool normed = shape_.has_norms(), latent = shape_.latent > 0;
+  const int64_t width = latent ? shape_.latent : rows.width;  // of what experts read and write
+  // Whether the shared expert is added to the experts' sum; else it reads other rows, or is added to their projection.
+  const bool shares_sum = shares && !normed && !latent;
   // Prepares the rows after `norm`, or as all operations read them. Invalidates the previously prepared rows.
   const auto inputs = [&](bool quantized, const Norm* norm, float multiplier = 1) {
     return context.inputs(rows.count, rows.width, quantized, nullptr, [&rows, norm, multiplier, this](int64_t row, float* out) {
@@ -159,26 +173,28 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
   };
   context.enter(Phase::router);
   auto router_x = inputs(integer && !normed, normed ? &router_norm_ : nullptr, normed ? shape_.router_multiplier : 1);
-  const JoinedLinears routers{{{{&router_, 0}, {shape_.shared_gate ? &shared_gate_ : nullptr, gate_column}}}};
-  context.split_tiles(routers.tiles(), [&](int64_t begin, int64_t end) {
+  const JoinedLinears routers{{{{&router_, 0},
+                                {shape_.shared_gate ? &shared_gate_ : nullptr, gate_column},
+                                {latent ? &compress_ : nullptr, latent_column}}}};
+  if (!shape_.given) context.split_tiles(routers.tiles(), [&](int64_t begin, int64_t end) {
     routers.run(kernels, router_x.get(), begin, end, scratch_.router_logits.data(), stride);
   });
 
   // Few choices are made by every thread, like few rows, and inside an item: a late thread finds the phase complete and must
   // not read scratch that already belongs to the next layer.
-  const bool alone = rows.count <= kPreparedByAll;
+  const bool alone = rows.count <= kPreparedByAll, chooses_alone = alone && !shape_.given;
   ThreadMemory& own = rows.own[size_t(context.thread())];
-  ExpertChoice& choice = alone ? own.choice : scratch_.choice;
+  ExpertChoice& choice = chooses_alone ? own.choice : scratch_.choice;
   ExpertPlan& plan = own.plan;
   const auto choose_row = [&](int64_t row) {
     choose(kernels, scratch_.router_logits.data() + row * stride, context.scratch(), choice.experts.data() + row * used,
            choice.weights.data() + row * used);
   };
-  if (!alone) context.each(rows.count, choose_row);
+  if (!alone && !shape_.given) context.each(rows.count, choose_row);
   bool planned = false;
   const auto make_plan = [&] {
     if (planned) return;
-    for (int64_t row = 0; alone && row < rows.count; ++row) choose_row(row);
+    for (int64_t row = 0; chooses_alone && row < rows.count; ++row) choose_row(row);
     plan.make(choice, rows.count, used, count());
     planned = true;
   };
@@ -207,7 +223,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
       if (places[n - 1] - places[0] == n - 1) {  // consecutive rows
         those = rows_of(x, places[0], n);
       } else {
-        those = own.gathered.view(n, rows.width);
+        those = own.gathered.view(n, width);
         if (gathered != a) gather(x, places, n, mlp.integer(), floats, those);
         gathered = a;
       }
@@ -218,7 +234,7 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
     context.each(pieces, [&](int64_t piece) {
       make_plan();
       if (piece == 0) scratch_.touched += plan.experts_touched;
-      if (shares && !normed) gate_up_shared(x.get(), piece);
+      if (shares_sum) gate_up_shared(x.get(), piece);
       const auto part = part_of(plan.experts_touched * gated.blocks, pieces, piece);
       for (int64_t begin = part.first, end; begin < part.second; begin = end) {
         const int64_t i = begin / gated.blocks, first = i * gated.blocks;
@@ -233,42 +249,65 @@ void Experts::run(ThreadContext& context, StepRows& rows) {
     context.each(pieces, [&](int64_t piece) { gate_up_shared(shared_x.get(), piece); });
     auto experts_x = inputs(integer, &norm_);
     gate_up_experts(experts_x);
+  } else if (latent) {
+    if (shares) context.each(pieces, [&](int64_t piece) { gate_up_shared(router_x.get(), piece); });
+    auto experts_x = context.inputs(rows.count, width, experts_integer, nullptr, [&](int64_t row, float* out) {
+      std::copy_n(scratch_.router_logits.data() + row * stride + latent_column, width, out);
+    });
+    gate_up_experts(experts_x);
   } else {
     gate_up_experts(router_x);
   }
 
   context.enter(Phase::down);
+  const int64_t sums = latent ? padded(width, kLanes) : rows.stride;  // stride of the experts' sums
   const auto down = [&](int64_t begin, int64_t end, float* out, bool add) {
     make_plan();
-    const int64_t first = begin * kLanes, width = (end - begin) * kLanes;
-    const int64_t n = std::min<int64_t>(end * kLanes, rows.width) - first;
+    const int64_t first = begin * kLanes, some = (end - begin) * kLanes;
+    const int64_t n = std::min<int64_t>(end * kLanes, width) - first;
     float* sum = context.scratch();
-    float* made = sum + width;  // [assigned][width]
+    float* made = sum + some;  // [assigned][some]
     for (int64_t i = 0; i < plan.experts_touched; ++i) {
       const int32_t e = plan.touched[size_t(i)];
       const int64_t a = plan.begins[size_t(e)];
       kernels.linear(experts_[size_t(e)].down, gated_of(e, a, plan.begins[size_t(e + 1)] - a), begin, end,
-                       made + a * width, width, false);
+                       made + a * some, some, false);
     }
-    float* const of_shared = made + assigned * width;  // [rows][width]
-    if (shares && !normed) kernels.linear(shared_.down, shared, begin, end, of_shared, width, false);
+    float* const of_shared = made + assigned * some;  // [rows][some]
+    if (shares_sum) kernels.linear(shared_.down, shared, begin, end, of_shared, some, false);
     for (int64_t row = 0; row < rows.count; ++row) {
       std::fill(sum, sum + n, 0.0f);
       for (int64_t k = row * used; k < (row + 1) * used; ++k)
-        kernels.add_scaled(made + plan.at[size_t(k)] * width, n, choice.weights[size_t(k)], sum);
-      if (shares && !normed) {
+        kernels.add_scaled(made + plan.at[size_t(k)] * some, n, choice.weights[size_t(k)], sum);
+      if (shares_sum) {
         float gate[kLanes] = {1};
         if (shape_.shared_gate)
           kernels.gate(scratch_.router_logits.data() + row * stride + gate_column, 1, GateKind::sigmoid, gate);
-        kernels.add_scaled(of_shared + row * width, n, gate[0], sum);
+        kernels.add_scaled(of_shared + row * some, n, gate[0], sum);
       }
-      float* to = out + row * rows.stride;
+      float* to = out + row * sums;
       if (add)
         kernels.add_scaled(sum, n, 1, to);
       else
         std::copy(sum, sum + n, to);
     }
   };
+  if (shape_.given)  // the sum alone
+    return context.split_tiles(rows.stride / kLanes, [&](int64_t begin, int64_t end) {
+      down(begin, end, rows.branch.data() + begin * kLanes, false);
+    }, expert_tiles(held_rows(rows)));
+  if (latent) {
+    context.split_tiles(sums / kLanes, [&](int64_t begin, int64_t end) {
+      down(begin, end, scratch_.results.data() + begin * kLanes, false);
+    }, expert_tiles(held_rows(rows)));
+    auto sums_x = context.inputs(rows.count, width, !is_float(expand_.format), nullptr, [&](int64_t row, float* out) {
+      std::copy_n(scratch_.results.data() + row * sums, width, out);
+    });
+    return add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
+      kernels.linear(expand_, sums_x.get(), begin, end, out, rows.stride, add);
+      if (shares) kernels.linear(shared_.down, shared, begin, end, out, rows.stride, true);
+    });
+  }
   if (!normed) return add_to_hidden(context, rows, down, expert_tiles(held_rows(rows)));
   context.split_tiles(rows.stride / kLanes, [&](int64_t begin, int64_t end) {
     kernels.linear(shared_.down, shared, begin, end, rows.branch.data() + begin * kLanes, rows.stride, false);
@@ -298,21 +337,23 @@ void Experts::reserve(StepRows& rows) {
   const int64_t assigned = rows.count * used_, results = held_rows(rows);
   if (assigned > INT32_MAX) throw std::invalid_argument("the step has too many rows for this number of experts");
   gated_.reserve(assigned, intermediate_);
-  rows.reserve_inputs(rows.width, false);
-  ensure(scratch_.router_logits, rows.count * (padded(count(), kLanes) + kLanes));
+  const int64_t widest = std::max<int64_t>(rows.width, shape_.latent), latent = padded(shape_.latent, kLanes);
+  rows.reserve_inputs(widest, false);
+  ensure(scratch_.router_logits, rows.count * (padded(count(), kLanes) + kLanes + latent));
+  ensure(scratch_.results, rows.count * latent);
   if (shape_.shared.intermediate > 0) scratch_.shared.reserve(rows.count, shape_.shared.intermediate);
-  if (rows.count > kPreparedByAll) scratch_.choice.reserve(rows.count, used_);
+  if (rows.count > kPreparedByAll || shape_.given) scratch_.choice.reserve(rows.count, used_);
   if (shape_.has_norms()) {
     ensure(scratch_.results, rows.count * rows.stride);
     rows.reserve_scratch(2 * rows.stride);
   }
   // At least (results + 1) * expert_tiles(results) * kLanes, and monotonic in the number of rows.
-  const int64_t held = std::min(2 * kHeld + (results + 1) * 2 * kLanes, (results + 1) * rows.stride);
+  const int64_t held = std::min(2 * kHeld + (results + 1) * 2 * kLanes, (results + 1) * std::max(rows.stride, latent));
   rows.reserve_scratch(std::max(held, 3 * padded(count(), kLanes)));
   for (ThreadMemory& own : rows.own) {
     own.choice.reserve(std::min(rows.count, kPreparedByAll), used_);
     own.plan.reserve(rows.count, used_, count());
-    own.gathered.reserve(std::min(rows.count, kGathered), rows.width);
+    own.gathered.reserve(std::min(rows.count, kGathered), widest);
   }
 }
 

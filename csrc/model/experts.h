@@ -15,9 +15,9 @@ namespace ipex_lookahead {
 // Scratch shared by the mixtures of all layers.
 struct ExpertsScratch {
   RowsMemory shared;            // inner activations of the shared experts
-  ExpertChoice choice;
-  Buffer<float> router_logits;  // [rows][experts padded to 16, plus 16 for the shared expert's gate]
-  Buffer<float> results;        // outputs of experts that are normed, [rows][stride]
+  ExpertChoice choice;          // of many rows, or the caller's (ExpertsShape::given)
+  Buffer<float> router_logits;  // [rows][experts padded to 16, 16 for the shared expert's gate, the latent padded to 16]
+  Buffer<float> results;        // sums of experts that are normed or expanded, [rows][stride]
   int64_t touched = 0;          // number of experts read by the current step, summed over layers
 };
 
@@ -40,7 +40,7 @@ class Experts : public Operation {
 
   const ExpertsShape shape_;
   const int64_t used_, intermediate_;
-  Matrix router_, shared_gate_;
+  Matrix router_, shared_gate_, compress_, expand_;
   const float *correction_ = nullptr, *expert_scales_ = nullptr;
   Norm router_norm_, norm_, results_norm_, shared_norm_;
   std::vector<GatedMlp> experts_;

@@ -16,6 +16,9 @@
 namespace ipex_lookahead {
 
 class Decoder;
+struct Sequence;
+struct Step;
+struct StepRows;
 
 class HeadState : public State {
  public:
@@ -24,8 +27,8 @@ class HeadState : public State {
   Decoder& head() const { return *head_; }
   int64_t width() const { return width_; }  // width of a row's features
 
-  // Starts a step after prepare(): its tokens; features(r) is where the features of its row r are written.
-  void step(const int32_t* tokens, int64_t rows) { step_tokens_.assign(tokens, tokens + rows); }
+  // Starts a step after prepare(): its rows of this sequence; features(r) is where the features of its row r are written.
+  void step(const Step& step, const StepRows& rows, const Sequence& sequence);
   float* features(int64_t row) { return step_features_.data() + row * width_; }
 
   // Allows the head to draft these tokens even if its part of the lm_head lacks them: tokens of the text, or likely followers.
@@ -53,25 +56,41 @@ class HeadState : public State {
   void fill_blank(int64_t length) override;
   std::unique_ptr<State> fork(int64_t length, bool stepped) const override;
   int64_t bytes() const override;
+  // Pages have the head's rows [first - 1, last - 1), which depend on the tokens before `last`, as far as it has read them.
+  // The state has other rows. Rows after missing ones, in pages of caches that did not follow the head, are not imported.
+  void export_pages(int64_t first, int64_t last, ImageWriter& image) const override;
+  void import_pages(int64_t first, int64_t last, ImageReader& image) override;
+  void export_state(int64_t length, ImageWriter& image) const override;
+  void import_state(int64_t length, ImageReader& image) override;
   // Bytes of the pending features and of the last step's features: up to 64 rows between steps.
   int64_t feature_bytes() const { return int64_t((pending_.capacity() + step_features_.capacity()) * sizeof(float)); }
 
  private:
   HeadState(std::shared_ptr<Decoder> head, Cache keys);
-  bool feed(Cache& cache, const int32_t* tokens, const float* features, int64_t rows, bool answer, bool own, bool goes_on);
+  bool feed(Cache& cache, const int32_t* tokens, const float* features, const int32_t* turns, const float* given, int64_t rows,
+            bool answer, bool own, bool goes_on);
+  int64_t embedding_width() const;
+  void resize_pending(int64_t rows);
   bool read(bool answer);
   void forget(int64_t length);
+  void crop_rows(int64_t rows);
   int64_t pending() const { return int64_t(pending_.size()) / width_; }
 
   std::shared_ptr<Decoder> head_;
   int64_t width_;
   int64_t length_ = 0;                // length of the target's cache
   std::vector<float> pending_;        // features [n][width] of the target's last n positions
-  std::vector<int32_t> tokens_;       // the tokens after these positions, except the last
+  std::vector<int32_t> tokens_;       // the tokens after these positions, except the last; kGiven: a row of an image
+  std::vector<float> given_;          // embeddings [n][embedding width] of the rows of images in tokens_
+  std::vector<int32_t> turns_;        // RoPE positions minus the slots of the last n positions, [n][kAxes]
   mutable Cache keys_;                // the head's KV cache; a fork shares its pages
   std::vector<int32_t> read_;         // tokens of its committed rows
+  int64_t aligned_ = 0;               // number of leading rows with their index as position; others follow a gap
   int64_t end_ = 0;                   // 1 + the last position with features that it has read
-  std::vector<int32_t> step_tokens_;
+  std::vector<int32_t> step_tokens_, step_turns_;
+  std::vector<float> step_given_;     // embeddings of the step's rows of images
+  std::vector<int64_t> step_given_at_;  // index of each row's, or -1
+  int32_t turn_ = 0;                  // RoPE position minus slot of drafted rows
   std::vector<float> step_features_;
   std::vector<int32_t> tiles_;        // tiles of the whole lm_head with allowed tokens
   std::vector<int32_t> centroids_;    // centroids of the computed logits

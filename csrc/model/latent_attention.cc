@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "model/adapters.h"
+
 namespace ipex_lookahead {
 namespace {
 
@@ -29,13 +31,18 @@ LatentAttention::LatentAttention(const OperationParts& of, AttentionScratch& scr
   kv_norm_.declare(of.name + ".kv_norm", shape_.kv_norm, weights);
   weights.declare_linear(of.name + ".q", q_, queries, rank > 0 ? rank : of.hidden,
                          {Phase::qkv, 1, false, rank > 0 ? &q_order_ : nullptr});
+  if (shape_.gate) weights.declare_linear(of.name + ".gate", gate_, shape_.heads, of.hidden, {Phase::qkv});
   for (int h = 0; h < shape_.heads; ++h)
     weights.declare_linear(of.name + ".k_b." + std::to_string(h), k_b_[size_t(h)], shape_.latent, shape_.passed, {Phase::heads});
   for (int h = 0; h < shape_.heads; ++h)
     weights.declare_linear(of.name + ".v_b." + std::to_string(h), v_b_[size_t(h)], shape_.value_dim, shape_.latent, {Phase::output});
   weights.declare_linear(of.name + ".o", o_, of.hidden, shape_.values(), {Phase::output, 1, false, &o_order_});
+  weights.take_adapters({rank > 0 ? &q_a_ : &q_, &kv_a_, &gate_}, &order_);
+  if (rank > 0) weights.take_adapters({&q_}, &q_order_);
+  weights.take_adapters({&o_}, &o_order_);
   kv_column_ = padded(rank > 0 ? rank : queries, kLanes);
-  raw_width_ = kv_column_ + padded(shape_.key_dim(), kLanes);
+  gate_column_ = kv_column_ + padded(shape_.key_dim(), kLanes);
+  raw_width_ = gate_column_ + (shape_.gate ? padded(shape_.heads, kLanes) : 0);
   query_width_ = padded(queries, kLanes);
 }
 
@@ -79,8 +86,10 @@ void LatentAttention::run(ThreadContext& context, StepRows& rows) {
   auto x = context.inputs(rows.count, shape_.values(), !is_float(o_.format), o_order_, [&](int64_t row, float* out) {
     std::copy_n(latent_.results.data() + row * shape_.values(), shape_.values(), out);
   });
+  Projections projections(context, rows, {&o_}, [&]() -> const Rows& { return x.get(); });
   add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
     rows.kernels.linear(o_, x.get(), begin, end, out, rows.stride, add);
+    projections.add(o_, begin, end, out, rows.stride);
   });
 }
 
@@ -89,30 +98,34 @@ void LatentAttention::project(ThreadContext& context, StepRows& rows) {
   const bool low_rank = q_norm_.width > 0;
   const Matrix& first = low_rank ? q_a_ : q_;
   context.enter(Phase::qkv);
-  auto x = context.inputs(rows.count, rows.width, !is_float(first.format) || !is_float(kv_a_.format), order_,
+  const bool integer = !is_float(first.format) || !is_float(kv_a_.format) || (shape_.gate && !is_float(gate_.format));
+  auto x = context.inputs(rows.count, rows.width, integer, order_,
                           [&](int64_t row, float* out) { input(rows, row, out); });
-  const JoinedLinears joined{{{{&first, 0}, {&kv_a_, kv_column_}}}};
+  const JoinedLinears joined{{{{&first, 0}, {&kv_a_, kv_column_}, {shape_.gate ? &gate_ : nullptr, gate_column_}}}};
+  Projections of_input(context, rows, {&first, &kv_a_, &gate_}, [&]() -> const Rows& { return x.get(); });
   context.split(joined.tiles(), 1, [&](int64_t begin, int64_t end) {
-    joined.run(rows.kernels, x.get(), begin, end, latent_.raw.data(), raw_width_);
+    joined.run(rows.kernels, x.get(), begin, end, latent_.raw.data(), raw_width_, &of_input);
   });
   if (!low_rank) return;
   auto normed = context.inputs(rows.count, q_norm_.width, !is_float(q_.format), q_order_, [&](int64_t row, float* out) {
     q_norm_(rows.kernels, latent_.raw.data() + row * raw_width_, out);
   });
+  Projections of_rank(context, rows, {&q_}, [&]() -> const Rows& { return normed.get(); });
   context.split_tiles(q_.tiles(), [&](int64_t begin, int64_t end) {
-    rows.kernels.linear(q_, normed.get(), begin, end, latent_.queries.data() + begin * kLanes, query_width_, false);
+    float* const out = latent_.queries.data() + begin * kLanes;
+    rows.kernels.linear(q_, normed.get(), begin, end, out, query_width_, false);
+    of_rank.add(q_, begin, end, out, query_width_);
   });
 }
 
 // Applies rope to the rotated part of a query or key and writes it to the first values of `head`.
 void LatentAttention::rotate(const StepRows& rows, int64_t row, const float* in, float* head, bool query) const {
   const bool interleaved = scratch_.rope(shape_.rope).interleaved;  // converted to half layout: products are the same
-  const int64_t half = shape_.rotated / 2, position = rows.position(row);
+  const int64_t half = shape_.rotated / 2;
   for (int64_t i = 0; i < shape_.rotated; ++i) head[interleaved ? i % 2 * half + i / 2 : i] = in[i];
-  const RopeTable& rope = *scratch_.table(shape_.rope);
-  const int64_t pairs = scratch_.rope(shape_.rope).half(), at = position * pairs;
-  rows.kernels.rope(head, rope.cos.data() + at, rope.sin.data() + at, int(pairs), int(shape_.key_dim()),
-                    query ? shape_.query_scale * rope.query[size_t(position)] : 1.0f);
+  const Turn turn = scratch_.turn(shape_.rope, rows, row);
+  rows.kernels.rope(head, turn.cos, turn.sin, int(scratch_.rope(shape_.rope).half()), int(shape_.key_dim()),
+                    query ? shape_.query_scale * turn.query : 1.0f);
 }
 
 void LatentAttention::keep_latent(ThreadContext& context, const StepRows& rows, int64_t row) const {
@@ -165,8 +178,14 @@ void LatentAttention::expand(ThreadContext& context, StepRows& rows, int64_t hea
   float *const memory = context.scratch(), *const out = memory + cached_.floats();
   of_head(rows, context, v_b_[size_t(head)], count, out,
           [&](int64_t r, float* to) { cached_.result(rows, first + r, int(head), nullptr, memory, to); });
-  for (int64_t r = 0; r < count; ++r)
+  for (int64_t r = 0; r < count; ++r) {
+    if (shape_.gate) {
+      float factor = 1;
+      rows.kernels.gate(latent_.raw.data() + (first + r) * raw_width_ + gate_column_ + head, 1, GateKind::sigmoid, &factor);
+      rows.kernels.scale(out + r * width, shape_.value_dim, factor);
+    }
     std::copy_n(out + r * width, shape_.value_dim, latent_.results.data() + (first + r) * shape_.values() + head * shape_.value_dim);
+  }
 }
 
 }  // namespace ipex_lookahead

@@ -39,11 +39,11 @@ class LatentAttention : public Operation {
   AttentionScratch& scratch_;
   LatentScratch& latent_;
   CachedAttention cached_;
-  Matrix q_a_, q_, kv_a_, o_;
+  Matrix q_a_, q_, kv_a_, gate_, o_;
   Norm q_norm_, kv_norm_;
   std::vector<Matrix> k_b_, v_b_;  // per head, [latent, passed] and [value_dim, latent]
   const int32_t *order_ = nullptr, *q_order_ = nullptr, *o_order_ = nullptr;
-  int64_t kv_column_ = 0, raw_width_ = 0, query_width_ = 0;  // columns and row widths in scratch
+  int64_t kv_column_ = 0, gate_column_ = 0, raw_width_ = 0, query_width_ = 0;  // columns and row widths in scratch
 };
 
 }  // namespace ipex_lookahead

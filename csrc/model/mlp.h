@@ -46,6 +46,9 @@ class Mlp : public Operation {
   void run(ThreadContext& context, StepRows& rows) override;
 
  private:
+  void adapted_gate_up(ThreadContext& context, const StepRows& rows, const Activation& activation, const Rows& x, int64_t begin,
+                       int64_t end, const Rows& gated, bool quantize, Projections& projections) const;
+
   GatedMlp mlp_;
   const int64_t intermediate_;
   const int32_t *order_ = nullptr, *down_order_ = nullptr;

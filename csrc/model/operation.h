@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/cache.h"
@@ -15,6 +16,15 @@
 #include "runtime/rows.h"
 
 namespace ipex_lookahead {
+
+class Adapter;
+class Projections;
+
+// The rows of the step that an adapter changes, as (first, count), ascending.
+struct AdapterRows {
+  const Adapter* adapter;
+  std::vector<std::pair<int64_t, int64_t>> runs;
+};
 
 // A sequence of the step.
 struct Sequence {
@@ -41,15 +51,26 @@ struct StepRows {
   int64_t position_offset = 0;
   std::vector<Sequence> sequences;
   std::vector<int32_t> depth, ancestors, sequence_of;
+  bool has_positions = false;      // RoPE positions are `positions` [count][kAxes], not the slots
+  bool has_spans = false;          // a row sees up to slot length + seen[r] in layers with spans
+  std::vector<int32_t> positions, seen;
   Buffer<float> hidden, branch;  // [count][stride]
   Buffer<float> embeddings;        // embeddings of a drafting head's rows, [count][stride]
   std::vector<ThreadMemory> own;  // one per thread
   RowsMemory shared;
+  std::vector<AdapterRows> adapters;  // each adapter of the step once; empty: none (model/adapters.h)
+  std::vector<float> adapter_scales;  // of each row that an adapter changes
+  Buffer<float> adapter_parts, projections;
 
   float* row(int64_t r) { return hidden.data() + r * stride; }
   const Sequence& sequence(int64_t r) const { return sequences[size_t(sequence_of[size_t(r)])]; }
   int64_t last_seen(int64_t r) const { return sequence(r).length + depth[size_t(r)]; }
-  int64_t position(int64_t r) const { return last_seen(r) + position_offset; }
+  int64_t last_visible(int64_t r, bool spans) const {
+    return spans && has_spans ? sequence(r).length + seen[size_t(r)] : last_seen(r);
+  }
+  int64_t position(int64_t r, int axis = 0) const {
+    return has_positions ? positions[size_t(r * kAxes + axis)] : last_seen(r) + position_offset;
+  }
 
   // Reserves memory for rows of `inputs` values that linear layers read. `ordered`: also for the values before reordering.
   void reserve_inputs(int64_t inputs, bool ordered);
@@ -59,13 +80,16 @@ struct StepRows {
   }
 };
 
+// Maximum number of linear layers that read the same inputs.
+constexpr int64_t kJoined = 6;
+
 // Linear layers that read the same inputs and write adjacent columns. Threads split the tiles of all of them together.
 struct JoinedLinears {
   struct Part {
-    const Matrix* matrix;  // null: absent
-    int64_t column;
+    const Matrix* matrix = nullptr;  // null: absent
+    int64_t column = 0;
   };
-  std::array<Part, 4> parts;
+  std::array<Part, kJoined> parts;
 
   int64_t tiles() const {
     int64_t sum = 0;
@@ -73,15 +97,9 @@ struct JoinedLinears {
     return sum;
   }
   // Computes tiles [begin, end) of the concatenated layers for every row: out[row][column + ...] with row stride `stride`.
-  void run(const KernelTable& kernels, const Rows& x, int64_t begin, int64_t end, float* out, int64_t stride) const {
-    int64_t base = 0;
-    for (const Part& part : parts) {
-      if (part.matrix == nullptr) continue;
-      const int64_t tiles = part.matrix->tiles(), from = std::max(begin - base, int64_t(0)), to = std::min(end - base, tiles);
-      if (from < to) kernels.linear(*part.matrix, x, from, to, out + part.column + from * kLanes, stride, false);
-      base += tiles;
-    }
-  }
+  // `projections` are those of all layers; null: the layers take no adapters.
+  void run(const KernelTable& kernels, const Rows& x, int64_t begin, int64_t end, float* out, int64_t stride,
+           Projections* projections = nullptr) const;
 };
 
 // RMS norm or layer norm of a row.
@@ -117,8 +135,8 @@ struct OperationParts {
   KvFormat kv_format;
   DecoderWeights& weights;
   CacheShape& cache;
-  bool defer_residual_add = false;  // for the mixer of a parallel block: the MLP adds the mixer's output
-  const Operation* parallel_mixer = nullptr;  // for the MLP of a parallel block: the mixer; the MLP shares its norm and input
+  bool defer_residual_add = false;  // for the mixer of a parallel block: the MLP, or second mixer, adds the mixer's output
+  const Operation* parallel_mixer = nullptr;  // for that MLP or second mixer: the mixer, which shares its norm and input
   std::string output_scale = {};      // last operation of a block: the weight that scales the block's output, or ""
   const Operation* shared = nullptr;  // the attention that owns the keys and values, if not this one
   bool committed = false;             // it sees committed positions only (a head on its target's cache)
@@ -141,7 +159,8 @@ class Operation {
  protected:
   explicit Operation(const OperationParts& of)
       : input_norm_(of.parallel_mixer == nullptr ? before_ : of.parallel_mixer->before_),
-        multiplier_(of.shape.multiplier), defer_residual_add_(of.defer_residual_add), adds_mixer_(of.parallel_mixer != nullptr) {
+        multiplier_(of.shape.multiplier), mixer_multiplier_(of.parallel_mixer == nullptr ? 1 : of.parallel_mixer->multiplier_),
+        defer_residual_add_(of.defer_residual_add), adds_mixer_(of.parallel_mixer != nullptr) {
     before_.declare(of.name + "_norm", of.shape.before, of.weights);
     after_.declare(of.name + "_after", of.shape.after, of.weights);
     if (!of.output_scale.empty()) of.weights.declare(of.output_scale, output_scale_, 1);
@@ -198,20 +217,25 @@ class Operation {
     context.each(rows.count, [&](int64_t r) { rows.kernels.scale(rows.row(r), rows.width, *output_scale_); });
   }
 
-  // For a parallel block: the mixer's output waits in `branch`, because the hidden state is still the MLP's input.
+  // For a parallel block: the mixer's output waits in `branch`, because the hidden state is still the other operation's input.
   template <typename Linear>
   void add_parallel(ThreadContext& context, StepRows& rows, const Linear& linear, int64_t most) const {
     context.split_tiles(rows.stride / kLanes, [&](int64_t begin, int64_t end) {
       const int64_t first = begin * kLanes, n = std::min<int64_t>(end * kLanes, rows.width) - first;
       if (defer_residual_add_) return linear(begin, end, rows.branch.data() + first, false);
-      for (int64_t r = 0; r < rows.count; ++r)
-        rows.kernels.add_scaled(rows.branch.data() + r * rows.stride + first, n, 1, rows.row(r) + first);
-      linear(begin, end, rows.hidden.data() + first, true);
+      const auto add_branch = [&](float factor) {
+        for (int64_t r = 0; r < rows.count; ++r)
+          rows.kernels.add_scaled(rows.branch.data() + r * rows.stride + first, n, factor, rows.row(r) + first);
+      };
+      add_branch(mixer_multiplier_);
+      if (multiplier_ == 1) return linear(begin, end, rows.hidden.data() + first, true);
+      linear(begin, end, rows.branch.data() + first, false);
+      add_branch(multiplier_);
     }, most);
   }
 
   const Norm& input_norm_;
-  const float multiplier_;
+  const float multiplier_, mixer_multiplier_;
   const bool defer_residual_add_, adds_mixer_;
   const float* output_scale_ = nullptr;
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "model/adapters.h"
+
 namespace ipex_lookahead {
 
 PerLayerInputs::PerLayerInputs(const PerLayerShape& shape, int64_t hidden, DecoderWeights& weights)
@@ -59,6 +61,8 @@ PerLayerGate::PerLayerGate(const OperationParts& of, const PerLayerInputs& input
       gated_(gated) {
   of.weights.declare_linear(of.name + ".gate", gate_, width_, of.hidden, {Phase::gate_up});
   of.weights.declare_linear(of.name + ".out", out_, of.hidden, width_, {Phase::down});
+  of.weights.take_adapters({&gate_});
+  of.weights.take_adapters({&out_});
 }
 
 void PerLayerGate::reserve(StepRows& rows) {
@@ -72,16 +76,21 @@ void PerLayerGate::run(ThreadContext& context, StepRows& rows) {
   context.enter(Phase::gate_up);
   auto x = context.inputs(rows.count, rows.width, !is_float(gate_.format), nullptr,
                           [&](int64_t row, float* out) { input(rows, row, out); });
+  Projections of_input(context, rows, {&gate_}, [&]() -> const Rows& { return x.get(); });
   context.split_tiles(gate_.tiles(), [&](int64_t begin, int64_t end) {
-    rows.kernels.linear(gate_, x.get(), begin, end, gated_.data() + begin * kLanes, stride, false);
+    float* const out = gated_.data() + begin * kLanes;
+    rows.kernels.linear(gate_, x.get(), begin, end, out, stride, false);
+    of_input.add(gate_, begin, end, out, stride);
   });
   context.enter(Phase::down);
   auto gated = context.inputs(rows.count, width_, !is_float(out_.format), nullptr, [&](int64_t row, float* out) {
     std::memcpy(out, inputs_.of(row, layer_), size_t(width_) * sizeof(float));
     rows.kernels.gate(gated_.data() + row * stride, width_, GateKind::gelu_tanh, out);
   });
+  Projections of_gated(context, rows, {&out_}, [&]() -> const Rows& { return gated.get(); });
   add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
     rows.kernels.linear(out_, gated.get(), begin, end, out, rows.stride, add);
+    of_gated.add(out_, begin, end, out, rows.stride);
   });
 }
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "model/adapters.h"
+
 namespace ipex_lookahead {
 
 LinearRecurrence::LinearRecurrence(const OperationParts& of, RecurrentScratch& scratch)
@@ -13,26 +15,44 @@ LinearRecurrence::LinearRecurrence(const OperationParts& of, RecurrentScratch& s
   const int64_t hidden = of.hidden;
   const RecurrenceShape& r = shape_;
   const int64_t channels = r.channels(), keys = padded(r.key_dim, kLanes), values = padded(r.value_dim, kLanes);
-  weights.declare_linear(name + ".inputs", inputs_, channels, hidden, {Phase::qkv, 1, false, &order_});
-  weights.declare_linear(name + ".gate", gate_, r.values(), hidden, {Phase::qkv});
-  weights.declare_linear(name + ".steps", steps_, r.heads, hidden, {Phase::qkv});
+  if (r.channels_decay) {
+    weights.declare_linear(name + ".q", inputs_, r.keys(), hidden, {Phase::qkv, 1, false, &order_});
+    weights.declare_linear(name + ".k", k_, r.keys(), hidden, {Phase::qkv});
+    weights.declare_linear(name + ".v", v_, r.values(), hidden, {Phase::qkv});
+  } else {
+    weights.declare_linear(name + ".inputs", inputs_, channels, hidden, {Phase::qkv, 1, false, &order_});
+  }
+  declare(gate_, name + ".gate", r.values(), hidden, r.gate_rank, weights);
+  declare(steps_, name + ".steps", r.step_width(), hidden, r.steps_rank, weights);
   if (r.delta) weights.declare_linear(name + ".beta", beta_, r.heads, hidden, {Phase::qkv});
-  weights.declare(name + ".convolution", convolution_, r.kernel * channels);
+  if (r.channels_decay) {
+    weights.declare(name + ".q_convolution", convolution_, r.kernel * r.keys());
+    weights.declare(name + ".k_convolution", k_convolution_, r.kernel * r.keys());
+    weights.declare(name + ".v_convolution", v_convolution_, r.kernel * r.values());
+  } else {
+    weights.declare(name + ".convolution", convolution_, r.kernel * channels);
+  }
   if (r.convolution_bias) weights.declare(name + ".convolution_bias", convolution_bias_, channels);
   weights.declare(name + ".rate", rate_, r.heads);
-  weights.declare(name + ".step_bias", step_bias_, r.heads);
+  weights.declare(name + ".step_bias", step_bias_, r.step_width());
   if (r.skip) weights.declare(name + ".skip", skip_, r.heads);
   norm_.declare(name + ".norm", r.norm, weights);
   weights.declare_linear(name + ".out", out_, hidden, r.values(), {Phase::output, 1, false, &out_order_});
 
+  const Matrix* const of_gate = r.gate_rank > 0 ? &gate_.first : &gate_.last;
+  const Matrix* const of_steps = r.steps_rank > 0 ? &steps_.first : &steps_.last;
+  weights.take_adapters({&inputs_, &k_, &v_, of_gate, of_steps, &beta_}, &order_);
+  weights.take_adapters({&out_}, &out_order_);
+
   // First channels of each unit: a delta net has the order q, k, v, Mamba-2 the order x, B, C.
   tiles_ = values / kLanes;
+  decay_width_ = r.channels_decay ? keys : 1;
   q_column_ = 0;
   k_column_ = r.groups * keys;
   v_column_ = 2 * r.groups * keys;
   steps_column_ = v_column_ + r.heads * values;
-  decay_column_ = steps_column_ + padded(r.heads, kLanes);
-  beta_column_ = decay_column_ + padded(r.heads, kLanes);
+  decay_column_ = steps_column_ + padded(r.heads * decay_width_, kLanes);
+  beta_column_ = decay_column_ + padded(r.heads * decay_width_, kLanes);
   mixed_width_ = beta_column_ + padded(r.heads, kLanes);
   const float length = 1 / std::sqrt(float(r.key_dim));
   k_norm_.assign(size_t(keys), length);
@@ -44,23 +64,44 @@ LinearRecurrence::LinearRecurrence(const OperationParts& of, RecurrentScratch& s
   }
   for (int h = 0; h < r.heads; ++h) units_.push_back({v + h * r.value_dim, r.value_dim, v_column_ + h * values, nullptr});
 
-  gates_raw_ = channels;
-  gate_raw_ = padded(channels + (r.delta ? 2 : 1) * r.heads, kLanes);
-  raw_width_ = gate_raw_ + padded(r.values(), kLanes);
+  steps_.column = channels;
+  gate_.column = padded(channels + r.gates(), kLanes);
+  steps_.first_column = gate_.column + padded(r.values(), kLanes);
+  gate_.first_column = steps_.first_column + padded(r.steps_rank, kLanes);
+  raw_width_ = gate_.first_column + padded(r.gate_rank, kLanes);
   scratch.need(raw_width_, mixed_width_, r.heads * values);
-  const RecurrentShape own{0, r.kernel, channels, (r.delta ? 2 : 1) * int64_t(r.heads), r.heads * tiles_, r.key_dim};
+  const RecurrentShape own{0, r.kernel, channels, r.gates(), r.heads * tiles_, r.key_dim};
   state_ = of.cache.state_index(own);
   number_ = std::get<RecurrentShape>(of.cache.states[state_]).layers++;
 }
 
+void LinearRecurrence::declare(Projection& projection, const std::string& name, int64_t outputs, int64_t hidden, int rank,
+                               DecoderWeights& weights) {
+  if (rank > 0) weights.declare_linear(name + "_a", projection.first, rank, hidden, {Phase::qkv});
+  weights.declare_linear(name, projection.last, outputs, rank > 0 ? rank : hidden, {Phase::qkv});
+  if (rank > 0) weights.take_adapters({&projection.last}, nullptr);
+}
+
 void LinearRecurrence::reserve(StepRows& rows) {
-  taps_.prepare(convolution_, shape_.kernel, shape_.channels());
-  rates_.assign(rate_, rate_ + shape_.heads);
-  rows.kernels.exponentials(rates_.data(), shape_.heads);
-  for (float& rate : rates_) rate = -rate;
+  const RecurrenceShape& r = shape_;
+  const RecurrenceShape::Multipliers& by = r.multipliers;
+  if (r.channels_decay)
+    taps_.prepare(r.kernel, r.channels(), {{convolution_, r.keys(), 1}, {k_convolution_, r.keys(), 1}, {v_convolution_, r.values(), 1}});
+  else if (r.delta)
+    taps_.prepare(convolution_, r.kernel, r.channels());
+  else
+    taps_.prepare(r.kernel, r.channels(), {{convolution_, r.values(), by.v},
+                                           {convolution_ + r.kernel * r.values(), r.keys(), by.k},
+                                           {convolution_ + r.kernel * (r.values() + r.keys()), r.keys(), by.q}});
+  Buffer<float> rates(rate_, rate_ + r.heads);
+  rows.kernels.exponentials(rates.data(), r.heads);
+  const int64_t steps = r.step_width() / r.heads;
+  rates_.resize(size_t(r.step_width()));
+  for (int64_t i = 0; i < r.step_width(); ++i) rates_[size_t(i)] = r.decay_bound == 0 ? -rates[size_t(i / steps)] : rates[size_t(i / steps)];
   rows.reserve_inputs(rows.width, order_ != nullptr);
-  rows.reserve_inputs(shape_.values(), out_order_ != nullptr);
-  rows.reserve_scratch(std::max({rows.stride, shape_.key_dim * int64_t(kLanes), 2 * padded(shape_.norm_group, kLanes)}));
+  rows.reserve_inputs(r.values(), out_order_ != nullptr);
+  if (r.steps_rank > 0 || r.gate_rank > 0) rows.reserve_inputs(std::max(r.steps_rank, r.gate_rank), false);
+  rows.reserve_scratch(std::max({rows.stride, r.key_dim * int64_t(kLanes), 2 * padded(r.norm_group, kLanes), padded(r.values(), kLanes)}));
 }
 
 Lineage LinearRecurrence::lineage(const StepRows& rows, size_t sequence) const {
@@ -68,23 +109,58 @@ Lineage LinearRecurrence::lineage(const StepRows& rows, size_t sequence) const {
   return {rows, s, state(s), number_, state_shape_, scratch_.raw.data(), raw_width_};
 }
 
-void LinearRecurrence::run(ThreadContext& context, StepRows& rows) {
-  const bool integer = !is_float(inputs_.format) || !is_float(gate_.format) || !is_float(steps_.format) || !is_float(beta_.format);
+// Computes the raw inputs of every row, and its gate.
+void LinearRecurrence::project(ThreadContext& context, StepRows& rows) {
+  const bool low_steps = shape_.steps_rank > 0, low_gate = shape_.gate_rank > 0;
+  const Matrix &gate = low_gate ? gate_.first : gate_.last, &steps = low_steps ? steps_.first : steps_.last;
+  const bool separate = shape_.channels_decay;
+  const JoinedLinears joined{{{{&inputs_, 0},
+                               {separate ? &k_ : nullptr, shape_.keys()},
+                               {separate ? &v_ : nullptr, 2 * shape_.keys()},
+                               {&gate, low_gate ? gate_.first_column : gate_.column},
+                               {&steps, low_steps ? steps_.first_column : steps_.column},
+                               {shape_.delta ? &beta_ : nullptr, steps_.column + shape_.step_width()}}}};
+  bool integer = false;
+  for (const JoinedLinears::Part& part : joined.parts) integer = integer || (part.matrix != nullptr && !is_float(part.matrix->format));
   context.enter(Phase::qkv);
   auto x = context.inputs(rows.count, rows.width, integer, order_, [&](int64_t row, float* out) { input(rows, row, out); });
-  const JoinedLinears joined{{{{&inputs_, 0},
-                              {&gate_, gate_raw_},
-                              {&steps_, gates_raw_},
-                              {shape_.delta ? &beta_ : nullptr, gates_raw_ + shape_.heads}}}};
+  Projections of_input(context, rows, {&inputs_, &k_, &v_, &gate, &steps, &beta_}, [&]() -> const Rows& { return x.get(); });
   context.split(joined.tiles(), 1, [&](int64_t begin, int64_t end) {
-    joined.run(rows.kernels, x.get(), begin, end, scratch_.raw.data(), raw_width_);
+    joined.run(rows.kernels, x.get(), begin, end, scratch_.raw.data(), raw_width_, &of_input);
   });
-  const int64_t sequences = int64_t(rows.sequences.size()), units = int64_t(units_.size()) + 1;
+  if (low_steps) project_last(context, rows, steps_);
+  if (low_gate) project_last(context, rows, gate_);
+}
+
+void LinearRecurrence::project_last(ThreadContext& context, StepRows& rows, const Projection& projection) const {
+  const Matrix& last = projection.last;
+  float* const raw = scratch_.raw.data();
+  auto x = context.inputs(rows.count, last.n_in, !is_float(last.format), nullptr, [&](int64_t row, float* out) {
+    std::copy_n(raw + row * raw_width_ + projection.first_column, last.n_in, out);
+  });
+  Projections of_rank(context, rows, {&last}, [&]() -> const Rows& { return x.get(); });
+  context.split_tiles(last.tiles(), [&](int64_t begin, int64_t end) {
+    float* const out = raw + projection.column + begin * kLanes;
+    rows.kernels.linear(last, x.get(), begin, end, out, raw_width_, false);
+    of_rank.add(last, begin, end, out, raw_width_);
+  });
+}
+
+void LinearRecurrence::run(ThreadContext& context, StepRows& rows) {
+  project(context, rows);
+  const int64_t convolved = int64_t(units_.size()), units = convolved + (shape_.channels_decay ? shape_.heads : 1);
+  const int64_t sequences = int64_t(rows.sequences.size());
   context.enter(Phase::heads);
   context.split(sequences * units, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t unit = i % units;
-      unit + 1 == units ? steps(rows, size_t(i / units)) : convolve(rows, size_t(i / units), units_[size_t(unit)]);
+      const size_t sequence = size_t(i / units);
+      if (unit < convolved)
+        convolve(rows, sequence, units_[size_t(unit)]);
+      else if (shape_.channels_decay)
+        decays(rows, sequence, unit - convolved);
+      else
+        steps(rows, sequence);
     }
   });
   context.enter(Phase::attention);
@@ -95,8 +171,10 @@ void LinearRecurrence::run(ThreadContext& context, StepRows& rows) {
   context.enter(Phase::output);
   auto finished = context.inputs(rows.count, shape_.values(), !is_float(out_.format), out_order_,
                                  [&](int64_t row, float* out) { finish(context, rows, row, out); });
+  Projections of_values(context, rows, {&out_}, [&]() -> const Rows& { return finished.get(); });
   add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
     rows.kernels.linear(out_, finished.get(), begin, end, out, rows.stride, add);
+    of_values.add(out_, begin, end, out, rows.stride);
   });
 }
 
@@ -120,11 +198,17 @@ void LinearRecurrence::convolve(const StepRows& rows, size_t sequence, const Uni
 void LinearRecurrence::steps(const StepRows& rows, size_t sequence) const {
   const Lineage line = lineage(rows, sequence);
   const int64_t heads = shape_.heads;
+  float scaled[kLanes];
   for (int64_t row = 0; row < line.count(); ++row) {
-    const float* const raw = line.inputs(row) + gates_raw_;
+    const float* const raw = line.inputs(row) + steps_.column;
     float *const out = mixed(sequence, row), *const betas = out + beta_column_;
-    rows.kernels.recurrence_steps(raw, step_bias_, rates_.data(), shape_.least_step, shape_.most_step, heads, out + steps_column_,
-                                  out + decay_column_);
+    for (int64_t h = 0; h < heads; h += kLanes) {
+      const int64_t n = std::min<int64_t>(kLanes, heads - h);
+      std::copy_n(raw + h, n, scaled);
+      if (shape_.multipliers.steps != 1) rows.kernels.scale(scaled, n, shape_.multipliers.steps);
+      rows.kernels.recurrence_steps(scaled, step_bias_ + h, rates_.data() + h, shape_.least_step, shape_.most_step, n,
+                                    out + steps_column_ + h, out + decay_column_ + h);
+    }
     if (shape_.delta) {
       std::fill_n(betas, heads, 1.0f);
       rows.kernels.gate(raw + heads, heads, GateKind::sigmoid, betas);
@@ -132,7 +216,27 @@ void LinearRecurrence::steps(const StepRows& rows, size_t sequence) const {
       std::copy_n(out + steps_column_, heads, betas);
     }
   }
-  line.leave(gates_raw_, state_shape_.gates);
+  line.leave(steps_.column, state_shape_.gates);
+}
+
+// Computes the decays of a head's keys and its beta, for every row of a sequence.
+void LinearRecurrence::decays(const StepRows& rows, size_t sequence, int64_t head) const {
+  const Lineage line = lineage(rows, sequence);
+  const int64_t keys = shape_.key_dim, first = head * keys, steps = steps_.column + first;
+  const int64_t beta = steps_.column + shape_.step_width() + head;
+  for (int64_t row = 0; row < line.count(); ++row) {
+    const float* const raw = line.inputs(row);
+    float *const out = mixed(sequence, row), *const found = out + decay_column_ + head * decay_width_;
+    if (shape_.decay_bound != 0)
+      rows.kernels.bounded_decays(raw + steps, step_bias_ + first, rates_.data() + first, shape_.decay_bound, keys, found);
+    else
+      rows.kernels.recurrence_steps(raw + steps, step_bias_ + first, rates_.data() + first, 0, INFINITY, keys,
+                                    out + steps_column_ + head * decay_width_, found);
+    out[beta_column_ + head] = 1;
+    rows.kernels.gate(raw + beta, 1, GateKind::sigmoid, out + beta_column_ + head);
+  }
+  line.leave(steps, keys);
+  line.leave(beta, 1);
 }
 
 // Runs one tile of a head's state over every row of a sequence: committed rows update the state; drafted rows continue in the
@@ -149,6 +253,7 @@ void LinearRecurrence::recur(const StepRows& rows, size_t sequence, int64_t tile
     one.k = in + k_column_ + group * padded(keys, kLanes);
     one.v = v;
     one.decay = in[decay_column_ + head];
+    if (shape_.channels_decay) one.decays = in + decay_column_ + head * decay_width_;
     one.beta = in[beta_column_ + head];
     one.delta = shape_.delta;
     if (wanted)
@@ -192,9 +297,18 @@ void LinearRecurrence::recur(const StepRows& rows, size_t sequence, int64_t tile
 void LinearRecurrence::finish(ThreadContext& context, const StepRows& rows, int64_t row, float* out) const {
   const int64_t values = shape_.values(), head = shape_.value_dim, width = shape_.norm_group;
   const float* const y = scratch_.y.data() + row * scratch_.y_width;
-  const float* const gate = scratch_.raw.data() + row * raw_width_ + gate_raw_;
+  const float* const gate = scratch_.raw.data() + row * raw_width_ + gate_.column;
+  const GateKind kind = shape_.channels_decay ? GateKind::sigmoid : GateKind::silu;
+  const auto apply_gate = [&] {
+    if (shape_.multipliers.gate == 1) return rows.kernels.gate(gate, values, kind, out);
+    float* const scaled = context.scratch();
+    std::copy_n(gate, values, scaled);
+    rows.kernels.scale(scaled, values, shape_.multipliers.gate);
+    rows.kernels.gate(scaled, values, kind, out);
+  };
   for (int h = 0; h < shape_.heads; ++h) std::copy_n(y + h * tiles_ * kLanes, head, out + h * head);
-  if (shape_.gate_first) rows.kernels.gate(gate, values, GateKind::silu, out);
+  if (shape_.gate_first || norm_.width == 0) apply_gate();
+  if (norm_.width == 0) return;
   const int64_t whole = padded(width, kLanes);  // norms read and write whole vectors of 16
   float *const part = context.scratch(), *const weight = part + whole;
   for (int64_t first = 0; first < values; first += width) {
@@ -204,7 +318,7 @@ void LinearRecurrence::finish(ThreadContext& context, const StepRows& rows, int6
     rows.kernels.rms_norm(part, weight, width, norm_.epsilon, part);
     std::copy_n(part, width, out + first);
   }
-  if (!shape_.gate_first) rows.kernels.gate(gate, values, GateKind::silu, out);
+  if (!shape_.gate_first) apply_gate();
 }
 
 }  // namespace ipex_lookahead

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "model/operation.h"
@@ -42,11 +43,24 @@ class Taps {
  public:
   // Transposes weights in channel order, unless these were transposed last.
   void prepare(const float* by_channel, int kernel, int64_t channels) {
-    if (made_of_ == by_channel) return;
+    prepare(kernel, channels, {{by_channel, channels, 1}});
+  }
+  // The same for consecutive parts of the channels, each with a factor on its weights.
+  struct Part {
+    const float* by_channel;
+    int64_t channels;
+    float factor;
+  };
+  void prepare(int kernel, int64_t channels, std::initializer_list<Part> parts) {
+    if (made_of_ == parts.begin()->by_channel) return;
     by_tap_.resize(size_t(kernel * channels));
-    for (int64_t c = 0; c < channels; ++c)
-      for (int t = 0; t < kernel; ++t) by_tap_[size_t(t * channels + c)] = by_channel[c * kernel + t];
-    made_of_ = by_channel;
+    int64_t first = 0;
+    for (const Part& part : parts) {
+      for (int64_t c = 0; c < part.channels; ++c)
+        for (int t = 0; t < kernel; ++t) by_tap_[size_t(t * channels + first + c)] = part.factor * part.by_channel[c * kernel + t];
+      first += part.channels;
+    }
+    made_of_ = parts.begin()->by_channel;
   }
   const float* at(int64_t channel) const { return by_tap_.data() + channel; }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/adapters.h"
+
 namespace ipex_lookahead {
 namespace {
 
@@ -25,6 +27,8 @@ ShortConv::ShortConv(const OperationParts& of, RecurrentScratch& scratch)
   weights.declare(name + ".convolution", convolution_, kernel_ * hidden);
   if (std::get<ShortConvShape>(of.shape.operation).bias) weights.declare(name + ".convolution_bias", bias_, hidden);
   weights.declare_linear(name + ".out", out_, hidden, hidden, {Phase::output, 1, false, &out_order_});
+  weights.take_adapters({&b_, &c_, &x_}, &order_);
+  weights.take_adapters({&out_}, &out_order_);
   scratch.need(raw_width_, 0, hidden);
   state_ = of.cache.state_index(RecurrentShape{0, kernel_, hidden, 0, 0, 0});
   number_ = std::get<RecurrentShape>(of.cache.states[state_]).layers++;
@@ -42,8 +46,9 @@ void ShortConv::run(ThreadContext& context, StepRows& rows) {
   auto x = context.inputs(rows.count, rows.width, !is_float(b_.format) || !is_float(c_.format) || !is_float(x_.format), order_,
                           [&](int64_t row, float* out) { input(rows, row, out); });
   const JoinedLinears joined{{{{&b_, 0}, {&x_, column}, {&c_, 2 * column}}}};
+  Projections of_input(context, rows, {&b_, &c_, &x_}, [&]() -> const Rows& { return x.get(); });
   context.split(joined.tiles(), 1, [&](int64_t begin, int64_t end) {
-    joined.run(rows.kernels, x.get(), begin, end, scratch_.raw.data(), raw_width_);
+    joined.run(rows.kernels, x.get(), begin, end, scratch_.raw.data(), raw_width_, &of_input);
   });
   const int64_t pieces = (channels_ + kPiece - 1) / kPiece;
   context.enter(Phase::heads);
@@ -57,8 +62,10 @@ void ShortConv::run(ThreadContext& context, StepRows& rows) {
   auto mixed = context.inputs(rows.count, channels_, !is_float(out_.format), out_order_, [&](int64_t row, float* out) {
     std::copy_n(scratch_.y.data() + row * scratch_.y_width, channels_, out);
   });
+  Projections of_mixed(context, rows, {&out_}, [&]() -> const Rows& { return mixed.get(); });
   add_to_hidden(context, rows, [&](int64_t begin, int64_t end, float* out, bool add) {
     rows.kernels.linear(out_, mixed.get(), begin, end, out, rows.stride, add);
+    of_mixed.add(out_, begin, end, out, rows.stride);
   });
 }
 

@@ -26,6 +26,8 @@ void check(const Rope& rope, int head_dim) {
   for (float f : rope.frequencies) finite("a rope frequency", f, -INFINITY);
   finite("a rope's factor", rope.factor, -INFINITY);
   finite("a rope's query_beta", rope.query_beta, -INFINITY);
+  if (!rope.axes.empty()) within("the number of a rope's axes", int64_t(rope.axes.size()), rope.half(), rope.half());
+  for (const int32_t axis : rope.axes) within("a rope's axis", axis, 0, kAxes - 1);
   if (rope.query_beta != 0) within("a rope's query_original", rope.query_original, 1, INT32_MAX);
 }
 
@@ -55,6 +57,8 @@ void check(const AttentionShape& a, const DecoderShape& shape) {
   check("q_norm", a.q_norm, {a.head_dim, a.q_width()});
   check("k_norm", a.k_norm, {a.head_dim, a.kv_width()});
   finite("value_norm", a.value_norm, 0);
+  if (a.gates != 0 && a.gates != a.heads && a.gates != a.q_width())
+    throw std::invalid_argument("gates are " + std::to_string(a.gates) + "; there must be one per head or per value of a head");
   if (a.value_of_key && a.k_norm.width > a.head_dim)
     throw std::invalid_argument("k_norm must be per head if values are the key projection");
   if (!a.has_keys() && (a.value_of_key || a.value_norm != 0 || a.k_norm.width != 0))
@@ -99,8 +103,14 @@ void check(const RecurrenceShape& r, const DecoderShape&) {
   finite("length_epsilon", r.length_epsilon, 0);
   within("norm_group", r.norm_group, 1, r.values());
   if (r.values() % r.norm_group != 0) throw std::invalid_argument("a recurrence's values must be a multiple of norm_group");
-  if (r.norm.width == 0 || r.norm.centered) throw std::invalid_argument("a recurrence must have an RMS norm");
+  if ((r.delta && r.norm.width == 0) || r.norm.centered) throw std::invalid_argument("a recurrence must have an RMS norm");
   check("norm", r.norm, {r.norm_group, r.values()});
+  for (float one : {r.multipliers.gate, r.multipliers.v, r.multipliers.k, r.multipliers.q, r.multipliers.steps})
+    finite("a multiplier of a recurrence", one, -INFINITY);
+  finite("decay_bound", r.decay_bound, -INFINITY);
+  within("steps_rank", r.steps_rank, 0, kMaxLayerWidth);
+  within("gate_rank", r.gate_rank, 0, kMaxLayerWidth);
+  if (r.channels_decay && (r.groups != r.heads || !r.delta)) throw std::invalid_argument("decays per key need a delta rule and a group per head");
 }
 
 void check(const ShortConvShape& s, const DecoderShape&) { within("kernel", s.kernel, 1, kMaxTaps); }
@@ -183,6 +193,9 @@ void check(const ExpertsShape& mixture, const DecoderShape& shape) {
   }
   if (mixture.has_norms() && (mixture.shared.intermediate == 0 || mixture.shared_gate))
     throw std::invalid_argument("a mixture with norms must have a shared expert without a gate");
+  within("the latent of experts", mixture.latent, 0, kMaxLayerWidth);
+  if (mixture.latent != 0 && (mixture.has_norms() || mixture.shared_gate))
+    throw std::invalid_argument("a mixture with a latent must not have norms, or a gate of its shared expert");
   if (mixture.shared.intermediate != 0) check(mixture.shared, shape);
   for (const MlpShape& mlp : mixture.experts) {
     check(mlp, shape);
@@ -211,6 +224,15 @@ void check_parallel(const BlockShape& block) {
   for (const auto& branch : {*block.mixer, *block.feed_forward})
     if (branch.after.width != 0 || branch.multiplier != 1)
       throw std::invalid_argument("a parallel block must not have norms after its branches or a residual_multiplier");
+}
+
+// The mixers of a block both read the first one's norm.
+void check_second(const BlockShape& block) {
+  if (block.parallel || !block.mixer || block.second_mixer->before.width != 0)
+    throw std::invalid_argument("a block with two mixers must have one norm, before the first, and must not be parallel");
+  if (block.mixer->after.width != 0 || block.second_mixer->after.width != 0)
+    throw std::invalid_argument("a block with two mixers must not have norms after them");
+  if (block.output_scale) throw std::invalid_argument("a block with two mixers must not have an output_scale");
 }
 
 // A layer may share the keys and values of an earlier layer with the same heads and window, or of a layer of the target, also
@@ -244,6 +266,9 @@ const DecoderShape& checked(const DecoderShape& s, const DecoderShape* target) {
   if (s.tied && s.outputs != s.vocab) throw std::invalid_argument("a tied embedding must have an output for each token");
   within("max_context", s.max_context, 1, INT32_MAX);
   finite("embedding_multiplier", s.embedding_multiplier, -INFINITY);
+  finite("embedding_norm", s.embedding_norm, 0);
+  if (s.embedding_norm != 0 && s.features.width != 0)
+    throw std::invalid_argument("a head with features must not have embedding_norm");
   finite("logit_multiplier", s.logit_multiplier, -INFINITY);
   finite("logit_softcap", s.logit_softcap, 0);
   check("the final norm", s.final_norm, {s.hidden});
@@ -259,12 +284,31 @@ const DecoderShape& checked(const DecoderShape& s, const DecoderShape* target) {
     if (layer.per_layer) check(*layer.per_layer, s);
     check_shared(s, i, target);
     if (layer.mixer) check(*layer.mixer, s);
+    if (layer.second_mixer) {
+      check_second(layer);
+      check(*layer.second_mixer, s);
+    }
     if (!layer.feed_forward) continue;
     check(*layer.feed_forward, s);
     mlps += mlps_of(*layer.feed_forward);
   }
   within("the number of experts in all layers", mlps, 0, kMaxMlps);
   return s;
+}
+
+const std::vector<std::optional<ExpertsShape>>& checked(const std::vector<std::optional<ExpertsShape>>& mixtures, int hidden) {
+  within("the number of layers", int64_t(mixtures.size()), 1, kMaxLayers);
+  within("hidden", hidden, 1, kMaxLayerWidth);
+  DecoderShape shape;
+  shape.hidden = hidden;
+  int64_t mlps = 0;
+  for (const auto& mixture : mixtures) {
+    if (!mixture) continue;
+    check(*mixture, shape);
+    mlps += int64_t(mixture->experts.size());
+  }
+  within("the number of experts in all layers", mlps, 0, kMaxMlps);
+  return mixtures;
 }
 
 }  // namespace ipex_lookahead

@@ -15,6 +15,8 @@ namespace ipex_lookahead {
 // How router logits become scores: softmax over all experts, softmax over the chosen experts, or a sigmoid per expert.
 enum class RouterScores { all, chosen, sigmoid };
 
+constexpr int kAxes = 3;  // RoPE positions of a row: time, row and column
+
 // Rotary position embedding of the first 2 * frequencies.size() values of a head. Value i is paired with
 // i + frequencies.size(), or, if interleaved, 2 i with 2 i + 1.
 struct Rope {
@@ -23,6 +25,7 @@ struct Rope {
   float query_beta = 0;            // queries at position p are scaled by 1 + beta ln(1 + floor(p / original))
   int64_t query_original = 0;
   bool interleaved = false;
+  std::vector<int32_t> axes;  // [half]: which of a row's three positions a pair turns by; empty: the first
   int64_t half() const { return int64_t(frequencies.size()); }
 };
 
@@ -39,7 +42,8 @@ struct AttentionShape {
   float query_scale = 1;     // multiplies queries
   int64_t window = 0;        // visible positions, including the row's own; 0: all
   float softcap = 0;         // scores become cap tanh(score / cap); 0: no cap
-  bool gate = false;         // multiplies the heads' outputs by sigmoid(gate)
+  int64_t gates = 0;         // the heads' outputs are multiplied by gate_kind of a gate: one per head, or one per value; 0: none
+  GateKind gate_kind = GateKind::sigmoid;
   bool sinks = false;        // adds one logit per head to the softmax's denominator
   NormShape q_norm, k_norm;  // per head if as wide as a head, else over the whole projection
   bool norm_after_rope = false;  // the norms follow rope; they must be per head
@@ -47,9 +51,11 @@ struct AttentionShape {
   float value_norm = 0;          // epsilon of an RMS norm without weights over each head of values; 0: no norm
   int shared = -1;               // layer that owns the keys and values (with target_keys: of the target); -1: this one
   bool with_embedding = false;   // q, k and v read the concatenation (StepRows::embeddings | row)
+  bool spans = false;            // rows of a span see each other (StepRows::last_visible)
 
   bool has_keys() const { return shared < 0; }
   bool has_values() const { return has_keys() && !value_of_key; }
+  bool gates_heads() const { return gates == heads && head_dim > 1; }
 
   int64_t q_width() const { return int64_t(heads) * head_dim; }
   int64_t kv_width() const { return int64_t(kv_heads) * head_dim; }
@@ -64,6 +70,7 @@ struct LatentAttentionShape {
   float query_scale = 1;     // multiplies queries
   NormShape q_norm;          // norm of low-rank queries; no norm: queries are projected from the hidden state
   NormShape kv_norm;
+  bool gate = false;         // multiplies each head's output by the sigmoid of one value per head
 
   int key_dim() const { return rotated + latent; }
   int64_t q_dim() const { return int64_t(passed) + rotated; }
@@ -94,11 +101,13 @@ struct ExpertsShape {
   bool expert_scales = false;       // multiplies each expert's weight by a learned scale, last
   MlpShape shared;                  // an expert that every row uses; size 0: none
   bool shared_gate = false;         // multiplies its output by the sigmoid of a linear layer of the row
+  int latent = 0;                   // experts read and write a projection of the rows of this width; 0: the rows
+  bool given = false;               // the caller chooses each row's experts: there is no router (model/routed_experts.h)
 
   bool has_norms() const { return router_norm.width > 0; }
 };
 
-// A gated delta net, or Mamba-2 (model/recurrence.h).
+// A gated delta net, Kimi delta attention, or Mamba-2 (model/recurrence.h).
 struct RecurrenceShape {
   bool delta = false;
   int heads = 0, groups = 0;       // value heads; query/key groups, each shared by heads / groups value heads
@@ -109,9 +118,19 @@ struct RecurrenceShape {
   float least_step = 0, most_step = INFINITY;
   float length_epsilon = 0;        // added under the square root of the norms of q and k
   int64_t norm_group = 0;          // number of values normed together; the weights cover one group or all values
-  NormShape norm;
+  NormShape norm;                  // Mamba-2 may have none
   bool gate_first = false;         // the gate is applied before the norm
+  // Factors on the gate, v, k, q and steps of Mamba-2 before bias and convolution.
+  struct Multipliers {
+    float gate = 1, v = 1, k = 1, q = 1, steps = 1;
+  } multipliers;
+  // Kimi delta attention: separate matrices and convolutions for q, k and v, a decay for each key, a sigmoid as gate.
+  bool channels_decay = false;
+  float decay_bound = 0;           // decays are e^(decay_bound sigmoid(e^rate (steps + bias))); 0: e^(-e^rate softplus(steps + bias))
+  int steps_rank = 0, gate_rank = 0;  // steps and gate are products of two matrices; 0: of one
 
+  int64_t step_width() const { return channels_decay ? int64_t(heads) * key_dim : heads; }
+  int64_t gates() const { return step_width() + (delta ? heads : 0); }
   int64_t keys() const { return int64_t(groups) * key_dim; }
   int64_t values() const { return int64_t(heads) * value_dim; }
   int64_t channels() const { return 2 * keys() + values(); }
@@ -140,6 +159,7 @@ struct BranchShape {
 
 struct BlockShape {
   std::optional<BranchShape> mixer, feed_forward, per_layer;
+  std::optional<BranchShape> second_mixer;  // x + mixer(y) + second_mixer(y), y = mixer.before(x)
   bool parallel = false;  // x + mixer(y) + feed_forward(y), y = mixer.before(x)
   bool output_scale = false;  // multiplies the block's output by a weight
 };
@@ -181,6 +201,7 @@ struct DecoderShape {
   int64_t max_context = 0;
   bool tied = false;  // the embedding is also the lm_head
   float embedding_multiplier = 1, logit_multiplier = 1;
+  float embedding_norm = 0;  // epsilon of an RMS norm without weights over an embedding, after its multiplier; 0: no norm
   float logit_softcap = 0;  // logits become cap tanh(logit / cap), after the multiplier; 0: no cap
   NormShape final_norm;
   std::vector<Rope> ropes;
@@ -202,5 +223,7 @@ constexpr int64_t kBeyondWindow = 2;
 
 // Return `shape`. Throws std::invalid_argument that names the invalid field. `target`: the owner of the keys; null: the model.
 const DecoderShape& checked(const DecoderShape& shape, const DecoderShape* target = nullptr);
+// The same for mixtures that are not part of a decoder; null: a layer without one.
+const std::vector<std::optional<ExpertsShape>>& checked(const std::vector<std::optional<ExpertsShape>>& mixtures, int hidden);
 
 }  // namespace ipex_lookahead

@@ -41,6 +41,18 @@ struct ExpertPlan {
   void make(const ExpertChoice& choice, int64_t rows, int64_t used, int64_t of);
 };
 
+struct AdapterRows;
+struct LowRank;
+
+// A matrix that an adapter of the step changes, for the adapter's rows (model/adapters.h).
+struct AdaptedMatrix {
+  const AdapterRows* rows;
+  const Matrix* matrix;
+  const LowRank* change;
+  int64_t column;             // of its projections
+  int64_t first_item, items;  // of the phase that computes them
+};
+
 // Scratch of one thread.
 struct ThreadMemory {
   Buffer<float> scratch;
@@ -48,6 +60,8 @@ struct ThreadMemory {
   Buffer<float> unordered;  // a row before its values are reordered for a matrix
   ExpertChoice choice;
   ExpertPlan plan;
+  std::vector<AdaptedMatrix> adapted;
+  Buffer<float> projections;  // in steps of few rows
 };
 
 class ThreadContext {

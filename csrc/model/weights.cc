@@ -30,6 +30,17 @@ void DecoderWeights::declare(const std::string& name, const float*& at, int64_t 
   add({name, nullptr, &at, n, 0, {}, false});
 }
 
+void DecoderWeights::take_adapters(std::initializer_list<const Matrix*> layers, const int32_t* const* order) {
+  for (const Matrix* layer : layers) adaptable_.emplace(layer, order);
+}
+
+DecoderWeights::Adaptable DecoderWeights::adaptable(const std::string& name) const {
+  const Weight& w = at(name, true);
+  const auto found = adaptable_.find(w.matrix);
+  if (found == adaptable_.end()) throw std::invalid_argument("weight " + name + " takes no adapter");
+  return {w.matrix, w.n_out, w.n_in, found->second == nullptr ? nullptr : *found->second};
+}
+
 const DecoderWeights::Weight& DecoderWeights::at(const std::string& name) const {
   const auto found = places_.find(name);
   if (found == places_.end()) throw std::invalid_argument("the model has no weight " + name);

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -35,6 +36,17 @@ class DecoderWeights {
   void declare_linear(const std::string& name, Matrix& at, int64_t n_out, int64_t n_in, const Use& use);
   void declare(const std::string& name, Matrix& at, int64_t n_out, int64_t n_in, const Use& use);
   void declare(const std::string& name, const float*& at, int64_t n);
+
+  // Lets adapters change linear layers that read the same inputs. `order`: where the order of these inputs is stored, or null.
+  void take_adapters(std::initializer_list<const Matrix*> layers, const int32_t* const* order = nullptr);
+  // A matrix that takes an adapter, with the order of its inputs (null: the model's). Throws std::invalid_argument for others.
+  struct Adaptable {
+    const Matrix* matrix;
+    int64_t n_out, n_in;
+    const int32_t* order;
+  };
+  Adaptable adaptable(const std::string& name) const;
+  int threads() const { return threads_; }
 
   // Weights are copied into one arena; set them in the order in which a step reads them, so that it reads memory sequentially.
   // Throw std::invalid_argument for an unknown name, or a weight of another shape or format than declared.
@@ -81,6 +93,7 @@ class DecoderWeights {
   Arena arena_;
   std::vector<Weight> weights_;
   std::unordered_map<std::string, size_t> places_;
+  std::unordered_map<const Matrix*, const int32_t* const*> adaptable_;  // where the orders of their inputs are stored
   bool complete_ = false;  // nothing is missing
   int64_t orders_ = 0;
 };

@@ -7,13 +7,14 @@ from os import PathLike
 from typing import Any, cast
 
 from ipex_lookahead.architectures import families
+from ipex_lookahead.architectures.images import with_images
 from ipex_lookahead.architectures.keys import Family, GgufSource
 from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 
 __all__ = ["ENCODERS", "HEADS", "ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
 
-HEADS = frozenset({"gemma4_assistant"})
+HEADS = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
 """Families of drafting heads, which cannot generate text on their own."""
 
 ENCODERS = frozenset(
@@ -94,7 +95,8 @@ def spec_for(config: dict[str, Any], max_context: int | None = None, *, file: st
         raise InputError(f"max_context is {max_context}; this model has 1 to {most} positions")
     known = family(config.get("model_type"))
     try:
-        return cast(ModelSpec, known.spec({**config, "max_position_embeddings": max_context}))
+        found = cast(ModelSpec, known.spec({**config, "max_position_embeddings": max_context}))
+        return with_images(found, config)
     except UnsupportedModelError as error:
         if not file or str(file) in str(error):
             raise

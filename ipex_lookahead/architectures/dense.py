@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ipex_lookahead.architectures.hparams import SIZES, Check
-from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys
+from ipex_lookahead.architectures.keys import LAYER_THETA, LOCAL_THETA, ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.names import SILU, Names, common_keys
-from ipex_lookahead.architectures.rope import local_rope, rope
+from ipex_lookahead.architectures.rope import local_rope, rope, ropes_by_layer
 from ipex_lookahead.architectures.spec import Attention, Block, FeedForward, GatedMlp, Linear, ModelSpec, Place, Rope
 from ipex_lookahead.architectures.windows import window_of
 
@@ -51,8 +51,8 @@ class Dense:
     """A Llama-like family. Features that its config expresses by a common key need no field here.
 
     Common keys are ``attention_bias`` and ``mlp_bias``, or ``use_bias`` for both; ``layer_types`` for windows; the rope
-    base of layers with a window (``LOCAL_THETA``); the soft caps on scores and logits; Granite's multipliers and
-    Cohere's ``logit_scale``.
+    base of layers with a window (``LOCAL_THETA``) or of each layer (``LAYER_THETA``); the soft caps on scores and
+    logits; Granite's multipliers and Cohere's ``logit_scale``.
 
     Attributes:
         about: the models, a colon, and their special features; a line of docs/families.md.
@@ -72,6 +72,9 @@ class Dense:
         fused_qkv: True if q, k and v are rows of one matrix.
         feed_forward: creates the MLP or mixture of a layer.
         scaled_embedding: True if embeddings are multiplied by the square root of the hidden size.
+        gated: True if the heads' outputs are multiplied by the sigmoid of a projection.
+        sinks: True if each head has an additional logit in the softmax's denominator.
+        unread, read_past: see ``ModelSpec``.
     """
 
     about: str
@@ -93,6 +96,10 @@ class Dense:
     fused_qkv: bool = False
     feed_forward: Callable[[Names, int], FeedForward] = lambda names, layer: names.gated_mlp(layer)
     scaled_embedding: bool = False
+    gated: bool = False
+    sinks: bool = False
+    unread: tuple[str, ...] = ()
+    read_past: tuple[str, ...] = ()
 
     def spec(self, config: Config) -> ModelSpec:
         """Return the decoder for a checked ``config``."""
@@ -101,9 +108,11 @@ class Dense:
         names = Names(config, pairs=self.pairs, norm_offset=self.norm_offset, layer_norm=self.layer_norm)
         far = replace(self.make_rope(config), interleaved=self.interleaved)
         near = local_rope(config, config[LOCAL_THETA]) if LOCAL_THETA in config else far
+        by_layer = ropes_by_layer(config) if LAYER_THETA in config else None
 
         def block(layer: int) -> Block:
-            turn = far if window_of(config, layer) is None else near
+            turn: Rope | None = far if window_of(config, layer) is None else near
+            turn = turn if by_layer is None else by_layer[layer]
             norms: Any = {place: names.norm(layer, *found) for place, found in self.norms.items()}
             return Block(
                 mixer=self._attention(names, layer, turn if self.has_rope(config, layer) else None),
@@ -114,11 +123,16 @@ class Dense:
             )
 
         more = {"embedding_multiplier": config["hidden_size"] ** 0.5} if self.scaled_embedding else {}
-        return names.model(block, **{**multipliers(config), **more})
+        ignored = {"unread": self.unread, "read_past": self.read_past}
+        return names.model(block, **{**multipliers(config), **more, **ignored})
 
     def _attention(self, names: Names, layer: int, turn: Rope | None) -> Attention:
         config, d = dict(names.config), names.head_dim
         switches: dict[str, Any] = {}
+        if self.gated:
+            switches["gate"] = names.linear(layer, "self_attn.gate_proj", "attn_gate", names.heads * d, names.hidden)
+        if self.sinks:
+            switches["sinks"] = names.sinks(layer)
         if self.qk_norm:
             sizes = (d, d) if self.qk_norm == "heads" else (names.heads * d, names.kv_heads * d)
             for x, name, size in zip("qk", self.qk_names, sizes, strict=True):

@@ -26,6 +26,13 @@ LOCAL_THETA = "rope_local_base_freq"
 """Key for the rope base of layers with a window, used by families with two kinds of rope. Files have it under this name
 or as ``rope_parameters.sliding_attention.rope_theta``."""
 
+LOCAL_SHARE = "local_partial_rotary_factor"
+"""Key for the rotated part of heads in layers with a window, used by families with two kinds of rope that rotate parts.
+Files have it as ``rope_parameters.sliding_attention.partial_rotary_factor``."""
+
+LAYER_THETA = "layer_rope_theta"
+"""Key for the rope base of each layer, 0 for layers without rope."""
+
 NEUTRAL: Mapping[str, str] = {
     "attention_dropout": "zero outside training",
     "attn_implementation": "the kernel for the same attention",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipex_lookahead.architectures.hparams import MAX_HEAD_DIM, Check, Source, shown
+from ipex_lookahead.architectures.hparams import MAX_HEAD_DIM, Check, Source, integer, shown
 from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.spec import Linear, Mamba2, Norm, Place, Tensor
 
@@ -37,6 +37,11 @@ def no_limit(source: Source, key: str, value: Any) -> list[float]:
     return limit
 
 
+def head_size(source: Source, key: str, value: Any) -> int | str:
+    """Check for the size of a recurrent head; "auto" derives it from other sizes."""
+    return "auto" if value == "auto" else integer(1, MAX_STATE)(source, key, value)
+
+
 def of_words(*pairs: tuple[str, str]) -> Check:
     """Return a check for a list of layer kinds; pairs are (word in a config, name here), transformers' words first."""
     words = dict(pairs)
@@ -61,6 +66,8 @@ def mamba2(
     kernel: int,
     bias: bool,
     convolution_bias: bool,
+    out_bias: bool | None = None,
+    normed: bool = True,
     **switches: Any,
 ) -> Mamba2:
     """Return the Mamba-2 mixer of block ``layer``.
@@ -76,6 +83,8 @@ def mamba2(
         kernel: taps of the convolution.
         bias: True if the linear layers have biases.
         convolution_bias: True if the convolution has a bias.
+        out_bias: True if the output's matrix has a bias; None: as the others.
+        normed: False if there is no norm.
         switches: further fields of ``Mamba2``.
     """
     inner, hidden = heads * head_dim, names.hidden
@@ -95,6 +104,8 @@ def mamba2(
         )
 
     weight, shape = f"model.layers.{layer}.{module}.norm.weight", (groups, inner // groups)
+    place = Place(f"blk.{layer}.ssm_norm.weight", shape)
+    norm = Norm(Tensor(weight, (inner,), Place(weight, (inner,)), place), names.epsilon)
     return Mamba2(
         heads=heads,
         groups=groups,
@@ -112,10 +123,9 @@ def mamba2(
         rate=of_heads("A_log", "ssm_a"),
         step_bias=names.vector(layer, f"{module}.dt_bias", "ssm_dt.bias", heads),
         skip=of_heads("D", "ssm_d"),
-        norm=Norm(
-            Tensor(weight, (inner,), Place(weight, (inner,)), Place(f"blk.{layer}.ssm_norm.weight", shape)),
-            names.epsilon,
+        norm=norm if normed else None,
+        out=names.linear(
+            layer, f"{module}.out_proj", "ssm_out", hidden, inner, bias=bias if out_bias is None else out_bias
         ),
-        out=names.linear(layer, f"{module}.out_proj", "ssm_out", hidden, inner, bias=bias),
         **switches,
     )

@@ -124,6 +124,11 @@ class Names:
         """Return a vector x that GGUF files store as -e^x."""
         return Tensor(hf, (n,), Place(hf, (n,)), Place(gguf, (n,), negative_exponential=True))
 
+    def sinks(self, layer: int) -> Tensor:
+        """Return an additional logit per head of block ``layer``."""
+        name = f"{self.root}.layers.{layer}.self_attn.sinks"
+        return self.tensor(name, f"blk.{layer}.attn_sinks.weight", (self.heads,))
+
     def norm(self, layer: int, hf: str, gguf: str, n: int | None = None, *, pairs: int = 0) -> Norm:
         """Return a norm of block ``layer`` over ``n`` values; None: the hidden size."""
         shape = (self.hidden if n is None else n,)
@@ -210,7 +215,7 @@ class Names:
         count: int,
         used: int,
         inner: int,
-        renormalise: bool = True,
+        renormalize: bool = True,
         router: str = "gate",
         scores: str = "all",
         **switches: Any,
@@ -224,7 +229,7 @@ class Names:
             count: number of experts.
             used: number of experts per row.
             inner: intermediate size of an expert.
-            renormalise: see ``Experts``.
+            renormalize: see ``Experts``.
             router: name of the router within the module in a folder.
             scores: see ``Experts``.
             switches: further fields of ``Experts``.
@@ -244,7 +249,7 @@ class Names:
             experts=tuple(GatedMlp(part(e, 0), part(e, 1), part(e, 2), SILU) for e in range(count)),
             used=used,
             scores=scores,
-            renormalise=renormalise,
+            renormalize=renormalize,
             **switches,
         )
 

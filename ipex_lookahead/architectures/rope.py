@@ -62,6 +62,13 @@ def local_rope(config: dict[str, Any], theta: float) -> Rope:
     return rope({**config, "rope_theta": theta, "rope_scaling": None})
 
 
+def ropes_by_layer(config: dict[str, Any]) -> list[Rope | None]:
+    """Return the rope of each layer for the bases in ``layer_rope_theta``; None for a base of 0."""
+    bases = config["layer_rope_theta"]
+    made = {theta: rope({**config, "rope_theta": theta}) for theta in {*bases} if theta}
+    return [made.get(theta) for theta in bases]
+
+
 def rotated(config: dict[str, Any]) -> int:
     """Return the number of rotated values per head."""
     return int(config["head_dim"] * config.get("partial_rotary_factor", 1.0))

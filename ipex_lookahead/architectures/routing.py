@@ -55,8 +55,8 @@ def check(config: dict[str, Any], source: Source, *, default: int) -> None:
     Raises:
         ModelFormatError: if the values are inconsistent.
     """
-    _one_name(config, source, "n_routed_experts", ("num_experts", "num_local_experts"))
-    _one_name(config, source, "num_nextn_predict_layers", ("num_mtp_layers",))
+    one_name(config, source, "n_routed_experts", ("num_experts", "num_local_experts"))
+    one_name(config, source, "num_nextn_predict_layers", ("num_mtp_layers",))
     config.setdefault("num_nextn_predict_layers", 1)
     config.setdefault("n_routed_experts", default)
     experts, used, groups = config["n_routed_experts"], config["num_experts_per_tok"], config["n_group"]
@@ -69,7 +69,8 @@ def check(config: dict[str, Any], source: Source, *, default: int) -> None:
         raise source.error("num_experts_per_tok", f"is {used}, more than the experts that can be selected")
 
 
-def _one_name(config: dict[str, Any], source: Source, key: str, others: tuple[str, ...]) -> None:
+def one_name(config: dict[str, Any], source: Source, key: str, others: tuple[str, ...]) -> None:
+    """Store a value under ``key`` that may have one of several names; raise ModelFormatError if they differ."""
     for other in others:
         if other in config and config.setdefault(key, config[other]) != config.pop(other):
             raise source.error(other, f"differs from {key}, which is {config[key]}")
@@ -98,31 +99,53 @@ def read_past(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for i in past for name in (f"model.layers.{i}.", f"blk.{i}."))
 
 
-def feed_forward(names: Names, layer: int, *, dense: bool, **switches: Any) -> FeedForward:
-    """Return a block's MLP, or its mixture with all shared experts as one; ``switches`` are fields of ``Experts``."""
+_PARTS = ("gate_proj", "up_proj", "down_proj")
+
+
+def feed_forward(
+    names: Names,
+    layer: int,
+    *,
+    dense: bool,
+    module: str = "mlp",
+    parts: tuple[str, str, str] = _PARTS,
+    **switches: Any,
+) -> FeedForward:
+    """Return a block's MLP, or its mixture with all shared experts as one.
+
+    Args:
+        names: tensors of the model.
+        layer: number of the block.
+        dense: True for an MLP.
+        module: name of the mixture in a folder.
+        parts: names of an expert's gate, up and down in a folder.
+        switches: further fields of ``Experts``.
+    """
     config = names.config
     if dense:
         return names.gated_mlp(layer)
     shared, inner = config["n_shared_experts"], config["moe_intermediate_size"]
     return names.experts(
         layer,
-        "mlp",
-        ("gate_proj", "up_proj", "down_proj"),
+        module,
+        parts,
         count=config["n_routed_experts"],
         used=config["num_experts_per_tok"],
         inner=inner,
-        renormalise=config["norm_topk_prob"],
+        renormalize=config["norm_topk_prob"],
         scale=config["routed_scaling_factor"],
         groups=config["n_group"],
         groups_used=config["topk_group"],
-        shared=names.shared_expert(layer, "mlp.shared_experts", shared * inner) if shared else None,
+        shared=names.shared_expert(layer, f"{module}.shared_experts", shared * inner) if shared else None,
         **switches,
     )
 
 
-def by_sigmoid(names: Names, layer: int, *, dense: bool) -> FeedForward:
-    """Return :func:`feed_forward` with DeepSeek-V3's router."""
-    ours, theirs = f"model.layers.{layer}.mlp.gate.e_score_correction_bias", f"blk.{layer}.exp_probs_b.bias"
-    shape = (names.config["n_routed_experts"],)
-    correction = Tensor(ours, shape, Place(ours, shape), Place(theirs, shape))
-    return feed_forward(names, layer, dense=dense, scores="sigmoid", sum_epsilon=1e-20, correction=correction)
+def by_sigmoid(names: Names, layer: int, *, dense: bool, module: str = "mlp", **names_of: Any) -> FeedForward:
+    """Return :func:`feed_forward` with DeepSeek-V3's router; Ling's folders have another name for its bias."""
+    gate, theirs = f"model.layers.{layer}.{module}.gate", f"blk.{layer}.exp_probs_b.bias"
+    ours, shape = f"{gate}.e_score_correction_bias", (names.config["n_routed_experts"],)
+    correction = Tensor(ours, shape, Place(ours, shape, also=(f"{gate}.expert_bias",)), Place(theirs, shape))
+    return feed_forward(
+        names, layer, dense=dense, scores="sigmoid", sum_epsilon=1e-20, correction=correction, module=module, **names_of
+    )

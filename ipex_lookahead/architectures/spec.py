@@ -31,12 +31,15 @@ class Place:
         more: (offset from ``first``, block) of further rows with the same step, which follow all earlier ones in the
             weight. Used for tensors with several kinds of rows per head.
         negative_exponential: True if the file holds -e^x for each value x.
+        constant: value of all elements of a weight that is in no tensor; None: it is in one.
         layout: "plain": [n_out, n_in]; "transposed": [n_in, n_out]; "mxfp4": blocks of codes, with scales in the tensor
             named ``_scales`` instead of ``_blocks`` (gpt-oss); "whole": token ids, read as float32, which represents
             them exactly; "key": entry ``rows[0]`` of a list in a GGUF file's metadata (Apertus); "by_input": [n_in,
             n_out] with ``rows`` selecting the weight's inputs (parts of DeepSeek's ``kv_b_proj``).
         pairs: number of heads with rows as adjacent rotary pairs (i, i + 1) instead of halves (i, i + d / 2).
         offset: added to every value, for norm weights stored minus 1.
+        also: other names of the tensor, as other programs save folders.
+        exponential: True if the file holds e^x for each value x.
     """
 
     name: str
@@ -49,6 +52,9 @@ class Place:
     block: int = 1
     more: tuple[tuple[int, int], ...] = ()
     negative_exponential: bool = False
+    constant: float | None = None
+    also: tuple[str, ...] = ()
+    exponential: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +74,33 @@ class Tensor:
     gguf: Place
 
     @property
+    def constant(self) -> float | None:
+        """The value of all elements if folders do not have the weight; None for a stored weight."""
+        return self.hf.constant
+
+    @property
     def is_matrix(self) -> bool:
         """True for matrices, which may be in a low-bit format."""
         return len(self.shape) == 2
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """Limits of a linear layer's inputs and outputs, scalars (Gemma 4's vision tower). Encoders only."""
+
+    input_min: Tensor
+    input_max: Tensor
+    output_min: Tensor
+    output_max: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Linear:
-    """y = W x + bias."""
+    """y = W x + bias; with ``clip``, x and y are clamped."""
 
     weight: Tensor
     bias: Tensor | None = None
+    clip: Clip | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +126,8 @@ class Rope:
         query_beta, query_original: a query at position p is multiplied by 1 + beta * ln(1 + floor(p / original))
             (temperature of Llama 4 and Ministral 3); beta 0 disables it.
         interleaved: True if value 2 i is rotated with 2 i + 1 instead (GLM, Cohere, ERNIE).
+        axes: for each pair, which of a row's three positions it is rotated by (0 time, 1 row, 2 column of an image);
+            they are equal for text. (): the first (M-RoPE, Qwen2-VL and later).
     """
 
     frequencies: npt.NDArray[np.float32]
@@ -111,6 +135,7 @@ class Rope:
     query_beta: float = 0.0
     query_original: int = 0
     interleaved: bool = False
+    axes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +152,14 @@ class Attention:
         window: number of visible positions, including the present one; None: all.
         softcap: scores become cap * tanh(score / cap); None: no cap.
         sinks: [heads], an additional logit per head in the softmax's denominator.
-        gate: the heads' outputs are multiplied by its sigmoid (Qwen3-Next and later).
+        gate: the heads' outputs are multiplied by ``gate_kind`` of it, "sigmoid" (Qwen3-Next and later) or "softplus"
+            (Laguna); it has one value per head, or one per value of a head.
         value_norm: epsilon of an RMS norm without weights over each head of values; None: no norm.
         shared: layer that provides the keys and values if there is neither k nor v (Gemma 4); in a head with
             ``target_keys``, a layer of the target. None: no sharing.
         with_embedding: True if q, k and v are [n, 2 * hidden] and read (embedding | x); see
             ``FeatureInputs.keep_embedding``.
+        spans: True if the rows of an image see each other (Gemma 3, and Gemma 4's layers with a window).
     """
 
     heads: int
@@ -146,12 +173,14 @@ class Attention:
     k: Linear | None
     v: Linear | None
     gate: Linear | None = None
+    gate_kind: str = "sigmoid"
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     norm_after_rope: bool = False
     value_norm: float | None = None
     shared: int | None = None
     with_embedding: bool = False
+    spans: bool = False
     sinks: Tensor | None = None
     o: Linear
 
@@ -170,6 +199,7 @@ class LatentAttention:
         passed, rotated: unrotated and rotated size of a query head; ``value_dim``: size of a head's output.
         scale: factor on scores.
         q_a, q_norm: None: q reads x.
+        gate: [heads, hidden]; a head's output is multiplied by the sigmoid of its value (Ling 3). None: no gate.
         k_b: [latent, passed] per head; ``v_b``: [value_dim, latent].
     """
 
@@ -185,6 +215,7 @@ class LatentAttention:
     kv_a: Linear
     kv_norm: Norm
     q: Linear
+    gate: Linear | None = None
     k_b: tuple[Linear, ...]
     v_b: tuple[Linear, ...]
     o: Linear
@@ -228,12 +259,54 @@ class GatedDeltaNet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaAttention:
+    """Kimi delta attention (arXiv 2510.26692), a delta net in which each row of S, that is each key, has its own decay.
+
+    q, k, v = silu(convolution(q x)), ..., with q and k divided by their lengths, and q by sqrt(head_dim). Then
+    S = e^g S by row with g = -e^rate softplus(z) or, with a bound, decay_bound * sigmoid(e^rate z), where z = steps
+    steps_a x + step_bias; d = sigmoid(beta x) (v - S^T k), S = S + k d^T, y = S^T q, and the output is out(norm(y) *
+    sigmoid(gate gate_a x)).
+
+    Attributes:
+        heads, head_dim: sizes of q, k and v.
+        kernel: taps of the convolutions, including the present position.
+        length_epsilon: epsilon in the lengths of q and k.
+        decay_bound: lowest g; None: not bounded.
+        steps_a, gate_a: None: ``steps`` and ``gate`` read x.
+        q_convolution, k_convolution, v_convolution: [heads * head_dim * kernel], by channel.
+        rate: [heads], a logarithm; ``step_bias``: [heads * head_dim].
+        norm: norm over each head.
+    """
+
+    heads: int
+    head_dim: int
+    kernel: int
+    length_epsilon: float = 1e-6
+    decay_bound: float | None = None
+    q: Linear
+    k: Linear
+    v: Linear
+    gate_a: Linear | None = None
+    gate: Linear
+    steps_a: Linear | None = None
+    steps: Linear
+    beta: Linear
+    q_convolution: Tensor
+    k_convolution: Tensor
+    v_convolution: Tensor
+    rate: Tensor
+    step_bias: Tensor
+    norm: Norm
+    out: Linear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mamba2:
     """Mamba-2 (Dao and Gu, arXiv 2405.21060), a mixer with a float32 state S [key_dim, value_dim] per head.
 
     x, B, C = silu(convolution(inputs x)), t = softplus(steps x + step_bias) clamped to [least_step, most_step]. Then
-    S = e^(-t e^rate) S + B (t x)^T, y = S^T C + skip x, and the output is out(norm(y * silu(gate x))) or
-    out(norm(y) * silu(gate x)).
+    S = e^(-t e^rate) S + B (t x)^T, y = S^T C + skip x, and the output is out(norm(y * silu(gate x))),
+    out(norm(y) * silu(gate x)), or without a norm out(y * silu(gate x)).
 
     Attributes:
         heads, value_dim: of x; ``groups``, ``key_dim``: of B and C, each for ``heads / groups`` consecutive heads.
@@ -242,6 +315,7 @@ class Mamba2:
         norm_group: number of values that are normalized together.
         gate_first: True if the gate is applied before the norm.
         convolution: [channels * kernel], by channel, in the order x, B, C.
+        multipliers: factors on gate, x, B, C and steps after their matrices, before everything else (Falcon-H1).
         rate: [heads], a logarithm; ``skip``: [heads].
         norm: weights for all values.
     """
@@ -256,6 +330,7 @@ class Mamba2:
     gate_first: bool = True
     least_step: float = 0.0
     most_step: float = float("inf")
+    multipliers: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
     inputs: Linear
     gate: Linear
     steps: Linear
@@ -264,7 +339,7 @@ class Mamba2:
     rate: Tensor
     step_bias: Tensor
     skip: Tensor
-    norm: Norm
+    norm: Norm | None
     out: Linear
 
 
@@ -290,8 +365,10 @@ class ShortConv:
 class Activation:
     """The activation f of an MLP: f(gate) * up, or f(up) without a gate.
 
-    ``kind`` is "silu", "gelu_tanh", "relu_squared", "xielu" (with weights in ``Xielu``), or "clamped": gate at most
-    ``limit``, up within ±``limit``, gate * sigmoid(alpha * gate) * (up + 1) (gpt-oss).
+    ``kind`` is "silu", "gelu_tanh", "relu_squared", "xielu" (with weights in ``Xielu``), "scaled_silu":
+    silu(alpha * gate) * up (Falcon-H1), or "clamped": gate at most
+    ``limit``, up within ±``limit``, gate * sigmoid(alpha * gate) * (up + 1) (gpt-oss). Encoders have "silu",
+    "gelu_tanh", "gelu" with the error function, and "gelu_quick": x * sigmoid(1.702 x).
     """
 
     kind: str
@@ -336,7 +413,7 @@ class Experts:
         used: number of experts per row.
         scores: how logits become scores: "all": softmax over all experts, then selection; "chosen": softmax over the
             selected ones; "sigmoid": sigmoid of each.
-        renormalise: True if the weights of selected experts are divided by their sum plus ``sum_epsilon``.
+        renormalize: True if the weights of selected experts are divided by their sum plus ``sum_epsilon``.
         scale: factor on the weights.
         groups, groups_used: number of groups of experts, and of the best groups from which experts are selected.
         group_best: number of best experts (1 or 2) with scores that are summed to rank groups.
@@ -344,6 +421,8 @@ class Experts:
             router's input (Gemma 4). None: the block's norm is used, as for ``shared``.
         after, shared_after: norms of the output of the selected experts and of the shared one, before the sum.
         expert_scales: [experts], final factors on the weights.
+        compress, expand: [latent, hidden] and [hidden, latent]: experts read compress x, and expand is applied to the
+            sum of their outputs; the router and the shared expert read x (Nemotron 3). None: experts read x.
     """
 
     router_norm: Norm | None = None
@@ -353,13 +432,15 @@ class Experts:
     correction: Tensor | None = None
     expert_scales: Tensor | None = None
     norm: Norm | None = None
+    compress: Linear | None = None
     experts: tuple[GatedMlp, ...]
+    expand: Linear | None = None
     after: Norm | None = None
     shared: GatedMlp | None = None
     shared_after: Norm | None = None
     used: int
     scores: str
-    renormalise: bool
+    renormalize: bool
     sum_epsilon: float = 0.0
     scale: float = 1.0
     groups: int = 1
@@ -449,8 +530,10 @@ class Candidates:
     ordering: Tensor
 
 
-Mixer = Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv
+Mixer = Attention | LatentAttention | GatedDeltaNet | KimiDeltaAttention | Mamba2 | ShortConv
 """Layers that combine a row with earlier rows. A new kind is one more dataclass here."""
+Recurrent = GatedDeltaNet | KimiDeltaAttention | Mamba2 | ShortConv
+"""Mixers with a state instead of keys and values for each position."""
 FeedForward = GatedMlp | Experts
 """Layers that process each row on its own."""
 
@@ -460,21 +543,45 @@ class Block:
     """x + multiplier * after(mixer(before(x))), and the same with the feed-forward; fields in the order of a step.
 
     A norm, mixer or feed-forward that is None is absent. ``parallel``: x + mixer(y) + feed_forward(y) with y =
-    before(x) of the mixer, without other norms (Cohere). ``output_scale``: [1], factor on the block's output, after
-    ``per_layer`` (Gemma 4), which reads x without a norm.
+    before(x) of the mixer, without other norms (Cohere). ``second_mixer``: x + mixer(y) + second_mixer(y), without
+    norms after them (Falcon-H1). ``mixer_multiplier`` and similar: further factors on one part's output.
+    ``output_scale``: [1], factor on the block's output, after ``per_layer`` (Gemma 4), which reads x without a norm.
     """
 
     mixer_norm: Norm | None = None
     mixer: Mixer | None = None
+    second_mixer: Mixer | None = None
     mixer_after: Norm | None = None
     feed_forward_norm: Norm | None = None
     feed_forward: FeedForward | None = None
     feed_forward_after: Norm | None = None
     residual_multiplier: float = 1.0
+    mixer_multiplier: float = 1.0
+    second_mixer_multiplier: float = 1.0
+    feed_forward_multiplier: float = 1.0
     parallel: bool = False
     per_layer: PerLayerGate | None = None
     per_layer_after: Norm | None = None
     output_scale: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInputs:
+    """How a decoder takes images: rows with given embeddings.
+
+    Attributes:
+        token: id of the placeholder for a row of an image, which is never drafted.
+        grid_positions: whether rows of images have RoPE positions of three parts, see ``Rope.axes``.
+        hidden: number of values of a row's embedding.
+        pad: id of the token that rows of images have in the per-layer inputs (Gemma 4).
+        deepstack: number of first layers after which further features are added to these rows (Qwen3-VL).
+    """
+
+    token: int
+    hidden: int
+    pad: int = 0
+    grid_positions: bool = False
+    deepstack: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -487,6 +594,7 @@ class ModelSpec:
         max_context: maximum number of positions per sequence.
         embedding: [vocab, hidden].
         per_layer: additional inputs per layer; None: none.
+        images: how it takes images; None: not at all.
         features: inputs of a drafting head in addition to the embedding; None: not a head.
         layers: blocks in order.
         final_norm: norm before the head.
@@ -495,6 +603,8 @@ class ModelSpec:
         target_keys: True for a drafting head with layers that use the target's keys and values (``Attention.shared``):
             its rows see the target's committed tokens, not each other, and are not cached (Gemma 4's assistants).
         embedding_multiplier: factor on embeddings.
+        embedding_norm: epsilon of an RMS norm without weights over an embedding, after the factor (Muse-Glimmer); None:
+            no norm.
         logit_multiplier: factor on logits.
         logit_softcap: logits become cap * tanh(logit / cap), after the multiplier.
         read_past: name prefixes of tensors of MTP blocks in files, which are not part of the decoder.
@@ -508,6 +618,7 @@ class ModelSpec:
     max_context: int
     embedding: Tensor
     per_layer: PerLayerInputs | None = None
+    images: ImageInputs | None = None
     features: FeatureInputs | None = None
     layers: tuple[Block, ...]
     final_norm: Norm
@@ -515,6 +626,7 @@ class ModelSpec:
     head: Linear | None
     target_keys: bool = False
     embedding_multiplier: float = 1.0
+    embedding_norm: float | None = None
     logit_multiplier: float = 1.0
     logit_softcap: float | None = None
     read_past: tuple[str, ...] = ()
@@ -535,6 +647,17 @@ class ModelSpec:
     def mixtures(self) -> tuple[Experts, ...]:
         """The mixtures of experts of all layers that have one."""
         return tuple(block.feed_forward for block in self.layers if isinstance(block.feed_forward, Experts))
+
+    @property
+    def spans(self) -> bool:
+        """True if rows of an image see each other in some layers, so that a step must have all of them."""
+        return any(isinstance(block.mixer, Attention) and block.mixer.spans for block in self.layers)
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixers of all layers."""
+        found = (mixer for block in self.layers for mixer in (block.mixer, block.second_mixer))
+        return tuple(mixer for mixer in found if mixer is not None)
 
     def kept(self) -> tuple[str, ...]:
         """Return the names of matrices that keep the file's format: an untied embedding, and routers."""

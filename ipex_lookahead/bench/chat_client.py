@@ -46,6 +46,7 @@ class ChatServer:
         key: Sent as ``Authorization: Bearer`` if not empty. Never shown.
         timeout: Seconds without data after which a request fails.
         row_invariant: The server reports that answers do not depend on other requests.
+        context: Maximum tokens of prompt plus answer; None if the server does not report it.
     """
 
     url: str
@@ -53,6 +54,7 @@ class ChatServer:
     key: str = ""
     timeout: float = 600.0
     row_invariant: bool = False
+    context: int | None = None
 
     def __repr__(self) -> str:
         return f"ChatServer({self.url!r}, {self.model!r})"
@@ -123,8 +125,9 @@ def find_server(url: str, *, model: str | None = None, key: str = "", timeout: f
     if model is not None and model not in models:
         raise InputError(f"{url} has no model {model!r}; it has {', '.join(models)}")
     name = model or next(iter(models))
-    meta = models[name].get("meta")
-    return ChatServer(url, name, key, timeout, isinstance(meta, dict) and meta.get("row_invariant") is True)
+    meta, context = models[name].get("meta"), models[name].get("max_model_len")
+    invariant = isinstance(meta, dict) and meta.get("row_invariant") is True
+    return ChatServer(url, name, key, timeout, invariant, context if type(context) is int else None)
 
 
 def read_key(file: Path) -> str:

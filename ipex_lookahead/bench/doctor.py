@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.bench.options import json_option
+from ipex_lookahead.bench.roofline import HEADINGS, table, title
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.loading import PLACES, model_option, threads_option
 from ipex_lookahead.cli.names import WEIGHTS
@@ -21,9 +22,8 @@ from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.tables import markdown_lines, terminal_width
 from ipex_lookahead.cli.types import LowBit
 from ipex_lookahead.errors import SaveError
+from ipex_lookahead.files.temporary import temporary_file
 
-MOST_KERNELS = 12
-"""Number of kernels of a step to show, the slowest first; the file has all."""
 WIDE = 200
 """Columns of the report in a file."""
 
@@ -112,9 +112,7 @@ def _of_opencl(report: dict[str, Any], width: int) -> list[str]:
     if "paths" not in report:
         return []
     output = ["", *(f"- {name}: {state}" for name, state in report["paths"].items())]
-    if "bandwidth" in report:
-        rates = ", ".join(f"{name.replace('_', ' ')} {rate} GB/s" for name, rate in report["bandwidth"].items())
-        output += ["", f"Memory: {rates}."]
+    output += of_device(report)
     if "logits" in report:
         output += ["", f"Logits by bytes: {report['logits']['equal']} of {report['logits']['answers']} answers equal."]
     if "steps" in report:
@@ -123,33 +121,42 @@ def _of_opencl(report: dict[str, Any], width: int) -> list[str]:
         steps = [(row, *(_milliseconds(report["steps"][context].get(row)) for context in contexts)) for row in rows]
         output += ["", *markdown_lines(("rows of a step", *(f"ms at {one}" for one in contexts)), steps, width)]
         output += ["", f"Prompts are read at {_speed(report['prefill_tok_s'])} tokens per second."]
-    return output + [line for profile in report.get("profiles", ()) for line in _of_profile(profile, width)]
+    return output + [line for profile in report.get("profiles", ()) for line in of_profile(profile, width)]
+
+
+def of_profile(profile: dict[str, Any], width: int) -> list[str]:
+    """Return the roofline of a step as Markdown, with an empty line before it."""
+    return ["", title(profile), "", *markdown_lines(HEADINGS, table(profile), width)]
+
+
+def of_device(report: dict[str, Any]) -> list[str]:
+    """Return bandwidth and launch overhead of a device as Markdown, with an empty line before each."""
+    output = []
+    if "bandwidth" in report:
+        rates = ", ".join(f"{name.replace('_', ' ')} {rate} GB/s" for name, rate in report["bandwidth"].items())
+        output += ["", f"Memory: {rates}."]
+    if "launches" in report:
+        launch = report["launches"]
+        output += [
+            "",
+            f"Launches: {launch['enqueue_us']} us to enqueue, {launch['launched_us']} us until finished, one of many;"
+            f" {launch['alone_us']} us alone.",
+        ]
+    return output
 
 
 def _milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _of_profile(profile: dict[str, Any], width: int) -> list[str]:
-    of = f"{profile['rows']} rows" if profile["rows"] > 1 else "1 row"
-    output = (
-        f"A step of {of} at {profile['positions']} positions: {profile['ms']:.3f} ms on the device,"
-        f" {profile['kernels_ms']:.3f} ms of it in kernels."
-    )
-    kernels = [
-        (one["kernel"], "x".join(map(str, one["items"])), one["launches"], f"{one['ms']:.3f}")
-        for one in profile["kernels"][:MOST_KERNELS]
-    ]
-    return ["", output, "", *markdown_lines(("kernel", "work-items", "launches", "ms"), kernels, width)]
-
-
-def write_report(folder: Path, output: list[str], report: dict[str, Any]) -> Path:
-    """Write the report and all figures as JSON to a file for an issue. Raises SaveError."""
-    file = folder / f"ipex-lookahead-doctor-{datetime.now():%Y%m%d-%H%M%S}.md"
+def write_report(folder: Path, output: list[str], report: dict[str, Any], name: str = "ipex-lookahead-doctor") -> Path:
+    """Write the report and all figures as JSON to ``name-DATE-TIME.md`` for an issue, atomically. Raises SaveError."""
+    file = folder / f"{name}-{datetime.now():%Y%m%d-%H%M%S}.md"
     figures = ["", "<details><summary>All figures</summary>", "", "```json", json.dumps(report, indent=1), "```", ""]
     try:
-        with file.open("x", encoding="utf-8") as out:
-            out.write("\n".join([*output, *figures, "</details>", ""]))
+        with temporary_file(file) as half:
+            half.write_text("\n".join([*output, *figures, "</details>", ""]), encoding="utf-8")
+            half.rename(file)
     except OSError as error:
         raise SaveError(
             f"the report could not be written to {file}: {error.strerror}",

@@ -49,7 +49,7 @@ def examine(
     """Examine one device.
 
     Args:
-        device: "cpu", "xpu" or "cuda", optionally with a number.
+        device: "cpu" or "cuda", optionally with a number.
         model: Model for exactness and speed: a folder, a GGUF file, a hub id or "default".
         tiny: Use a small random model instead of ``model``: nothing to download, but no meaningful speeds.
         low_bit: Format of the weights; by default the file's own, and sym_int4 for the small random model.

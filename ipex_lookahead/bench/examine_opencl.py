@@ -19,10 +19,12 @@ from ipex_lookahead.bench.examine import (
     reported_name,
 )
 from ipex_lookahead.bench.facts import machine, versions, without_paths
-from ipex_lookahead.engines.opencl.device import Device, installed
+from ipex_lookahead.bench.roofline import profile
+from ipex_lookahead.engines.api import Batch
+from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.errors import first_line
 from ipex_lookahead.formats import FORMATS
-from ipex_lookahead.system.extras import need_torch, torch_missing
+from ipex_lookahead.system.extras import need_torch
 
 STEP_ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS, PROMPT = (128, 4096), 256
@@ -38,13 +40,7 @@ ALONE = 2
 
 
 def uses_opencl(device: str) -> bool:
-    """Return True for "opencl:1" and the like, and for "xpu" unless only PyTorch can use it."""
-    if device.startswith("xpu") and not installed():
-        if torch_missing():
-            return True
-        import torch
-
-        return not (hasattr(torch, "xpu") and torch.xpu.is_available())
+    """Return True for "opencl:1", "xpu" and the like."""
     return device.startswith(("opencl", "xpu"))
 
 
@@ -61,16 +57,16 @@ def examine_opencl(
 ) -> dict[str, Any]:
     """Examine an OpenCL device. Arguments and result are those of ``examine``; ``threads`` are CPU threads.
 
-    The report also has: paths (optional feature of the device -> whether it is used), bandwidth (GB/s), steps
-    (milliseconds by positions and rows), prefill_tok_s, profiles (of steps: rows, positions, ms from the start of the
-    first kernel to the end of the last, kernels_ms, and the kernels), logits (number of answers, and of equal ones).
+    The report also has: paths (optional feature of the device -> whether it is used), bandwidth (GB/s), launches
+    (microseconds), steps (milliseconds by positions and rows), prefill_tok_s, profiles (:func:`.roofline.profile`),
+    logits (number of answers, and of equal ones).
 
     Raises:
         EngineError: The device does not exist, or pyopencl is not installed.
         InputError: The name is not that of a device.
     """
     from ipex_lookahead.engines.opencl.device import device_of
-    from ipex_lookahead.engines.opencl.examination import bandwidth, details
+    from ipex_lookahead.engines.opencl.examination import bandwidth, details, launch_overhead
 
     say("versions and device")
     found = device_of(device)
@@ -80,7 +76,7 @@ def examine_opencl(
     report["kernels"] = [_kernel(found, name, threads) for name in FORMATS]
     say("bandwidth")
     try:
-        report["bandwidth"] = bandwidth(found)
+        report["bandwidth"], report["launches"] = bandwidth(found), launch_overhead(found)
     except Exception as error:  # a driver may raise anything; the report has its message
         report["bandwidth_problem"] = without_paths(first_line(error))
     report["engines"] = []
@@ -127,7 +123,6 @@ def _run(
     """Answer the same prompts on the CPU and on the device; each result is added to the report at once."""
     import torch
 
-    from ipex_lookahead.engines.opencl.device import device_of
     from ipex_lookahead.hf.auto import AutoModelForCausalLM
 
     say("answers on the CPU")
@@ -165,7 +160,8 @@ def _run(
     for count in PROFILED_ROWS:
         for context in contexts:
             if context + count <= model.engine.max_context and perf_counter() - started < PROFILE_PATIENCE:
-                report["profiles"].append(profile(model.engine, device_of(device), count, context))
+                copies = report.get("bandwidth", {}).get("device_copies")
+                report["profiles"].append(profile(model.engine, _step(model.engine, count, context), copies))
 
 
 def _tried(engine: str, plain: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -222,25 +218,15 @@ def step_times(engine: Any, context: int) -> dict[str, float]:
     return {str(rows): round(median(found), 3) for rows, found in times.items()}
 
 
-def profile(engine: Any, device: Device, rows: int, context: int) -> dict[str, Any]:
-    """Profile a warm step with output for its last row: launches and milliseconds of each kernel."""
+def _step(engine: Any, rows: int, context: int) -> Batch:
+    """Return a chain after ``context`` positions of zeros, with output for its last row."""
     import numpy as np
 
     from ipex_lookahead.engines.api import OutputRequest
-    from ipex_lookahead.engines.opencl.profiling import profiled
     from ipex_lookahead.engines.prefill import chain
 
     tokens = np.arange(rows, dtype=np.int32) % engine.vocab_size
-    step = chain(engine.new_cache(context), tokens, OutputRequest(np.array([rows - 1], np.int32)))
-    engine.forward(step)
-    with profiled(device) as found:
-        engine.forward(step)
-    kernels = [
-        {"kernel": one.kernel, "items": list(one.items), "launches": one.launches, "ms": round(1e3 * one.seconds, 4)}
-        for one in found.kernels
-    ]
-    span, busy = (round(1e3 * seconds, 3) for seconds in (found.seconds, found.busy))
-    return {"rows": rows, "positions": context, "ms": span, "kernels_ms": busy, "kernels": kernels}
+    return chain(engine.new_cache(context), tokens, OutputRequest(np.array([rows - 1], np.int32)))
 
 
 def prompt_speed(engine: Any) -> float:

@@ -20,14 +20,15 @@ import numpy as np
 from ipex_lookahead.architectures import ModelSpec
 from ipex_lookahead.architectures.spec import named_tensors
 from ipex_lookahead.bench.drafters import drafter_of
+from ipex_lookahead.bench.routing import trace_experts
 from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.engines.api import OutputRequest
-from ipex_lookahead.engines.machine import machine_memory
 from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.native.head import NativeHead
 from ipex_lookahead.engines.prefill import chain
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.formats import get_format
+from ipex_lookahead.system.cgroups import machine_memory
 from ipex_lookahead.system.terminal import counted
 
 OUTSIDE = ("embedding", "head")
@@ -89,7 +90,7 @@ def measure_head(
 
     Results are medians over ``repeat`` rounds, each of which measures everything once. Before a draft, the head
     processes the emitted tokens of the step. Random routers choose nearly the same experts for all rows; the time to
-    read the experts of independent rows is added, which overestimates that of a text.
+    read the further experts of a routing trace (:mod:`ipex_lookahead.bench.routing`) is added.
 
     ``shape`` has a block for drafting or a head in :mod:`ipex_lookahead.bench.drafters`. ``acceptance`` are the
     acceptance rates of the 1st, 2nd, ... drafted token if those before it are accepted, 0 to 1. ``drafter_low_bit`` is
@@ -192,10 +193,10 @@ class _Bench:
         return seconds + self._more * inside
 
     def more_experts(self, rows: int) -> float:
-        """Return the seconds to read the experts that independent rows need in addition to the measured ones."""
-        mixtures, facts = self._engine.spec.mixtures, self._engine.describe()
-        apart = sum((count := len(one.experts)) * (1 - (1 - one.used / count) ** rows) for one in mixtures)
-        more = max(0.0, apart - self._experts[rows]) * float(facts["expert_bytes"]) / float(facts["step_bytes"])
+        """Return the seconds to read the experts that rows of a text need in addition to the measured ones."""
+        facts = self._engine.describe()
+        expected = trace_experts(self._engine.spec, rows)
+        more = max(0.0, expected - self._experts[rows]) * float(facts["expert_bytes"]) / float(facts["step_bytes"])
         return (1 + self._more) * more * self._alone
 
     def draft(self, name: str, count: int, emitted: int, copied: int) -> float:

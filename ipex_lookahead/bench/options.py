@@ -23,8 +23,10 @@ limit_option = option("Use the first K prompts of each file.", low=1, metavar="K
 json_option = option("Print one JSON object as the last line.", False, "--json")
 
 
-def comma_separated(ctx: click.Context, param: click.Parameter, value: str) -> list[int]:
-    """Click callback: parse ``1,2,4``."""
+def comma_separated(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
+    """Click callback: parse ``1,2,4``; None if the option is missing."""
+    if value is None:
+        return None
     try:
         numbers = [int(part) for part in value.split(",")]
     except ValueError:

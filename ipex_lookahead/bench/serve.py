@@ -33,8 +33,10 @@ from ipex_lookahead.system.terminal import counted
 PERCENTILES = (50, 90, 99)
 
 
-def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Click callback: check the URL of a server."""
+def server_address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Click callback: check the URL of a server, if one is given."""
+    if value is None:
+        return None
     try:
         parts = urlsplit(value)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -49,7 +51,9 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
 class Target:
     """The server."""
 
-    url: str = option("Server URL, such as http://127.0.0.1:8080.", required=True, callback=_address, metavar="URL")
+    url: str = option(
+        "Server URL, such as http://127.0.0.1:8080.", required=True, callback=server_address, metavar="URL"
+    )
     name: str | None = option(
         "Model name on the server. Default: the first one listed.", None, "--model", metavar="NAME"
     )

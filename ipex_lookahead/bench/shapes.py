@@ -60,6 +60,11 @@ _SHAPES: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
         (24, 2880, 2880, 64, 8, 64, 201088, 131072),
         {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
     ),
+    "qwen3.5-0.8b": (
+        "qwen3_5_text",
+        (24, 1024, 3584, 8, 2, 256, 248320, 262144),
+        {"tie_word_embeddings": True, "linear_num_value_heads": 16},
+    ),
     "qwen3.5-4b": ("qwen3_5_text", (32, 2560, 9216, 16, 4, 256, 248320, 262144), {"tie_word_embeddings": True}),
     "qwen3.5-9b": ("qwen3_5_text", (32, 4096, 12288, 16, 4, 256, 248320, 262144), {}),
     "qwen3.5-35b-a3b": (

@@ -14,11 +14,11 @@ import click
 from ipex_lookahead.bench.options import STEP, Report, comma_separated, comma_separated_rates
 from ipex_lookahead.bench.shapes import SHAPES, shape_of
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import threads_option
+from ipex_lookahead.cli.loading import PLACES, threads_option
 from ipex_lookahead.cli.names import FORMATS
 from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import status
-from ipex_lookahead.cli.tables import print_rows
+from ipex_lookahead.cli.tables import print_rows, print_table
 from ipex_lookahead.cli.types import LowBit
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.terminal import counted
@@ -49,21 +49,30 @@ class Step:
     )
     drafter_low_bit: str = option("Weight format of the draft head.", "sym_int8", type=LowBit(alike=True))
     layers: int | None = option(
-        "Layers to measure with --acceptance, extrapolated to all. Default: what fits in half of the memory.",
+        "Layers to measure, extrapolated to all. Default: all; with --acceptance what fits in half of the memory.",
         low=1,
         metavar="N",
     )
+    engine: Literal["native", "opencl"] = option("Engine; opencl also prints time and bytes of each kernel.", "native")
+    device: str | None = option("OpenCL: the device, xpu[:N] or opencl[:N]. Default: the first GPU.", type=PLACES)
     phases: bool = option("Also measure the phases of a step: matrices, attention, waiting.", False)
 
 
 @command(
     "ipex-lookahead bench step --shape llama2-7b --rows 1,4,128 --plot step.svg",
+    "ipex-lookahead bench step --engine opencl --rows 1,4,16,64,512",
     "ipex-lookahead bench step --shape llama-3.1-8b --acceptance 0.8,0.7,0.6 --json",
 )
 def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
     """Milliseconds of a whole decoder step by rows, compared with bandwidth and integer peak of the machine."""
     if what.acceptance and to.plot is not None:
         raise click.UsageError("--plot draws steps by rows; leave it out with --acceptance")
+    if what.engine == "opencl" and (what.acceptance or what.phases or what.layers):
+        raise click.UsageError(
+            "--acceptance, --phases and --layers measure the native engine; leave them out with opencl"
+        )
+    if what.engine == "native" and what.device is not None:
+        raise click.UsageError("--device is for --engine opencl")
     to.check()
     from ipex_lookahead.bench.plots.step import plot_step
     from ipex_lookahead.engines.weights import check_format
@@ -77,6 +86,9 @@ def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
         "kv_cache": what.kv_cache,
     }
     with status() as say:
+        if what.engine == "opencl":
+            _on_device(what, low_bit, head_low_bit, threads, say, to)
+            return
         if what.acceptance:
             _with_head(what, low_bit, {**shared, "repeat": what.repeat, "report": say}, to)
             return
@@ -86,6 +98,7 @@ def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
             what.rows,
             **shared,
             group_size=int(what.group_size),
+            layers=what.layers,
             repeat=what.repeat,
             phases=what.phases,
             report=say,
@@ -100,6 +113,8 @@ def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
         f"{report['bandwidth_gb_s']:.1f} GB/s and does at most {report['integer_peak_gops']:.0f} integer GOPS",
         to_stderr=to.as_json,
     )
+    if "routing" in report:
+        _print_routing(report, to_stderr=to.as_json)
     for one in report["steps"] if what.phases else ():
         total = sum(phase["ms"] for phase in one["phases"])
         print_rows(
@@ -117,6 +132,76 @@ def step(what: Step, to: Report, threads: int | None = threads_option) -> None:
             to_stderr=to.as_json,
         )
     to.write(report, plot_step)
+
+
+def _print_routing(report: dict[str, Any], *, to_stderr: bool) -> None:
+    found = report["routing"]
+    distinct = ", ".join(f"{count:.1f} of {counted(rows, 'row')}" for rows, count in found["distinct"].items())
+    print_rows(
+        {
+            "rows": "{rows}",
+            "experts of\nthe rows": "{case}",
+            "experts\nread": "{experts:,}",
+            "GB\nread": lambda one: f"{one['bytes'] / 1e9:.2f}",
+            "ms": "{ms:.3f}",
+            "ratio": "{ratio:.2f}",
+        },
+        [
+            {"rows": step["rows"], "case": case, "ratio": one["ms"] / report["steps"][0]["cases"][case]["ms"], **one}
+            for step in report["steps"]
+            for case, one in step["cases"].items()
+        ],
+        title="experts of the rows: those of a routing trace; best: all rows choose the same; worst: each row its own",
+        caption=f"trace: different experts in a layer: {distinct}; a row shares {found['shared']:.0%} with the row "
+        f"before; entropy of the load {found['entropy']:.2f} (1: even)",
+        to_stderr=to_stderr,
+    )
+
+
+def _on_device(
+    what: Step, low_bit: str, head_low_bit: str | None, threads: int | None, say: Callable[[str], None], to: Report
+) -> None:
+    from ipex_lookahead.bench import roofline
+    from ipex_lookahead.bench.plots.step import plot_step
+    from ipex_lookahead.bench.routing import Routing
+    from ipex_lookahead.bench.steps import step_batch
+    from ipex_lookahead.engines.opencl.device import device_of
+
+    spec = shape_of(what.shape)
+    routing = Routing(spec, 1, max(what.rows)) if spec.mixtures else None
+
+    def batch_of(cache: Any, rows: int) -> Batch:
+        return step_batch(cache, rows, None if routing is None else routing.tokens("trace", 0, rows))
+
+    report = roofline.measure_on_device(
+        roofline.RandomModel(spec, low_bit, int(what.group_size), head_low_bit, what.kv_cache, routing),
+        device_of(what.device),
+        what.rows,
+        batch_of,
+        context=what.context,
+        threads=threads,
+        repeat=what.repeat,
+        report=say,
+    )
+    columns = {name: form for name, form in STEP.items() if name != "GOPS"}
+    print_rows(
+        {**columns, "rows/s": lambda step: f"{1e3 * step['rows'] / step['ms']:.1f}"},
+        report["steps"],
+        title=f"{what.shape} · {low_bit} g{what.group_size} · head {report['head_low_bit']} · "
+        f"{report['device_name']} · context {what.context}",
+        caption=f"weights {report['weight_bytes'] / 1e6:.0f} MB, of which one row reads "
+        f"{report['step_bytes'] / 1e6:.0f} MB; the device copies {report['bandwidth_gb_s']:.1f} GB/s; a launch takes "
+        f"{report['launches']['enqueue_us']:.1f} us to enqueue and {report['launches']['alone_us']:.1f} us alone",
+        to_stderr=to.as_json,
+    )
+    for one in report["steps"]:
+        print_table(
+            roofline.HEADINGS,
+            roofline.table(one["profile"]),
+            title=roofline.title(one["profile"]),
+            to_stderr=to.as_json,
+        )
+    to.write({"shape": what.shape, "engine": "opencl", **report}, plot_step)
 
 
 def _with_head(what: Step, low_bit: str, given: dict[str, Any], to: Report) -> None:
@@ -173,6 +258,7 @@ def measure(
     *,
     group_size: int = 32,
     head_low_bit: str | None = None,
+    layers: int | None = None,
     context: int = 128,
     threads: int | None = None,
     kv_cache: str = "fp16",
@@ -185,50 +271,56 @@ def measure(
     Rows form a chain at ``context`` positions. More than 64 rows are a prompt: only the last one has an output. With
     ``phases``, ``repeat`` further rounds are timed phase by phase; the clocks take a few percent of a small step.
 
+    The rows of a mixture of experts choose the experts of a routing trace, each round those of another text
+    (:mod:`ipex_lookahead.bench.routing`). ``cases`` of a step has the best and the worst case too.
+
+    ``layers``: number of layers to measure, a multiple of :func:`ipex_lookahead.bench.head.period`; times, experts and
+    bytes are extrapolated to all layers. None: all layers are measured.
+
     Raises:
-        InputError: An unknown shape, rows below 1, or rows and context longer than the shape's context.
+        InputError: An unknown shape, rows below 1, rows and context longer than the shape's context, or layers that do
+            not make whole periods.
+        EngineError: The routers did not choose the experts of the trace.
     """
+    from ipex_lookahead.bench.routing import Routing
+    from ipex_lookahead.bench.steps import Steps, first_layers
+    from ipex_lookahead.engines.load_weights import random_weights
     from ipex_lookahead.engines.native import core
     from ipex_lookahead.engines.native.engine import NativeEngine
 
-    spec = shape_of(shape)
-    if not rows or min(rows) < 1 or context < 0 or context + max(rows) > spec.max_context:
+    whole = shape_of(shape)
+    if not rows or min(rows) < 1 or context < 0 or context + max(rows) > whole.max_context:
         raise InputError(
             f"rows {list(rows)} at context {context} do not fit; rows start at 1, and both together end at "
-            f"{spec.max_context}"
+            f"{whole.max_context}"
         )
+    spec = whole if layers is None else first_layers(shape, whole, layers)
     report("making random weights")
-    engine = NativeEngine.random(
-        spec, low_bit, group_size=group_size, head_low_bit=head_low_bit, threads=threads, kv_cache=kv_cache
-    )
+    read = random_weights(spec, low_bit, group_size=group_size, head_low_bit=head_low_bit)
+    routing = None
+    if spec.mixtures:
+        routing = Routing(spec, repeat, max((count for count in rows if count <= 64), default=max(rows)))
+        read = routing.weights(read)
+    engine = NativeEngine.build(spec, low_bit, read, threads=threads, kv_cache=kv_cache)
     facts = engine.describe()
     report("measuring the machine")
     # A smaller buffer would measure a cache instead of the memory.
     size = min(max(facts["weight_bytes"], 64 << 20), 1 << 30)
     bandwidth = core.read_bandwidth(size, facts["threads"])
     peak = 2 * core.integer_peak(facts["threads"])
-    cache = engine.new_cache(blank=context)
-    batches = {count: _batch(cache, count) for count in rows}
-    times: dict[int, list[float]] = {count: [] for count in rows}
-    experts = dict.fromkeys(rows, 0)
+    steps = Steps(engine, routing, context, len(whole.layers) / len(spec.layers))
     for count in rows:
         report(f"warming up: {counted(count, 'row')}")
-        experts[count] = engine.forward(batches[count]).experts
+        steps.warm_up(count)
     for done in range(repeat):
         for count in rows:
             report(f"round {done + 1} of {repeat}: {counted(count, 'row')}")
-            started = perf_counter()
-            engine.forward(batches[count])
-            times[count].append(perf_counter() - started)
-    parts = {count: _phases(engine, batches[count], repeat) for count in rows} if phases else {}
-    first = median(times[min(rows)])
-    operations = linear_operations(spec)
-    chosen = sum(mixture.used for mixture in spec.mixtures)
-
-    def bytes_read(count: int) -> int:
-        more_experts = (experts[count] - chosen) * facts["expert_bytes"] if chosen else 0
-        return int(facts["step_bytes"] + more_experts + context * facts["kv_bytes_per_token"])
-
+            steps.run(count, done)
+    parts = {count: _phases(engine, steps.batch(count), repeat) for count in rows} if phases else {}
+    operations, first = linear_operations(whole), steps.result(min(rows))["ms"]
+    table = 0 if spec.tied else engine.embedding_bytes
+    weight_bytes = steps.whole(facts["weight_bytes"] - table) + table
+    cases = {count: steps.cases(count) for count in rows} if routing else {}
     return {
         "shape": shape,
         "low_bit": low_bit,
@@ -238,19 +330,22 @@ def measure(
         "threads": facts["threads"],
         "context": context,
         "kv_cache": kv_cache,
-        "weight_bytes": facts["weight_bytes"],
-        "step_bytes": facts["step_bytes"],
-        "kv_bytes": context * facts["kv_bytes_per_token"],
+        **({"layers": len(whole.layers), "measured_layers": layers} if layers else {}),
+        **({"routing": routing.statistics()} if routing else {}),
+        "weight_bytes": weight_bytes,
+        "step_bytes": steps.whole(facts["step_bytes"]),
+        "kv_bytes": context * facts["kv_bytes_per_token"] * len(whole.layers) // len(spec.layers),
         "bandwidth_gb_s": bandwidth / 1e9,
         "integer_peak_gops": peak / 1e9,
         "steps": [
             {
                 "rows": count,
-                "ms": 1e3 * median(times[count]),
-                "ratio": median(times[count]) / first,
-                "experts": experts[count],
-                "gb_s": bytes_read(count) / median(times[count]) / 1e9,
-                "gops": _row_operations(spec, operations, count) / median(times[count]) / 1e9,
+                "ms": (found := steps.result(count))["ms"],
+                "ratio": found["ms"] / first,
+                "experts": found["experts"],
+                "gb_s": found["bytes"] / found["ms"] / 1e6,
+                "gops": _row_operations(whole, operations, count) / found["ms"] / 1e6,
+                **({"cases": cases[count]} if routing else {}),
                 **({"phases": parts[count]} if phases else {}),
             }
             for count in rows
@@ -288,19 +383,6 @@ def _phases(engine: NativeEngine, batch: Batch, repeat: int) -> list[dict[str, A
         )
     between = median(whole - sum(one.seconds for one in step) for whole, step in zip(wholes, steps, strict=True))
     return [*found, {"name": "between", "count": 1, "ms": 1e3 * between, "waiting": 0.0, "gb_s": 0.0}]
-
-
-def _batch(cache: Any, rows: int) -> Batch:
-    """Return rows that may be rejected, or of a prompt if there are more than 64."""
-    import numpy as np
-
-    from ipex_lookahead.engines.api import OutputRequest
-    from ipex_lookahead.engines.prefill import chain
-
-    prompt = rows > 64
-    want = np.array([rows - 1], dtype=np.int32) if prompt else None
-    batch = chain(cache, np.arange(7, 7 + rows, dtype=np.int32), OutputRequest(want))
-    return replace(batch, settled=[rows]) if prompt else batch
 
 
 def _row_operations(spec: ModelSpec, operations: int, rows: int) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
+from ipex_lookahead.checkpoints.adapters import given_as_model, is_adapter, warn_of_adapters
 from ipex_lookahead.checkpoints.base import Checkpoint, TensorInfo
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint
@@ -50,15 +51,17 @@ READERS: dict[str, Callable[[Path], Checkpoint]] = {
 def open_checkpoint(path: str | PathLike[str]) -> Checkpoint:
     """Open a GGUF file, a Hugging Face folder, or a folder saved by ipex-llm or by this package.
 
-    The kind is detected from the content, never from the name.
+    The kind is detected from the content, never from the name. A warning names adapters next to the model.
 
     Raises:
         InputError: if there is nothing to open.
         ModelFormatError: if the checkpoint is invalid.
-        UnsupportedModelError: if the model is not supported.
+        UnsupportedModelError: if the model is not supported, or ``path`` is an adapter.
     """
     kind, path = kind_of(path)
-    return READERS[kind](path)
+    opened = READERS[kind](path)
+    warn_of_adapters(path)
+    return opened
 
 
 def kind_of(path: str | PathLike[str]) -> tuple[str, Path]:
@@ -108,6 +111,8 @@ def open_other_family(path: str | PathLike[str]) -> Checkpoint:
 
 
 def _kind_of_folder(folder: Path) -> tuple[str, Path]:
+    if is_adapter(folder):
+        raise given_as_model(folder)
     config = folder / "config.json"
     if os.path.exists(config):
         raw = read_json(config)
@@ -117,6 +122,8 @@ def _kind_of_folder(folder: Path) -> tuple[str, Path]:
     # The parts of a split model count as one file, represented by the first part; the reader reports it if missing.
     files = sorted({first_part(name).name for name in _listed(folder) if name.endswith(".gguf")})
     files = [name for name in files if not is_drafter(name)] or files
+    if len(files) > 1:
+        files = [name for name in files if not is_adapter(folder / name)] or files
     if len(files) == 1:
         return "gguf", folder / files[0]
     if files:

@@ -27,7 +27,8 @@ from ipex_lookahead.architectures.hparams import (
     token_id,
     token_ids,
 )
-from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys
+from ipex_lookahead.architectures.images import CHECKS, OUTER, SECTIONS, VISION
+from ipex_lookahead.architectures.keys import LOCAL_SHARE, LOCAL_THETA, ConfigKeys
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.safe_json import JsonObject, load_object
 
@@ -37,7 +38,7 @@ MAX_DEPTH = 64
 _OUTER = ("bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 """Keys of a multimodal model's top level that take precedence over the same keys of its text part."""
 _DERIVED = ("num_key_value_heads", "head_dim")
-_IN_ROPE = ("partial_rotary_factor", LOCAL_THETA)
+_IN_ROPE = ("partial_rotary_factor", LOCAL_THETA, LOCAL_SHARE, SECTIONS)
 """Keys of a family that may be located in the rope object."""
 _FLAT = ("rope_type", "type", "rope_theta", *ROPE)
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -113,6 +114,11 @@ def by_keys(raw: JsonObject, source: Source, keys: ConfigKeys, model_type: str) 
             config[key] = None
         if key in _IN_ROPE and rope.get(key) is not None:  # takes precedence over the same key outside
             config[key] = check(rope_source, key, rope[key])
+    if any(raw.get(key) is not None for key in OUTER):  # of a text part that was saved alone
+        for key, check in CHECKS.items():
+            known = raw.get(key) is not None and key not in (*keys.used, *keys.neutral)
+            if known and (key != VISION or "deepstack" in raw[key]):
+                config[key] = check(source, key, raw[key])
     for key, value in keys.defaults.items():
         config.setdefault(key, value)
     check_sizes(config, rope_source)
@@ -221,6 +227,9 @@ def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     found = dict(far)
     if near.get("rope_theta") is not None:
         found[LOCAL_THETA] = near["rope_theta"]
+    if LOCAL_SHARE in keys.used:  # without a part in its object a rope is of whole heads
+        share = "partial_rotary_factor"
+        found |= {share: far.get(share, 1.0), LOCAL_SHARE: near.get(share, 1.0)}
 
     def places() -> dict[str, Place]:
         known = _rope_places(source, f"{key}.full_attention", ropes.at.get("full_attention"), far)

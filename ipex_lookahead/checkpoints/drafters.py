@@ -25,7 +25,7 @@ from ipex_lookahead.files.paths import DRAFTER_FOLDER, is_drafter
 
 BLOCKS = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
 """Config keys that count MTP blocks."""
-_ASSISTANTS = ("gemma4_assistant", gemma4_assistant.GGUF.architecture)
+_ASSISTANTS = ("gemma4_assistant", "gemma4_unified_assistant", gemma4_assistant.GGUF.architecture)
 IN_A_MODEL = ("mtp",)
 """Kinds of heads that are stored among the model's own tensors. Heads in other files are copied when saving."""
 

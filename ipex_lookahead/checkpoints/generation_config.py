@@ -147,7 +147,7 @@ OBEYED: Mapping[str, Option] = {
     "encoder_repetition_penalty": Option(number(1e-6, 1e6), True, (1,)),
     "encoder_no_repeat_ngram_size": Option(integer(0, MAX_CONTEXT), True, (0,)),
     "bad_words_ids": Option(_words, True, ([],)),
-    "suppress_tokens": Option(_ids, True, ([],)),
+    "suppress_tokens": Option(_ids),
     "begin_suppress_tokens": Option(_ids, True, ([],)),
     "sequence_bias": Option(_biases, True, ([], {})),
     "forced_bos_token_id": Option(integer(0, _MAX_ID), True),

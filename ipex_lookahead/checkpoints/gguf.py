@@ -16,8 +16,10 @@ from ipex_lookahead.architectures import ModelSpec, family, gguf_architectures, 
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.keys import GgufKeys
 from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.checkpoints.adapter_gguf import declares_adapter
+from ipex_lookahead.checkpoints.adapters import given_as_model
 from ipex_lookahead.checkpoints.base import TensorInfo
-from ipex_lookahead.checkpoints.gguf_config import ROPE_TENSORS, gguf_config, gguf_sampling
+from ipex_lookahead.checkpoints.gguf_config import ROPE_TENSORS, gguf_config, gguf_sampling, gguf_suppressed
 from ipex_lookahead.checkpoints.gguf_decoded import read_decoded, stored_format
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.gguf_reader import GgufTensor
@@ -73,6 +75,7 @@ class GgufCheckpoint:
             ids = ("bos_token_id", "eos_token_id", "pad_token_id")
             self.generation_config: dict[str, Any] = {key: self.config[key] for key in ids if key in self.config}
             self.generation_config |= gguf_sampling(self._file)
+            self.generation_config |= gguf_suppressed(self._file, self.config["vocab_size"])
             there = self._file.tensors
             self._tensors = {
                 name: with_old_names(tensor, self._file.tensors)
@@ -109,6 +112,8 @@ class GgufCheckpoint:
         return spec, keys.of(self._file)
 
     def _model_type(self) -> str:
+        if declares_adapter(self.metadata):
+            raise given_as_model(self.path)
         key = "general.architecture"
         if key not in self.metadata:
             raise self._file.error(key, None, "is missing")
@@ -220,14 +225,16 @@ class GgufCheckpoint:
             for first, count in run.stretches()
         ]
         weight = parts[0] if len(parts) == 1 else joined(parts)
-        return self._as_logarithm(weight, source) if tensor.gguf.negative_exponential else weight
+        if not (tensor.gguf.negative_exponential or tensor.gguf.exponential):
+            return weight
+        return self._as_logarithm(weight, source, 1 if tensor.gguf.exponential else -1)
 
     @staticmethod
-    def _as_logarithm(weight: PackedWeight, source: GgufTensor) -> PackedWeight:
-        values = as_logarithm(weight)
+    def _as_logarithm(weight: PackedWeight, source: GgufTensor, sign: int) -> PackedWeight:
+        values = as_logarithm(weight, sign)
         if not (good := np.isfinite(values.codes)).all():
             bad = int(np.argmin(good))
-            raise source.error(source.offset + 4 * bad, f"value {bad} must be negative")
+            raise source.error(source.offset + 4 * bad, f"value {bad} must be {'positive' if sign > 0 else 'negative'}")
         return values
 
     def _read(self, tensor: Tensor, source: GgufTensor, run: Run) -> PackedWeight:

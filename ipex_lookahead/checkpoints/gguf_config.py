@@ -72,7 +72,7 @@ _PER_LAYER = (
     "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_experts_per_tok", "moe_intermediate_size",
 )  # fmt: skip
 _OPTIONAL = ("num_key_value_heads", "head_dim", "vocab_size", "rope_theta")
-_ZERO_IS_NONE = ("sliding_window", "final_logit_softcapping")
+_ZERO_IS_NONE = ("sliding_window", "final_logit_softcapping", "moe_latent_size")
 _SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -338,6 +338,22 @@ def gguf_sampling(file: GgufParts) -> dict[str, Any]:
     if "top_k" in found:
         found["top_k"] = max(0, found["top_k"])
     return {"do_sample": True, **found} if found else {}
+
+
+def gguf_suppressed(file: GgufParts, vocab: int) -> dict[str, Any]:
+    """Return ``suppress_tokens``, which converters take from ``generation_config.json``; {} without any.
+
+    Ids outside the vocabulary are left out, as in llama.cpp.
+
+    Raises:
+        ModelFormatError: if the file has something other than a list of integers.
+    """
+    key = "tokenizer.ggml.suppress_tokens"
+    tokens = file.metadata.get(key, np.zeros(0, np.int32))
+    if not isinstance(tokens, np.ndarray) or tokens.dtype.kind not in "iu":
+        raise file.error(key, file.offsets.get(key), f"is {shown(tokens)}; it must be a list of token ids")
+    found = [int(one) for one in tokens if 0 <= one < vocab]
+    return {"suppress_tokens": found} if found else {}
 
 
 def _shortest(value: Any) -> Any:

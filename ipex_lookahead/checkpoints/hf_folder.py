@@ -40,7 +40,8 @@ def write_hf_folder(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target}: exists and is not an empty folder; give a path that does not exist")
     target.mkdir(parents=True, exist_ok=True)
-    names = list(checkpoint.names())
+    implied = {tensor.name for tensor in checkpoint.spec.tensors() if tensor.constant is not None}
+    names = [name for name in checkpoint.names() if name not in implied]
     offsets = {tensor.name: tensor.hf.offset for tensor in checkpoint.spec.tensors()}
     places: dict[str, str] = {}
     shard: dict[str, Any] = {}

@@ -33,6 +33,7 @@ from ipex_lookahead.checkpoints.float_tensors import check_kind, read_float, rea
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.placed import (
     Run,
+    constant,
     fused_experts,
     head_tensors,
     run_of,
@@ -245,10 +246,13 @@ class LowBitCheckpoint(Folder):
         """Return the tensors that are present, in the order of a step, then those that the model does not have."""
         of_head = head_tensors(self.spec) if self._weights else {}
         used = {self._place_of(name) for name in self._weights}
-        known = [name for name in self._weights if name not in of_head and self._place_of(name) is not None]
+        there = (name for name in self._weights if self._place_of(name) is not None or self._is_implied(name))
+        known = [name for name in there if name not in of_head]
         return [*known, *(name for name in self._tensors if name not in used)]
 
     def info(self, name: str) -> TensorInfo:
+        if self._is_implied(name):
+            return TensorInfo(self._weights[name].shape, "fp32")
         stored = self._find(name).info
         if name in self._tensors:
             return stored
@@ -269,6 +273,8 @@ class LowBitCheckpoint(Folder):
             ModelFormatError: if a value is NaN or infinite, or the file was truncated or changed meanwhile.
         """
         tensor = self._weights.get(name)
+        if tensor is not None and self._is_implied(name):
+            return constant(tensor)
         if tensor is not None and name not in self._tensors and tensor.hf.layout == "by_input":
             self.info(name)
             return transpose(self._read(name, stored_rows(tensor, tensor.hf)))
@@ -343,6 +349,10 @@ class LowBitCheckpoint(Folder):
             return name
         part = self._weights[name].hf.name if name in self._weights else name
         return part if part in self._tensors else None
+
+    def _is_implied(self, name: str) -> bool:
+        """Return True for a constant that the torch engine, which saves transformers' tensors, did not save."""
+        return name not in self._tensors and name in self._weights and self._weights[name].constant is not None
 
     def _find(self, name: str) -> _Weight:
         place = self._place_of(name)

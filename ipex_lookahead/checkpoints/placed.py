@@ -6,7 +6,7 @@ works for any format and changes no bit; transposing works for floats only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,9 @@ from ipex_lookahead.architectures.spec import ModelSpec, Place, Tensor
 from ipex_lookahead.formats import FLOATS, dequantize
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import widen
+
+_MODULES = {"mlp": "gate", "block_sparse_moe": "router"}
+"""Name of a mixture with fused experts in a folder -> name of its router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +83,58 @@ def in_blocks(tensor: Tensor, names: Collection[str]) -> Tensor:
     return replace(tensor, hf=replace(place, name=parts[0], shape=shape, layout="mxfp4"))
 
 
+def by_any_name(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """Return the weight's place in a folder that has its tensor under another of its names."""
+    place = tensor.hf
+    found = next((name for name in (place.name, *place.also) if name in names), place.name)
+    return tensor if found == place.name else replace(tensor, hf=replace(place, name=found))
+
+
 def fused_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
     """Return the weight's place in folders that store all experts of a mixture in one tensor, as transformers 5 does.
 
     The tensors are ``gate_up_proj`` [experts, 2 * n, hidden], gate first, and ``down_proj`` [experts, hidden, n], both
-    under ``mlp`` like the router. The torch engine saves such folders.
+    next to the router. The torch engine saves such folders.
     """
     place, other = tensor.hf, tensor.gguf
     layer = ".".join(place.name.split(".", 3)[:3])
-    if place.name in names or place.expert is not None or f"{layer}.mlp.experts.gate_up_proj" not in names:
+    fused = ("gate_up_proj", "down_proj")
+    modules = [f"{layer}.{one}" for one in _MODULES if any(f"{layer}.{one}.experts.{part}" in names for part in fused)]
+    if place.name in names or place.layout != "plain" or not modules:
         return tensor
-    if place.name.endswith(".gate.weight"):
-        return replace(tensor, hf=replace(place, name=f"{layer}.mlp.gate.weight"))
-    if other.expert is None or "_exps." not in other.name:
+    module = modules[0]
+    if place.name.endswith((".gate.weight", ".router.layer.weight")):
+        return replace(tensor, hf=replace(place, name=f"{module}.{_MODULES[module.rpartition('.')[2]]}.weight"))
+    if other.expert is None or not other.name.endswith("_exps.weight"):
         return tensor
     (experts, rows, columns), part = other.shape, other.name.split("ffn_")[1].removesuffix("_exps.weight")
     if part == "down":
-        return replace(tensor, hf=Place(f"{layer}.mlp.experts.down_proj", other.shape, other.expert))
+        return replace(tensor, hf=Place(f"{module}.experts.down_proj", other.shape, other.expert))
     first = rows if part == "up" else 0
     shape = (experts, 2 * rows, columns)
-    return replace(tensor, hf=Place(f"{layer}.mlp.experts.gate_up_proj", shape, other.expert, (first, 1)))
+    return replace(tensor, hf=Place(f"{module}.experts.gate_up_proj", shape, other.expert, (first, 1)))
+
+
+def transposed_experts(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
+    """Return the weight's place in folders with fused experts as [experts, inputs, outputs] (Qwen3-VL).
+
+    Args:
+        tensor: the weight, with its place from :func:`fused_experts`.
+        shapes: name of each tensor in the folder -> shape.
+
+    Returns:
+        The weight, with its place transposed if the shape of ``down_proj`` is, which has two different sizes. A square
+        ``gate_up_proj`` has the layout of ``down_proj``.
+    """
+    place = tensor.hf
+    module, _, part = place.name.rpartition(".")
+    if place.expert is None or place.layout != "plain" or part not in ("gate_up_proj", "down_proj"):
+        return tensor
+    experts, n_out, n_in = place.shape
+    hidden, inner = (n_out, n_in) if part == "down_proj" else (n_in, n_out // 2)
+    if hidden == inner or shapes.get(f"{module}.down_proj") != (experts, inner, hidden):
+        return tensor
+    return replace(tensor, hf=replace(place, shape=(experts, n_in, n_out), layout="transposed"))
 
 
 def split_experts(tensor: Tensor, names: Collection[str]) -> Tensor:
@@ -157,9 +192,21 @@ def fused_inputs(tensor: Tensor, names: Collection[str]) -> Tensor:
     return replace(tensor, gguf=replace(tensor.hf, name=name))
 
 
+def fused_gate_up(tensor: Tensor, names: Collection[str]) -> Tensor:
+    """Return the weight's place in GGUF files with gate and up of all experts in one tensor, gate first."""
+    place = tensor.gguf
+    for part in ("gate", "up"):
+        name = place.name.replace(f".ffn_{part}_exps.", ".ffn_gate_up_exps.")
+        if place.name not in names and name != place.name and name in names and place.rows is None:
+            experts, rows, columns = place.shape
+            first = rows if part == "up" else 0
+            return replace(tensor, gguf=replace(place, name=name, shape=(experts, 2 * rows, columns), rows=(first, 1)))
+    return tensor
+
+
 def with_old_names(tensor: Tensor, names: Collection[str]) -> Tensor:
-    """Return the weight's place in a GGUF file, considering the tensors of older converters."""
-    for move in (split_experts, joined_heads, fused_inputs):
+    """Return the weight's place in a GGUF file, considering the tensors of other converters."""
+    for move in (split_experts, joined_heads, fused_inputs, fused_gate_up):
         tensor = move(tensor, names)
     return tensor
 
@@ -187,10 +234,15 @@ def with_offset(weight: PackedWeight, offset: float) -> PackedWeight:
     return PackedWeight("fp32", weight.shape, values)
 
 
-def as_logarithm(weight: PackedWeight) -> PackedWeight:
-    """Return x for values -e^x of a file; NaN for values that are not negative."""
+def constant(tensor: Tensor) -> PackedWeight:
+    """Return a weight that folders do not have, as float32."""
+    return PackedWeight("fp32", tensor.shape, np.full(tensor.shape, tensor.constant, np.float32))
+
+
+def as_logarithm(weight: PackedWeight, sign: int = -1) -> PackedWeight:
+    """Return x for values ``sign`` * e^x of a file; NaN for values of the other sign, and an infinity for zeros."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        values = np.log(-widen(weight.codes, weight.format).astype(np.float64)).astype(np.float32)
+        values = np.log(sign * widen(weight.codes, weight.format).astype(np.float64)).astype(np.float32)
     return PackedWeight("fp32", weight.shape, values)
 
 

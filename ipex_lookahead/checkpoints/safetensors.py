@@ -34,12 +34,15 @@ from ipex_lookahead.checkpoints.float_tensors import (
 from ipex_lookahead.checkpoints.generation_config import read_generation_config
 from ipex_lookahead.checkpoints.mxfp4_blocks import check_blocks, read_blocks, scales_name
 from ipex_lookahead.checkpoints.placed import (
+    by_any_name,
+    constant,
     fused_experts,
     head_tensors,
     in_blocks,
     stored_rows,
     tensors_by_name,
     transpose,
+    transposed_experts,
     transposed_format,
     with_mtp,
 )
@@ -127,7 +130,7 @@ class SafetensorsCheckpoint(Folder):
         if not self._tensors:
             raise ModelFormatError(self.path, "tensors", None, "the checkpoint has no tensors")
 
-    def _described(self, names: Collection[str]) -> ModelSpec:
+    def _described(self, names: Mapping[str, tuple[int, ...]]) -> ModelSpec:
         """Return the spec of the model that the config and the tensors' names describe."""
         said = self.config["tie_word_embeddings"]
         if said is not False:
@@ -139,11 +142,11 @@ class SafetensorsCheckpoint(Folder):
 
     def _place(self) -> None:
         """Find the model's weights among the tensors, by the names in its spec."""
-        names = {renamed(name) or "" for name in self._tensors}
+        names = {renamed(name) or "": stored.shape for name, (_, stored) in self._tensors.items()}
         self.spec = self._described(names)
         every = {**tensors_by_name(self.spec), **head_tensors(self.spec)}
         self._weights = {name: _placed(tensor, names) for name, tensor in every.items()}
-        wanted = {tensor.hf.name: len(tensor.hf.shape) for tensor in self._weights.values()}
+        wanted = {one.hf.name: len(one.hf.shape) for one in self._weights.values() if one.constant is None}
         bytes_of = {tensor.hf.name: tensor for tensor in self._weights.values() if tensor.hf.layout == "mxfp4"}
         tokens = {tensor.hf.name for tensor in self._weights.values() if tensor.hf.layout == "whole"}
         bytes_of |= {scales_name(tensor): tensor for tensor in bytes_of.values()}
@@ -286,11 +289,17 @@ class SafetensorsCheckpoint(Folder):
             return list(self._tensors)
         held = {*self._tensors, *self._layers}
         own = (tensor.name for tensor in self.spec.own_tensors())
-        return [*(name for name in own if self._weights[name].hf.name in held), *self._unused]
+        there = (name for name in own if self._weights[name].hf.name in held or self._is_constant(name))
+        return [*there, *self._unused]
+
+    def _is_constant(self, name: str) -> bool:
+        return name in self._weights and self._weights[name].constant is not None
 
     def info(self, name: str) -> TensorInfo:
         if name in self._infos:
             return self._infos[name]
+        if self._is_constant(name):
+            return TensorInfo(self._weights[name].shape, "fp32")
         file, stored = self.stored(name)
         if name not in self._weights:
             return float_info(stored.dtype, stored.shape)
@@ -319,6 +328,8 @@ class SafetensorsCheckpoint(Folder):
                 return self.scheme.read(quantized, layer, self._infos[name])
             rows = stored_rows(quantized, quantized.hf)
             return transpose(self.scheme.read(rows, layer, self.scheme.info(rows, layer)))
+        if self._is_constant(name):
+            return constant(self._weights[name])
         file, stored = self.stored(name)
         tensor = self._weights.get(name)
         if tensor is None:
@@ -335,7 +346,9 @@ class SafetensorsCheckpoint(Folder):
         """Return a tensor's file and entry; raise ModelFormatError if there is none with this name."""
         in_file = self._weights[name].hf.name if name in self._weights else name
         if in_file not in self._tensors:
-            raise ModelFormatError(self.path, in_file, None, "no tensor has this name")
+            also = self._weights[name].hf.also if name in self._weights else ()
+            either = "".join(f" or the name {one}" for one in also)
+            raise ModelFormatError(self.path, in_file, None, f"no tensor has this name{either}")
         return self._tensors[in_file]
 
     def close(self) -> None:
@@ -343,9 +356,9 @@ class SafetensorsCheckpoint(Folder):
             file.close()
 
 
-def _placed(tensor: Tensor, names: Collection[str]) -> Tensor:
-    """Return the weight with its place in a folder that has tensors with these names."""
-    return fused_experts(in_blocks(tensor, names), names)
+def _placed(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
+    """Return the weight with its place in a folder that has tensors with these names and shapes."""
+    return transposed_experts(fused_experts(in_blocks(by_any_name(tensor, shapes), shapes), shapes), shapes)
 
 
 def refuse_without_safetensors(folder: Path) -> None:

@@ -14,6 +14,7 @@ COMMANDS = {
     "replay": "strategies and draft lengths on recorded answers, without a model",
     "run": "run a plan of models, formats and lengths, and write a report",
     "serve": "throughput and latency of a server under load",
+    "agent": "time to first token in the turns of a coding agent: cold, warm, after a restart",
     "quality": "perplexity, KL divergence and speed of formats, compared with float32",
 }
 """Subcommand -> its line in ``--help``."""

@@ -6,20 +6,25 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
+from ipex_lookahead.cli.adapters import AdapterOptions
 from ipex_lookahead.cli.commands import Command, command, double_quoted
-from ipex_lookahead.cli.loading import TextModelOptions, template_note
+from ipex_lookahead.cli.loading import CacheFolderOptions, TextModelOptions, template_note
 from ipex_lookahead.cli.lookahead import Lookahead
 from ipex_lookahead.cli.options import Option, option
 from ipex_lookahead.cli.sampling import Sampling
 from ipex_lookahead.cli.tables import print_line
-from ipex_lookahead.cli.thinking import check_think, think_option
+from ipex_lookahead.cli.thinking import ThinkOptions
 from ipex_lookahead.cli.types import Model, Refused
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.system.terminal import counted, is_terminal
+
+if TYPE_CHECKING:
+    from ipex_lookahead.cli.session import Session
 
 LEAVING = ("exit", "quit")
 """A message with one of these words alone ends the chat."""
@@ -32,7 +37,10 @@ class ChatOptions:
     max_new_tokens: int = option("Maximum number of tokens per answer.", 512, "-n", low=1)
     system: str | None = option("System prompt.", metavar="TEXT")
     show_accepted: bool = option("Color tokens accepted from a draft.", False)
-    think: bool | None = think_option
+    session: str | None = option(
+        "Continue the conversation of this name, or begin it; it is saved after each turn.", metavar="NAME"
+    )
+    stop_loops: bool = option("End an answer that repeats itself.", True)
     history: bool = option("Save typed messages for the arrow keys of later chats.", True)
 
 
@@ -41,62 +49,97 @@ class ChatOptions:
     'ipex-lookahead chat -m path/to/model --temperature 0.7 --system "Be brief."',
 )
 def chat(
-    loading: TextModelOptions, ahead: Lookahead, sampling: Sampling, settings: ChatOptions, prompt: str | None = None
+    loading: TextModelOptions,
+    ahead: Lookahead,
+    sampling: Sampling,
+    thinking: ThinkOptions,
+    settings: ChatOptions,
+    disk: CacheFolderOptions,
+    adapters: AdapterOptions,
+    prompt: str | None = None,
 ) -> None:
     """Chat with a model. /help lists commands; Ctrl-C stops an answer, Ctrl-D exits."""
     sampling.check()
     ahead.check()
+    disk.check()
+    adapters.check()
 
-    from rich.panel import Panel
-    from rich.text import Text
-
-    from ipex_lookahead.cli.messages import piped, typed
-    from ipex_lookahead.cli.progress import console
+    from ipex_lookahead.cli.saved_sessions import session_folder
     from ipex_lookahead.cli.session import Session
-    from ipex_lookahead.cli.slash import SLASHES
     from ipex_lookahead.cli.stream import Painter
+    from ipex_lookahead.cli.switching import ChatModels
     from ipex_lookahead.cli.wrapping import WordWrap
 
-    by_hand = is_terminal(sys.stdin)
+    if settings.session is not None:
+        session_folder(settings.session)  # an invalid name is an error before the model is loaded
     wrap = WordWrap(sys.stdout.write) if is_terminal(sys.stdout) else None
-    aside = console(stderr=True)
     loaded = loading.load_text(progress=True)
-    sampling.check(loaded)
-    check_think(loaded, settings.think)
+    disk.use(loaded)
+    named = adapters.load(loaded, progress=True)
+    thinking.check(loaded)
     drafting = ahead.arguments()
     session = Session(
         loaded,
+        loading.model,
         system=settings.system,
         sampling=sampling,
         lookahead=drafting.pop("lookahead"),
         drafting=drafting,
         max_new_tokens=settings.max_new_tokens,
-        think=settings.think,
+        thinking=thinking,
+        stop_loops=settings.stop_loops,
         show_accepted=settings.show_accepted,
         painter=Painter(wrap),
         tell=partial(print_line, dim=True),
     )
+    session.models = ChatModels(loading, adapters)
+    if named:
+        session.use_adapter(named[0])
     if note := template_note(loaded):
         session.tell(note)
-    if prompt is not None:  # of ``run``: one answer
-        if not session.answer(prompt):
+    try:
+        if settings.session is not None:
+            session.open(settings.session, _given())
+        sampling.check(loaded)  # with the settings of the session
+        del loaded  # the session has it, and may release it
+        if prompt is None:
+            converse(session, _messages(session, loading.model, settings))
+        elif not session.answer(prompt):  # of ``run``: one answer
             raise click.exceptions.Exit(1)
-        return
-    if by_hand:
-        facts = loaded.engine.describe()
-        threads = counted(facts.get("threads", 1), "thread")
-        head = f"{loading.model} · {facts.get('low_bit')} · {facts.get('isa')} · {threads}"
-        head += f"\n{session.sampling_in_words()}"
-        box = Panel(Text(f"{head}\n/help lists commands, Ctrl-D exits"), expand=False)
-        aside.print(box, soft_wrap=False)  # otherwise long lines are truncated
-        lines = typed([f"/{name}" for name in SLASHES], settings.history, session.tell)
-    else:
-        lines = piped()
-    converse(session, lines)
+    finally:
+        session.close()
+
+
+def _given() -> list[str]:
+    """Return the names of the options that were given, in the command line or elsewhere."""
+    context = click.get_current_context()
+    return [name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+
+
+def _messages(session: Session, model: str, settings: ChatOptions) -> Iterator[str]:
+    """Return the messages of a pipe, or print the facts of the model in a box and return those of the keyboard."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from ipex_lookahead.cli.messages import piped, typed
+    from ipex_lookahead.cli.progress import console
+    from ipex_lookahead.cli.slash import SLASHES
+
+    if not is_terminal(sys.stdin):
+        return piped()
+    facts = session.engine_facts
+    head = f"{model} · {facts.get('low_bit')} · {facts.get('isa')} · {counted(facts.get('threads', 1), 'thread')}"
+    head += f" · adapter {session.adapter.adapter.name}" if session.adapter is not None else ""
+    head += f"\n{session.sampling_in_words()}\n/help lists commands, Ctrl-D exits"
+    console(stderr=True).print(Panel(Text(head), expand=False), soft_wrap=False)  # otherwise long lines are truncated
+    return typed([f"/{name}" for name in SLASHES], settings.history, session.tell)
 
 
 def converse(session: Any, messages: Iterator[str]) -> None:
-    """Answer messages and run slash commands until the end of input, ``/bye``, ``exit`` or ``quit``."""
+    """Answer messages and run slash commands until the end of input, ``/bye``, ``exit`` or ``quit``.
+
+    A named session is saved after each of them.
+    """
     from ipex_lookahead.cli.slash import run_slash
 
     for message in messages:
@@ -108,6 +151,7 @@ def converse(session: Any, messages: Iterator[str]) -> None:
             run_slash(session, message.rstrip())
         else:
             session.answer(message)
+        session.save()
         if session.over:
             return
 

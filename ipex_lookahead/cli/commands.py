@@ -21,25 +21,26 @@ from ipex_lookahead.errors import InputError
 SECTIONS = {
     "Model": "model shape low_bit low_bits group_size head_low_bit mixed_precision kv_cache draft_model "
     "draft_low_bit drafter draft_vocab drafter_low_bit".split(),
-    "Text": "prompt_text prompt_file prompts given limit text tokens max_new_tokens stop system raw think json_schema "
-    "grammar".split(),
+    "Text": "prompt_text prompt_file prompts given limit text tokens max_new_tokens stop system raw think think_budget "
+    "think_sentence json_schema grammar".split(),
     "Sampling": "greedy seeds temperature top_k top_p min_p repetition_penalty presence_penalty "
     "frequency_penalty seed".split(),
     "Lookahead": "lookahead strategy mode draft_tokens spread budget no_adaptive adaptive store window ngram "
     "guesses draft_min_prob".split(),
-    "Machine": "engine engines device threads deterministic gpu_layers".split(),
-    "Server": "host port api_key_file allowed_hosts origins tls_cert tls_key names slots queue running_per_key "
-    "queued_per_key cache_memory max_context drain_seconds strict_fields strict_model no_page".split(),
+    "Machine": "engine engines device threads deterministic gpu_layers cpu_moe n_cpu_moe".split(),
+    "Server": "host port api_key_file admin_key_file allowed_hosts origins tls_cert tls_key names slots queue "
+    "running_per_key queued_per_key cache_memory cache_dir cache_disk max_context drain_seconds "
+    "strict_fields strict_model slot_save_path no_page models models_dir models_memory idle_unload".split(),
 }
 """Section of ``--help`` -> parameter names of its options; all others are in the last section, "Options"."""
 MIN_FOR_SECTIONS = 12
 """Commands with at most this number of options have no sections, and show all of them in ``--help``."""
 RARE = frozenset(
-    "kv_cache engine device gpu_layers deterministic draft_model draft_low_bit drafter draft_vocab "
-    "special_tokens_in_content strategy no_adaptive store window ngram guesses draft_min_prob prompts stop raw grammar "
-    "top_k min_p repetition_penalty presence_penalty frequency_penalty output overwrite verbose show_accepted history "
-    "allowed_hosts origins tls_cert tls_key queue running_per_key queued_per_key drain_seconds strict_fields "
-    "strict_model no_page config".split()
+    "kv_cache engine device gpu_layers cpu_moe n_cpu_moe deterministic draft_model draft_low_bit drafter draft_vocab "
+    "special_tokens_in_content strategy no_adaptive store window ngram guesses draft_min_prob prompts stop raw "
+    "grammar think_budget think_sentence top_k min_p repetition_penalty presence_penalty frequency_penalty output "
+    "overwrite verbose show_accepted history allowed_hosts origins tls_cert tls_key queue running_per_key "
+    "queued_per_key drain_seconds strict_fields strict_model slot_save_path no_page config".split()
 )
 """Parameters of options that only ``--help-all`` shows."""
 ALL = "ipex_lookahead.help_all"

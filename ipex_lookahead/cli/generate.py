@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ipex_lookahead.cli.adapters import AdapterOptions
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.form import FormOptions, constrained, constrained_text
 from ipex_lookahead.cli.loading import TextModelOptions, template_note
@@ -20,9 +21,10 @@ from ipex_lookahead.cli.options import json_alone_option, option
 from ipex_lookahead.cli.prompts import read_prompt, read_prompts
 from ipex_lookahead.cli.sampling import Sampling
 from ipex_lookahead.cli.tables import print_line
-from ipex_lookahead.cli.thinking import check_think, think_option, think_variables
+from ipex_lookahead.cli.thinking import ThinkOptions, ThoughtLimit, think_variables
 from ipex_lookahead.cli.writing import check_output, written
 from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
@@ -46,14 +48,17 @@ class Text:
     stop: tuple[str, ...] = option("Stop at this text. Repeatable.", (), metavar="TEXT")
     system: str | None = option("System prompt.", metavar="TEXT")
     raw: bool = option("Continue the prompt without the chat template.", False)
-    think: bool | None = think_option
+    image: tuple[str, ...] = option("Image file before the prompt. Repeatable.", (), metavar="FILE")
+    mmproj: str | None = option("GGUF file with the vision part, for --image.", None, type=click.Path(), metavar="FILE")
 
-    def check(self, prompt: str | None) -> str | None:
+    def check(self, prompt: str | None, thinking: ThinkOptions) -> str | None:
         """Return the prompt of the command line. Raise UsageError for options that exclude each other."""
         if self.raw and self.system is not None:
             raise click.UsageError("--system needs the chat template, which --raw leaves out")
-        if self.raw and self.think is not None:
-            raise click.UsageError("--think and --no-think need the chat template, which --raw leaves out")
+        if self.raw and self.image:
+            raise click.UsageError("--image needs the chat template, which --raw leaves out")
+        if self.raw:
+            thinking.without_template()
         if prompt is not None and self.prompt_text is not None:
             raise click.UsageError("PROMPT and --prompt are both given; leave one of them out")
         given = self.prompt_text if prompt is None else prompt
@@ -67,18 +72,19 @@ class Text:
             return [("", read_prompt(prompt, self.prompt_file))]
         return [(found.id, found.text) for found in read_prompts([self.prompts])]
 
-    def encode(self, loaded: TextModel, text: str) -> list[int]:
+    def encode(self, loaded: TextModel, text: str, think: bool | None = None) -> list[int]:
         """Return the token ids of a prompt."""
         if self.raw:
             return loaded.tokenizer.encode(text)
         from ipex_lookahead.tokenization.prompts import conversation_prompt
 
-        return conversation_prompt(loaded.tokenizer, loaded.config, self.messages(text), think_variables(self.think))
+        return conversation_prompt(loaded.tokenizer, loaded.config, self.messages(text), think_variables(think))
 
-    def messages(self, text: str) -> list[dict[str, str]]:
+    def messages(self, text: str) -> list[dict[str, Any]]:
         """Return the messages of a prompt."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, {"role": "user", "content": text}]
+        parts = [*({"type": "image"} for _ in self.image), {"type": "text", "text": text}]
+        return [*system, {"role": "user", "content": parts if self.image else text}]
 
 
 @dataclass
@@ -114,41 +120,60 @@ def generate(
     loading: TextModelOptions,
     ahead: Lookahead,
     text: Text,
+    thinking: ThinkOptions,
     shape: FormOptions,
     sampling: Sampling,
+    adapters: AdapterOptions,
     out: Output,
 ) -> None:
     """Answer PROMPT. Piped input is appended to it; '-' or no PROMPT reads piped input only."""
     sampling.check()
     ahead.check()
-    prompt = text.check(prompt)
+    prompt = text.check(prompt, thinking)
     out.check(many=text.prompts is not None)
+    if len(adapters.check()) > 1:
+        raise click.UsageError("--lora: generate applies one adapter; give one")
     prompts, form = text.read(prompt), shape.read()
     loaded = loading.load_text(progress=not out.quiet)
+    adapter = next(iter(adapters.load(loaded, progress=not out.quiet)), None)
     sampling.check(loaded)
-    check_think(loaded, text.think)
+    thinking.check(loaded)
     if not text.raw and not out.quiet and (note := template_note(loaded)):
         click.echo(note, err=True)
+    thoughts = ThoughtLimit(loaded, thinking.think_budget, thinking.think_sentence)
     params, drafting = sampling.params(text.max_new_tokens, text.stop), ahead.arguments()
+    if adapter is not None:
+        drafting["adapter"] = loaded.runtime.adapters.applied(adapter)
     engine = loaded.engine.describe()
     facts = {"model": loading.model, **{key: engine.get(key) for key in ("engine", "low_bit", "isa", "threads")}}
-    facts["lookahead"] = ahead.lookahead
+    facts |= {"lookahead": ahead.lookahead, **({} if adapter is None else {"adapter": adapter})}
 
     from ipex_lookahead.cli.stream import Answer, Painter
+    from ipex_lookahead.conversation.pictures import with_images
 
     with ExitStack() as opened:
-        chat = None if form is None else opened.enter_context(closing(_chat_model(loaded)))
+        chat = None
+        if form is not None or text.image:
+            chat = opened.enter_context(closing(_chat_model(loaded, text)))
+        files = _image_files(chat, text.image)
 
         def answering(prompt: str, write: Callable[[str], None]) -> tuple[Answer, Callable[..., object]]:
             """Encode a prompt; return its empty answer, and a function that generates it."""
+            more: dict[str, Any] = {}
             if form is None or chat is None:
-                ids = text.encode(loaded, prompt)
-                return Answer(loaded.tokenizer, write), partial(loaded.generate, ids, params, **drafting)
+                ids = text.encode(loaded, prompt, thinking.think)
+                if chat is not None and files:
+                    ids, more["images"] = with_images(chat, ids, files)
+                more |= {**drafting, **thoughts.arguments(ids)}
+                return Answer(loaded.tokenizer, write), partial(loaded.generate, ids, params, **more)
             if text.raw:
                 ids, constrain = constrained_text(chat, form, prompt)
             else:
-                ids, constrain = constrained(chat, form, text.messages(prompt), think_variables(text.think))
-            generate = partial(loaded.generate, ids, params, constrain=constrain, **drafting)
+                ids, constrain = constrained(chat, form, text.messages(prompt), think_variables(thinking.think))
+            if files:
+                ids, more["images"] = with_images(chat, ids, files)
+            more |= {**drafting, **thoughts.arguments(ids)}
+            generate = partial(loaded.generate, ids, params, constrain=constrain, **more)
             return Answer(loaded.tokenizer, write, lambda thought: None, ids), generate
 
         write = opened.enter_context(nullcontext(Painter().write) if out.output is None else written(out.output))
@@ -172,10 +197,22 @@ def generate(
             print_details(loaded.stats)
 
 
-def _chat_model(loaded: TextModel) -> ChatModel:
+def _chat_model(loaded: TextModel, text: Text) -> ChatModel:
     from ipex_lookahead.conversation.model import ChatModel
 
-    return ChatModel(loaded)
+    made = ChatModel(loaded)
+    made.mmproj = None if text.mmproj is None else given_path(text.mmproj)
+    return made
+
+
+def _image_files(chat: ChatModel | None, paths: Sequence[str]) -> list[bytes]:
+    """Return the contents of the image files. Raises InputError for a model that takes none."""
+    from ipex_lookahead.conversation.pictures import image_file
+
+    if chat is None or not paths:
+        return []
+    chat.check_images()
+    return [image_file(path, "--image") for path in paths]
 
 
 def _answer(

@@ -91,8 +91,8 @@ def machine_facts() -> dict[str, Any]:
     """Return machine, instruction sets, threads, memory in bytes, versions, cache folder and step costs."""
     from ipex_lookahead.controller.kept import cost_folder, known_costs
     from ipex_lookahead.engines.identity import processor
-    from ipex_lookahead.engines.machine import machine_memory
     from ipex_lookahead.hub import cache_folder_if_any
+    from ipex_lookahead.system.cgroups import machine_memory
 
     cache = cache_folder_if_any()
     return {
@@ -149,11 +149,15 @@ def model_facts(
 ) -> dict[str, Any]:
     """Return the facts of a model from its headers, and its measured step costs."""
     from ipex_lookahead.checkpoints import kind_of
+    from ipex_lookahead.checkpoints.adapters import adapters_next_to, is_adapter
+    from ipex_lookahead.cli.adapters import adapter_facts
     from ipex_lookahead.cli.model_facts import describe, license_of
     from ipex_lookahead.controller.kept import cost_folder, known_costs, known_counts
     from ipex_lookahead.hub import DEFAULT, resolve_model
 
     path = resolve_model(name, progress=progress)
+    if is_adapter(path):
+        return {"model": name, "path": str(path), **adapter_facts(path)}
     named = None if drafter is None else resolve_model(drafter, progress=progress)
     found = describe(path, named, draft_vocab)
     config = found.pop("config")
@@ -164,6 +168,7 @@ def model_facts(
         by_depth = [round(right / max(tested, 1), 3) for right, tested in counts]
         chains = max((tested for _, tested in counts), default=0)
         head |= {"acceptance": {"chains": chains, "by_depth": by_depth}} if counts else {}
+    found["adapters"] = [str(one) for one in adapters_next_to(kind_of(path)[1])]
     return {"model": name, "path": str(path), **found, **_sequence_bytes(config), "step_costs": costs}
 
 
@@ -209,6 +214,7 @@ KINDS = {
     "low_bit": "folder saved by ipex-lookahead",
     "safetensors": "Hugging Face folder",
     "ipex_llm": "folder saved by ipex-llm",
+    "adapter": "LoRA adapter, which changes a model",
 }
 LABELS = {
     "bytes": "weights",
@@ -230,6 +236,8 @@ LABELS = {
     "drafter unread": "its unused tensors",
     "drafter acceptance": "acceptance so far",
     "requantized_from": "requantized from",
+    "adapters": "adapters next to it",
+    "base": "base model",
     "problem": "cannot be run",
     "hint": "what to do",
     "cache_folder": "cache folder",
@@ -249,7 +257,10 @@ LABELS = {
     "opencl problem": "OpenCL",
 }
 """Fact -> its label, if that is not the name."""
-SILENT = ("state_bytes", "requantized_from", "quantized_by", "problem", "hint", "unknown_keys", "step_costs")
+SILENT = (
+    "state_bytes", "requantized_from", "quantized_by", "problem", "hint", "unknown_keys", "step_costs", "adapters",
+    "notes",
+)  # fmt: skip
 """Facts that are shown only if they have a value."""
 
 

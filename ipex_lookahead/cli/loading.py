@@ -11,13 +11,14 @@ import click
 
 from ipex_lookahead.cli.names import WEIGHTS
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.types import DraftVocab, LowBit, Model, Words
+from ipex_lookahead.cli.types import DraftVocab, LowBit, Model, Size, Words
 from ipex_lookahead.config import DRAFT_VOCAB
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.system.extras import need_torch
 from ipex_lookahead.system.terminal import print_status
 
 if TYPE_CHECKING:
+    from ipex_lookahead.engines.load_weights import Progress
     from ipex_lookahead.runtime.text_model import TextModel
 
 DEVICES = Words(cpu="processors", xpu="Intel GPUs", cuda="GPUs of PyTorch's CUDA and ROCm builds")
@@ -56,6 +57,11 @@ class ModelOptions:
         "OpenCL: number of layers to run on the device, the rest on the CPU. Default: all that fit.",
         None, "-ngl", low=0,
     )  # fmt: skip
+    cpu_moe: bool = option("OpenCL: run the routed experts of all layers on the CPU.", False, "-cmoe")
+    n_cpu_moe: int | None = option(
+        "OpenCL: run the routed experts of the first N layers on the CPU. Default: the fewest that make it fit.",
+        None, "-ncmoe", low=0,
+    )  # fmt: skip
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments for the load functions, without the model."""
@@ -84,6 +90,27 @@ class TextModelOptions(ModelOptions):
     )
 
 
+@dataclass
+class CacheFolderOptions:
+    """The options of the prefix cache on disk."""
+
+    cache_dir: str | None = option(
+        "Folder for cached prefixes, which later runs read instead of computing them.", type=click.Path(), metavar="DIR"
+    )
+    cache_disk: int | None = option("Maximum size of --cache-dir. Default: 20G.", type=Size())
+
+    def check(self) -> None:
+        """Raise UsageError for a size without a folder."""
+        if self.cache_disk is not None and self.cache_dir is None:
+            raise click.UsageError("--cache-disk needs --cache-dir; give both, or leave it out")
+
+    def use(self, model: TextModel) -> None:
+        """Give a loaded model its folder; what is not written when the command ends is written then."""
+        if self.cache_dir is not None:
+            model.use_cache_folder(self.cache_dir, self.cache_disk)
+            click.get_current_context().call_on_close(model.close)
+
+
 def command_needs_torch() -> None:
     """Raise MissingPackageError if torch or transformers is not installed, before anything is read or fetched."""
     context = click.get_current_context(silent=True)
@@ -108,7 +135,7 @@ def load_text(
     drafter: str | None = None,
     draft_vocab: int | Path | None = None,
     special_tokens_in_content: bool = False,
-    progress: bool,
+    progress: bool | Progress,
     **settings: Any,
 ) -> TextModel:
     """Load a model for a command that answers text. The native engine imports neither torch nor transformers.
@@ -119,14 +146,14 @@ def load_text(
         drafter: A head for the first model.
         draft_vocab: Draft vocabulary of the head.
         special_tokens_in_content: The attribute of the tokenizer.
-        progress: Show progress.
+        progress: Show progress, or report it to a function.
         **settings: See :func:`ipex_lookahead.runtime.loading.load_text_model`.
 
     Raises InputError if the checkpoint has no tokenizer, or the draft model has another vocabulary.
     """
     from ipex_lookahead.runtime.loading import load_text_model
 
-    note = print_status if progress else None
+    note = print_status if progress is True else None
     drafting: dict[str, Any] = {"drafter": drafter, "draft_vocab": draft_vocab, "draft_model": draft_model}
     model = load_text_model(name, progress=progress, note=note, **drafting, **settings)
     model.tokenizer.special_tokens_in_content = special_tokens_in_content

@@ -6,6 +6,8 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from ipex_lookahead.hub import CachedModel
 
 
+_NOT_ALONE = {"adapter": "its model, with --lora"}
+"""Kinds of files that run with others only -> how."""
+
+
 @command(
     "ipex-lookahead pull",
     "ipex-lookahead pull qwen3-4b",
@@ -29,6 +35,8 @@ if TYPE_CHECKING:
 @click.argument("model", required=False, type=Model())
 def pull(model: str | None, as_json: bool = json_alone_option) -> None:
     """Download MODEL: a short name, owner/repo[:file.gguf], owner/repo:q4_k_m, or the URL of its page.
+
+    A series without a size (qwen3.6, gemma4, granite4) is its largest size that fits this machine.
 
     Without MODEL: list recommended models with size and expected speed.
 
@@ -41,13 +49,20 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
 
         click.echo(json.dumps(recommended())) if as_json else print_recommended()
         return
+    from ipex_lookahead.checkpoints.adapters import is_adapter
     from ipex_lookahead.cli.model_facts import describe, main_format
     from ipex_lookahead.errors import LookaheadError, UnsupportedModelError
     from ipex_lookahead.hub import resolve_model
-    from ipex_lookahead.hub.recommended import recommended_models
+    from ipex_lookahead.hub.recommended import find_recommended
 
-    path, known = resolve_model(model, progress=not as_json), recommended_models().get(model)
-    named, drafter = None if known is None else known.drafter, None
+    path = resolve_model(model, progress=not as_json)
+    if is_adapter(path):
+        _print_adapter(model, path, as_json=as_json)
+        return
+    known = find_recommended(model)
+    if known is not None and known.said and Path(model).exists():  # a path comes before a name that is not exact
+        known = None
+    named, drafter = None if known is None else known.model.drafter, None
     facts = describe(path)
     if named is not None:
         try:  # the head is optional
@@ -70,18 +85,48 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
         click.echo(f"try it: ipex-lookahead run {model}" + (f" --drafter {named}" if drafter else ""))
 
 
-@command("ipex-lookahead rm owner/repo")
-@click.argument("name", type=Cached())
-def rm(name: str, yes: bool = option("Do not ask for confirmation.", False, "-y")) -> None:
-    """Delete the downloaded model NAME (see list). Other programs that use the hub's cache lose it too."""
-    from ipex_lookahead.hub import removal_of
+def _print_adapter(name: str, path: Path, *, as_json: bool) -> None:
+    """Print the facts of a downloaded adapter, and the command that runs its base model with it."""
+    from ipex_lookahead.cli.adapters import adapter_facts
+    from ipex_lookahead.errors import UnsupportedModelError
 
-    removal = removal_of(name)
+    facts = adapter_facts(path)
+    if as_json:
+        click.echo(json.dumps({"model": name, "path": str(path), **facts}))
+    elif "problem" not in facts:
+        click.echo(f"{name}: LoRA adapter for {facts['base'] or 'an unnamed model'}, {facts['bytes'] / 1e6:,.1f} MB")
+        click.echo(f"{path}")
+    if "problem" in facts:
+        raise UnsupportedModelError(f"downloaded, but the adapter cannot run: {facts['problem']}", hint=facts["hint"])
+    if not as_json:
+        click.echo(f"try it: ipex-lookahead chat -m {facts['base'] or 'BASE_MODEL'} --lora {name}")
+
+
+@command("ipex-lookahead rm owner/repo", "ipex-lookahead rm --session work")
+@click.argument("name", required=False, type=Cached())
+def rm(
+    name: str | None,
+    session: str | None = option("Delete this session of chat instead of a model.", metavar="NAME"),
+    yes: bool = option("Do not ask for confirmation.", False, "-y"),
+) -> None:
+    """Delete the downloaded model NAME (see list). Other programs that use the hub's cache lose it too."""
+    if (name is None) == (session is None):
+        raise Refused("rm needs the NAME of a model, or --session NAME", hint="ipex-lookahead list shows the names")
+    if name is not None:
+        from ipex_lookahead.hub import removal_of
+
+        removal = removal_of(name)
+    else:
+        from ipex_lookahead.cli.saved_sessions import session_removal
+
+        assert session is not None
+        removal, name = session_removal(session), f"session {session}"
     size = f"{removal.size / 1e6:,.1f} MB"
     if not yes:
         if not is_terminal(sys.stdin):
+            what = name if session is None else f"--session {session}"
             raise Refused(
-                "rm needs confirmation, but standard input is not a terminal", hint=f"ipex-lookahead rm --yes {name}"
+                "rm needs confirmation, but standard input is not a terminal", hint=f"ipex-lookahead rm --yes {what}"
             )
         click.confirm(f"Delete {name} ({size}) from {removal.folder}?", abort=True, err=True)
     removal.execute()
@@ -90,18 +135,29 @@ def rm(name: str, yes: bool = option("Do not ask for confirmation.", False, "-y"
 
 @command("ipex-lookahead list")
 def list(as_json: bool = json_alone_option) -> None:
-    """List downloaded models, most recently used first."""
+    """List downloaded models and saved sessions of chat, most recently used first."""
+    from ipex_lookahead.cli.saved_sessions import saved_sessions
     from ipex_lookahead.hub import cache_folder, cached_models, hub_cache_folder
 
     models = [_facts(model) for model in cached_models()]
+    sessions = saved_sessions()
     folders = {"cache_folder": str(cache_folder()), "hub_cache_folder": str(hub_cache_folder())}
     if as_json:
-        click.echo(json.dumps({"models": models, **folders}))
+        stored = [{**asdict(one), "path": str(one.path)} for one in sessions]
+        click.echo(json.dumps({"models": models, "sessions": stored, **folders}))
         return
-    if not models:
+    if models:
+        _print_list(models)
+    else:
         click.echo("no models yet; ipex-lookahead pull NAME downloads one")
-        return
-    _print_list(models)
+    if sessions:
+        rows = [
+            (one.name, one.model or "-", "damaged" if one.turns is None else f"{one.turns}",
+             f"{one.bytes / 1e6:,.1f} MB", _ago(time.time() - one.last_used))
+            for one in sessions
+        ]  # fmt: skip
+        click.echo()
+        print_table(("session", "model", "turns", "size", "last used"), rows)
 
 
 def print_models() -> None:
@@ -120,7 +176,7 @@ def print_models() -> None:
 def _print_list(models: Sequence[dict[str, Any]]) -> None:
     rows = [
         (found["name"], found["architecture"] or "-", found["format"] or "-", f"{found['bytes'] / 1e6:,.0f} MB",
-         found["engine"] or "no: see info", _ago(time.time() - found["last_used"]))
+         found["engine"] or _NOT_ALONE.get(found["kind"], "no: see info"), _ago(time.time() - found["last_used"]))
         for found in models
     ]  # fmt: skip
     print_table(("name", "architecture", "format", "size", "runs on", "last used"), rows)
@@ -128,6 +184,7 @@ def _print_list(models: Sequence[dict[str, Any]]) -> None:
 
 def _facts(model: CachedModel) -> dict[str, Any]:
     """Return the facts of a model; a damaged one is listed too, so that it can be removed."""
+    from ipex_lookahead.checkpoints.adapters import is_adapter
     from ipex_lookahead.cli.model_facts import describe, main_format
     from ipex_lookahead.errors import LookaheadError
 
@@ -141,6 +198,8 @@ def _facts(model: CachedModel) -> dict[str, Any]:
         "bytes": model.size,
         "last_used": model.last_used,
     }
+    if model.path is not None and is_adapter(model.path):
+        return found | {"kind": "adapter", "format": "LoRA"}
     if model.path is not None:
         try:
             facts = describe(model.path)

@@ -40,10 +40,13 @@ NEEDS_A_HEAD = "head"
 
 _SAME = (
     "low_bit group_size mixed_precision kv_cache imatrix draft_model drafter draft_vocab drafter_low_bit threads "
-    "engine device gpu_layers deterministic overwrite max_new_tokens lookahead strategy store window ngram guesses "
-    "draft_min_prob temperature top_k top_p min_p seed repetition_penalty presence_penalty frequency_penalty"
+    "engine device gpu_layers cpu_moe n_cpu_moe deterministic overwrite max_new_tokens lookahead strategy store window "
+    "ngram guesses draft_min_prob temperature top_k top_p min_p seed repetition_penalty presence_penalty "
+    "frequency_penalty"
 ).split()
 OPTIONS = {
+    "cache_dir": "--cache-dir",
+    "cache_disk": "--cache-disk",
     **{name: "--" + name.replace("_", "-") for name in _SAME},
     "load_in_low_bit": "--low-bit",
     "stop_strings": "--stop",

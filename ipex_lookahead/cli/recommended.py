@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ipex_lookahead.cli.tables import print_rows
-from ipex_lookahead.engines.machine import machine_memory
 from ipex_lookahead.errors import EngineError
-from ipex_lookahead.hub.recommended import POSITIONS, Recommended, recommended_models
+from ipex_lookahead.hub.recommended import MEMORY_SHARE, POSITIONS, Recommended, recommended_models
+from ipex_lookahead.system.cgroups import machine_memory
 
 if TYPE_CHECKING:
     from ipex_lookahead.engines.bandwidth import Bandwidth
 
 REACHED = 0.8
 """Expected share of the memory bandwidth that decoding reaches; measured values are 0.64 to 0.94."""
-MEMORY_SHARE = 0.7
-"""Largest share of the machine's memory for the suggested model."""
 FLUENT = 7.0
 """Minimum tokens per second of the suggested model; twice the number for a model that thinks before it answers."""
 QUICK_BYTES = 4_000_000_000
@@ -84,11 +82,15 @@ def facts() -> dict[str, Any]:
             "parameters": one.parameters,
             "bits": round(one.bits, 1),
             "download_bytes": one.download,
+            "read_bytes": one.read,
             "memory_bytes": one.memory,
             "fits": one.memory <= memory,
             "thinks": one.thinks,
             "draft_model": one.draft,
             "drafter": one.drafter,
+            "drafts": one.drafts,
+            "source": one.source,
+            "confirmed": one.is_confirmed,
             "estimated_tok_s": None if rate is None else round(expected_tok_s(one, rate), 1),
         }
         for one in models.values()
@@ -107,21 +109,24 @@ def print_recommended() -> None:
     found = facts()
     rate = "estimated_tok_s"
     columns: dict[str, str | Callable[[Any], object]] = {
-        "name": lambda one: one["name"] + ("" if one["fits"] else " (too big)"),
+        "name": lambda one: one["name"] + ("" if one["fits"] else " *"),
         "license": "{license}",
         "bits": "{bits:.1f}",
         "size\nGB": lambda one: f"{one['download_bytes'] / 1e9:.1f}",
         "memory\nGB": lambda one: f"{one['memory_bytes'] / 1e9:.1f}",
-        "tok/s\nhere": lambda one: "-" if one[rate] is None else f"{one[rate]:.0f}",
+        "tok/s\nhere": lambda one: "-" if one[rate] is None else f"{one[rate]:.{0 if one[rate] >= 3 else 1}f}",
         "thinks\nfirst": lambda one: "yes" if one["thinks"] else "",
-        "draft\nmodel": lambda one: one["draft_model"] or "",
+        "drafts\nfrom": "{drafts}",
     }
     memory = f"memory: with {POSITIONS:,} tokens of context; this machine has {found['memory_bytes'] / 1e9:.1f} GB."
+    memory += "" if all(one["fits"] for one in found["models"]) else " *: does not fit."
     speed = "" if found["read_gb_s"] is None else (
         f" tok/s: estimate without lookahead, {REACHED:.0%} of the memory bandwidth of {found['read_gb_s']:.1f} GB/s"
         + (f" ({BUSY})." if found["read_busy"] else ".")
     )  # fmt: skip
-    print_rows(columns, found["models"], caption=f"{memory}{speed}")
+    unconfirmed = [one["name"] for one in found["models"] if not one["confirmed"]]
+    sizes = f" Sizes from one source only: {', '.join(unconfirmed)}." if unconfirmed else ""
+    print_rows(columns, found["models"], caption=f"{memory}{speed}{sizes}")
     purposes = ("quick", "best") if len(found["try"]) > 1 else ("",)
     for name, purpose in zip(found["try"], purposes, strict=True):
         click.echo(f"try it: ipex-lookahead run {name}" + (f"  ({purpose})" if purpose else ""))

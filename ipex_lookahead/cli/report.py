@@ -8,7 +8,7 @@ from typing import Any
 from ipex_lookahead.cli.tables import print_table
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.engines.machine import peak_memory
-from ipex_lookahead.runtime.repetition import repeats
+from ipex_lookahead.runtime.repetition import ends_in_loop, repeats
 
 WARM = 0.7
 """The temperature to suggest for a loop; above it, a repetition penalty is suggested."""
@@ -84,12 +84,13 @@ def drafted_share(stats: GenerationStats) -> float:
 
 
 def is_loop(stats: GenerationStats, ids: Sequence[int]) -> bool:
-    """Return True if an answer reached a limit in a loop; its speed is not meaningful then."""
-    return bool(stats.finish_reasons) and stats.finish_reasons[0] in LIMITS and repeats(ids)
+    """Return True if an answer reached a limit in a loop, or was ended for it; its speed is not meaningful then."""
+    reason = stats.finish_reasons[0] if stats.finish_reasons else ""
+    return repeats(ids) if reason in LIMITS else reason == "stop" and ends_in_loop(ids)
 
 
 def ending(stats: GenerationStats, ids: Sequence[int], *, limit: str, setting: Callable[[str], str]) -> list[str]:
-    """Return remarks on an answer that ended at a limit.
+    """Return remarks on an answer that ended at a limit or in a loop.
 
     Args:
         stats: Statistics of the answer.
@@ -107,4 +108,6 @@ def ending(stats: GenerationStats, ids: Sequence[int], *, limit: str, setting: C
         cold = (stats.temperature or 0.0) < WARM
         name, value = ("temperature", WARM) if cold else ("repetition_penalty", 1.1)
         lines.append(f"the answer repeats itself: try {setting(name)}{value:g} or a larger model")
+        if reason == "stop":
+            lines.append("stopped at the repetition (chat --no-stop-loops turns this off)")
     return lines

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ipex_lookahead.cli.adapters import AdapterOptions
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import TextModelOptions, template_note
+from ipex_lookahead.cli.loading import CacheFolderOptions, TextModelOptions, load_text, template_note
 from ipex_lookahead.cli.lookahead import ServedLookahead
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.types import Size
+from ipex_lookahead.cli.serve_models import ServedModels, SeveralModels, check_path, name_of
+from ipex_lookahead.cli.serve_processes import route, work
+from ipex_lookahead.cli.types import Model, Size
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.system.extras import installing
 
 if TYPE_CHECKING:
+    from ipex_lookahead.engines.load_weights import Progress
     from ipex_lookahead.serving.keys import Keys
     from ipex_lookahead.serving.run import Tls
 
@@ -35,6 +38,11 @@ class Access:
     port: int = option("Port to listen on; 0 picks a free one.", 8080, low=0, high=65535)
     api_key_file: str | None = option(
         "Require one of the API keys in this file (one per line). SIGHUP reloads it.",
+        type=click.Path(),
+        metavar="FILE",
+    )
+    admin_key_file: str | None = option(
+        "Allow requests with one of the keys in this file to load, unload, download and delete models.",
         type=click.Path(),
         metavar="FILE",
     )
@@ -66,11 +74,13 @@ class Access:
         found.check()
         return found
 
-    def keys(self) -> Keys:
-        """Return the API keys of the file, or none."""
+    def keys(self) -> tuple[Keys, Keys]:
+        """Return the API keys and the admin keys of the files; none where there is no file."""
         from ipex_lookahead.serving.keys import Keys
 
-        return Keys() if self.api_key_file is None else Keys.of_file(Path(self.api_key_file))
+        files = ((self.api_key_file, "--api-key-file"), (self.admin_key_file, "--admin-key-file"))
+        own, admin = (Keys() if file is None else Keys.of_file(Path(file), option) for file, option in files)
+        return own, admin
 
 
 @dataclass
@@ -110,9 +120,25 @@ class Behavior:
         "Reject requests with unknown fields; by default they are ignored and listed in a header.", False
     )
     strict_model: bool = option("Reject requests for claude-* models; by default the served model answers.", False)
+    think_budget: int | None = option(
+        "Maximum thinking tokens of an answer; a request's own limit takes precedence. Default: no limit.", low=0
+    )
+    think_sentence: str = option("Text that ends the thought at its budget.", "")
+    slot_save_path: str | None = option(
+        "Save and restore slots in files of this folder (POST /slots/{id}).", type=click.Path(), metavar="DIR"
+    )
     no_page: bool = option("Do not serve the web page.", False)
     quiet: bool = option("Print errors only.", False, "-q")
     verbose: bool = option("Print one line per request.", False, "-v")
+
+
+@dataclass
+class ServedModel(TextModelOptions):
+    """The model, or the models, with the options of each."""
+
+    model: tuple[str, ...] = option(  # type: ignore[assignment]
+        "Folder, .gguf file, short name (list: pull) or hub id. Repeatable.", ("default",), "-m", type=Model()
+    )
 
 
 @command("ipex-lookahead serve", "ipex-lookahead serve -m path/to/model --low-bit sym_int4 --port 8000")
@@ -120,12 +146,16 @@ def serve(
     ahead: ServedLookahead,
     access: Access,
     capacity: Capacity,
+    disk: CacheFolderOptions,
     limit: Limit,
-    loading: TextModelOptions,
+    loading: ServedModel,
+    adapters: AdapterOptions,
+    several: SeveralModels,
     behavior: Behavior,
 ) -> None:
     """Serve a model over HTTP until Ctrl-C: OpenAI API at /v1, Anthropic and Ollama APIs, and a web page."""
     ahead.check()
+    disk.check()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise InputError(f"serve needs {', '.join(missing)}: not installed", hint=installing("serve"))
@@ -135,59 +165,76 @@ def serve(
     from ipex_lookahead.serving.run import bind, url
     from ipex_lookahead.serving.run import serve as run_server
     from ipex_lookahead.serving.server import Server, Settings
+    from ipex_lookahead.serving.slots import checked_folder
 
-    for named in (loading.model, loading.draft_model, loading.drafter):
-        _check_path(named)
+    for named in (*loading.model, loading.draft_model, loading.drafter):
+        check_path(named)
+    lora = adapters.check()
     if behavior.verbose:
         requests = logging.getLogger("ipex_lookahead.serving.gate")
         requests.setLevel(logging.INFO)
         requests.addHandler(logging.StreamHandler())
         requests.propagate = False  # otherwise warnings are printed twice
-    tls = access.tls()
+    tls, (keys, admin_keys) = access.tls(), access.keys()
+    own_names = access.names or (name_of(loading.model[0]),)
+    if both := [name for name in lora if name in own_names]:
+        raise click.UsageError(f"--lora: {both[0]!r} is the model's name; give the adapter another one, NAME=PATH")
     settings = Settings(
-        names=access.names or (_name(loading.model),),
+        names=own_names,
         drafting=ahead.arguments(),
         limits=replace(Limits(), drain_seconds=limit.drain_seconds),
-        keys=access.keys(),
+        keys=keys,
+        admin_keys=admin_keys,
         hosts=Hosts.of(access.host, access.allowed_hosts),
         origins=frozenset(origin.rstrip("/") for origin in access.origins),
         page=not behavior.no_page,
         strict_fields=behavior.strict_fields,
         strict_model=behavior.strict_model,
+        think_budget=behavior.think_budget,
+        think_sentence=behavior.think_sentence,
+        slot_folder=None if behavior.slot_save_path is None else checked_folder(Path(behavior.slot_save_path)),
     )
-    server, bound = Server(settings), bind(access.host, access.port)
 
     def tell(line: str) -> None:
         if not behavior.quiet:
             click.echo(line, err=True)
 
-    if access.host not in LOOPBACK and not settings.keys:
-        tell(f"warning: anyone who can reach {access.host} can use this server; --api-key-file FILE requires a key")
-
-    def load() -> None:
+    def load(server: Server, *, progress: bool | Progress) -> None:
         from ipex_lookahead.runtime.service import Service
 
-        loaded = loading.load_text(progress=not behavior.quiet, max_context=limit.max_context)
+        loaded = load_text(loading.model[0], progress=progress, max_context=limit.max_context, **loading.settings())
+        if disk.cache_dir is not None:
+            loaded.use_cache_folder(disk.cache_dir, disk.cache_disk)
+        if names := adapters.load(loaded):
+            tell(f"adapters: {', '.join(names)}")
         server.ready(loaded, lambda one: Service(one, **vars(capacity)))
         if note := template_note(loaded):
             tell(note)
+
+    if several.worker:
+        work(settings, load)
+        return
+    if access.host not in LOOPBACK and not settings.keys:
+        tell(f"warning: anyone who can reach {access.host} can use this server; --api-key-file FILE requires a key")
+    reload_keys = access.keys if keys or admin_keys else None
+    if several.wanted(loading.model):
+        models = ServedModels(several, click.get_current_context())
+        if access.names:
+            raise click.UsageError("--served-model-name is for one model; --models FILE names several")
+        if lora:
+            raise click.UsageError(
+                "--lora is for one model; in --models FILE each model has its own: lora: [NAME=PATH]"
+            )
+        with bind(access.host, access.port) as bound:
+            route(settings, models, several, bound, tls=tls, reload_keys=reload_keys, tell=tell)
+        return
+
+    server, name = Server(settings), loading.model[0]
+
+    def load_and_tell() -> None:
+        load(server, progress=not behavior.quiet)
         tell(f"{settings.names[0]} is ready at {url(bound, tls)} (API at {url(bound, tls)}/v1)")
 
-    with bound:
-        tell(f"loading {loading.model}; listening on {url(bound, tls)}")
-        run_server(server, bound, load, tls=tls, reload_keys=None if access.api_key_file is None else access.keys)
-
-
-def _check_path(model: str | None) -> None:
-    """Raise InputError for an invalid name or a missing path, before the server listens."""
-    from ipex_lookahead.checkpoints import kind_of
-    from ipex_lookahead.hub import parse_name
-
-    if model is not None and isinstance(found := parse_name(model), Path):
-        kind_of(found)
-
-
-def _name(model: str) -> str:
-    """Return the default name of a model: the last part of its path, or its name on the hub."""
-    path = given_path(model)
-    return path.resolve().stem if path.suffix == ".gguf" else path.resolve().name if path.exists() else model
+    with bind(access.host, access.port) as bound:
+        tell(f"loading {name}; listening on {url(bound, tls)}")
+        run_server(server, bound, load_and_tell, tls=tls, reload_keys=reload_keys)

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.report import ending, is_loop, stats_line
 from ipex_lookahead.cli.sampling import Sampling
+from ipex_lookahead.cli.saved_sessions import Saved, SessionFolder
 from ipex_lookahead.cli.stream import Answer, MarkedAnswer, Painter
-from ipex_lookahead.cli.thinking import has_switch, think_variables
+from ipex_lookahead.cli.thinking import SWITCH, ThinkOptions, ThoughtLimit, can_think, has_switch, think_variables
+from ipex_lookahead.config import Bounds, bounds_of
 from ipex_lookahead.decoding.stats import GenerationStats
-from ipex_lookahead.errors import LookaheadError
+from ipex_lookahead.errors import InputError, LookaheadError
+from ipex_lookahead.runtime.sampling_params import SamplingParams
+from ipex_lookahead.system.terminal import counted
+
+if TYPE_CHECKING:
+    from ipex_lookahead.architectures.adapter import AppliedAdapter
+
+LIMITS = {one.name: bounds_of(SamplingParams, one.name) for one in fields(Sampling)} | {
+    "max_new_tokens": Bounds(int, 1)
+}
+"""Setting -> its bounds."""
 
 
 class Session:
@@ -22,25 +34,33 @@ class Session:
 
     Args:
         model: The loaded ``TextModel``.
+        name: The name of the model.
         system: The system message, or None.
         sampling, lookahead, max_new_tokens: Settings of answers.
         drafting: Further arguments of ``generate`` for lookahead.
-        think: Whether the model thinks; None is the default of the chat template.
+        thinking: Whether the model thinks, and how long.
+        stop_loops: End answers that repeat themselves.
         tell: Prints a line that is not the model's.
         show_accepted: Mark accepted drafts in answers, which are then printed step by step.
         painter: Prints the answer.
+
+    Attributes:
+        models: The ``ChatModels`` that ``/model`` can change to; None: it is not available.
+        adapter: The low-rank adapter of answers; None: the model alone.
     """
 
     def __init__(
         self,
         model: Any,
+        name: str = "",
         *,
         system: str | None = None,
         sampling: Sampling,
         lookahead: Any,
         max_new_tokens: int,
         drafting: dict[str, Any] | None = None,
-        think: bool | None = None,
+        thinking: ThinkOptions | None = None,
+        stop_loops: bool = False,
         tell: Callable[[str], None],
         show_accepted: bool = False,
         painter: Painter,
@@ -49,6 +69,7 @@ class Session:
         self.lookahead = lookahead
         self._drafting = drafting or {}
         self.max_new_tokens = max_new_tokens
+        self._stop_loops = stop_loops
         self.tell = tell
         self.show_accepted = show_accepted
         self.painter = painter
@@ -56,11 +77,57 @@ class Session:
         self.over = False
         self.last_stats: GenerationStats | None = None
         self.context: int = model.engine.max_context
-        self.variables = think_variables(think)
+        self.models: Any = None
+        self.adapter: AppliedAdapter | None = None
+        thinking = thinking or ThinkOptions()
+        self._think_sentence = thinking.think_sentence
+        self.variables = think_variables(thinking.think)
+        self.limit = ThoughtLimit(model, thinking.think_budget, thinking.think_sentence)
         encode = chat_encoder(model.tokenizer, model.config, self.variables)
         self.conversation = Conversation(encode, self._tokenize, system)
         self._model = model
+        self._name = name
         self._tokenizer = model.tokenizer
+        self._shares_cache = model.cache_files is not None
+        self._folder: SessionFolder | None = None
+        self._written: Saved | None = None
+
+    def release(self) -> None:
+        """Drop the model, so that its memory can be used for another one; ``use`` must follow."""
+        self.save()
+        self._model.close()
+        self._model, self.limit = None, ThoughtLimit(None, self.limit.budget, self._think_sentence)
+
+    def use(self, model: Any, name: str) -> None:
+        """Use another model. The turns go on as text, and settings that the model lacks are dropped."""
+        if self._model is not None:
+            self._model.close()
+        self._model, self._tokenizer, self.context = model, model.tokenizer, model.engine.max_context
+        self._name, self.adapter = name, None
+        if not has_switch(model):
+            self.variables.pop(SWITCH, None)
+        budget = self.limit.budget if can_think(model) else None
+        self.limit = ThoughtLimit(model, budget, self._think_sentence)
+        turns, encode = self.conversation.turns, chat_encoder(model.tokenizer, model.config, self.variables)
+        self.conversation = Conversation(encode, self._tokenize, self.conversation.system)
+        self.conversation.turns = [Turn(turn.user, turn.answer, self._tokenize(turn.answer)) for turn in turns]
+        self._shares_cache = model.cache_files is not None
+        if self._folder is not None:
+            self._use_cache(self._folder)
+
+    @property
+    def adapters(self) -> list[str]:
+        """The names of the model's adapters."""
+        return list(self._model.runtime.adapters)
+
+    def use_adapter(self, name: str | None, scale: float = 1.0) -> None:
+        """Generate later answers with an adapter, or with the model alone. Raises InputError for an unknown name."""
+        self.adapter = self._model.runtime.adapters.applied(name, scale)
+
+    @property
+    def engine_facts(self) -> dict[str, Any]:
+        """The facts of the model's engine."""
+        return dict(self._model.engine.describe())
 
     def answer(self, text: str) -> bool:
         """Answer a message. An interrupt ends the answer and keeps its text; an error keeps the conversation.
@@ -97,6 +164,11 @@ class Session:
         return has_switch(self._model)
 
     @property
+    def can_think(self) -> bool:
+        """Whether the model may think before it answers."""
+        return can_think(self._model)
+
+    @property
     def temperature(self) -> float:
         """The temperature of answers: as set, or as recommended for the model."""
         return self.sampling.effective(self._model)
@@ -110,9 +182,128 @@ class Session:
         text = f"temperature {rules.temperature:g}, top_k {rules.top_k}, top_p {rules.top_p:g}, {seed}"
         return text if self.sampling.temperature is not None else f"{text}; from {self._model.recommended_by}"
 
-    def past_turn(self, user: str, answer: str) -> Turn:
-        """Return a turn from text."""
-        return Turn(user, answer, self._tokenize(answer))
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the model in hexadecimal digits; "" where its KV caches are not saved."""
+        files = self._model.cache_files
+        return "" if files is None else files.fingerprint(self._model.engine).hex()
+
+    @property
+    def folder(self) -> SessionFolder | None:
+        """The folder of a named session; None where the conversation is not saved."""
+        return self._folder
+
+    def open(self, name: str, given: Collection[str] = ()) -> None:
+        """Continue the named session, or begin it with this conversation, which is saved after each turn from then on.
+
+        Args:
+            name: The session's name.
+            given: Names of the settings that the session must not change.
+
+        Raises:
+            InputError: The name is invalid, the session is open elsewhere or damaged, or this conversation would be
+                lost.
+            SaveError: The session's folder cannot be created.
+        """
+        if self._folder is not None and self._folder.name == name:
+            raise InputError(f"session {name!r} is this conversation")
+        self.save()
+        folder = SessionFolder(name)
+        try:
+            saved = folder.read()
+            if saved is not None and self._folder is None and self.conversation.turns:
+                raise InputError(
+                    f"this conversation is not saved, and session {name!r} exists: /sessions NEW-NAME saves it, /reset "
+                    "drops it"
+                )
+            if saved is not None:
+                self._apply(saved.settings or {}, given)
+        except BaseException:
+            folder.close()
+            raise
+        self._use_cache(folder)
+        if self._folder is not None:
+            self._folder.close()
+            self.conversation.turns.clear()
+        if saved is not None:
+            system = self.conversation.system
+            self.load(saved)
+            if "system" in given:
+                self.conversation.system = system
+        self._folder, self._written = folder, saved
+        if saved is None:
+            self.tell(f"session {name} begins; it is saved after each turn")
+            return
+        self.tell(f"session {name} continues after {counted(len(saved.turns), 'turn')}")
+        if saved.turns and saved.fingerprint != self.fingerprint and self.fingerprint:
+            self.tell(f"its KV cache belongs to {saved.model or 'another model'}: the whole conversation is read again")
+
+    def _use_cache(self, folder: SessionFolder) -> None:
+        """Store the KV cache in the session's folder, unless the chat has a folder for all of them."""
+        if self._shares_cache:
+            return
+        try:
+            self._model.use_cache_folder(folder.cache)
+        except InputError as error:
+            self._model.use_cache_folder(None)
+            self.tell(f"the KV cache is not saved: {in_options(error)[0]}")
+
+    def saved(self) -> Saved:
+        """Return the conversation and the settings, as files have them."""
+        turns = [(turn.user, turn.answer, turn.ids) for turn in self.conversation.turns]
+        settings = {**vars(self.sampling), "max_new_tokens": self.max_new_tokens, "think": self.variables.get(SWITCH)}
+        settings["think_budget"] = self.limit.budget
+        given = {name: value for name, value in settings.items() if value is not None}
+        return Saved(self.conversation.system, turns, self._name, self.fingerprint, given)
+
+    def load(self, saved: Saved) -> None:
+        """Replace the conversation by a saved one. Token ids of another model are replaced by this model's."""
+        own = saved.fingerprint == self.fingerprint and bool(self.fingerprint)
+        most = self._model.engine.vocab_size
+        self.conversation.system = saved.system
+        self.conversation.turns = [
+            Turn(user, answer, ids if own and ids and max(ids) < most else self._tokenize(answer))
+            for user, answer, ids in saved.turns
+        ]
+
+    def save(self) -> None:
+        """Save a named session, if it has changed. A failure is reported; the chat goes on."""
+        if self._folder is None or self._model is None:
+            return
+        saved = self.saved()
+        if saved == self._written:
+            return
+        try:
+            self._folder.write(saved)
+            self._written = saved
+        except LookaheadError as error:
+            self.tell(f"error: the session is not saved: {error}")
+
+    def close(self) -> None:
+        """Save a named session with its KV cache, and release its folder."""
+        if self._folder is not None:
+            self.save()
+            if self._model is not None:
+                self._model.close()
+            self._folder.close()
+            self._folder = self._written = None
+
+    def _apply(self, settings: Mapping[str, Any], given: Collection[str]) -> None:
+        """Change the settings that are not ``given`` to those of a session. Raises InputError for an invalid value."""
+        for name, value in settings.items():
+            if name in LIMITS and not LIMITS[name].allow(value):
+                raise InputError(f"the session's {name} must be {LIMITS[name]}, got {value!r}")
+        for name, value in settings.items():
+            if name in given:
+                continue
+            if name == "max_new_tokens":
+                self.max_new_tokens = value
+            elif name in LIMITS:
+                setattr(self.sampling, name, value)
+            elif name == "think_budget" and type(value) is int and value >= 0 and can_think(self._model):
+                self.limit.budget = value
+            elif name == "think" and isinstance(value, bool) and self.can_switch_thinking:
+                self.variables[SWITCH] = value
 
     def _generate(self, ids: list[int], new_tokens: int) -> tuple[str, list[int]]:
         from ipex_lookahead.cli.interrupt import stop_requested
@@ -133,9 +324,11 @@ class Session:
 
                 model.generate(
                     ids,
-                    self.sampling.params(new_tokens),
+                    replace(self.sampling.params(new_tokens), stop_loops=self._stop_loops),
                     lookahead=self.lookahead,
+                    **({} if self.adapter is None else {"adapter": self.adapter}),
                     **self._drafting,
+                    **self.limit.arguments(ids),
                     on_token=streamed.put,
                     on_prefill=bar.update,
                     cancelled=after_step,

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.sampling import Sampling
+from ipex_lookahead.cli.saved_sessions import read_conversation, saved_sessions, session_removal
+from ipex_lookahead.cli.session import LIMITS
 from ipex_lookahead.cli.tables import fact_lines, terminal_width
-from ipex_lookahead.cli.thinking import NO_SWITCH, SWITCH
+from ipex_lookahead.cli.thinking import NO_SWITCH, NO_THINKING, SWITCH
 from ipex_lookahead.config import Bounds, LookaheadConfig, bounds_of
-from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.files.paths import given_path
-from ipex_lookahead.files.safe_json import load_object
-from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.runtime.recommended import SEED
-from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.session import Session
-
-MOST_BYTES = 64 << 20
-"""Maximum size of a saved conversation."""
-LIMITS = {one.name: bounds_of(SamplingParams, one.name) for one in fields(Sampling)} | {
-    "max_new_tokens": Bounds(int, 1)
-}
-"""Setting -> its bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,7 @@ def run_slash(session: Session, line: str) -> None:
         return
     try:
         command.run(session, rest.strip())
-    except InputError as error:
+    except LookaheadError as error:
         session.tell(f"error: {error}")
     except OSError as error:
         session.tell(f"error: {error.filename or name}: {error.strerror}")
@@ -116,6 +108,51 @@ def _lookahead(session: Session, text: str) -> None:
     session.tell(f"lookahead: {session.lookahead} (never changes the text)")
 
 
+def _model(session: Session, name: str) -> None:
+    """Change the model, or list those on this machine."""
+    if session.models is None:
+        raise InputError("/model is not available here")
+    if name:
+        try:
+            session.models.change(session, name)
+        except LookaheadError as error:
+            message, hint = in_options(error)
+            session.tell(f"error: {message}")
+            if hint:
+                session.tell(f"hint: {hint}")
+            return
+        facts = session.engine_facts
+        session.tell(f"model: {name} · {facts.get('low_bit')} · context {session.context:,} tokens")
+        session.tell(session.sampling_in_words())
+        return
+    for known, size in session.models.known():
+        mark = "*" if known == session.models.name else " "
+        session.tell(f"{mark} {known}" + (f" ({size / 1e6:,.0f} MB)" if size else ""))
+    session.tell("/model NAME changes to another one; ipex-lookahead pull lists more")
+
+
+def _adapter(session: Session, text: str) -> None:
+    """Change the adapter or its scale, or list the adapters."""
+    from ipex_lookahead.engines.adapters import MAX_SCALE
+
+    name, _, scale = text.partition(" ")
+    if text == "none":
+        session.use_adapter(None)
+    elif text:
+        session.use_adapter(
+            name, _number("scale", scale, Bounds(float, -MAX_SCALE, MAX_SCALE)) if scale.strip() else 1.0
+        )
+    used = session.adapter
+    for one in session.adapters:
+        chosen = used is not None and used.adapter.name == one
+        factor = f" (scale {used.scale:g})" if used is not None and chosen and used.scale != 1 else ""
+        session.tell(f"{'*' if chosen else ' '} {one}{factor}")
+    if not session.adapters:
+        session.tell("no adapters; start the chat with --lora NAME=PATH")
+    elif used is None:
+        session.tell("adapter: none")
+
+
 def _accepted(session: Session, text: str) -> None:
     if text not in ("", "on", "off"):
         raise InputError(f"/accepted {text}: must be on or off")
@@ -124,14 +161,22 @@ def _accepted(session: Session, text: str) -> None:
 
 
 def _think(session: Session, text: str) -> None:
-    if text not in ("", "on", "off"):
-        raise InputError(f"/think {text}: must be on or off")
-    if text:
+    if text.isascii() and text.isdecimal() and len(text) < 10:
+        if not session.can_think:
+            raise InputError(f"/think {text} has no effect: {NO_THINKING}")
+        session.limit.budget = int(text)
+    elif text == "unlimited":
+        session.limit.budget = None
+    elif text not in ("", "on", "off"):
+        raise InputError(f"/think {text}: must be on, off, a maximum number of tokens, or unlimited")
+    elif text:
         if not session.can_switch_thinking:
             raise InputError(f"/think {text} has no effect: {NO_SWITCH}")
         session.variables[SWITCH] = text == "on"
     thinking = session.variables.get(SWITCH)
-    session.tell(f"think: {'chat template default' if thinking is None else 'on' if thinking else 'off'}")
+    switch = "chat template default" if thinking is None else "on" if thinking else "off"
+    budget = session.limit.budget
+    session.tell(f"think: {switch}" + ("" if budget is None else f", at most {counted(budget, 'token')}"))
 
 
 def _set(session: Session, text: str) -> None:
@@ -169,18 +214,9 @@ def _save(session: Session, text: str) -> None:
     if not text:
         raise InputError("/save needs a file name, such as /save chat.json")
     path = given_path(text)
-    content = {
-        "system": session.conversation.system,
-        "turns": [{"user": turn.user, "assistant": turn.answer} for turn in session.conversation.turns],
-    }
     if os.path.lexists(path):
         raise InputError(f"{path} already exists; choose another name")
-    try:
-        with temporary_file(path) as temporary:  # a complete file or none
-            temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), encoding="utf-8")
-            temporary.rename(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    session.saved().write(path)
     session.tell(f"saved {counted(len(session.conversation.turns), 'turn')} to {path}")
 
 
@@ -188,20 +224,25 @@ def _load(session: Session, text: str) -> None:
     if not text:
         raise InputError("/load needs a file name, such as /load chat.json")
     path = given_path(text)
-    try:
-        found = load_object(path, MOST_BYTES)
-        system, turns = found["system"], [(turn["user"], turn["assistant"]) for turn in found["turns"]]
-        if not all(isinstance(text, str) for turn in turns for text in turn) or not isinstance(system, str | None):
-            raise TypeError
-    except ModelFormatError as error:
-        raise InputError(f"{path} is not a conversation saved by /save: {error.problem}") from None
-    except (KeyError, TypeError):
-        raise InputError(
-            f"{path} is not a conversation saved by /save: 'system' or 'turns' is missing or invalid"
-        ) from None
-    session.conversation.system = system
-    session.conversation.turns = [session.past_turn(user, answer) for user, answer in turns]
-    session.tell(f"loaded {counted(len(turns), 'turn')} from {path}")
+    saved = read_conversation(path)
+    session.load(saved)
+    session.tell(f"loaded {counted(len(saved.turns), 'turn')} from {path}")
+
+
+def _sessions(session: Session, text: str) -> None:
+    action, _, name = text.partition(" ")
+    if action == "rm" and name:
+        session_removal(name.strip()).execute()
+        session.tell(f"removed session {name.strip()}")
+    elif text:
+        session.open(text)
+    else:
+        current = None if session.folder is None else session.folder.name
+        for one in (found := saved_sessions()):
+            turns = "damaged" if one.turns is None else counted(one.turns, "turn")
+            session.tell(f"{'* ' if one.name == current else '  '}{one.name}: {turns}")
+        if not found:
+            session.tell("no sessions yet; /sessions NAME saves this conversation")
 
 
 def _bye(session: Session, _: str) -> None:
@@ -218,11 +259,14 @@ SLASHES: dict[str, Slash] = {
     "undo": Slash("", "remove the last message and its answer", _undo),
     "stats": Slash("", "show the speed of the last answer and the context usage", _stats),
     "lookahead": Slash("[N|auto]", "show or set the maximum tokens to draft per step; 0 is off", _lookahead),
+    "model": Slash("[NAME]", "list the models on this machine, or continue with another one", _model),
+    "adapter": Slash("[NAME [SCALE]|none]", "list the LoRA adapters, or continue with one or none", _adapter),
     "accepted": Slash("[on|off]", "color tokens accepted from a draft", _accepted),
-    "think": Slash("[on|off]", "turn thinking on or off, if the chat template supports it", _think),
+    "think": Slash("[on|off|N]", "turn thinking on or off, or end it after N tokens; unlimited removes N", _think),
     "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, penalties, max_new_tokens", _set),
     "save": Slash("FILE", "save the conversation as JSON", _save),
     "load": Slash("FILE", "continue a saved conversation", _load),
+    "sessions": Slash("[NAME|rm NAME]", "list the sessions, continue or begin one, or remove one", _sessions),
     "bye": Slash("", "exit; also /exit, /quit, exit, quit", _bye),
     "exit": Slash("", "same as /bye", _bye),
     "quit": Slash("", "same as /bye", _bye),

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import click
 
 from ipex_lookahead.cli.wrapping import Paint, WordWrap
-from ipex_lookahead.conversation.thinking import TAIL, Splitter, Thought, marks_of, mode_of
+from ipex_lookahead.conversation.channels import splitter_of
+from ipex_lookahead.conversation.thinking import TAIL, Thought, marks_of, mode_of
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.system.terminal import is_terminal, may_draw
 from ipex_lookahead.tokenization.detokenizer import Detokenizer
@@ -83,8 +84,8 @@ class ThoughtSplitter(Detokenizer):
         marks = marks_of("\n".join(template.values()) if isinstance(template, dict) else template)
         end = "" if marks is None or prompt is None else str(tokenizer.decode(list(prompt[-TAIL:])))
         mode = mode_of(marks, end, "")
-        self._splitter = Splitter(mode, marks)
-        spelled = () if marks is None else (marks.begin, marks.end)
+        self._splitter = splitter_of(mode, marks)
+        spelled = () if marks is None else marks.spelled
         ids = tokenizer.get_vocab() if spelled else {}
         self._marks = {ids[text]: text for text in spelled if ids.get(text) in self._silent}
 

@@ -187,6 +187,10 @@ class Model(Words):
     name = "model"
     files = True
 
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """Return the value of an environment variable as one model: paths have spaces."""
+        return [rv]
+
     def offered(self, incomplete: str) -> Mapping[str, str]:
         from ipex_lookahead.hub.recommended import recommended_models
 

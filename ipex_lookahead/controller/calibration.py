@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ipex_lookahead.engines.api import Batch, Cache, Engine, OutputRequest, TimesPhases
+from ipex_lookahead.engines.api import Batch, Cache, Engine, OutputRequest, TimesPhases, WarmsUp
 from ipex_lookahead.engines.prefill import chain
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 16, 17, 20, 24, 32)
@@ -73,7 +73,8 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
 
     Rounds that are disturbed, or that no machine could have, are followed by more, and then each number of rows counts
     by its least time, cut to what is possible: other processes only add. Rounds alternate upward and downward, so that
-    every forward follows one with nearly the same number of rows, as in a text.
+    every forward follows one with nearly the same number of rows, as in a text. Engines that build kernels at the first
+    step of a number of rows (``WarmsUp``) do so before the first round.
 
     Args:
         engine: the loaded engine.
@@ -101,6 +102,9 @@ def calibrate(engine: Engine, *, patience: float = PATIENCE_SECONDS) -> tuple[Ca
     measured = [*rows, -same] if counted else [*rows]
     times: dict[int, list[float]] = {n: [] for n in measured}
     experts = dict.fromkeys(measured, 0)
+    if isinstance(engine, WarmsUp):
+        for n in measured:
+            engine.forward(batches[n])
     began = perf_counter()
     while not times[1] or (perf_counter() - began < patience and _needs_round(rows, times)):
         for n in measured if len(times[1]) % 2 == 0 else measured[::-1]:

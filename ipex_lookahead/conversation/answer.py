@@ -14,7 +14,7 @@ from ipex_lookahead.decoding.events import Event, OnEvent
 from ipex_lookahead.decoding.sampling import Ids
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import LookaheadError, ServiceError
-from ipex_lookahead.runtime.repetition import TAIL, repeats
+from ipex_lookahead.runtime.repetition import TAIL, ends_in_loop, repeats
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 
@@ -24,12 +24,16 @@ if TYPE_CHECKING:
     from ipex_lookahead.tokenization.text import TextTokenizer
 
 
+LOOPS = "repetition"
+"""Why an answer with ``stop_loops`` ends in a loop."""
+
+
 @dataclass(slots=True)
 class Finish:
     """How an answer ended.
 
     Attributes:
-        reason: "stop", "length" or "tool_calls".
+        reason: "stop", "length", "tool_calls" or, with ``stop_loops``, "repetition".
         stop: the text, or the id of the request's own token, that it stopped at; None for the model's end.
         stats: of this answer.
         thought: how many of its tokens were thought.
@@ -43,7 +47,12 @@ class Finish:
     repeats: bool = False
 
     def fields(self) -> dict[str, Any]:
-        """OpenAI's ``finish_reason``, and vLLM's ``stop_reason``: the text or token id that the answer stopped at."""
+        """OpenAI's ``finish_reason``, and vLLM's ``stop_reason``: the text or token id that the answer stopped at.
+
+        OpenAI's has no word for an answer that loops: it is "stop", and the ``stop_reason`` "repetition".
+        """
+        if self.reason == LOOPS:
+            return {"finish_reason": "stop", "stop_reason": LOOPS}
         return {"finish_reason": self.reason, "stop_reason": self.stop if self.reason == "stop" else None}
 
 
@@ -56,7 +65,7 @@ class Delta:
         thought: text that was thought, before all that is said.
         text: of it; thoughts and the calls of tools left out.
         pieces: the tokens that the text is made of.
-        calls: whole calls of tools.
+        calls: calls of tools, or pieces of one as they are written.
         finish: at its end.
         progress: prompt tokens read, of how many.
         cached: with ``progress``: prompt tokens that were found in the prefix cache, in whole pages.
@@ -96,7 +105,12 @@ class Whole:
                 self.parts[-1] = type(part)(self.parts[-1] + part)
             elif part:
                 self.parts.append(part)
-        self.parts += delta.calls
+        for call in delta.calls:
+            before = self.parts[-1] if self.parts and not call.begins else None
+            if isinstance(before, Call):
+                self.parts[-1] = before.joined(call)
+            else:
+                self.parts.append(call)
         self.pieces += delta.pieces
         self.finish = delta.finish or self.finish
         self.prompt = delta.prompt or self.prompt
@@ -113,7 +127,7 @@ class Whole:
 
     @property
     def calls(self) -> list[Call]:
-        """Whole calls of tools."""
+        """Calls of tools; one that the end of the answer cut is without its end."""
         return [part for part in self.parts if isinstance(part, Call)]
 
 
@@ -130,40 +144,64 @@ def text_of(request: Request, tokenizer: TextTokenizer) -> AnswerText:
     )
 
 
-def _reader_of(request: Request) -> Reader:
-    """Return a new reader for one answer."""
-    reader: Reader = Reader() if request.reader is None else request.reader.again()
+def _reader_of(request: Request, *, pieces: bool = True) -> Reader:
+    """Return a new reader for one answer; see :meth:`Reader.again`."""
+    reader: Reader = Reader() if request.reader is None else request.reader.again(pieces=pieces)
     return reader
 
 
 class AnswerEnd:
-    """Ends an answer at a stop text or with its only call; called in the service's thread after each token.
+    """Ends an answer at a stop text, with its only call or in a loop, and its thought at the budget.
 
-    So where it ends, and what its usage is, depends on the tokens alone, not on when a client reads them.
+    Called in the service's thread for each token. So where an answer ends, and what its usage is, depends on the tokens
+    alone, not on when a client reads them.
     """
 
     def __init__(self, tokenizer: TextTokenizer, request: Request) -> None:
-        self._reader = _reader_of(request)
+        self._reader = _reader_of(request, pieces=False)
         self._text = text_of(request, tokenizer)
         self._at = len(request.prompt)
-        if request.answered:
-            self._put(request.prompt[-request.answered :])
+        self._budget, self._ending = request.think_budget, request.think_ending
+        self._thought = 0
+        self._spent: int | None = None  # the number of thought tokens at which the present thought is ended
+        for token in request.prompt[-request.answered :] if request.answered else ():
+            self.force()
+            self._put(token)
 
     def __call__(self, ids: Ids) -> bool:
         """Int64 [n], the prompt and the answer so far -> whether it ends here."""
-        new = ids[self._at :].tolist()
-        self._at = len(ids)
-        return self._put(new)
-
-    def _put(self, new: Sequence[int]) -> bool:
-        shown = self._text.put(new, [None] * len(new))
-        if self._reader.ends:
-            self._reader.put(shown.text, last=False)
+        self._follow(ids)
         return self._text.stopped is not None or self._reader.ended
+
+    def force(self, ids: Ids | None = None) -> int:
+        """Return the next token of the end of a thought with a spent budget, else -1; before each token.
+
+        ``ids`` is int64 [n], the prompt and the answer so far.
+        """
+        if ids is not None:
+            self._follow(ids)
+        if self._budget is None or not self._reader.thinking:
+            self._spent = None
+            return -1
+        if self._spent is None and self._thought >= self._budget:
+            self._spent = self._thought
+        at = len(self._ending) if self._spent is None else self._thought - self._spent
+        return self._ending[at] if at < len(self._ending) else -1
+
+    def _follow(self, ids: Ids) -> None:
+        for token in ids[self._at :].tolist():
+            self._put(token)
+        self._at = len(ids)
+
+    def _put(self, token: int) -> None:
+        self._thought += self._reader.thinking
+        shown = self._text.put([token], [None])
+        if self._reader.ends or self._budget is not None:
+            self._reader.put(shown.text, last=False)
 
 
 class RepetitionWatch:
-    """Detects that a growing answer repeats itself.
+    """Detects that a growing answer repeats itself, as a function of its tokens: after every ``TAIL`` of them.
 
     Attributes:
         ids: the answer's tokens so far.
@@ -171,15 +209,15 @@ class RepetitionWatch:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self._next = TAIL
 
     def put(self, tokens: Sequence[int]) -> bool:
-        """Append tokens; return True if the answer repeats itself. Checked once per ``TAIL`` tokens, else False."""
-        self.ids += tokens
-        if len(self.ids) < self._next:
-            return False
-        self._next = len(self.ids) + TAIL
-        return repeats(self.ids)
+        """Append tokens; return True if the answer was found to repeat itself among them."""
+        found = False
+        for token in tokens:
+            self.ids.append(token)
+            if len(self.ids) % TAIL == 0:
+                found = repeats(self.ids)
+        return found
 
 
 class AnswerState:
@@ -203,7 +241,8 @@ class AnswerState:
         self._text = text_of(request, tokenizer)
         self._reader = _reader_of(request)
         self._calls = 0
-        self._watch = RepetitionWatch()
+        self._cut = False  # whether the last call so far is without its end
+        self._watch, self._stop_loops = RepetitionWatch(), request.params.stop_loops
         self.begun: list[Delta] = []
         if request.answered:
             ids = request.prompt[-request.answered :]
@@ -211,6 +250,11 @@ class AnswerState:
             deltas = self._parsed(self._text.put(ids, [None] * len(ids)))
             self.begun = deltas if request.echo else []
             self.thought = 0  # usage counts the tokens of this request
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens of the answer so far, with those of the beginning that it continues."""
+        return self._watch.ids
 
     def take(self, event: Event) -> list[Delta]:
         """Return what an event adds; nothing for "prefill".
@@ -231,10 +275,12 @@ class AnswerState:
             raise ServiceError("the answer was cut off, because the service was closed")
         deltas = self._parsed(self._text.end(), last=True)
         reason = "length" if event.reason in ("length", "context") else "stop"
-        if self._calls:
+        if self._calls and not self._cut:
             reason = "tool_calls"
-        loops = reason == "length" and repeats(self._watch.ids)
-        self.finish = Finish(reason, self._text.stopped, event.stats or GenerationStats(), self.thought, loops)
+        elif self._stop_loops and ends_in_loop(self._watch.ids):
+            reason = LOOPS
+        again = reason == LOOPS or (reason == "length" and repeats(self._watch.ids))
+        self.finish = Finish(reason, self._text.stopped, event.stats or GenerationStats(), self.thought, again)
         deltas[-1].finish = self.finish
         return deltas
 
@@ -246,7 +292,9 @@ class AnswerState:
             _add(deltas, self._reader.put(piece.text, last=False))
         if last:
             _add(deltas, self._reader.put("", last=True))
-        self._calls += sum(len(delta.calls) for delta in deltas)
+        for call in (call for delta in deltas for call in delta.calls):
+            self._calls += call.ends
+            self._cut = not call.ends
         return deltas
 
 
@@ -255,7 +303,10 @@ def _add(deltas: list[Delta], parts: Sequence[Part]) -> None:
     for part in parts:
         last = deltas[-1]
         if isinstance(part, Call):
-            last.calls.append(part)
+            if last.calls and not part.begins and last.calls[-1].id == part.id:
+                last.calls[-1] = last.calls[-1].joined(part)
+            else:
+                last.calls.append(part)
         elif last.calls or (isinstance(part, Thought) and last.text):
             deltas.append(Delta(last.index))
             _add(deltas, [part])
@@ -280,6 +331,8 @@ def submit(service: Service, tokenizer: TextTokenizer, request: Request, on_even
     if request.grammar is not None:
         processor, draft_filter = request.grammar.constrain(len(request.prompt) - request.answered)
         request = replace(request, processors=[*request.processors, processor], draft_filter=draft_filter)
-    if request.params.stop or (request.reader is not None and request.reader.ends):
-        request = replace(request, stop=AnswerEnd(tokenizer, request))
+    ends = request.params.stop or (request.reader is not None and request.reader.ends)
+    if ends or request.think_budget is not None:
+        end = AnswerEnd(tokenizer, request)
+        request = replace(request, stop=end, force=None if request.think_budget is None else end.force)
     return service.submit(request, on_event)

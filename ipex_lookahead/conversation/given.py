@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipex_lookahead.conversation.calls.base import Function
+from ipex_lookahead.conversation.pictures import image_file, of_data_url
 from ipex_lookahead.conversation.request import Conversation, Form, choice_of, function_of
 from ipex_lookahead.conversation.schema_numbers import schemas
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_json import has_surrogate
+from ipex_lookahead.runtime.checks import integer
 
 _ROLES = ("system", "user", "assistant", "tool")
 
@@ -50,7 +52,10 @@ def conversation_of(prompt: Any, extras: Mapping[str, Any], form: Form | None) -
         said = 'chat takes a text, or a list of messages {"role": ..., "content": ...}'
         several = isinstance(given, Sequence) and given and all(isinstance(one, str) for one in given)
         raise InputError(said, hint="complete_batch answers several texts" if several else 'llm.chat("Hello")')
-    messages = [_message(one, f"messages[{at}]") for at, one in enumerate(given)]
+    files: list[bytes] = []
+    messages = [_message(one, f"messages[{at}]", files) for at, one in enumerate(given)]
+    if images := extras.get("images"):
+        files += _put_images(messages, images)
     if system is not None:
         if messages[0]["role"] == "system":
             raise InputError("both system and a system message are given; leave one of them out")
@@ -69,11 +74,61 @@ def conversation_of(prompt: Any, extras: Mapping[str, Any], form: Form | None) -
     if functions or choice not in ("auto", "none"):
         choice = choice_of(choice, functions)
     variables = {} if think is None else {"enable_thinking": bool(think)}
-    return Conversation(messages, functions, choice, form=form, variables=variables)
+    budget, sentence = extras.get("think_budget"), extras.get("think_sentence")
+    if budget is not None:
+        integer("think_budget", budget, 0)
+    if sentence is not None:
+        if not isinstance(sentence, str):
+            raise InputError(argument="think_sentence", got=sentence, allowed="a text")
+        check_text(sentence)
+    return Conversation(
+        messages,
+        functions,
+        choice,
+        form=form,
+        variables=variables,
+        think_budget=budget,
+        think_sentence=sentence,
+        images=files,
+    )
 
 
-def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Return a message as chat templates take it. Raises InputError, which names the place."""
+def _put_images(messages: list[dict[str, Any]], images: Any) -> list[bytes]:
+    """Put images before the text of the last message, and return the contents of their files."""
+    if isinstance(images, str | bytes) or not isinstance(images, Sequence):
+        raise InputError(argument="images", got=type(images).__name__, allowed="a list of paths or bytes")
+    last = messages[-1]
+    if last["role"] != "user":
+        raise InputError(f"images belong to a user's message; the last one is of the role {last['role']!r}")
+    content = last["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if any(part["type"] == "image" for part in parts):
+        raise InputError("the last message has images of its own; put those of images= there as well")
+    last["content"] = [*({"type": "image"} for _ in images), *parts]
+    return [image_file(one, f"images[{at}]") for at, one in enumerate(images)]
+
+
+def _parts(content: Sequence[Any], place: str, files: list[bytes]) -> list[dict[str, Any]] | None:
+    """Return text and image parts as chat templates take them, or None for others; add the files of images."""
+    found: list[dict[str, Any]] = []
+    for at, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text":
+            text = str(part.get("text", ""))
+            check_text(text)
+            found.append({"type": "text", "text": text})
+        elif kind in ("image", "image_url"):
+            given, where = part.get(kind), f"{place}.content[{at}].{kind}"
+            given = given.get("url") if isinstance(given, Mapping) else given
+            files.append(of_data_url(given, where) if kind == "image_url" else image_file(given, where))
+            found.append({"type": "image"})
+        else:
+            return None
+    return found
+
+
+def _message(message: Mapping[str, Any], place: str, files: list[bytes]) -> dict[str, Any]:
+    """Return a message as chat templates take it; add its image files. Raises InputError, which names the place."""
     role, content = message.get("role"), message.get("content")
     role = "system" if role == "developer" else role
     if role not in _ROLES:
@@ -82,8 +137,12 @@ def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
         content = "".join(str(part.get("text", "")) for part in content)
     if content is None and role == "assistant":
         content = ""
+    if role == "user" and isinstance(content, list) and (parts := _parts(content, place, files)) is not None:
+        return {"role": role, "content": parts, **({"name": name} if (name := message.get("name")) else {})}
     if not isinstance(content, str):
-        raise InputError(f"{place}: content is {_kind_of(content)}; it must be a text or a list of text parts")
+        raise InputError(
+            f"{place}: content is {_kind_of(content)}; it must be a text or a list of text parts; users may add images"
+        )
     check_text(content)
     found: dict[str, Any] = {"role": role, "content": str.__str__(content)}
     found |= {name: message[name] for name in ("name", "tool_call_id", "reasoning_content") if message.get(name)}

@@ -16,6 +16,7 @@ import numpy as np
 from ipex_lookahead.conversation.compiling import PARSER, Client, GrammarProcess, NotCompiled, RefusedError
 from ipex_lookahead.conversation.gbnf import is_lark, lark_of
 from ipex_lookahead.conversation.reasons import placed, reason, without_place
+from ipex_lookahead.conversation.schema_keys import closed
 from ipex_lookahead.conversation.schema_numbers import check_numbers, schemas_of
 from ipex_lookahead.conversation.vocabulary import TextVocabulary, control_ids
 from ipex_lookahead.decoding.sampling import Ids, Logits, Processor
@@ -28,6 +29,8 @@ from ipex_lookahead.tokenization.text import TextTokenizer
 _OPTIONS: Any = {"whitespace_pattern": r"( |\n[ \t]{0,24})?"}
 """White space between two parts of JSON: none, a space, or one line's end and an indentation. A model that would go on
 with empty lines or spaces, as small ones do, has to come to the next part."""
+_CALL_OPTIONS: Any = {"whitespace_pattern": " ?"}
+"""The same in calls: none, or a space."""
 
 MAX_KEPT_BYTES = 64 << 20
 """Of compiled grammars that are kept, as the trial measured them; the latest stay."""
@@ -42,13 +45,18 @@ _SIZE = 256 << 10
 """Bytes of a small grammar, about."""
 
 
-def inlined(schema: Any) -> str:
+def inlined(schema: Any, *, in_call: bool = True) -> str:
     """Return a JSON schema as written in a Lark grammar after ``%json``.
+
+    Args:
+        schema: the schema, closed as by :func:`closed`.
+        in_call: whether it is of a call's arguments, with at most one space between two tokens of JSON.
 
     Raises InputError as :func:`check_numbers`.
     """
     check_numbers(schema)
-    return json.dumps({"x-guidance": _OPTIONS, **({} if schema is True else schema)})
+    options = _CALL_OPTIONS if in_call else _OPTIONS
+    return json.dumps({"x-guidance": options, **({} if schema is True else closed(schema))})
 
 
 def pattern(regex: str) -> str:
@@ -87,7 +95,7 @@ class Grammars:
         schema = {} if schema is True else schema
         check_numbers(schema)
         return self._compile(
-            lambda: _llguidance().LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_OPTIONS)
+            lambda: _llguidance().LLMatcher.grammar_from_json_schema(json.dumps(closed(schema)), overrides=_OPTIONS)
         )
 
     def lark(self, grammar: str, form: str = "", *, given: bool = False) -> Grammar:

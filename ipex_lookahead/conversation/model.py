@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import threading
 from functools import cached_property
+from pathlib import Path
 
+from ipex_lookahead.architectures.spec import ImageInputs
 from ipex_lookahead.conversation.grammar import Compiler, Grammars
 from ipex_lookahead.conversation.vocabulary import token_bytes
+from ipex_lookahead.engines.api import TakesImages
+from ipex_lookahead.errors import InputError
 from ipex_lookahead.runtime.text_model import TextModel
+from ipex_lookahead.vision.mmproj import mmproj_of
+from ipex_lookahead.vision.model import VisionModel
 
 
 class ChatModel:
@@ -20,6 +26,9 @@ class ChatModel:
         model, tokenizer: as loaded.
         eos_ids: ids that end an answer.
         vocab_size, max_context: of the engine, in tokens.
+        think_budget: most tokens of thought in an answer, where a request does not limit them; None: no limit.
+        think_sentence: text that ends a thought at its budget.
+        mmproj: the GGUF file with the vision part; None: the one next to the model's GGUF file, or the model's folder.
     """
 
     def __init__(self, model: TextModel) -> None:
@@ -28,8 +37,13 @@ class ChatModel:
         self.vocab_size = model.engine.vocab_size
         self.max_context = model.engine.max_context
         self.eos_ids = model.eos_ids
+        self.think_budget: int | None = None
+        self.think_sentence = ""
         self._compiler: Compiler | None = None
         self._compiling = threading.Lock()
+        self.mmproj: Path | None = None
+        self._vision: VisionModel | None = None
+        self._seeing = threading.Lock()
 
     @cached_property
     def template(self) -> str:
@@ -60,6 +74,51 @@ class ChatModel:
             if self._compiler is None:
                 self._compiler = Compiler(self.tokenizer, self.tokens, self.eos_ids)
             return self._compiler
+
+    @property
+    def image_token(self) -> int:
+        """Id of the placeholder for a row of an image. Raises InputError if the model or its engine takes no images."""
+        return self._images.token
+
+    def check_images(self) -> None:
+        """Raise InputError if the model, its engine or its chat template takes no images."""
+        _ = self._images
+        if not self.template:
+            raise InputError("this model has no chat template, which images need")
+
+    @property
+    def _images(self) -> ImageInputs:
+        engine = self.model.engine
+        takes = engine.images if isinstance(engine, TakesImages) else None
+        if takes is None:
+            what = "this model takes" if isinstance(engine, TakesImages) else f"the {engine.name} engine takes"
+            raise InputError(f"{what} no images", hint="remove the images, or use a model that takes them")
+        return takes
+
+    @property
+    def vision(self) -> VisionModel:
+        """The model's vision part, which is loaded for the first image.
+
+        Raises:
+            InputError: the model or its engine takes no images, or there is no file with the vision part.
+            UnsupportedModelError, ModelFormatError, EngineError: see :class:`VisionModel`.
+        """
+        hidden, source = self._images.hidden, self.model.source
+        with self._seeing:
+            if self._vision is None:
+                threads = self.model.engine.describe().get("threads")
+                path = Path(source) if source is not None else Path()
+                mmproj = self.mmproj or (None if path.is_dir() else mmproj_of(path, hidden))
+                if mmproj is not None:
+                    self._vision = VisionModel.open_mmproj(mmproj, hidden, threads=threads)
+                elif path.is_dir() and source is not None:
+                    self._vision = VisionModel.open(path, threads=threads)
+                else:
+                    raise InputError(
+                        f"there is no mmproj file with the vision part for {path.name} in its folder",
+                        hint="download it from the model's repository into the same folder, or give its path as mmproj",
+                    )
+            return self._vision
 
     def close(self) -> None:
         """End the compiler's process, if one runs."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ipex_lookahead.conversation.calls.base import Call
-from ipex_lookahead.conversation.thinking import Marks, Mode, Splitter, Thought
+from ipex_lookahead.conversation.channels import Plain, splitter_of
+from ipex_lookahead.conversation.thinking import Marks, Mode, Thought
 from ipex_lookahead.conversation.tools import Parser
 
 Part = Thought | str | Call
@@ -19,13 +20,19 @@ class Reader:
     """
 
     def __init__(self, mode: Mode = Mode.NONE, parser: Parser | None = None, marks: Marks | None = None) -> None:
-        self._splitter = Splitter(mode, marks)
+        self._splitter = splitter_of(mode, marks)
         self._marks = marks
         self._parser = parser
 
-    def again(self) -> Reader:
-        """One that has seen nothing."""
-        return Reader(self._splitter.mode, None if self._parser is None else self._parser.again(), self._marks)
+    def again(self, *, pieces: bool = True) -> Reader:
+        """Return one that has seen nothing; without ``pieces``, its calls come as a whole."""
+        parser = None if self._parser is None else self._parser.again(pieces=pieces)
+        return Reader(self._splitter.mode, parser, self._marks)
+
+    @property
+    def mode(self) -> Mode:
+        """Where the answer begins."""
+        return self._splitter.mode
 
     @property
     def thinking(self) -> bool:
@@ -46,5 +53,10 @@ class Reader:
         """New text -> what is certain."""
         found: list[Part] = []
         for part in self._splitter.put(text, last=last):
-            found += [part] if self._parser is None or isinstance(part, Thought) else self._parser.put(part, last=False)
+            if self._parser is None or isinstance(part, Thought):
+                found.append(part)
+            elif not isinstance(part, Plain):
+                found += self._parser.put(part, last=False)
+            elif not self._parser.ended:
+                found.append(str(part))
         return found if self._parser is None or not last else [*found, *self._parser.put("", last=True)]

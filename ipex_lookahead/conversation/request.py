@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from ipex_lookahead.conversation.calls.base import DECODER, Function, Spell, Style, json_of
+from ipex_lookahead.conversation.calls.decided import decided
 from ipex_lookahead.conversation.grammar import Grammar, Grammars, inlined
 from ipex_lookahead.conversation.model import ChatModel
+from ipex_lookahead.conversation.pictures import with_images
 from ipex_lookahead.conversation.reader import Reader
 from ipex_lookahead.conversation.references import local
-from ipex_lookahead.conversation.thinking import TAIL, Marks, Mode, marks_of, mode_of, rule
+from ipex_lookahead.conversation.thinking import TAIL, Marks, Mode, budget_of, marks_of, mode_of, rule
 from ipex_lookahead.conversation.tools import (
     Parser,
     Ways,
@@ -24,12 +26,17 @@ from ipex_lookahead.conversation.tools import (
     with_results,
     with_tools,
 )
+from ipex_lookahead.engines.images import PromptImage
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.runtime.request import Request
+from ipex_lookahead.tokenization.content import Own, Woven
 from ipex_lookahead.tokenization.prompts import build_prompt
 
 Message = dict[str, Any]
-"""``{"role": "system" | "user" | "assistant" | "tool", "content": text, "tool_calls"?: [...], ...}``"""
+"""``{"role": "system" | "user" | "assistant" | "tool", "content": text, "tool_calls"?: [...], ...}``.
+
+The content of a user's message with images is a list of ``{"type": "text", "text": ...}`` and ``{"type": "image"}``.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Conversation:
 
     Attributes:
         messages: see :data:`Message`.
-        functions: tools that may be called.
+        functions: tools that the prompt lists, and that may be called.
         choice: "auto", "none", "required", or the name of the function that is to be called.
         one_call: at most one call.
         form: what the answer must look like; None for any text.
@@ -64,6 +71,10 @@ class Conversation:
         allowed: names of those functions that may be called, of all that the model knows of; None for all.
         answered: the answer's first tokens, where ``begun`` is empty: the answer is exactly the rest.
         echo: whether the reported answer includes its beginning.
+        think_budget: most tokens of thought, -1 for no limit; None: by the effort in ``variables``, or the model's own.
+        think_sentence: text that ends a thought at its budget; None: the model's own.
+        loaded: tools that may be called and that a message describes, so that the start of the prompt stays as it was.
+        images: contents of the image files, in the order of the parts ``{"type": "image"}`` of messages.
     """
 
     messages: list[Message]
@@ -76,16 +87,21 @@ class Conversation:
     allowed: Collection[str] | None = None
     answered: Sequence[int] = ()
     echo: bool = False
+    think_budget: int | None = None
+    think_sentence: str | None = None
+    loaded: Sequence[Function] = ()
+    images: Sequence[bytes] = ()
 
     @property
     def open(self) -> Sequence[Function]:
         """The functions that may be called."""
-        return [one for one in self.functions if self.allowed is None or one["name"] in self.allowed]
+        every = (*self.functions, *self.loaded)
+        return [one for one in every if self.allowed is None or one["name"] in self.allowed]
 
     @property
     def may_call(self) -> bool:
         """Whether the answer may hold calls."""
-        return bool(self.functions) and self.choice != "none"
+        return bool(self.functions or self.loaded) and self.choice != "none"
 
 
 def request_for(model: ChatModel, conversation: Conversation) -> Request:
@@ -100,27 +116,89 @@ def request_for(model: ChatModel, conversation: Conversation) -> Request:
     style = ways.style
     # A prompt has all functions, whatever the choice, so that the prefix cache finds the conversation again.
     given = [_described(one) for one in conversation.functions]
+    images: Sequence[PromptImage] = ()
+    if conversation.images:
+        _check_images(model, conversation, ways)
     ids = _rendered(model, conversation, ways, given) if template else _without_template(model, conversation)
-    marks = marks_of(template)
-    thinking = mode_of(
-        marks, model.tokenizer.decode(ids[-TAIL - len(conversation.begun.encode()) :]), conversation.begun
+    if conversation.images:
+        ids, images = with_images(model, ids, conversation.images)
+    made = thinking_request(
+        model,
+        ids,
+        conversation.begun,
+        budget=conversation.think_budget,
+        effort=conversation.variables.get("reasoning_effort"),
+        sentence=conversation.think_sentence,
     )
+    marks, thinking = marks_of(template), made.reader.mode
     written = [*style.markers, *style.inner, style.end] if conversation.may_call else []
-    if marks is not None and (thinking is not Mode.NONE or marks.again):
-        written += [marks.begin, marks.end]
-    markers = _markers(model, written)
+    markers = {**_markers(model, written), **(made.markers or {})}
     constraint = None
     if conversation.form is not None or conversation.may_call:
         constraint = partial(_grammar, conversation, style, markers, thinking, marks)
-    parser = Parser(style, conversation.open, one=conversation.one_call) if conversation.may_call else None
-    return Request(
-        [*ids, *conversation.answered],
+    parser = _parser(conversation, style) if conversation.may_call else None
+    return replace(
+        made,
+        prompt=[*ids, *conversation.answered],
         answered=len(conversation.answered),
         echo=conversation.echo,
         reader=Reader(thinking, parser, marks),
         markers=markers,
         constraint=constraint,
+        images=images,
     )
+
+
+def _check_images(model: ChatModel, conversation: Conversation, ways: Ways) -> None:
+    """Raise InputError if the model takes no images, or its template cannot write this conversation with images."""
+    model.check_images()
+    calls = conversation.may_call or any(m["role"] == "tool" or m.get("tool_calls") for m in conversation.messages)
+    if calls and not (ways.known and ways.lists and ways.repeats):
+        raise InputError("the model's chat template has no tools, and images cannot be combined with tools in words")
+
+
+def _parser(conversation: Conversation, style: Style) -> Parser:
+    """The parser of an answer that may call."""
+    forced = conversation.choice != "auto"
+    certain = forced or (conversation.form is None and style.guarded)
+    return Parser(style, conversation.open, one=conversation.one_call, certain=certain, only=forced)
+
+
+def thinking_request(
+    model: ChatModel,
+    ids: Sequence[int],
+    begun: str = "",
+    *,
+    budget: int | None = None,
+    effort: Any = None,
+    sentence: str | None = None,
+) -> Request:
+    """Return the request of a prompt by the chat template, with what is known of the thoughts in its answer.
+
+    Args:
+        model: the model.
+        ids: the prompt.
+        begun: text at the end of the prompt that begins the answer.
+        budget: most tokens of thought; see :func:`budget_of`, also for ``effort``.
+        effort: reasoning effort.
+        sentence: text that ends a thought at its budget; None: the model's.
+    """
+    marks = marks_of(model.template)
+    thinking = mode_of(marks, model.tokenizer.decode(list(ids[-TAIL - len(begun.encode()) :])), begun)
+    request = Request(ids, reader=Reader(thinking, None, marks))
+    if marks is not None and (thinking is not Mode.NONE or marks.again):
+        request.markers = _markers(model, marks.spelled)
+        request.think_budget = budget_of(model.template, budget, effort, model.think_budget)
+        if request.think_budget is not None:
+            request.think_ending = _ending(model, marks, model.think_sentence if sentence is None else sentence)
+    return request
+
+
+def _ending(model: ChatModel, marks: Marks, sentence: str) -> list[int]:
+    """The tokens that end a thought: the sentence, and the mark on a line of its own."""
+    said = model.tokenizer.encode(f"{sentence}\n", add_special_tokens=False)
+    end = model.special_tokens.get(marks.end)
+    return [*said, *(model.tokenizer.encode(marks.end, add_special_tokens=False) if end is None else (end,))]
 
 
 def _rendered(model: ChatModel, conversation: Conversation, ways: Ways, given: Sequence[Function]) -> list[int]:
@@ -155,7 +233,10 @@ def _rendered(model: ChatModel, conversation: Conversation, ways: Ways, given: S
 
 def _encoded(model: ChatModel, conversation: Conversation, messages: Sequence[Message], tools: Any) -> list[int]:
     variables = {**conversation.variables, "add_generation_prompt": True, "tools": tools}
-    return model.tokenizer.prompt_ids(messages, variables, conversation.begun)
+    begun, marks = conversation.begun, marks_of(model.template)
+    if begun and marks is not None and marks.said:
+        begun = Woven([Own("".join(marks.said)), begun])
+    return model.tokenizer.prompt_ids(messages, variables, begun)
 
 
 def _without_template(model: ChatModel, conversation: Conversation) -> list[int]:
@@ -184,8 +265,8 @@ def _with_objects(message: Message) -> Message:
         function = dict(call["function"])
         try:
             arguments = DECODER.decode(function.get("arguments") or "{}")
-        except (ValueError, RecursionError):
-            arguments = function["arguments"]
+        except (ValueError, RecursionError):  # such as those of a call that the end of an answer cut
+            arguments = decided(function["arguments"]) or function["arguments"]
         changed.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": changed}
 
@@ -235,8 +316,11 @@ def _grammar(
     def spell(text: str) -> str:
         return f"<[{ids[text]}]>" if text in ids else json.dumps(text)
 
+    # Where each part of an answer is a message: what comes before a call, and before text. NONE: it is within text.
+    within = thinking is Mode.NONE
+    said, turn = (" ".join(map(spell, parts)) + " " if parts else "" for parts in _heads(marks, within=within))
     if not conversation.may_call and conversation.form is not None:
-        return grammar_of(grammars, conversation.form, before, thought)
+        return grammar_of(grammars, conversation.form, before + said, thought)
     if conversation.form is None and not forced:
         # An optional thought with markers that are text is ordinary text here, which is unconstrained anyway.
         certain = thinking is Mode.WITHIN or (marks is not None and {marks.begin, marks.end} <= ids.keys())
@@ -247,8 +331,8 @@ def _grammar(
     try:
         params = style.grammar(wanted, spell, one=conversation.one_call or conversation.choice not in _SEVERAL)
         if not answer:
-            return grammars.lark(f"start: {before}calls\n{params}{thought}")
-        start = f"start: {before}(calls | answer)\n{params}{thought}{answer}"
+            return grammars.lark(f"start: {before}{turn}calls\n{params}{thought}")
+        start = f"start: {before}({turn}calls | {said}answer)\n{params}{thought}{answer}"
         return grammars.lark(start, other, given=bool(form and form.grammar))
     except InputError as error:
         for one in wanted:
@@ -256,6 +340,13 @@ def _grammar(
         if answer and form is not None:
             grammar_of(grammars, form)
         raise _of("tools", "", error) from None
+
+
+def _heads(marks: Marks | None, *, within: bool) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the text before what is said, and that before a call, in parts; ``within``: behind what was said."""
+    if marks is None:
+        return (), ()
+    return ((), marks.turn) if within else (marks.said, ())
 
 
 _SEVERAL = ("auto", "required")
@@ -279,7 +370,7 @@ def grammar_of(grammars: Grammars, form: Form, before: str = "", thought: str = 
 def _answer(form: Form) -> tuple[str, str]:
     """The rule ``answer``, and the grammar that it calls ``@form``."""
     other = form.lark or form.grammar
-    return ("answer: @form\n", other) if other else (f"answer: %json {inlined(form.schema)}\n", "")
+    return ("answer: @form\n", other) if other else (f"answer: %json {inlined(form.schema, in_call=False)}\n", "")
 
 
 def _at_will(

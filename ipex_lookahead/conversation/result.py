@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.conversation.answer import AnswerState, Whole
+from ipex_lookahead.conversation.calls.decided import decided
 from ipex_lookahead.conversation.thinking import Thought
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.errors import InputError
@@ -38,11 +39,11 @@ class Answer(str):
 
     Attributes:
         finish_reason: "stop" (the model ended it, or a stop text), "length" (``max_new_tokens``, or the model's
-            context), "tool_calls", or "cancelled" (the stream was closed).
+            context), "tool_calls", "repetition" (``stop_loops``), or "cancelled" (the stream was closed).
         stats: statistics of the generation: tokens, speed, acceptance, seed.
         token_ids: the generated token ids, end token included.
         reasoning: what the model thought before it answered; "" if it did not think.
-        tool_calls: the requested calls of ``tools``.
+        tool_calls: the requested calls of ``tools``. With the finish reason "length", the last one may lack arguments.
     """
 
     finish_reason: str
@@ -167,6 +168,6 @@ class AnswerStream(Iterator[str]):
             self._answer = made = Answer(self._whole.text)
             made.token_ids, made._schema = self._ids, self._schema
             made.reasoning = str(self._whole.thought)
-            made.tool_calls = [ToolCall(one.name, json.loads(one.arguments), one.id) for one in self._whole.calls]
+            made.tool_calls = [ToolCall(one.name, decided(one.arguments), one.id) for one in self._whole.calls]
             made.stats = event.stats or GenerationStats()
             made.finish_reason = "cancelled" if self._state.finish is None else self._state.finish.reason

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
-from ipex_lookahead.conversation.calls.base import without
+from ipex_lookahead.conversation.calls.base import ANY_TEXT, without
 
 TAIL = 32
 """Tokens at the end of a prompt that are looked at: a template writes a few behind the last message."""
@@ -26,12 +27,22 @@ class Marks:
         begin, end: each may be a special token.
         label: text directly behind ``begin``, part of it.
         again: a model may think once more behind a thought, though its prompt holds one already.
+    said: head of a message to the user, in parts, where each message of an answer has a head and thoughts are messages;
+        ``label`` is then the mark that ends heads.
+    turn: text between two messages, in parts.
     """
 
     begin: str
     end: str
     label: str = ""
     again: bool = False
+    said: tuple[str, ...] = ()
+    turn: tuple[str, ...] = ()
+
+    @property
+    def spelled(self) -> tuple[str, ...]:
+        """Parts of the marks that may be special tokens."""
+        return (*dict.fromkeys((self.begin, self.end, *((self.label, *self.turn) if self.turn else ()))),)
 
     @property
     def opening(self) -> str:
@@ -44,9 +55,41 @@ TAGS = Marks("<think>", "</think>")
 CHANNEL = Marks("<|channel>", "<channel|>", "thought", again=True)
 """Gemma 4's. With thinking off the prompt has an empty thought, or nothing, and the model may still think."""
 
+MESSAGES = Marks(
+    "to=self",
+    "<|eom|>",
+    "<|message|>",
+    again=True,
+    said=(" to=user", "<|message|>"),
+    turn=("<|eom|>", "<|start|>", "assistant"),
+)
+"""Muse-Glimmer's: ``<|start|>assistant to=self<|message|>thought<|eom|><|start|>assistant to=user<|message|>said``."""
+
+
+EFFORTS = {"none": 0, "minimal": 0, "low": 1024, "medium": 4096, "high": 16384}
+"""Reasoning effort -> most tokens of thought, for a chat template without a variable of its own; others: no limit."""
+NO_LIMIT = -1
+
+
+def budget_of(template: str, given: int | None, effort: Any, default: int | None) -> int | None:
+    """Return the most tokens that an answer may think; None for no limit.
+
+    Args:
+        template: the chat template.
+        given: the request's own number; ``NO_LIMIT`` for none.
+        effort: the request's reasoning effort, which a template with ``reasoning_effort`` handles itself.
+        default: for a request without either.
+    """
+    if given is None and "reasoning_effort" not in template and isinstance(effort, str):
+        given = EFFORTS.get(effort, NO_LIMIT)
+    budget = default if given is None else given
+    return None if budget is None or budget < 0 else budget
+
 
 def marks_of(template: str) -> Marks | None:
     """The marks that a chat template knows; one that never writes their end belongs to a model that does not think."""
+    if all(part in template for part in (MESSAGES.opening, MESSAGES.end)):
+        return MESSAGES
     return next((marks for marks in (TAGS, CHANNEL) if marks.end in template), None)
 
 
@@ -89,6 +132,8 @@ def rule(mode: Mode, marks: Marks, tokens: Mapping[str, int]) -> str:
         marks: round the thought.
         tokens: those of them that are special tokens, which no text can be part of, with their ids.
     """
+    if marks.turn:
+        return _message(mode, marks, tokens)
     if marks.end in tokens:
         begin = f"<[{tokens[marks.begin]}]>" if marks.begin in tokens else json.dumps(marks.begin)
         begin += f" {json.dumps(marks.label)}" if marks.label else ""
@@ -97,6 +142,16 @@ def rule(mode: Mode, marks: Marks, tokens: Mapping[str, int]) -> str:
         return f"{thought}GAP: /[ \\n]{{0,4}}/\n"
     begin = "" if mode is Mode.WITHIN else rf"\s*{_escaped(marks.opening)}"
     return f"thought: thinking GAP\nthinking[lazy]: /{begin}(.|\\n)*{_escaped(marks.end)}/\nGAP: /[ \\n]{{0,4}}/\n"
+
+
+def _message(mode: Mode, marks: Marks, tokens: Mapping[str, int]) -> str:
+    """The rule ``thought`` where a thought is a message: up to the head of the next one."""
+    end, *behind = (f"<[{tokens[part]}]>" if part in tokens else json.dumps(part) for part in marks.turn)
+    label = f"<[{tokens[marks.label]}]>" if marks.label in tokens else json.dumps(marks.label)
+    opened = "" if mode is Mode.WITHIN else f"{json.dumps(' ' + marks.begin)} {label} "
+    if marks.end in tokens:
+        return f"thought: {opened}THOUGHT {end} {' '.join(behind)}\nTHOUGHT: {without(marks.end)}\n"
+    return f"thought: {opened}thinking {' '.join(behind)}\nthinking[lazy]: {ANY_TEXT} {end}\n"
 
 
 def _escaped(text: str) -> str:

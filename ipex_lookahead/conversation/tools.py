@@ -13,12 +13,15 @@ from typing import Any
 
 from ipex_lookahead.conversation.calls.bare_keys import BareKeys
 from ipex_lookahead.conversation.calls.base import Call, Function, Named, Style, Written, as_json, parameters_of
-from ipex_lookahead.conversation.calls.elements import Coder, Keyed
-from ipex_lookahead.conversation.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
+from ipex_lookahead.conversation.calls.elements import Addressed, Coder, Keyed, Params
+from ipex_lookahead.conversation.calls.flow import Flow, begins
+from ipex_lookahead.conversation.calls.json_calls import Bare, Bracketed, Listed, Numbered, Sectioned, Tagged
 from ipex_lookahead.conversation.calls.pythonic import Pythonic
 from ipex_lookahead.conversation.calls.typed import typed
 from ipex_lookahead.tokenization.content import Woven
 
+_JOIN = re.compile(r"""["']\s*-\}\}\s*\{\{-\s*["']""")
+"""The place between two texts of a template that follow each other without a gap."""
 _TOOLS = re.compile(r"tools\b")
 """How templates name what may be called: ``tools``, ``available_tools``, ``xml_tools``."""
 _NO_TEXT = re.compile(r"\['content'\] is (not )?none")
@@ -64,14 +67,20 @@ def _style_of(template: str) -> Style | None:
         return Listed()
     if BareKeys.markers[0] in template:
         return BareKeys()
+    if Addressed.markers[0] in template:
+        return Addressed()
     if "<tool_call>" in template:
         if "<arg_key>" in template:
-            return Keyed("" if "</arg_key><arg_value>" in template else "\n")
+            return Keyed("" if "</arg_key><arg_value>" in _JOIN.sub("", template) else "\n")
         return Coder() if "<function=" in template else Tagged()
+    if all(part in template for part in (Params.markers[0], '<param name="')):
+        return Params()
     if "<TOOLCALL>" in template:
         return Bracketed("<TOOLCALL>", "</TOOLCALL>")
     if "<｜tool▁calls▁begin｜>" in template:
         return Sectioned(fenced="```json" in template)
+    if Numbered.markers[0] in template:
+        return Numbered()
     # LFM2's templates of which some never write a call: they name the list of tools alike.
     if "<|tool_call_start|>" in template or "List of tools: " in template:
         return Pythonic()
@@ -180,17 +189,31 @@ class Parser:
         style: how the model writes them.
         functions: that there are; a call of another is text.
         one: the answer ends with its first call; what is behind that is dropped.
+        certain: a grammar keeps calls to their form, so that a call comes in pieces as it is written. One that the end
+            of the answer cuts is a call without its end.
+        only: the grammar allows nothing but calls, so that there is no text.
 
     Attributes:
         one: as given.
         ended: whether the answer has ended so.
     """
 
-    def __init__(self, style: Style, functions: Sequence[Function], *, one: bool = False) -> None:
+    def __init__(
+        self,
+        style: Style,
+        functions: Sequence[Function],
+        *,
+        one: bool = False,
+        certain: bool = False,
+        only: bool = False,
+    ) -> None:
         self.ended = False
         self._style = style
         self._functions = {function["name"]: function for function in functions}
         self.one = one
+        self._certain, self._only = certain, only
+        self._flow: Flow | None = None  # of the calls behind the marker, where they come in pieces
+        self._fed = 0  # characters of what is waiting that it has
         self._waiting = ""
         self._begun = ""
         self._passed = 0
@@ -200,12 +223,13 @@ class Parser:
         self._space: str | None = ""
         """White space since the start or the last call, if nothing else was said since; else None."""
 
-    def again(self) -> Parser:
-        """One that has seen nothing."""
-        return Parser(self._style, list(self._functions.values()), one=self.one)
+    def again(self, *, pieces: bool = True) -> Parser:
+        """Return one that has seen nothing; without ``pieces``, its calls come as a whole."""
+        certain = self._certain and pieces
+        return Parser(self._style, list(self._functions.values()), one=self.one, certain=certain, only=self._only)
 
     def put(self, text: str, *, last: bool) -> list[str | Call]:
-        """New text -> what is certain, in order: text outside calls, and whole calls.
+        """New text -> what is certain, in order: text outside calls, and calls or, of each, one piece.
 
         White space alone between calls, before the first or behind the last is left out, and so are line
         ends directly behind a call.
@@ -218,21 +242,48 @@ class Parser:
                 self._say(found, before)
                 if not self._begun:
                     break
+                if self._certain:
+                    self._flow, self._fed = Flow(self._style.read, self._functions), 0
+                    self._flow.put("{" if self._begun == "{" else "")
             body, end, behind = self._body(last=last)
+            begun = self._flowed(self._waiting if body is None else body)
+            if begun:
+                self._called, self._space = True, ""
+                found += begun
             if body is None:
                 break
-            calls = self._read(body)
+            # Where the answer was cut before the end, what is there so far may look like a call that is whole.
+            cut = self._flow is not None and last and bool(self._style.end) and not end
+            calls = [] if cut and not (self.one and self._first(body)) else self._read(body)
             self._waiting = behind
             if calls:
                 self._called, self._space = True, ""
                 self.ended = self.one
-                found += calls[:1] if self.one else calls
-            else:
+                found += self._rest(calls[:1] if self.one else calls)
+            elif self._flow is None or (end and not self._flow.calls):
                 self._say(found, self._begun + body + end)
-            self._begun, self._passed = "", 0
-        if last and self._space and not self._called:
+            self._begun, self._passed, self._flow = "", 0, None
+        if last and self._space and not self._called and not self._only:
             found.append(self._space)
-        return found
+        return _joined(found)
+
+    def _flowed(self, body: str) -> list[Call]:
+        """Return the pieces of calls that are certain with the text between the marker and its end so far."""
+        if self._flow is None:
+            return []
+        begin, self._fed = self._fed, max(self._fed, len(body))
+        found = self._flow.put(body[begin:])
+        return [one for one in found if one.id == self._flow.calls[0][1]] if self.one else found
+
+    def _rest(self, calls: list[Call]) -> list[Call]:
+        """Return what was not given yet of whole calls."""
+        begun = [] if self._flow is None else self._flow.calls
+        found: list[Call] = []
+        for call, (name, number, pieces, ended) in zip(calls, begun, strict=False):
+            written = "".join(pieces)
+            if not ended and call.name == name and call.arguments.startswith(written):
+                found.append(Call(name, call.arguments[len(written) :], number, begins=False))
+        return found + calls[len(begun) :]
 
     def _body(self, *, last: bool) -> tuple[str | None, str, str]:
         """Return the text between the marker and its end, the end, and the rest; None while more may come."""
@@ -265,6 +316,8 @@ class Parser:
         return "{" + body if self._begun == "{" else body
 
     def _say(self, found: list[str | Call], text: str) -> None:
+        if self._only:
+            return
         if self._space is not None:
             if self._called and not self._space:
                 text = text.lstrip("\n")
@@ -287,7 +340,7 @@ class Parser:
             return text[:at], marker, text[at + len(marker) :]
         if last:
             return text, "", ""
-        kept = max((_begins(text, marker) for marker in self._style.markers if len(marker) > 1), default=0)
+        kept = max((begins(text, marker) for marker in self._style.markers if len(marker) > 1), default=0)
         if "{" in self._style.markers and not self._said and not text.strip():
             kept = len(text)
         return text[: len(text) - kept], "", text[len(text) - kept :]
@@ -313,5 +366,13 @@ class Parser:
         return typed(arguments, parameters_of(self._functions[name])) if isinstance(arguments, Written) else arguments
 
 
-def _begins(text: str, marker: str) -> int:
-    return next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if text.endswith(marker[:n])), 0)
+def _joined(parts: Sequence[str | Call]) -> list[str | Call]:
+    """Join the pieces of each call."""
+    found: list[str | Call] = []
+    for part in parts:
+        last = found[-1] if found else None
+        if isinstance(part, Call) and isinstance(last, Call) and last.id == part.id:
+            found[-1] = last.joined(part)
+        else:
+            found.append(part)
+    return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipex_lookahead.decoding.sampling import Ids, Logits
+from ipex_lookahead.decoding.sampling import Ids, Logits, Processor
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ class CountPenalties:
         return logits
 
 
+def count_penalties(presence: float, frequency: float, prompt_length: int) -> list[Processor]:
+    """Return the penalties that Hugging Face does not have; an empty list if both are 0."""
+    return [CountPenalties(presence, frequency, prompt_length)] if presence or frequency else []
+
+
 @dataclass(frozen=True, slots=True)
 class NoRepeatedNGrams:
     """No run of ``size`` tokens comes twice, the prompt's counted; as Hugging Face's ``no_repeat_ngram_size``."""
@@ -73,9 +78,13 @@ class NoRepeatedNGrams:
         return logits
 
 
+NEVER = 1 << 62
+"""A length that no sequence reaches."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeastLength:
-    """No token of ``end`` before there are ``length`` tokens, the prompt's counted."""
+    """No token of ``end`` before there are ``length`` tokens, the prompt's counted; none at all with ``NEVER``."""
 
     length: int
     end: Collection[int]

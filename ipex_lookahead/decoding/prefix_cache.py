@@ -7,6 +7,9 @@ miss.
 The same object counts the pages of running sequences. Stored prefixes are evicted first, least recently used first, so
 that running sequences and prefixes together stay within one budget.
 
+A cache on disk is a second level: stored prefixes are written to it in the background, and longer ones are read
+from it.
+
 The states of recurrent layers roll back to few lengths. The cache itself reports which lengths it can reach, and
 several lengths of one text may be stored: each entry is a fork that shares its pages and counts its own states, and the
 features that a head has yet to read.
@@ -14,69 +17,40 @@ features that a head has yet to read.
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.api import Cache, Checkpointed, Engine, position_bytes, state_bytes
+from ipex_lookahead.decoding.stored_prefix import (
+    PAGE,
+    StoredPrefix,
+    Transfer,
+    alike,
+    crop_to_shared,
+    cropped,
+    page_hashes,
+    pages_of,
+    unlist,
+)
+from ipex_lookahead.engines.api import Cache, Checkpointed
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
 from ipex_lookahead.errors import InputError
 
-PAGE = 64
-"""Positions of a page, as in the native core (``kPage``)."""
+if TYPE_CHECKING:
+    from ipex_lookahead.decoding.disk_cache import DiskCache
+
+__all__ = ["PAGE", "RUNNING_STATES", "PrefixCache", "alike", "crop_to_shared", "pages_of"]
+
 RUNNING_STATES = 2
 """States of a running sequence: a prompt chunk reads one and writes the other."""
-CONVERSATION_STATES = 8
-"""Number of prefixes of a conversation with stored recurrent states."""
-CONVERSATION_BYTES = 2**30
-"""Bytes of keys and values that are stored of conversations other than the last one."""
+FOLLOW = 0.3
+"""Weight of a new forward in the running mean of the time of a position."""
 APART = 64 * PAGE
 """Positions between two stored lengths of a text where pages take no memory."""
-
-
-def pages_of(positions: int) -> int:
-    """Return the number of pages needed for a number of positions."""
-    return -(-positions // PAGE)
-
-
-def memory_for(engine: Engine, positions: Sequence[int], kept: int = 0) -> PrefixCache:
-    """Return a prefix cache with room for sequences of these numbers of positions and for ``kept`` stored states."""
-    pages, state = sum(pages_of(count) + 1 for count in positions), state_bytes(engine)
-    if not state:
-        return PrefixCache(pages)
-    page = PAGE * position_bytes(engine)
-    budget = (pages + kept) * page + (RUNNING_STATES * len(positions) + kept) * state
-    return PrefixCache(budget, page=page, state=state)
-
-
-class _Kept:
-    """A stored prefix.
-
-    Attributes:
-        cache: its KV cache.
-        tokens: int64 [n].
-        hashes: keys of no page, of its first whole page, of its first two, ...; the last is that of all whole pages.
-        pages: its pages' numbers.
-        states: units of the budget that its states and features take.
-        least: shortest length that its cache is known to reach.
-    """
-
-    __slots__ = ("cache", "hashes", "least", "pages", "states", "tokens")
-
-    def __init__(
-        self, cache: Cache, tokens: npt.NDArray[np.int64], hashes: list[bytes], pages: list[int], states: int
-    ) -> None:
-        self.cache = cache
-        self.tokens = tokens
-        self.hashes = hashes
-        self.pages = pages
-        self.states = states
-        self.least = 0
 
 
 class PrefixCache:
@@ -97,6 +71,7 @@ class PrefixCache:
         hits: number of positions found so far.
         most_kept: largest number of pages of stored prefixes, in addition to the most recently used one; None: only the
             budget limits them.
+        disk: the second level, or None.
 
     Example: with 64 tokens ``a`` and ``b`` each, ``keep(a + b, ...)`` lets ``take(a + b + [1])`` find 128 positions,
     and ``take(a + b[:10] + [1])`` find 74.
@@ -113,6 +88,7 @@ class PrefixCache:
             raise InputError(f"the memory for keys and values has {there}{states}; it needs one")
         self.hits = 0
         self.most_kept: int | None = None
+        self.disk: DiskCache | None = None
         self._keeps = keeps
         self._sequences = 0  # that run
         self._states = 0  # of the budget, by those that are kept
@@ -120,9 +96,11 @@ class PrefixCache:
         self._kept: Counter[int] = Counter()  # page -> kept sequences that have it
         self._used = 0
         self._numbers = 0
-        self._order: OrderedDict[_Kept, None] = OrderedDict()  # least recently used first
-        self._by_page: dict[bytes, list[_Kept]] = {}  # hash -> those that begin so
-        self._by_end: dict[bytes, list[_Kept]] = {}  # hash -> those that have no whole page more
+        self._order: OrderedDict[StoredPrefix, None] = OrderedDict()  # least recently used first
+        self._reading: list[StoredPrefix] = []  # from disk
+        self._position_seconds: float | None = None
+        self._by_page: dict[bytes, list[StoredPrefix]] = {}  # hash -> those that begin so
+        self._by_end: dict[bytes, list[StoredPrefix]] = {}  # hash -> those that have no whole page more
 
     @property
     def pages(self) -> int:
@@ -239,6 +217,7 @@ class PrefixCache:
         Returns:
             A cache and its pages' numbers, or None.
         """
+        self._settle()
         most = len(tokens) - 1
         some = self._reach(tokens, most, key) if self._state else self._longest(tokens, most, key)
         if some is None:
@@ -248,8 +227,10 @@ class PrefixCache:
         pages = found.pages[: count // PAGE]
         self._hold(self._running, pages)
         self._order.move_to_end(found)
-        if self._state:
-            self._use_shortest(tokens, key)
+        if self.disk is not None and found.transfer is not None:
+            self.disk.use(found.transfer)
+        if self._state and (shortest := next(self._prefixes(tokens[:-1], page_hashes(tokens, key)), None)):
+            self._order.move_to_end(shortest)  # other conversations with this system prompt need it
         if not self._grow(pages, pages_of(count) - len(pages), joins=True):
             whole = count - count % PAGE
             count = cache.crop(whole)
@@ -285,7 +266,7 @@ class PrefixCache:
         if found is not None and held == count:
             self._order.move_to_end(found)
             return
-        fork = _cut(cache, count)
+        fork = cropped(cache, count)
         if fork is None:
             return
         own = list(pages[: pages_of(count)])
@@ -300,54 +281,149 @@ class PrefixCache:
             if copied:
                 own[-1] = self._numbers
                 self._numbers += 1
-        hashes = list(_hashes(tokens, key))
-        for page in hashes:
-            for shorter in list(self._by_end.get(page, ())):
-                held = len(shorter.tokens)
-                if held < count and (shorter.tokens == tokens[:held]).all() and _cut(fork, held) is not None:
-                    self._give_up(shorter)  # the new entry has this prefix
-        kept = _Kept(fork, np.array(tokens, np.int64), hashes, own, states)
-        self._hold(self._kept, kept.pages)
+        stored = StoredPrefix(fork, np.array(tokens, np.int64), key, own, states)
+        for shorter in self._prefixes(tokens, stored.hashes):
+            if len(shorter.tokens) < count and cropped(fork, len(shorter.tokens)) is not None:
+                self._give_up(shorter, replaced=True)
+        self._hold(self._kept, own)
         self._states += states
-        self._order[kept] = None
-        self._by_end.setdefault(hashes[-1], []).append(kept)
-        for page in hashes:
-            self._by_page.setdefault(page, []).append(kept)
+        self._order[stored] = None
+        self._list(stored)
+        if self.disk is not None:
+            stored.transfer = self.disk.save(stored.tokens, fork, key)
+
+    def add(self, tokens: npt.NDArray[Any], cache: Cache, key: str = "") -> bool:
+        """Store a KV cache that does not come from a running sequence; return False where there is no room.
+
+        Args:
+            tokens: the tokens in the cache, integers [n].
+            cache: the prefix cache owns it from now on.
+            key: tenant that may find it.
+        """
+        stored = self._reserve(tokens, key)
+        if stored is not None:
+            stored.cache = cache
+            self._list(stored)
+        return stored is not None
+
+    def peek(self, tokens: npt.NDArray[Any], key: str = "") -> Cache | None:
+        """Return a fork of the longest stored prefix of a text, which may be all of it, or None."""
+        self._settle()
+        some = self._reach(tokens, len(tokens), key) if self._state else self._longest(tokens, len(tokens), key)
+        return None if some is None else some[1]
+
+    def _reserve(self, tokens: npt.NDArray[Any], key: str) -> StoredPrefix | None:
+        """Return an entry with memory but without a KV cache, which ``take`` does not find yet."""
+        count = pages_of(len(tokens))
+        cost = count * self._page + self._state
+        if not self._keeps or cost > self._free:
+            return None
+        self._make_room(cost)
+        pages = list(range(self._numbers, self._numbers + count))
+        self._numbers += count
+        stored = StoredPrefix(None, np.array(tokens, np.int64), key, pages, self._state)
+        self._hold(self._kept, pages)
+        self._states += stored.states
+        self._order[stored] = None
+        return stored
+
+    def _list(self, stored: StoredPrefix) -> None:
+        """Let ``take`` find an entry."""
+        self._by_end.setdefault(stored.hashes[-1], []).append(stored)
+        for page in stored.hashes:
+            self._by_page.setdefault(page, []).append(stored)
         while self.most_kept is not None and self.kept > self.most_kept and len(self._order) > 1:
             self._give_up(next(iter(self._order)))
 
-    def _use_shortest(self, tokens: npt.NDArray[Any], key: str) -> None:
-        """Mark the shortest entry that a text begins with as recently used.
+    # ---- the cache on disk -------------------------------------------------------------------------------------------
 
-        The other turns of a conversation hit longer entries, and other conversations with its system prompt need this.
+    def fetch(self, tokens: npt.NDArray[Any], key: str = "") -> Transfer | None:
+        """Begin to read a prefix of a text from disk if it is longer than the one in memory, and reading it pays.
+
+        Returns:
+            The read; ``take`` finds the prefix once it has ended. None: there is none to read, or no room for it.
         """
-        for page in _hashes(tokens, key):
-            for kept in self._by_end.get(page, ()):
-                held = len(kept.tokens)
-                if held < len(tokens) and (kept.tokens == tokens[:held]).all():
-                    self._order.move_to_end(kept)
-                    return
+        self._settle()
+        if self.disk is None or not self._keeps:
+            return None
+        most = len(tokens) - 1
+        reached = self._reach(tokens, most, key) if self._state else self._longest(tokens, most, key)
+        above = 0 if reached is None else reached[1].length
+        found = self.disk.find(tokens[:most], key, above, self._position_seconds)
+        if found is None:
+            return None
+        for other in self._reading:
+            if other.transfer is not None and other.transfer.names == found.names:
+                return other.transfer
+        stored = self._reserve(found.tokens, key)
+        if stored is None:
+            return None
+        stored.transfer = found
+        self._reading.append(stored)
+        self.disk.load(found)
+        return found
+
+    def flush(self) -> None:
+        """Begin to write the stored prefixes that are not on disk, most recently used first."""
+        for stored in reversed(self._order):
+            unwritten = stored.transfer is None or stored.transfer.failed
+            if self.disk is not None and unwritten and stored not in self._reading:
+                stored.transfer = self.disk.save(stored.tokens, stored.cache, stored.key, limited=False)
+
+    def computed(self, rows: int, seconds: float) -> None:
+        """Take note of the time of a forward that computed ``rows`` rows of prompts; short ones show no rate."""
+        if rows < PAGE:
+            return
+        known, new = self._position_seconds, seconds / rows
+        self._position_seconds = new if known is None else known + FOLLOW * (new - known)
+
+    def _settle(self) -> None:
+        """Let ``take`` find the prefixes that have been read from disk."""
+        for stored in [one for one in self._reading if one.transfer is None or one.transfer.ended]:
+            self._reading.remove(stored)
+            read = stored.transfer
+            if read is None or read.cache is None:
+                self._give_up(stored)
+                continue
+            stored.cache, read.cache = read.cache, None
+            states = stored.cache.state_bytes if self._in_bytes and isinstance(stored.cache, Checkpointed) else 0
+            self._states += states - stored.states
+            stored.states = states
+            self._list(stored)
+
+    def _prefixes(self, tokens: npt.NDArray[Any], hashes: Iterable[bytes]) -> Iterator[StoredPrefix]:
+        """Yield the entries that a text begins with, or all of it, shortest first."""
+        for page in hashes:
+            for stored in list(self._by_end.get(page, ())):
+                held = len(stored.tokens)
+                if held <= len(tokens) and (stored.tokens == tokens[:held]).all():
+                    yield stored
+
+    def forget(self, tokens: npt.NDArray[Any], key: str = "") -> None:
+        """Evict a text and its stored prefixes."""
+        for stored in self._prefixes(tokens, page_hashes(tokens, key)):
+            self._give_up(stored)
 
     def clear(self) -> None:
         """Evict all prefixes."""
         while self._order:
             self._give_up(next(iter(self._order)))
 
-    def _longest(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[_Kept, Cache] | None:
+    def _longest(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[StoredPrefix, Cache] | None:
         """Return the entry with the longest prefix of a text, and a fork of that length."""
         while True:
             found, count = self._find(tokens, most, key)
             if found is None:
                 return None
-            cache = _cut(found.cache, count)
+            cache = cropped(found.cache, count)
             if cache is not None:
                 return found, cache
             for page in found.hashes[: count // PAGE + 1]:  # its window has moved on
-                _unlist(self._by_page, page, found)
+                unlist(self._by_page, page, found)
 
-    def _reach(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[_Kept, Cache] | None:
+    def _reach(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[StoredPrefix, Cache] | None:
         """Return the entry that reaches the longest prefix of a text, up to ``most`` tokens, and a fork of it."""
-        best: tuple[_Kept, Cache] | None = None
+        best: tuple[StoredPrefix, Cache] | None = None
         for kept, same in self._sharing(tokens, most, key):
             if best is not None and same <= best[1].length:
                 break
@@ -361,14 +437,14 @@ class PrefixCache:
                 best = kept, fork
         return best
 
-    def _sharing(self, tokens: npt.NDArray[Any], most: int, key: str) -> Iterator[tuple[_Kept, int]]:
+    def _sharing(self, tokens: npt.NDArray[Any], most: int, key: str) -> Iterator[tuple[StoredPrefix, int]]:
         """Yield the entries that share a prefix with a text, and its length, longest first."""
-        levels: list[list[_Kept]] = []
-        for page in _hashes(tokens[:most], key):
+        levels: list[list[StoredPrefix]] = []
+        for page in page_hashes(tokens[:most], key):
             if page not in self._by_page:
                 break
             levels.append(self._by_page[page])
-        seen: set[_Kept] = set()
+        seen: set[StoredPrefix] = set()
         for number in reversed(range(len(levels))):
             whole = number * PAGE
             rest = tokens[whole : min(most, whole + PAGE)]
@@ -377,11 +453,11 @@ class PrefixCache:
             seen.update(fresh)
             yield from sorted(zip(fresh, same, strict=True), key=lambda one: -one[1])
 
-    def _find(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[_Kept | None, int]:
+    def _find(self, tokens: npt.NDArray[Any], most: int, key: str) -> tuple[StoredPrefix | None, int]:
         """Return the entry that shares the longest prefix with a text, and its length, at most ``most``."""
-        holders: list[_Kept] = []
+        holders: list[StoredPrefix] = []
         whole = 0
-        for number, page in enumerate(_hashes(tokens[:most], key)):
+        for number, page in enumerate(page_hashes(tokens[:most], key)):
             if page not in self._by_page:
                 break
             holders, whole = self._by_page[page], number * PAGE
@@ -395,11 +471,18 @@ class PrefixCache:
                     break
         return best, count
 
-    def _give_up(self, kept: _Kept) -> None:
+    def _give_up(self, kept: StoredPrefix, *, replaced: bool = False) -> None:
+        """Remove an entry; ``replaced``: another one shares its pages."""
         del self._order[kept]
-        _unlist(self._by_end, kept.hashes[-1], kept)
+        if kept in self._reading:
+            self._reading.remove(kept)
+            if kept.transfer is not None:
+                kept.transfer.cancelled = True
+        elif self.disk is not None and kept.transfer is not None:
+            self.disk.release(kept.transfer, kept.states if replaced else None)
+        unlist(self._by_end, kept.hashes[-1], kept)
         for page in kept.hashes:
-            _unlist(self._by_page, page, kept)
+            unlist(self._by_page, page, kept)
         self._drop(self._kept, kept.pages)
         self._states -= kept.states
 
@@ -414,55 +497,3 @@ class PrefixCache:
             if not holders[page]:
                 del holders[page]
             self._used -= page not in self._running and page not in self._kept
-
-
-def _unlist(holders: dict[bytes, list[_Kept]], page: bytes, kept: _Kept) -> None:
-    """Remove an entry from a list, if it is there."""
-    some = holders.get(page, [])
-    if kept in some:
-        some.remove(kept)
-        if not some:
-            del holders[page]
-
-
-def _cut(cache: Cache, length: int) -> Cache | None:
-    """Return a fork of the first positions; None where a layer's state cannot roll back to them."""
-    fork = cache.fork()
-    return fork if fork.crop(length) == length else None
-
-
-def conversation_memory(engine: Engine) -> PrefixCache:
-    """Return a prefix cache with room for one conversation of the engine's full context length.
-
-    Earlier conversations stay as far as they take no more than ``CONVERSATION_BYTES``.
-    """
-    memory = memory_for(engine, [engine.max_context], CONVERSATION_STATES)
-    if size := position_bytes(engine):
-        memory.most_kept = CONVERSATION_BYTES // (PAGE * size)
-    return memory
-
-
-def crop_to_shared(cache: Cache, tokens: npt.NDArray[Any], prompt: npt.NDArray[Any]) -> None:
-    """Crop a cache of ``tokens`` to the prefix that it shares with a prompt, integers [n], shorter than the prompt.
-
-    The result is shorter where a layer's state cannot roll back to that length.
-    """
-    cache.crop(alike(tokens[: len(prompt) - 1], prompt))
-
-
-def alike(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> int:
-    """Return the length of the common prefix of two texts."""
-    if not len(some) or some[0] != others[0]:  # mostly
-        return 0
-    both = some == others[: len(some)]
-    return len(both) if both.all() else int(both.argmin())
-
-
-def _hashes(tokens: npt.NDArray[Any], key: str) -> Iterator[bytes]:
-    """Yield a hash of the tenant's key, then for each whole page one of its tokens and of the previous hash."""
-    known = hashlib.sha256(key.encode()).digest()
-    yield known
-    whole = np.ascontiguousarray(tokens, "<i8")
-    for end in range(PAGE, len(whole) + 1, PAGE):
-        known = hashlib.sha256(known + whole[end - PAGE : end].tobytes()).digest()
-        yield known

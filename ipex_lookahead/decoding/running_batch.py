@@ -15,8 +15,8 @@ from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft
-from ipex_lookahead.engines.api import Batch, Engine, OutputRequest
-from ipex_lookahead.engines.prefill import settled_rows
+from ipex_lookahead.engines.api import AppliedAdapter, Batch, Engine, OutputRequest, TakesImages
+from ipex_lookahead.engines.prefill import image_inputs, settled_rows
 from ipex_lookahead.errors import InputError
 
 LOGITS = OutputRequest(logits=True)
@@ -31,10 +31,13 @@ class DraftBatch:
         drafting: whether any sequence has a proposer.
         idle: whether the controller skips this step.
         of_one: whether there is a single group.
+
+    ``barred`` is an id that is never drafted: the model's placeholder for rows of images.
     """
 
-    def __init__(self, groups: Sequence[SequenceGroup], controller: Controller) -> None:
+    def __init__(self, groups: Sequence[SequenceGroup], controller: Controller, barred: int = -1) -> None:
         self.groups = groups
+        self._barred = barred
         self.controller = controller
         self.live = [sequence for group in groups for sequence in group.live]
         self.numbers = [sequence.index for sequence in self.live]
@@ -66,6 +69,8 @@ class DraftBatch:
                         for outcome in sequence.outcomes():
                             proposer.observe(outcome)
                         draft = proposer.propose(budget)
+                        if self._barred >= 0 and self._barred in draft.tokens:
+                            draft = draft.without(self._barred)
                         if sequence.draft_filter is not None and draft.tokens:
                             draft = _filtered(draft, sequence.draft_filter, sequence)
                         count = len(draft.tokens)
@@ -133,7 +138,9 @@ class RunningBatch:
         by_controller: dict[int, list[SequenceGroup]] = {}
         for group in groups:
             by_controller.setdefault(id(group.controller), []).append(group)
-        self.draft_batches = [DraftBatch(some, some[0].decided_by) for some in by_controller.values()]
+        images = engine.images if isinstance(engine, TakesImages) else None
+        barred = -1 if images is None else images.token
+        self.draft_batches = [DraftBatch(some, some[0].decided_by, barred) for some in by_controller.values()]
         self.live = [sequence for part in self.draft_batches for sequence in part.live]
         self.drafting = any(part.drafting for part in self.draft_batches)
         self.rows = len(self.live)
@@ -141,6 +148,9 @@ class RunningBatch:
         self._caches = [sequence.cache for sequence in self.live]
         self._counts = [1] * len(self.live)
         self._parents = np.full(len(self.live), -1, np.int32)
+        self._adapters = adapters_of(self.live)
+        offsets = [0 if one.images is None else one.images.offset(len(one.prompt)) for one in self.live]
+        self._offsets = tuple(offsets) if any(offsets) else ()
         self._plain = OutputRequest(logits=any(sequence.needs_logits for sequence in self.live))
         self._wants = self._plain
         for sequence in self.live:
@@ -170,7 +180,7 @@ class RunningBatch:
         else:
             tokens = np.array([sequence.last for sequence in self.live], np.int32)
             wants = self._wants if self._observed else self._plain
-            batch = Batch(self._caches, self._counts, tokens, self._parents, wants)
+            batch = Batch(self._caches, self._counts, tokens, self._parents, wants, (), self._adapters, self._offsets)
         return _with_chunks(batch, chunks) if chunks else batch
 
     def rows_by_owner(self, chunks: Sequence[PrefillChunk]) -> Counter[str]:
@@ -204,7 +214,7 @@ class RunningBatch:
                     tokens.extend(draft.tokens)
                     parents.extend([parent + 1 for parent in draft.parents])
         rows, links = np.array(tokens, np.int32), np.array(parents, np.int32)
-        return Batch(self._caches, counts, rows, links, self._wants)
+        return Batch(self._caches, counts, rows, links, self._wants, (), self._adapters, self._offsets)
 
 
 def _filtered(draft: Draft, draft_filter: DraftFilter, sequence: TokenSequence) -> Draft:
@@ -214,6 +224,12 @@ def _filtered(draft: Draft, draft_filter: DraftFilter, sequence: TokenSequence) 
         return draft
     found = draft_filter(sequence.prefix(), draft)
     return replace(found, seconds=draft.seconds * len(found) / len(draft)) if draft.seconds else found
+
+
+def adapters_of(sequences: Sequence[TokenSequence]) -> Sequence[AppliedAdapter | None]:
+    """Return the adapters of sequences for a batch; () if there are none."""
+    found = [sequence.adapter for sequence in sequences]
+    return found if any(found) else ()
 
 
 def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
@@ -241,7 +257,16 @@ def _with_chunks(batch: Batch, chunks: Sequence[PrefillChunk]) -> Batch:
             if shown or chunk.group.logits:
                 wants |= LOGITS
     answered = replace(wants, rows=np.array(want, np.int32))
-    return Batch(caches, counts, np.concatenate(tokens), np.concatenate(parents), answered, settled)
+    read = adapters_of([chunk.sequence for chunk in chunks])
+    adapters: Sequence[AppliedAdapter | None] = ()
+    if batch.adapters or read:
+        adapters = [*(batch.adapters or [None] * len(batch.counts)), *(read or [None] * len(chunks))]
+    parts = [(chunk.sequence.images, chunk.sequence.cache.length, chunk.rows) for chunk in chunks]
+    offsets, given = image_inputs(parts, len(batch.counts))
+    if offsets or batch.offsets:
+        offsets = [*(batch.offsets or [0] * len(batch.counts)), *(offsets or [0] * len(chunks))]
+    rows, links = np.concatenate(tokens), np.concatenate(parents)
+    return Batch(caches, counts, rows, links, answered, settled, adapters, offsets, given)
 
 
 def _checked(draft: Draft, proposer: Proposer, budget: int, engine: Engine) -> Draft:

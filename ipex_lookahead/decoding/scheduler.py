@@ -10,9 +10,11 @@ import logging
 from collections import abc
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from time import perf_counter
+from operator import attrgetter
+from time import perf_counter, sleep
 from typing import Any
 
+from ipex_lookahead.decoding.disk_cache import POLL_SECONDS
 from ipex_lookahead.decoding.events import Event
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, alike, pages_of
 from ipex_lookahead.decoding.rule_price import RulePrice
@@ -180,6 +182,8 @@ class Scheduler:
                 self._one_by_one(chunks, error, drafted=drafted)
             else:
                 self._took(running_batch, chunks, output, proposing, seconds)
+        elif self._waiting:  # for reads from disk alone
+            sleep(POLL_SECONDS)
         return self._take_events() if self._events else ()
 
     def _forward(self, batch: Batch) -> tuple[StepOutput, float]:
@@ -205,6 +209,8 @@ class Scheduler:
             self._shares.took(running_batch.rows_by_owner(chunks), self._waiting, self._running)
         if not chunks:
             self._rules.took(forward)
+        elif self._memory is not None:
+            self._memory.computed(sum(chunk.rows for chunk in chunks), forward)
         argmax = output.argmax.tolist()
         first, alone = 0, len(running_batch.draft_batches) == 1 and not chunks
         for part in running_batch.draft_batches:
@@ -245,7 +251,7 @@ class Scheduler:
                     group.begin()
                     self._reading.remove(group)
                     self._decoding.append(group)
-                    self._decoding.sort(key=_number)
+                    self._decoding.sort(key=attrgetter("id"))
                     self._settle(group)
             except Exception as error:
                 self._fail(group, error)
@@ -268,8 +274,7 @@ class Scheduler:
                 self._took(running_batch, own, output, 0.0, seconds)
 
     def _take_events(self) -> abc.Sequence[Event]:
-        found = self._events.copy()
-        self._events.clear()  # groups have this list
+        found, self._events[:] = self._events.copy(), ()  # groups have this list
         return found
 
     # ---- coming and going --------------------------------------------------------------------------------------------
@@ -286,7 +291,7 @@ class Scheduler:
                 return
             try:
                 if self._memory is not None:
-                    needs = self._needs(self._memory, group)
+                    needs = -1 if group.fetching else self._needs(self._memory, group)
                     if needs < 0:
                         passed.add(group)
                         continue
@@ -296,6 +301,9 @@ class Scheduler:
                             return  # no group overtakes, or this one might never start
                         self._preempt(self._memory, ahead)
                         full = False
+                    if group.fetches(self._memory):
+                        passed.add(group)
+                        continue
                     self._prepare(self._memory, group)
                 else:
                     for sequence in group.sequences:
@@ -317,7 +325,8 @@ class Scheduler:
         """Give a group the stored prefix of its text."""
         sequence = group.sequences[0]
         self._release(sequence)
-        found = None if sequence.shows_prompt else memory.take(sequence.plan_reading(), group.key)
+        sequence.plan_reading()
+        found = None if sequence.shows_prompt else memory.take(sequence.read_keys, group.key)
         sequence.cache, sequence.pages = (self._engine.new_cache(), []) if found is None else found
         if memory.has_states:
             sequence.plan_cuts(memory, group.key)
@@ -327,13 +336,14 @@ class Scheduler:
 
     def _needs(self, memory: PrefixCache, group: SequenceGroup) -> int:
         """Return the number of pages that a group needs to start; -1: wait for a group that reads the same prompt."""
-        tokens = group.sequences[0].plan_reading()
+        group.sequences[0].plan_reading()
+        tokens = group.sequences[0].read_keys
         if group.sequences[0].shows_prompt:
             return pages_of(len(tokens) + 1)
         held = memory.match(tokens, group.key)
         end = (held + 1) * PAGE
         for other in self._reading:
-            same = other.readers[0].to_read
+            same = other.readers[0].read_keys
             if other.key == group.key and min(len(same), len(tokens) - 1) >= end and (same[:end] == tokens[:end]).all():
                 parts = alike(tokens[: min(len(same), len(tokens) - 1)], same)
                 if not memory.has_states or other.readers[0].cut_at(parts):
@@ -383,7 +393,7 @@ class Scheduler:
 
     def _make_room(self, memory: PrefixCache) -> None:
         """Reserve the next token of each decoding sequence, oldest first; the youngest group may be preempted."""
-        for group in sorted(self._decoding, key=_number):
+        for group in sorted(self._decoding, key=attrgetter("id")):
             sequence = group.sequences[0]
             while group in self._decoding and not memory.extend(sequence.pages, sequence.length):
                 self._preempt_one(memory)
@@ -410,11 +420,11 @@ class Scheduler:
         self._remove(group)
         group.pause()
         self._waiting.append(group)
-        self._waiting.sort(key=_number)
+        self._waiting.sort(key=attrgetter("id"))
         self.preemptions += 1
 
     def _keep(self, memory: PrefixCache, sequence: Sequence, key: str, *, goes_on: bool = False) -> None:
-        memory.keep(sequence.ids[: sequence.cache.length], sequence.cache, sequence.pages, key, goes_on=goes_on)
+        memory.keep(sequence.keys[: sequence.cache.length], sequence.cache, sequence.pages, key, goes_on=goes_on)
 
     def _release(self, sequence: Sequence) -> None:
         if self._memory is not None:
@@ -440,10 +450,11 @@ class Scheduler:
                     for sequence in group.readers:
                         rows = self._chunk(sequence, share)
                         if sequence.shows_prompt:
-                            rows = min(rows, shown)
+                            rows = sequence.fitted(min(rows, shown))
                             shown -= rows
                         if self._memory is not None:
                             rows = self._memory.extend_to(sequence.pages, sequence.cache.length, rows)
+                            rows = fit if (fit := sequence.fitted(rows)) <= rows else 0  # no room for a span
                         if rows > 0:
                             chunks.append(PrefillChunk(group, sequence, rows, rows == sequence.left))
                             share, own, room = share - rows, own - rows, room - rows
@@ -455,7 +466,7 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, most: int) -> int:
         """Return the rows of the next chunk: it ends at a cut, and the last has the rows that states roll back over."""
         left = sequence.left
-        rows = min(most, left)
+        rows = sequence.fitted(min(most, left))
         if not self._tail:
             return rows
         rows = min(rows, sequence.to_cut)
@@ -477,10 +488,6 @@ class Scheduler:
             else:
                 most = middle - 1
         return least
-
-
-def _number(group: SequenceGroup) -> int:
-    return group.id
 
 
 def _left(group: SequenceGroup) -> int:

@@ -16,10 +16,13 @@ from ipex_lookahead.decoding.sampling import Ids, Logits, Processor, Sampler, gr
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.api import Cache, Checkpointed, Hidden, StepOutput
+from ipex_lookahead.engines.api import AppliedAdapter, Cache, Checkpointed, Hidden, StepOutput
+from ipex_lookahead.engines.images import ImageRows, row_keys
 from ipex_lookahead.engines.prefill import TAIL
 from ipex_lookahead.errors import EngineError
 
+Force = Callable[[Ids], int]
+"""Tokens so far -> the token that must come next, -1 where the model chooses. Called once per position, in order."""
 DraftFilter = Callable[[Ids, Draft], Draft]
 """(tokens so far, draft of the next tokens without scratch rows) -> the part of the draft that may follow, a tree."""
 
@@ -46,6 +49,7 @@ class Sequence:
             target does.
         warpers: processors that the sampler replaces; only ``scores`` shows them.
         draft_filter: cuts each draft to what may follow, before it costs a row.
+        force: chooses some tokens instead of the model, as a function of the tokens before; None: never.
         on_token: called with each token as it is emitted.
         stop: called after each token, with the sequence so far; True ends it there.
         cache: its KV cache, with a proper prefix of the prompt; None: the scheduler makes one. Of several sequences
@@ -55,6 +59,7 @@ class Sequence:
         on_prompt_logits: called with the prompt's own logits while it is read: the position of the first row, and
             float32 [rows, vocab_size]. Rows may come twice, if the sequence is preempted.
         index: its number among those of its controller.
+        adapter: the low-rank adapter of its rows, loaded into the engine; None: the base model.
         proposer: None decodes token by token.
         ids: int64 [limit]; the first ``length`` are committed.
         length: number of committed tokens, prompt included.
@@ -73,6 +78,8 @@ class Sequence:
         pending_outcomes: outcomes of steps since it last was, which it observes before it is called again.
         missed: tokens of idle steps behind those.
         states: hidden states of what is read, for its proposer, chunk by chunk.
+        images: the images in its prompt, set by ``attach_images``; None: there are none.
+        keys: int64 [limit], ``ids`` by which caches find it: rows of images have the keys of their content.
     """
 
     prompt: Tokens
@@ -84,6 +91,7 @@ class Sequence:
     draft_processors: abc.Sequence[Processor] = ()
     warpers: abc.Sequence[Processor] = ()
     draft_filter: DraftFilter | None = None
+    force: Force | None = None
     on_token: Callable[[int], None] | None = None
     stop: Callable[[Ids], bool] | None = None
     cache: Cache = None  # type: ignore[assignment]  # once it runs it has one
@@ -91,6 +99,7 @@ class Sequence:
     raw: list[Logits] | None = None
     on_prompt_logits: Callable[[int, Logits], None] | None = None
     index: int = 0
+    adapter: AppliedAdapter | None = None
     proposer: Proposer | None = None
     ids: Ids = field(init=False)
     length: int = field(init=False)
@@ -108,6 +117,8 @@ class Sequence:
     pending_outcomes: list[Outcome] = field(default_factory=list)
     missed: list[int] = field(default_factory=list)
     states: list[Hidden] = field(default_factory=list)
+    images: ImageRows | None = field(init=False, default=None)
+    keys: Ids = field(init=False)
 
     def __post_init__(self) -> None:
         self.to_read = self.prompt
@@ -115,6 +126,17 @@ class Sequence:
         self.ids = np.empty(self.limit, np.int64)
         self.ids[: self.length] = self.prompt
         self.last = int(self.prompt[-1])
+        self.keys = self.ids
+
+    def attach_images(self, images: ImageRows) -> None:
+        """Set the images of a new sequence's prompt; see :func:`~ipex_lookahead.engines.images.check_images`."""
+        self.images = images
+        self.keys = np.empty(self.limit, np.int64)
+        self.keys[: self.length] = row_keys(self.prompt, images.images)
+
+    def fitted(self, rows: int) -> int:
+        """Return the number of rows of a chunk that ends outside of spans: more than ``rows`` if it begins at one."""
+        return rows if self.images is None or rows <= 0 else self.images.fitted(self.cache.length, rows)
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +157,7 @@ class Sequence:
 
     def commit(self, token: int) -> bool:
         """Append a token; return True if the sequence ends with it."""
-        self.ids[self.length] = self.last = token
+        self.ids[self.length] = self.keys[self.length] = self.last = token
         self.length += 1
         if self.on_token is not None:
             self.on_token(token)
@@ -159,6 +181,7 @@ class Sequence:
         self, argmax: list[int], output: StepOutput, stats: GenerationStats, first: int, row: int
     ) -> tuple[int, bool]:
         """Choose and commit the token after row ``first + row``; return it, and True if the sequence ends with it."""
+        forced = -1 if self.force is None else self.force(self.prefix())
         if not self.needs_logits:
             token = argmax[first + row]
             if token < 0:
@@ -168,6 +191,8 @@ class Sequence:
             assert output.logits is not None
             token = self.choose(output.logits[first + row])
             stats.sampler_seconds += perf_counter() - began
+        if forced >= 0:
+            token = forced
         stats.tokens += 1
         return token, self.commit(token)
 
@@ -221,7 +246,7 @@ class Sequence:
         a page of rows, and none is among the last rows of the text, over which states roll back anyway.
         """
         held, apart, end = self.cache.length, memory.apart, len(self.to_read) - TAIL
-        ends = (*self.turns[:1], *self.turns[-1:], memory.parts(self.to_read, key))
+        ends = (*self.turns[:1], *self.turns[-1:], memory.parts(self.read_keys, key))
         every = range((held // apart + 1) * apart, end, apart)
         self.cuts = sorted({*every, *(length for length in ends if held + PAGE <= length < end)})
 
@@ -257,6 +282,11 @@ class Sequence:
         """Set ``to_read`` to the prompt, or after a preemption to all but the last committed token."""
         self.to_read = self.prompt if self.fresh else self.ids[: self.length - 1].astype(np.int32)
         return self.to_read
+
+    @property
+    def read_keys(self) -> Ids:
+        """The keys of ``to_read``."""
+        return self.keys[: len(self.to_read)]
 
     def outcomes(self) -> list[Outcome]:
         """Return and clear outcomes that its proposer has yet to observe; consecutive idle steps are one outcome."""

@@ -17,12 +17,14 @@ import numpy as np
 
 from ipex_lookahead.controller import Controller
 from ipex_lookahead.decoding.events import Event
+from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.sampling import Logits
 from ipex_lookahead.decoding.sequence import NO_DRAFT, NOT_FINITE, Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.decoding.stored_prefix import Transfer
 from ipex_lookahead.decoding.verify import verify
 from ipex_lookahead.drafting.draft import Draft, Outcome
-from ipex_lookahead.engines.api import ARGMAX, StepOutput
+from ipex_lookahead.engines.api import ARGMAX, AppliedAdapter, StepOutput
 from ipex_lookahead.errors import EngineError
 
 _ROOT_ONLY = [0]
@@ -78,6 +80,15 @@ class PrefillChunk:
         return self.sequence.to_cut == self.rows
 
 
+def prefix_key(tenant: str, adapter: AppliedAdapter | None) -> str:
+    """Return the key of a tenant's texts in the prefix cache, in memory and on disk: an adapter changes every KV cache.
+
+    The key of an adapter's texts has a "." before any "#"; a tenant of letters and digits, with or without "#" and a
+    salt, has none there.
+    """
+    return tenant if adapter is None else f"{adapter.key}#{tenant}"
+
+
 class SequenceGroup:
     """Sequences that are submitted, counted and ended together.
 
@@ -90,7 +101,7 @@ class SequenceGroup:
         on_start: called before the prompts are read, with the number of cached prompt tokens and of all prompt tokens.
         on_prefill: called after each chunk of the prompts with their tokens done, and their number.
         emits_events: whether its steps emit events.
-        key: tenant in the prefix cache.
+        key: tenant in the prefix cache, where each adapter and scale of the tenant has texts of its own.
         owner: tenant in the scheduler's shares; None: ``key``.
 
     Attributes:
@@ -121,7 +132,7 @@ class SequenceGroup:
         self.id = self.furthest = self.spared = 0
         self.sequences = self.live = list(sequences)
         self.stats = stats
-        self.key = key
+        self.key = prefix_key(key, sequences[0].adapter if sequences else None)
         self.owner = key if owner is None else owner
         self.emits_events = emits_events
         self.readers: list[Sequence] = []
@@ -135,6 +146,8 @@ class SequenceGroup:
         self.logits = any(s.needs_logits for s in sequences)
         self.total = sum(len(s.prompt) for s in sequences)
         self._done = 0
+        self._fetch: Transfer | None = None
+        self._searched = False
         self._make_controller = controller
         self._callbacks = callbacks
         self._on_start, self._on_prefill = on_start, on_prefill
@@ -150,7 +163,8 @@ class SequenceGroup:
         """Plan the prompt reading, given the caches."""
         readers: dict[bytes, Sequence] = {}
         for number, sequence in enumerate(self.live):
-            fresh, held, tokens = sequence.fresh, sequence.cache.length, sequence.plan_reading()
+            fresh, held = sequence.fresh, sequence.cache.length
+            sequence.plan_reading()
             if held:
                 sequence.checkpoint()
             if sequence.head is not None:
@@ -159,7 +173,9 @@ class SequenceGroup:
             if fresh and held:
                 self._count(held, cached=True)
             # A sequence with cached tokens is not a twin of another one, so it gets a key of its own.
-            known = tokens.tobytes() if fresh and not held else number.to_bytes(4, "little") + b"."
+            known = sequence.read_keys.tobytes() if fresh and not held else number.to_bytes(4, "little") + b"."
+            if sequence.adapter is not None:
+                known += b"#" + sequence.adapter.key.encode()
             if known in readers:
                 readers[known].twins.append(sequence)
             else:
@@ -168,8 +184,29 @@ class SequenceGroup:
         if self._on_start is not None:
             self._on_start(self._done, self.total)
 
+    @property
+    def fetching(self) -> bool:
+        """Whether a prefix of the text is being read from disk."""
+        return self._fetch is not None and not self._fetch.ended
+
+    def fetches(self, memory: PrefixCache) -> bool:
+        """Return True while a prefix of the text is read from disk; the first call begins to read it."""
+        sequence = self.sequences[0]
+        while not sequence.shows_prompt:
+            if not self._searched:
+                sequence.plan_reading()
+                self._fetch, self._searched = memory.fetch(sequence.read_keys, self.key), True
+            if self._fetch is None or not self._fetch.ended:
+                break
+            if not self._fetch.again:
+                self._fetch = None
+                break
+            self._searched = False
+        return self._fetch is not None
+
     def pause(self) -> None:
         """Reset the prompt reading after a preemption."""
+        self._fetch, self._searched = None, False
         self.readers = []
         self.controller = None
         if self.live[0].fresh:

@@ -13,6 +13,7 @@ from ipex_lookahead.drafting.jacobi import Jacobi
 from ipex_lookahead.drafting.partial_matching import PartialMatching, auto, recycling, suffix
 from ipex_lookahead.drafting.prompt_lookup import PromptLookup
 from ipex_lookahead.engines.api import Cache, Engine, OutputRequest
+from ipex_lookahead.engines.images import ImageRows
 from ipex_lookahead.errors import InputError, arg
 
 PROPOSERS: dict[str, Callable[[LookaheadConfig, Any], Proposer]] = {
@@ -58,11 +59,13 @@ def make_second_model_proposer(
     end_tokens: Collection[int] = (),
     prefixes: Prefixes | None = None,
     key: str = "",
+    images: ImageRows | None = None,
 ) -> DraftModel:
     """Return a new proposer for one sequence, for a strategy of ``SECOND_MODEL``.
 
     ``engine`` is the second model's and ``cache`` the target's. ``prefixes`` and ``key`` are for a second model that
-    has KV caches of its own; see :class:`DraftModel`.
+    has KV caches of its own; see :class:`DraftModel`. ``images`` are those of the prompt, for a copy of the target;
+    other draft models read its placeholders.
     """
     options: dict[str, Any] = {
         "min_prob": config.draft_min_prob,
@@ -71,7 +74,7 @@ def make_second_model_proposer(
         "end_tokens": end_tokens,
     }
     if config.strategy == "self_speculation":
-        return DraftModel(engine, choose, shared=cache, **options)
+        return DraftModel(engine, choose, shared=cache, images=images, **options)
     return DraftModel(engine, choose, prefixes=prefixes, key=key, **options)
 
 

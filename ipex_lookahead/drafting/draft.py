@@ -62,6 +62,23 @@ class Draft:
             self.seconds,
         )
 
+    def without(self, token: int) -> Draft:
+        """Return the draft without a token, the tokens that follow it, and scratch rows."""
+        at: dict[int, int] = {-1: -1}
+        for row in range(len(self.tokens) - self.scratch):
+            if self.tokens[row] != token and self.parents[row] in at:
+                at[row] = len(at) - 1
+        rows = [row for row in at if row >= 0]
+        return Draft(
+            [self.tokens[row] for row in rows],
+            [at[self.parents[row]] for row in rows],
+            0,
+            [self.probs[row] for row in rows] if self.probs else (),
+            [self.sources[row] for row in rows] if self.sources else (),
+            self.match,
+            self.seconds,
+        )
+
     def best_chain(self) -> Draft:
         """Return the path with the most expected accepted tokens, without scratch rows, for engines without trees.
 

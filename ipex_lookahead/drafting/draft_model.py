@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from ipex_lookahead.drafting.draft import Draft, Outcome
 from ipex_lookahead.engines.api import ARGMAX, Cache, Engine, Hidden, OutputRequest, StepOutput
+from ipex_lookahead.engines.images import ImageRows
 from ipex_lookahead.engines.prefill import prefill
 
 DraftChoice = Callable[[npt.NDArray[np.float32], npt.NDArray[np.int64]], "tuple[int, float] | None"]
@@ -86,6 +87,7 @@ class DraftModel:
         key: tenant of the prefix cache.
         shared: the target's KV cache of the sequence, for a low-bit copy of the target with KV caches of the same kind;
             then there is no prefix cache.
+        images: the images before the drafted tokens, for such a copy: they move its RoPE positions.
     """
 
     wants = ARGMAX
@@ -102,6 +104,7 @@ class DraftModel:
         prefixes: Prefixes | None = None,
         key: str = "",
         shared: Cache | None = None,
+        images: ImageRows | None = None,
     ) -> None:
         self._engine = engine
         self._choose = choose or most_likely
@@ -113,6 +116,7 @@ class DraftModel:
         self._prefixes, self._key = prefixes, key
         self._pages: list[int] = []
         self._shares = shared is not None
+        self._images = images
         if shared is not None:
             self._cache = shared
         self.begin(())
@@ -231,6 +235,7 @@ class DraftModel:
             wanted=wanted,
             wants=OutputRequest(logits=answer and self._wants_logits),
             held=held or self._shares,  # a copy takes nothing into the target's recurrent states
+            images=() if self._images is None else [self._images],
         )
         return output
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+
+from ipex_lookahead.architectures.adapter import Adapter as Adapter
+from ipex_lookahead.architectures.adapter import AppliedAdapter as AppliedAdapter
+from ipex_lookahead.architectures.spec import ImageInputs, ModelSpec
+from ipex_lookahead.engines.images import GivenRows, ImageRows, PromptImage, check_images
+from ipex_lookahead.errors import InputError
 
 FINAL_NORM = -1
 """In ``OutputRequest.hidden``: after all layers and the final norm."""
@@ -69,6 +75,41 @@ class Checkpointed(Protocol):
         ...
 
 
+@runtime_checkable
+class ExportsCache(Protocol):
+    """A cache with an image: bytes from which :meth:`ImportsCache.import_cache` makes an equal cache.
+
+    The image has two parts, which do not change the cache. Copies are made without the GIL, so one thread may export a
+    fork while another thread runs steps on its siblings.
+    """
+
+    def export_pages(self, first: int, last: int) -> npt.NDArray[np.uint8]:
+        """Return the keys and values of positions [first, last), uint8 [bytes].
+
+        These are the keys and values of the layers that keep every position. A drafting head's rows for the same
+        tokens follow if the cache has them: row p depends on token p + 1, so they are the rows [first - 1, last - 1).
+        The bytes are a function of the tokens before ``last``, except for the number of the head's rows.
+
+        Args:
+            first: a multiple of 64.
+            last: above ``first``, at most ``length``.
+
+        Raises InputError for another range, EngineError if another thread uses the cache.
+        """
+        ...
+
+    def export_state(self) -> npt.NDArray[np.uint8]:
+        """Return the rest of the image at the current length, uint8 [bytes].
+
+        This is the keys and values that sliding windows still need, recurrent states with accepted rows that the next
+        step adds, and a head's features and the rows that no page covers. Rows of a step that were not kept and
+        checkpoints are not part of it.
+
+        Raises EngineError if another thread uses the cache.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OutputRequest:
     """The requested outputs of a forward.
@@ -78,8 +119,8 @@ class OutputRequest:
         logits: whether to return the logits of these rows.
         top: number of most likely ids to return for each of these rows, 0 to ``MOST_TOP``.
         hidden: the hidden states to return: i = those after i layers, which layer i reads (0 = the embeddings);
-            ``FINAL_NORM`` = those after the final norm, which the lm_head reads. Only the native engine returns those
-            after all layers, before the final norm.
+            ``FINAL_NORM`` = those after the final norm, which the lm_head reads. The torch engine does not return
+            those after all layers, before the final norm.
         hidden_rows: int32 [n], ascending rows of the batch with hidden states; None = all rows.
         timings: whether to return the times of the forward's phases, on an engine that ``TimesPhases``.
     """
@@ -144,6 +185,10 @@ class Batch:
         settled: for each sequence, the number of leading rows (a chain that the other rows follow) that cannot be
             rejected, unless the whole forward is dropped. Recurrent states advance in this forward over these rows
             and over the committed rows of the previous step. ``HELD``: over neither. () = none.
+        adapters: the adapter of each sequence or None, loaded into an engine that ``TakesAdapters``; () = none.
+        offsets: for each sequence, RoPE position minus slot of its rows; () = 0. A row's slot is the position above.
+        given: rows of images, with their embeddings, and the changed visibility of rows around them; see
+            :class:`TakesImages`.
     """
 
     caches: Sequence[Cache]
@@ -152,6 +197,9 @@ class Batch:
     parents: npt.NDArray[np.int32]
     wants: OutputRequest = ARGMAX
     settled: Sequence[int] = ()
+    adapters: Sequence[AppliedAdapter | None] = ()
+    offsets: Sequence[int] = ()
+    given: Sequence[GivenRows] = ()
 
 
 @dataclass(slots=True)
@@ -238,7 +286,39 @@ class HasHead(Protocol):
 
     @property
     def head(self) -> Any:
-        """The :class:`ipex_lookahead.engines.native.head.NativeHead`, or None."""
+        """The head, see :class:`ipex_lookahead.engines.native.head.NativeHead`, or None."""
+        ...
+
+
+@runtime_checkable
+class TakesAdapters(Protocol):
+    """An engine that applies low-rank adapters, a different one to each sequence of a batch.
+
+    A row's bits depend on its own sequence's adapter and scale only; rows without an adapter have the bits of a batch
+    without adapters. A cache holds what its sequence's adapter computed: never continue it with another one.
+    """
+
+    @property
+    def adapter_spec(self) -> ModelSpec:
+        """The description of the model. Raises UnsupportedModelError for a family without one."""
+        ...
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter for use in ``Batch.adapters``. An adapter with the same digest is loaded once.
+
+        Raises:
+            UnsupportedModelError: it changes a matrix that takes no adapter, such as an expert's or the lm_head.
+            InputError: it does not fit the model.
+        """
+        ...
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """Release an adapter's memory; no sequence may use it afterwards. One that is not loaded is ignored."""
+        ...
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of the loaded adapters."""
         ...
 
 
@@ -263,4 +343,81 @@ class TimesPhases(Protocol):
 
     def new_cache(self, blank: int = 0) -> Cache:
         """Return a sequence of ``blank`` positions of zeros."""
+        ...
+
+
+@runtime_checkable
+class WarmsUp(Protocol):
+    """An engine that builds and binds kernels at the first step of each number of rows, which takes longer."""
+
+    @property
+    def warms_up(self) -> Literal[True]:
+        """Always True."""
+        ...
+
+
+@runtime_checkable
+class TakesImages(Protocol):
+    """An engine that may serve ``Batch.given`` and ``Batch.offsets``."""
+
+    @property
+    def images(self) -> ImageInputs | None:
+        """How the loaded model takes images; None: not at all."""
+        ...
+
+    @property
+    def spans(self) -> bool:
+        """Whether rows of an image see each other in some layers, so that a step must have all of them."""
+        ...
+
+
+def refuse_images(name: str, batch: Batch) -> None:
+    """Raise InputError if a batch has rows of images; for an engine ``name`` without :class:`TakesImages`."""
+    if batch.given or any(batch.offsets):
+        raise InputError(f"the {name} engine takes no images", hint='use the engine "native"')
+
+
+def image_rows(engine: Engine, prompt: npt.NDArray[np.int32], images: Sequence[PromptImage]) -> ImageRows:
+    """Return the checked images of a prompt.
+
+    Raises InputError: The engine or the model takes no images, or the images do not fit the prompt's placeholders.
+    """
+    takes = engine.images if isinstance(engine, TakesImages) else None
+    if takes is None or not isinstance(engine, TakesImages):
+        what = "this model takes" if isinstance(engine, TakesImages) else f"the {engine.name} engine takes"
+        raise InputError(f"{what} no images")
+    check_images(images, prompt, takes.token, takes.hidden, takes.deepstack)
+    return ImageRows(images, grid_positions=takes.grid_positions, spans=engine.spans)
+
+
+@runtime_checkable
+class ImportsCache(Protocol):
+    """An engine with caches that ``ExportsCache``."""
+
+    @property
+    def cache_layout(self) -> str:
+        """A description of the images' format: the engine, the model's shapes and settings, and its head's.
+
+        Images of engines with another description cannot be imported. Weights are not part of it.
+        """
+        ...
+
+    def import_cache(
+        self, length: int, pages: Iterable[tuple[int, int, npt.NDArray[np.uint8]]], state: npt.NDArray[np.uint8]
+    ) -> Cache:
+        """Return a new cache of ``length`` positions from the image of one.
+
+        Any thread may call this method while another thread runs steps. Damaged bytes of the right size may give a
+        cache with other contents, but never an access outside its memory.
+
+        Args:
+            length: the length of the cache when ``state`` was exported, at most ``max_context``.
+            pages: (first, last, ``export_pages(first, last)``) in ascending order, without gaps, from 0 to ``length``.
+                Its exceptions pass through unchanged.
+            state: ``export_state()``.
+
+        Raises:
+            InputError: the ranges or sizes do not fit ``length`` and this engine, or a value in ``state`` is invalid.
+            OutOfMemoryError: there is no memory for the cache.
+        """
         ...

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ipex_lookahead.architectures import model_types
 from ipex_lookahead.checkpoints import Checkpoint, open_other_family
 from ipex_lookahead.checkpoints.low_bit import MARKER
-from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
+from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError, arg
 
 _DROPPED = ("auto_map", "custom_pipelines", "attn_implementation", "experts_implementation", MARKER)
 """Keys that make transformers import code or choose kernels, and our own. They are removed at every depth."""
@@ -87,6 +88,11 @@ def foreign_config(raw: Mapping[str, Any], path: Path, extent: Extent | None = N
     plain = _cleaned(raw)
     _check_numbers(plain, file, extent, "")
     family = plain["model_type"]
+    if family in model_types() and family not in CONFIG_MAPPING:
+        raise UnsupportedModelError(
+            f"{path}: model type {family!r} is not in transformers, so it does not run on the torch engine",
+            hint=f"use {arg('engine', 'native')}",
+        )
     if family not in CONFIG_MAPPING:
         raise UnsupportedModelError(
             f"{path}: model type {family!r} is known neither to this package nor to transformers",

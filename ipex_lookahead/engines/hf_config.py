@@ -7,7 +7,7 @@ from collections.abc import Collection
 from os import PathLike
 from typing import Any
 
-from ipex_lookahead.architectures.keys import LOCAL_THETA
+from ipex_lookahead.architectures.keys import LOCAL_SHARE, LOCAL_THETA
 from ipex_lookahead.checkpoints import Checkpoint
 from ipex_lookahead.engines.foreign import said
 from ipex_lookahead.errors import UnsupportedModelError, arg
@@ -24,12 +24,14 @@ def transformers_config(config: dict[str, Any], path: str | PathLike[str], *, st
         strict: raise for a config that the class refuses. False: log a warning and return an object with the config's
             values without the class's checks, since transformers does not run the model.
 
-    Raises UnsupportedModelError, also for a family that this release of transformers does not know.
+    Raises UnsupportedModelError if ``strict``, also for a family that this release of transformers does not know.
     """
     try:
         return config_object(config, checked=True)
     except UnsupportedModelError:
-        raise
+        if strict:
+            raise
+        return config_object(config, checked=False)
     except Exception as error:  # the checks of any family's class, and huggingface_hub's wrappers of them
         problem = f"{path}: transformers' {config['model_type']} refuses this config: {said(error)}"
         if strict:
@@ -52,8 +54,13 @@ def config_object(config: dict[str, Any], *, checked: bool) -> Any:
         return llama_config(values, scaling or {"rope_type": "default"}, config["rope_theta"], checked=checked)
     if scaling.get("rope_type") == "longrope":  # transformers' Phi-3 has this number outside, where it goes first
         values["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
-    local = values.pop(LOCAL_THETA, None)
-    return family_config(config["model_type"], values, scaling, config["rope_theta"], local, checked=checked)
+    local, share = values.pop(LOCAL_THETA, None), values.pop(LOCAL_SHARE, None)
+    if share is not None:  # each of the two ropes has its own
+        part = "partial_rotary_factor"
+        scaling = {**(scaling or {"rope_type": "default"}), part: values.pop(part)}
+    near = {} if share is None else {"partial_rotary_factor": share}
+    theta = config["rope_theta"]
+    return family_config(config["model_type"], values, scaling, theta, local, near, checked=checked)
 
 
 def config_to_save(config: dict[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def identity(engine: Engine) -> dict[str, Any]:
     names = ("engine", "isa", "threads", "low_bit", "weight_bytes", "kv_cache", "kv_bytes_per_token")
     where = {
         name: facts[name]
-        for name in ("device", "device_name", "driver", "gpu_layers", "family", "dtype", "deterministic")
+        for name in ("device", "device_name", "driver", "gpu_layers", "n_cpu_moe", "family", "dtype", "deterministic")
         if name in facts
     }
     known = {"processor": processor(), "vocab_size": engine.vocab_size, **{name: facts.get(name) for name in names}}

@@ -31,10 +31,13 @@ class LoadRequest:
     Attributes:
         path: an existing folder or GGUF file of a checkpoint.
         low_bit, group_size, mixed_precision, embedding_qtype, not_converted: as in ``WeightPlan``.
-        device: "cpu", "xpu", "cuda", or with a number, "xpu:1"; None = the engine's default.
+        device: "cpu", "xpu", "opencl", "cuda", or with a number, "xpu:1"; None = the engine's default.
         dtype: the dtype of activations and of float weights; a torch dtype, its name, "auto" or None.
         deterministic: see ``TorchEngine``.
         gpu_layers: number of last layers on the device, for the OpenCL engine; None: all that fit.
+        n_cpu_moe: number of first layers with their routed experts on the CPU, for the OpenCL engine; None: the
+            smallest number with which the model fits.
+        cpu_moe: the routed experts of all layers run on the CPU.
         threads: see ``from_pretrained``.
         kv_cache: "fp16" or "int8", for the native engine.
         max_context: most positions of a sequence, for the native engine; None: see ``architectures.spec_for``.
@@ -42,8 +45,8 @@ class LoadRequest:
         imatrix: the file of an importance matrix, which weights quantization errors.
         others: further arguments of ipex-llm's: ``optimize_model``, ``cpu_embedding``.
         ipex: apply intel-extension-for-pytorch's ``ipex.llm.optimize``.
-        drafter: a folder or GGUF file with a drafting head, for the native engine; None: the head in the model's own
-            files or next to them.
+        drafter: a folder or GGUF file with a drafting head, for the native and the OpenCL engine; None: the head in the
+            model's own files or next to them.
         draft_vocab: number of tokens that a head may draft, or a file that lists them; 0: all; None:
             ``config.DRAFT_VOCAB``.
         drafter_low_bit: the format of a head; None: ``low_bit`` if that has 6 bits or more, else sym_int8.
@@ -61,6 +64,8 @@ class LoadRequest:
     dtype: Any = None
     deterministic: bool | None = None
     gpu_layers: int | None = None
+    n_cpu_moe: int | None = None
+    cpu_moe: bool = False
     threads: int | None = None
     kv_cache: str = "fp16"
     max_context: int | None = None
@@ -78,6 +83,10 @@ class LoadRequest:
     def label(self) -> str | None:
         """The name of ``low_bit``; None: the file's format."""
         return None if self.low_bit is None else label_of(self.low_bit)
+
+    def placement(self) -> dict[str, Any]:
+        """Return the arguments that divide a model between a device and the CPU, which one engine supports."""
+        return {"gpu_layers": self.gpu_layers, "n_cpu_moe": self.n_cpu_moe, "cpu_moe": self.cpu_moe}
 
     def plan(self, label: str, head: str = "") -> WeightPlan:
         """Return the plan of formats for a model with the lm_head in the tensor ``head``."""
@@ -142,6 +151,7 @@ class LoadedModel:
         generation_config: the checkpoint's defaults for ``generate``, by transformers' names.
         tokenizer: the tokenizer, or None.
         no_tokenizer: the reason why the checkpoint's tokenizer cannot be used.
+        source: the folder or GGUF file that it was loaded from, or None.
         config: the transformers config if loading made one; None: it is made of ``checkpoint_config`` on demand.
     """
 
@@ -152,6 +162,7 @@ class LoadedModel:
     tokenizer: TextTokenizer | None = None
     config: Any = None
     no_tokenizer: str = ""
+    source: Path | None = None
 
 
 def load_by_spec(

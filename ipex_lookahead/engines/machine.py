@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.system.cgroups import cpu_quota, memory_limit
+from ipex_lookahead.system.cgroups import cpu_quota, machine_memory, memory_limit
 
 MAX_THREADS = 1024
 
@@ -21,11 +22,18 @@ def default_threads() -> int:
     return max(1, cores if quota is None else min(cores, int(quota)))
 
 
-def machine_memory() -> int:
-    """Return the machine's memory in bytes, or the limit of the control groups if that is less."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def free_memory() -> int:
+    """Return the memory in bytes that this process can still use, as far as the system and its limits report it."""
+    free = machine_memory()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path("/proc/meminfo").read_text(encoding="ascii", errors="replace")
+        free = int(text.split("MemAvailable:")[1].split()[0]) * 1024
     limit = memory_limit()
-    return physical if limit is None else min(physical, limit)
+    if limit is not None:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            free = min(free, limit - used)
+    return max(0, free)
 
 
 def peak_memory() -> int | None:

@@ -82,6 +82,13 @@ def sweep(target: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def sweep_folder(folder: Path) -> None:
+    """Remove the temporary files of killed processes for all targets in a folder."""
+    with contextlib.suppress(OSError):
+        for left in folder.glob(".*.saving-????????"):
+            _remove_if_dead(left)
+
+
 def _create_locked(target: Path, make: Callable[[Path], None]) -> tuple[Path, int]:
     """Create, open and lock a temporary; retry if another process removes it before it is locked."""
     while True:

@@ -15,6 +15,7 @@ from ipex_lookahead.engines.weights import check_format, not_converted
 from ipex_lookahead.errors import InputError, arg
 from ipex_lookahead.hf.ipex_llm_names.arguments import check_config, own_arguments, shared_arguments, wanted_format
 from ipex_lookahead.hub import resolve_model
+from ipex_lookahead.runtime.cache_files import CacheFiles
 from ipex_lookahead.runtime.loading import (
     check_engine,
     checked_format,
@@ -52,10 +53,14 @@ class AutoModelForCausalLM:
         engine: str = "auto",
         device: Any = None,
         gpu_layers: int | None = None,
+        n_cpu_moe: int | None = None,
+        cpu_moe: bool = False,
         deterministic: bool | None = None,
         ipex: bool = False,
         kv_cache: str = "fp16",
         max_context: int | None = None,
+        kv_cache_dir: str | PathLike[str] | None = None,
+        kv_cache_disk: int | None = None,
         speculative: bool = False,
         drafter: str | PathLike[str] | None = None,
         draft_vocab: int | str | PathLike[str] | None = None,
@@ -79,26 +84,34 @@ class AutoModelForCausalLM:
             imatrix: file with an importance matrix, in either of llama.cpp's file formats. Quantization then weights
                 the error of each weight by its importance. ``ipex-lookahead imatrix`` computes such a file.
             threads: number of threads; None = the physical cores that this process may use.
-            engine: "native", "torch", "ipex-llm", "opencl" or "auto". "auto" selects opencl if ``device`` is an OpenCL
-                device, or "xpu" with pyopencl installed; else native on the CPU for the families that it supports;
-                else torch. The choice and its reason are logged and stored in ``model.engine.describe()["chosen"]``.
-            device: "cpu", "xpu" (Intel GPUs; "xpu:1" is the second one), "cuda" or "opencl:N" (device N of all OpenCL
-                devices). None = the engine's default: the CPU, or for engine="opencl" the first GPU.
+            engine: "native", "torch", "ipex-llm", "opencl" or "auto". "auto" selects opencl if ``device`` is "xpu" or
+                "opencl"; else native on the CPU for the families that it supports; else torch. The choice and its
+                reason are logged and stored in ``model.engine.describe()["chosen"]``.
+            device: "cpu", "xpu" (OpenCL's GPUs; "xpu:1" is the second one), "opencl:N" (device N of all OpenCL devices)
+                or "cuda". engine="torch" takes PyTorch's names, and "xpu" is then the device of its XPU build. None =
+                the engine's default: the CPU, or for engine="opencl" the first GPU.
             gpu_layers: engine="opencl": number of layers, counted from the last, that run on the device. The others run
                 on the CPU, with the same bits. A number above the model's means all; None = all that fit its memory.
+            n_cpu_moe: engine="opencl": number of layers, counted from the first, with their routed experts on the CPU;
+                attention and all else runs on the device. None = the smallest number with which the model fits.
+            cpu_moe: engine="opencl": run the routed experts of all layers on the CPU.
             deterministic: engine="torch": run all forwards in one shape, so that lookahead does not change the text;
-                slower on a CPU. None = only on Intel GPUs. The native engine has this guarantee at full speed.
+                slower on a CPU. None = only on PyTorch's xpu. The native engine has this guarantee at full speed.
             ipex: engine="torch" with float weights: apply intel-extension-for-pytorch.
             kv_cache: "fp16", or "int8" with one scale per position and head. "int8" halves the memory and slightly
                 changes the logits; lookahead stays exact with both.
             max_context: maximum number of positions of a text, at most the model's; for the native engine. None = the
                 model's, or 4,096 for Phi models with a short and a long set of rope frequencies. A larger value makes
                 such a model use the long set for all positions; for other models it only changes the limit.
+            kv_cache_dir: a folder for keys and values of prompts and answers. ``generate`` with one prompt, without
+                ``past_key_values``, reads them instead of computing the beginning of a prompt again, in later processes
+                too (docs/operating.md). ``cache_dir`` is the hub's folder.
+            kv_cache_disk: maximum size of ``kv_cache_dir`` in bytes; None = 20 GiB.
             speculative: ipex-llm's argument: ``generate`` drafts with a four-bit copy of the model, created at first
                 use; for sym_int8, bf16 and fp16. The text does not change.
-            drafter: trained head that drafts for this model, on the native engine: a folder, a GGUF file or a hub id.
-                None = the MTP block in the model's files, or a file ``mtp-*.gguf`` next to them, if there is one.
-                The text does not change (docs/draft_models.md).
+            drafter: trained head that drafts for this model, on the engines "native" and "opencl": a folder, a GGUF
+                file or a hub id. None = the MTP block in the model's files, or a file ``mtp-*.gguf`` next to them, if
+                there is one. The text does not change (docs/draft_models.md).
             draft_vocab: number of tokens that a head may draft, the most frequent ones by the tokenizer's merges, or a
                 file from ``ipex-lookahead drafter cut``. 0 = all; None = 32,768. Tokens of the prompt and the answer
                 can be drafted in addition.
@@ -121,6 +134,10 @@ class AutoModelForCausalLM:
         shared = shared_arguments("from_pretrained", others, own_arguments(cls.from_pretrained))
         if others.get("trust_remote_code"):
             log.info("trust_remote_code is ignored: this package never runs code from a checkpoint")
+        if kv_cache_disk is not None and kv_cache_dir is None:
+            raise InputError(
+                "kv_cache_disk needs kv_cache_dir, the folder that it limits", hint="give both, or neither"
+            )
         low_bit = wanted_format(load_in_low_bit, load_in_4bit=load_in_4bit, load_in_8bit=load_in_8bit)
         check_engine(engine)
         device = _placed(device, others.get("device_map"))
@@ -136,6 +153,8 @@ class AutoModelForCausalLM:
                 not_converted=not_converted(modules_to_not_convert),
                 device=device,
                 gpu_layers=gpu_layers,
+                n_cpu_moe=n_cpu_moe,
+                cpu_moe=cpu_moe,
                 dtype=shared.dtype,
                 deterministic=deterministic,
                 threads=threads,
@@ -154,7 +173,10 @@ class AutoModelForCausalLM:
                     f"speculative=True needs the native engine's copy of the weights, and this is the {name} engine"
                     f" ({reason}); leave it out, and use lookahead or draft_model of generate"
                 )
-            return _loaded(request, engine, name, reason, speculative)
+            model = _loaded(request, engine, name, reason, speculative)
+        if kv_cache_dir is not None:
+            model.runtime.use_cache_files(CacheFiles(kv_cache_dir, kv_cache_disk), path)
+        return model
 
     @classmethod
     def from_gguf(cls, fpath: str | PathLike[str], **kwargs: Any) -> tuple[LookaheadModelForCausalLM, Any]:

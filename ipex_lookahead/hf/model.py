@@ -30,7 +30,8 @@ from ipex_lookahead.drafting.own import OwnProposer
 from ipex_lookahead.engines.api import FINAL_NORM, Engine
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hf.generation.generate import LookaheadGenerateOutput, generate_stepwise
-from ipex_lookahead.hf.generation.past import LookaheadCache, given_cache, past_of
+from ipex_lookahead.hf.generation.past import LookaheadCache, given_cache, load_past, past_of
+from ipex_lookahead.hf.modeling.adapters import ACTIVE, AdapterMethods
 from ipex_lookahead.hf.modeling.copying import Copying
 from ipex_lookahead.hf.modeling.forward import outputs_after
 from ipex_lookahead.hf.modeling.placement import Placement
@@ -52,7 +53,15 @@ class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
 
 
 @refuse(REFUSED)
-class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+class LookaheadModelForCausalLM(
+    Weights,
+    Placement,
+    Copying,
+    AdapterMethods,
+    IpexLlmStatistics,
+    PreTrainedModel,  # type: ignore[misc]
+    GenerationMixin,  # type: ignore[misc]
+):
     """A causal language model of transformers that runs on an engine of this package.
 
     It has no torch parameters: the engine stores the weights, and ``parameters()`` and ``state_dict()`` return copies.
@@ -152,6 +161,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         keep_drafts: bool = False,
         seed: int | None = None,
         tokenizer: Any = None,
+        adapter: str | Sequence[str | None] | None = ACTIVE,
+        adapter_scale: float = 1.0,
         **kwargs: Any,
     ) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
         """Generate token ids as transformers' ``generate`` does, with lookahead and a seed.
@@ -163,7 +174,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         transformers has loaded. ``proposer`` is a function that is called with the settings, once per sequence, and
         returns a :class:`ipex_lookahead.drafting.Proposer` (docs/lookahead.md). If the proposer returns anything but a
         Draft with ids of this vocabulary, ``generate`` raises InputError. ``keep_drafts`` stores verified drafts in
-        ``stats.drafts``.
+        ``stats.drafts``. ``adapter`` is the name of a loaded adapter, one for each prompt, or None for the base model;
+        left out, it is the active one (``set_adapter``). ``adapter_scale`` multiplies what it changes.
         """
         stats = GenerationStats(drafts=[] if flag("keep_drafts", keep_drafts) else None)
         own = None
@@ -201,6 +213,7 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
                     "auto_th_stop_draft": auto_th_stop_draft,
                 },
                 own_proposer=own,
+                adapters=self._applied_each(adapter, adapter_scale),
                 stats=stats,
                 **kwargs,
             )
@@ -276,6 +289,21 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         """Always."""
         return True
 
+    # ---- caches ----------------------------------------------------------------------------------------------------
+
+    def load_cache(self, path: str | PathLike[str]) -> LookaheadCache:
+        """Return a ``past_key_values`` that its ``save(path)`` wrote, for :meth:`generate` and :meth:`forward`.
+
+        The file must be of the same model: equal weights, formats, settings, drafting head and version of the kernels.
+
+        Raises:
+            CacheFileError: the file is missing, damaged, of another model, or longer than the context; or an adapter
+                that computed it is not loaded.
+            InputError: the model runs on an engine that cannot save KV caches.
+            OutOfMemoryError: there is no memory for the cache.
+        """
+        return load_past(self.engine, path, self.runtime.adapters)
+
     # ---- logits ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -292,6 +320,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
         return_dict: bool | None = None,
         output_hidden_states: bool | None = None,
         cache: LookaheadCache | None = None,
+        adapter: str | None = ACTIVE,
+        adapter_scale: float = 1.0,
         **kwargs: Any,
     ) -> CausalOutput | tuple[Any, ...]:
         """Return the logits at every position. A text in several calls has the logits of one call, bit for bit.
@@ -310,6 +340,8 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             return_dict: False returns a tuple.
             output_hidden_states: whether the output has ``hidden_states``; None: the config's value, usually False.
             cache: the name of ``past_key_values`` since transformers 5.24; both names work with every release.
+            adapter: the name of a loaded adapter, or None for the base model; left out, the active one.
+            adapter_scale: factor on what the adapter changes.
             **kwargs: must be None or False.
 
         Returns:
@@ -348,7 +380,14 @@ class LookaheadModelForCausalLM(Weights, Placement, Copying, IpexLlmStatistics, 
             normed = getattr(text, "tie_last_hidden_states", None) is not False
             hidden = [*range(text.num_hidden_layers), FINAL_NORM if normed else text.num_hidden_layers]
         logits, states = outputs_after(
-            past, input_ids, attention_mask, position_ids, cache_position, kept=kept, hidden=hidden
+            past,
+            input_ids,
+            attention_mask,
+            position_ids,
+            cache_position,
+            kept=kept,
+            hidden=hidden,
+            adapter=self._applied(adapter, adapter_scale),
         )
         loss = None
         if labels is not None:

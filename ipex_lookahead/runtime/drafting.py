@@ -84,6 +84,9 @@ class Drafting:
             store: the open store of earlier answers, for the strategies that draft from it.
         """
         self._store = store
+        if self._prefixes is not None and self.config is not None and self.config.strategy in SECOND_MODEL:
+            for sequence in sequences:
+                self._prefixes.fetch(sequence.prompt, self._key)
         head = None if self._own is not None else self._head_of_request()
         for sequence in sequences:
             sequence.head = head
@@ -123,7 +126,14 @@ class Drafting:
         shared = shared_choice(sequence.draft_processors, sequence.sampler) if chooses else None
         if config.strategy in SECOND_MODEL and self._second_engine is not None:
             second = make_second_model_proposer(
-                config, self._second_engine, sequence.cache, shared, sequence.eos_ids, self._prefixes, self._key
+                config,
+                self._second_engine,
+                sequence.cache,
+                shared,
+                sequence.eos_ids,
+                self._prefixes,
+                self._key,
+                sequence.images,
             )
             self._seconds.append(second)
             return second
@@ -174,8 +184,8 @@ def check_head(config: LookaheadConfig | None, engine: Engine) -> None:
     """Raise InputError where the config names the model's head and the model has none."""
     if config is not None and config.strategy in HEADS and _head(engine) is None:
         raise InputError(
-            f"strategy {config.strategy!r} needs a draft head on the native engine: the model's own (MTP) or a"
-            f" {arg('drafter')}",
+            f"strategy {config.strategy!r} needs a draft head, on the engine native or opencl: the model's own (MTP) or"
+            f" a {arg('drafter')}",
             hint=f"{arg('lookahead', 'auto')} drafts without a head",
         )
 

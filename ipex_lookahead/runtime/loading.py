@@ -13,9 +13,9 @@ from typing import Any
 from ipex_lookahead.architectures import model_types, refuse_encoder
 from ipex_lookahead.checkpoints import family_of
 from ipex_lookahead.engines import ENGINES
+from ipex_lookahead.engines.load_weights import Progress
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, cycles_left_alone, refuse_head
 from ipex_lookahead.engines.native.core import core_missing
-from ipex_lookahead.engines.opencl.device import installed as pyopencl_installed
 from ipex_lookahead.engines.weights import check_format, check_low_bit
 from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 from ipex_lookahead.files.paths import given_path
@@ -26,6 +26,8 @@ from ipex_lookahead.system.terminal import bar, may_draw
 
 log = logging.getLogger("ipex_lookahead")
 
+WITH_HEADS = ("native", "opencl")
+"""The engines that run drafting heads."""
 _ON_CPU = "is supported by the native engine on the CPU"
 """Why the native engine is chosen, behind the family's name."""
 
@@ -35,7 +37,7 @@ def load_text_model(
     *,
     low_bit: str | None = None,
     engine: str = "auto",
-    progress: bool = True,
+    progress: bool | Progress = True,
     note: Callable[[str], None] | None = None,
     drafter: str | None = None,
     draft_vocab: int | str | PathLike[str] | None = None,
@@ -46,20 +48,21 @@ def load_text_model(
     """Load a model with its tokenizer: on the native engine neither torch nor transformers is imported.
 
     The arguments are those of ``AutoModelForCausalLM.from_pretrained``, ``options`` those of ``LoadRequest`` among
-    them; ``note`` gets what else is waited for. ``draft_model`` is the name of a second model, which drafts for the
-    first and is loaded with the same ``options``.
+    them; a function as ``progress`` is called like ``LoadRequest.progress``; ``note`` gets what else is waited for.
+    ``draft_model`` is the name of a second model, which drafts for the first and is loaded with the same ``options``.
 
     Raises:
         InputError: the checkpoint carries no tokenizer, or the draft model has another vocabulary.
         LookaheadError: its tokenizer cannot be used; and as ``from_pretrained``.
     """
     check_engine(engine)
-    path = resolve_model(name_or_path, progress=progress)
+    shown = progress is True
+    path = resolve_model(name_or_path, progress=shown)
     with progress_bar(progress) as report:
         request = LoadRequest(
             path,
             low_bit=checked_format(low_bit, engine),
-            **drafting_fields(drafter, draft_vocab, drafter_low_bit, progress=progress),
+            **drafting_fields(drafter, draft_vocab, drafter_low_bit, progress=shown),
             progress=report,
             text=True,
             **options,
@@ -79,17 +82,18 @@ def load_model(request: LoadRequest, requested: str, name: str, reason: str) -> 
     if requested == "auto":  # what is slower than people may expect is said in any case
         said = f"{family_of(request.path) or 'GGUF'} {reason}" if reason == _ON_CPU else reason
         log.log(logging.INFO if name == "native" else logging.WARNING, "engine: %s, since %s", name, said)
-    for option in ("drafter", "draft_vocab", "drafter_low_bit") if name != "native" else ():
+    for option in ("drafter", "draft_vocab", "drafter_low_bit") if name not in WITH_HEADS else ():
         if (value := getattr(request, option)) is not None:
             raise InputError(
-                f"{arg(option, str(value))} needs the native engine, but this is the {name} engine ({reason}); leave it"
-                " out"
+                f"{arg(option, str(value))} needs the engine {' or '.join(WITH_HEADS)}, but this is the {name} engine"
+                f" ({reason}); leave it out"
             )
     if name in ("torch", "ipex-llm"):
         need_torch(f"{arg('engine', name)} ({reason})")
     with cycles_left_alone():
         loaded: LoadedModel = import_module(ENGINES[name]).load(request)
     said = f"{loaded.checkpoint_config['model_type']} {reason}" if reason == _ON_CPU else reason
+    loaded.source = request.path
     loaded.engine.facts["chosen"] = f"{name}: {said}"
     if loaded.no_tokenizer:
         loaded.engine.facts["no_tokenizer"] = loaded.no_tokenizer
@@ -137,6 +141,9 @@ def choose_engine(engine: str, request: LoadRequest) -> tuple[str, str]:
     family = family_of(request.path)
     refuse_head(request.path, family)
     refuse_encoder(request.path, family)
+    reason = "requested"
+    if engine == "auto" and str(request.device).startswith(("opencl", "xpu")):
+        engine, reason = "opencl", f"the device is {request.device}"
     if engine in ("native", "opencl") and family is not None and family not in model_types():
         raise UnsupportedModelError(
             f"{request.path}: the {engine} engine does not support model type {family!r}: choose one of "
@@ -144,15 +151,12 @@ def choose_engine(engine: str, request: LoadRequest) -> tuple[str, str]:
             hint=f"{arg('engine', 'torch')} supports every model type of transformers",
         )
     if engine != "auto":
-        return engine, "requested"
+        return engine, reason
     if family is not None and family not in model_types():
         return "torch", f"the native engine has no {family} (it has {', '.join(model_types())})"
-    if str(request.device).startswith("opencl") or (
-        str(request.device).startswith("xpu") and not request.ipex and pyopencl_installed()
-    ):
-        return "opencl", f"the device is {request.device}"
-    if request.gpu_layers:
-        return "opencl", f"gpu_layers is {request.gpu_layers}"
+    for name, value in request.placement().items():
+        if value:
+            return "opencl", f"{name} is {value}"
     if request.device is not None and str(request.device) != "cpu":
         return "torch", f"the native engine runs on the CPU, and the device is {request.device}"
     if request.ipex:
@@ -163,8 +167,11 @@ def choose_engine(engine: str, request: LoadRequest) -> tuple[str, str]:
 
 
 @contextmanager
-def progress_bar(show: bool) -> Iterator[Any]:
-    """A bar over the tensors on stderr, only where a person is looking."""
+def progress_bar(show: bool | Progress) -> Iterator[Any]:
+    """A bar over the tensors on stderr, only where a person is looking; or the given function."""
+    if callable(show):
+        yield show
+        return
     if not show or not may_draw():
         yield None
         return

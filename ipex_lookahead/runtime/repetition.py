@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from ipex_lookahead.decoding.sampling import Ids
 
 TAIL = 64
 """Number of last tokens to search for a repetition."""
+LOOP, LONGEST = 192, 64
+"""An answer loops if its last ``LOOP`` tokens are one part of at most ``LONGEST`` tokens again and again."""
 
 
 def repeats(ids: Sequence[int]) -> bool:
@@ -21,3 +25,26 @@ def repeats(ids: Sequence[int]) -> bool:
     while at % 8 and at >= 0:  # a match across token boundaries
         at = before.find(end, at + 1)
     return at >= 0
+
+
+def loops(ids: Sequence[int]) -> bool:
+    """Return True if the last 192 tokens are at least three times the same part: stricter than :func:`repeats`.
+
+    Text that is quoted, or code that is written again, does not loop.
+    """
+    tail = list(ids[-LOOP:])
+    return len(tail) == LOOP and any(tail[period:] == tail[:-period] for period in range(1, LONGEST + 1))
+
+
+def ends_in_loop(ids: Sequence[int]) -> bool:
+    """Return True if an answer of these tokens ends with ``stop_loops``: checked after every 64 tokens."""
+    return len(ids) % TAIL == 0 and loops(ids)
+
+
+def stop_at_loops(begin: int) -> Callable[[Ids], bool]:
+    """Return a criterion of :mod:`ipex_lookahead.runtime.stop_texts` that ends a sequence that loops.
+
+    Args:
+        begin: index of the answer's first token in the sequence.
+    """
+    return lambda ids: (len(ids) - begin) % TAIL == 0 and loops(ids[begin:].tolist())

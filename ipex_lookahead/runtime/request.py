@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ipex_lookahead.config import LookaheadConfig
+from ipex_lookahead.config import LookaheadConfig, is_memory
 from ipex_lookahead.decoding.events import OnEvent, TokenLogprob
 from ipex_lookahead.decoding.sampling import Processor
-from ipex_lookahead.decoding.sequence import DraftFilter
-from ipex_lookahead.decoding.sequence_group import SequenceGroup
+from ipex_lookahead.decoding.sequence import DraftFilter, Force
+from ipex_lookahead.decoding.sequence_group import SequenceGroup, prefix_key
+from ipex_lookahead.engines.api import AppliedAdapter
+from ipex_lookahead.engines.images import PromptImage
 from ipex_lookahead.runtime.drafting import Drafting
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.stop_texts import Stop
@@ -26,11 +28,14 @@ class Request:
     Attributes:
         prompt: token ids.
         params: how tokens are chosen.
+        adapter: a low-rank adapter of the model, from ``Runtime.adapters.applied``; None: the base model.
+        images: the images of the prompt, ascending, where it has the model's placeholder id for each of their rows.
         lookahead: how to draft, as for :func:`~ipex_lookahead.runtime.lookahead.resolve_lookahead`; it never changes
             the answer.
         adaptive: False always drafts the largest allowed number of tokens.
         processors: change the logits after the model's own processors; called once per emitted position, in order.
         draft_filter: cuts a draft to what may follow, before it costs a row.
+        force: see ``decoding.sequence.Sequence``; it takes its turn before ``stop`` sees the token.
         stop: called after each emitted token, in order, with the tokens so far; True ends the answer. It is checked in
             addition to the stops of ``params``.
         prediction: ids that the answer may resemble: one more source of drafts, named "prediction".
@@ -49,6 +54,8 @@ class Request:
 
         reader: finds thoughts and tool calls in the answer's text, and may end it with the first call; a
             ``conversation.reader.Reader``, or None for an answer without either.
+        think_budget: most tokens of the answer that may be thought; None: no limit. See ``conversation.answer``.
+        think_ending: token ids that end the thought at the budget.
         markers, silent_too: see ``conversation.text.AnswerText``.
         echo: whether the reported answer begins with the ``answered`` tokens.
         grammar: a ``conversation.grammar.Grammar`` of the answer; None for any text.
@@ -66,10 +73,13 @@ class Request:
 
     prompt: Sequence[int]
     params: SamplingParams = SamplingParams(0)
+    adapter: AppliedAdapter | None = None
+    images: Sequence[PromptImage] = ()
     lookahead: int | str | LookaheadConfig | None = None
     adaptive: bool | None = None
     processors: Sequence[Processor] = ()
     draft_filter: DraftFilter | None = None
+    force: Force | None = None
     stop: Stop | None = None
     prediction: Sequence[int] = ()
     key: str = ""
@@ -81,6 +91,8 @@ class Request:
     answered: int = 0
 
     reader: Any = None
+    think_budget: int | None = None
+    think_ending: Sequence[int] = ()
     markers: Mapping[int, str] | None = None
     silent_too: bool = False
     echo: bool = False
@@ -98,5 +110,17 @@ class Request:
 
     @property
     def tenant(self) -> str:
-        """Key of the prefix cache and of stores in memory."""
+        """Owner of its texts: one tenant cannot observe another."""
         return f"{self.key}#{self.salt}" if self.salt else self.key
+
+    @property
+    def prefix_key(self) -> str:
+        """Key of the prefix cache: its tenant, and the adapter with its scale."""
+        return prefix_key(self.tenant, self.adapter)
+
+
+def store_of(name: str | None, applied: AppliedAdapter | None) -> str | None:
+    """Return the name of the store of earlier answers: each adapter and scale has its own."""
+    if name is None or applied is None:
+        return name
+    return f"{name}:{applied.key}" if is_memory(name) else f"{name}.{applied.key}"

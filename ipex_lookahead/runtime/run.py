@@ -110,6 +110,8 @@ def length_limit(
     if prompt_length > max_context or (prompt_length == max_context and limit > prompt_length):
         raise ContextLengthError(
             f"the prompt has {prompt_length:,} tokens, which leaves no room in the model's context of {max_context:,}"
-            f" tokens; shorten it to at most {max_context - 1:,} tokens, or start a new conversation"
+            f" tokens; shorten it to at most {max_context - 1:,} tokens, or start a new conversation",
+            tokens=prompt_length,
+            limit=max_context - 1,
         )
     return (limit, "length") if limit <= max_context else (max_context, "context")

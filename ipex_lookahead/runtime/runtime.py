@@ -5,26 +5,37 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import weakref
 from collections import abc
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller.cost import EngineCosts
 from ipex_lookahead.controller.kept import cost_folder
+from ipex_lookahead.decoding.cache_budget import conversation_memory, memory_for
 from ipex_lookahead.decoding.loop import decode
-from ipex_lookahead.decoding.prefix_cache import PrefixCache, memory_for
+from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import SECOND_MODEL, make_proposer
 from ipex_lookahead.drafting.store import Stores
+from ipex_lookahead.engines.adapters import Adapters
 from ipex_lookahead.engines.api import Engine
 from ipex_lookahead.engines.low_bit_copy import low_bit_copy
 from ipex_lookahead.engines.prefill import PREFILL_ROWS
+from ipex_lookahead.errors import InputError
+from ipex_lookahead.runtime.cache_files import CacheFiles, write_all
 from ipex_lookahead.runtime.drafting import Drafting, check_head
 from ipex_lookahead.runtime.lookahead import resolve_lookahead, second_model_lookahead
+from ipex_lookahead.runtime.request import store_of
+
+log = logging.getLogger("ipex_lookahead")
 
 
 class Runtime:
@@ -37,6 +48,7 @@ class Runtime:
 
     Attributes:
         engine, costs, stores: as given.
+        adapters: the low-rank adapters of the model, by name.
         turn: lock that is held during each forward: threads that generate take turns.
         draft_engine: the draft model's engine, or None.
         copy: the low-bit copy of the engine that drafts for it, once it is made.
@@ -49,6 +61,10 @@ class Runtime:
         self.prefill_rows = PREFILL_ROWS
         self._last = threading.local()
         self._making_copy = threading.Lock()
+        self._cache_files: tuple[CacheFiles, Path | None] | None = None
+        self._prefixes: PrefixCache | None = None
+        self._using_prefixes = threading.Lock()
+        self.adapters = Adapters(engine)
         self.move_to(engine, costs)
 
     @classmethod
@@ -68,10 +84,50 @@ class Runtime:
         return cls(engine, EngineCosts(engine, cost_folder(), note), Stores(engine.vocab_size, vocabulary))
 
     def move_to(self, engine: Engine, costs: EngineCosts | None) -> None:
-        """Run later generations on another engine."""
-        self.engine, self.costs = engine, costs
+        """Run later generations on another engine, with the same adapters.
+
+        Raises UnsupportedModelError if there are adapters and the engine takes none.
+        """
+        adapters = Adapters(engine)
+        adapters.base = self.adapters.base
+        for adapter in self.adapters.values():
+            adapters.load(adapter)
+        self.engine, self.costs, self.adapters = engine, costs, adapters
         self.turn = threading.Lock()
         self.copy: Engine | None = None
+        if self._cache_files is not None:
+            try:
+                self.use_cache_files(*self._cache_files)
+            except InputError as error:
+                log.warning("prefixes are not read from disk any more: %s", error)
+                self._prefixes = None
+
+    def use_cache_files(self, files: CacheFiles, source: Path | None) -> None:
+        """Give generations of one prompt a prefix cache with a folder; see :meth:`prefixes`.
+
+        Args:
+            files: the folder.
+            source: the folder or GGUF file that the engine was loaded from, or None.
+
+        Raises InputError for an engine that cannot save KV caches.
+        """
+        write_all([self._prefixes])
+        files.add(self.engine, source)
+        self._cache_files, self._prefixes = (files, source), conversation_memory(self.engine)
+        files.attach(self._prefixes, self.engine)
+        weakref.finalize(self, write_all, [self._prefixes])  # also at the end of the process
+
+    @contextmanager
+    def prefixes(self, *, wanted: bool) -> Iterator[PrefixCache | None]:
+        """Yield the prefix cache for one generation; None if there is none, or another thread uses it."""
+        memory = self._prefixes if wanted else None
+        if memory is None or not self._using_prefixes.acquire(blocking=False):
+            yield None
+            return
+        try:
+            yield memory
+        finally:
+            self._using_prefixes.release()
 
     @property
     def stats(self) -> GenerationStats:
@@ -192,7 +248,7 @@ class Runtime:
             stats.seed, stats.temperature = sampler.seed, sampler.temperature
         if config is not None:
             stats.strategy = config.strategy
-        name = None if config is None else config.remembering
+        name = None if config is None else store_of(config.remembering, next((s.adapter for s in sequences), None))
         store = None if name is None else self.stores.get(name)
         for number, sequence in enumerate(sequences):
             sequence.index = number

@@ -26,6 +26,7 @@ class SamplingParams:
         ignore_eos: the tokens that end an answer do not end it.
         min_tokens: number of tokens before an end token may come; a text of ``stop`` that they complete is passed over.
         stop_token_ids: tokens that end an answer too, also with ``ignore_eos``.
+        stop_loops: an answer that repeats itself ends, see ``runtime/repetition.py``.
     """
 
     max_new_tokens: int
@@ -41,6 +42,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int | None = None
     stop_token_ids: tuple[int, ...] = ()
+    stop_loops: bool = False
 
 
 def checked_params(max_new_tokens: Any, *, stop: Any = (), stop_token_ids: Any = (), **given: Any) -> SamplingParams:
@@ -66,6 +68,7 @@ def checked_params(max_new_tokens: Any, *, stop: Any = (), stop_token_ids: Any =
             raise InputError(argument=one.name, got=value, allowed=str(bounds))
     if given.get("min_tokens") is not None:
         integer("min_tokens", given["min_tokens"], 0)
-    flag("ignore_eos", given.get("ignore_eos", False))
+    for name in ("ignore_eos", "stop_loops"):
+        flag(name, given.get(name, False))
     ends = tuple(integer("stop_token_ids", token, 0) for token in ids)
     return SamplingParams(integer("max_new_tokens", max_new_tokens, 0), stop=tuple(texts), stop_token_ids=ends, **given)

@@ -9,16 +9,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections import abc
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from ipex_lookahead.config import MAX_DRAFT, MEMORY_STORE, LookaheadConfig, is_memory
 from ipex_lookahead.controller import Controller
+from ipex_lookahead.decoding.cache_budget import CONVERSATION_BYTES, CONVERSATION_STATES
+from ipex_lookahead.decoding.disk_cache import DiskCache
 from ipex_lookahead.decoding.events import Event, OnEvent, TokenLogprob
 from ipex_lookahead.decoding.prefix_cache import (
-    CONVERSATION_BYTES,
-    CONVERSATION_STATES,
     PAGE,
     RUNNING_STATES,
     PrefixCache,
@@ -30,18 +32,21 @@ from ipex_lookahead.decoding.sequence_group import SequenceGroup
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.prediction import SOURCE
 from ipex_lookahead.engines.api import Engine, position_bytes, state_bytes
+from ipex_lookahead.engines.prefill import PREFILL_ROWS
 from ipex_lookahead.errors import InputError, LookaheadError, ServiceError
+from ipex_lookahead.runtime.cache_files import write_all
 from ipex_lookahead.runtime.drafting import head_rates
 from ipex_lookahead.runtime.logprobs import checked_top, logprob_of, note_prompt_logprobs
 from ipex_lookahead.runtime.lookahead import make_controller
 from ipex_lookahead.runtime.places import Places
-from ipex_lookahead.runtime.request import Request
+from ipex_lookahead.runtime.request import Request, store_of
 from ipex_lookahead.runtime.run import length_limit
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.stop_texts import any_of
 from ipex_lookahead.runtime.stream import Stream
 from ipex_lookahead.runtime.text_model import TextModel
 
+Result = TypeVar("Result")
 log = logging.getLogger("ipex_lookahead")
 
 
@@ -89,16 +94,26 @@ class Service:
         self.kv_bytes = self.state_bytes = self.cached_pages = self.cached_tokens = 0
         self._slots = slots
         self._memory, self._draft_memory = _memories(model, slots, cache_memory)
+        if model.cache_files is not None:
+            model.cache_files.attach(self._memory, model.engine)
+            if self._draft_memory is not None and model.draft_engine is not None:
+                model.cache_files.attach(self._draft_memory, model.draft_engine)
         self._counts_bytes = _sequence_bytes(model.engine) > 0
         self._controllers: dict[LookaheadConfig | None, Controller] = {}
         self._requests: dict[int, Request] = {}
         self._submitted: dict[int, Request] = {}  # by the scheduler's number
         self._new: list[Request] = []
         self._leaving: list[int] = []
+        self._calls: list[tuple[Callable[[PrefixCache], Any], Future[Any]]] = []
         self._numbers = 0
         self._changed = threading.Condition()
         self._worker = threading.Thread(target=self._work, name="ipex-lookahead service", daemon=True)
         self._worker.start()
+
+    @property
+    def disk(self) -> DiskCache | None:
+        """The prefix cache's second level, or None."""
+        return self._memory.disk
 
     # ---- any thread --------------------------------------------------------------------------------------------------
 
@@ -123,12 +138,13 @@ class Service:
         """
         request = replace(request)
         request.on_event = on_event
+        self.model.runtime.adapters.check(request.adapter)
         sequence = self._sequence(request)
         config, draft_engine = self.model.runtime.resolve(request.lookahead, adaptive=request.adaptive)
         self._check_ids("prediction", request.prediction)
         checked_top("top_logprobs", request.top_logprobs)
         checked_top("prompt_logprobs", request.prompt_logprobs)
-        request.store = _store_of(request, config)
+        request.store = store_of(_store_of(request, config), request.adapter)
         request.drafting = self.model.runtime.drafting(
             config,
             draft_engine,
@@ -164,6 +180,20 @@ class Service:
         stream.request = self.submit(Request(prompt, params, **options), stream.put)
         return stream
 
+    def call(self, work: Callable[[PrefixCache], Result]) -> Future[Result]:
+        """Run a function with the prefix cache in the worker thread, between two steps.
+
+        The function must be fast, because all requests wait for it. The future has its result or its exception, or
+        ServiceError where the service is closed.
+        """
+        future: Future[Result] = Future()
+        with self._changed:
+            if self.state == "closed" or not self._worker.is_alive():
+                raise ServiceError(f"the service is {self.state} and runs nothing", hint="use another server")
+            self._calls.append((work, future))
+            self._changed.notify_all()
+        return future
+
     def check_room(self, count: int, key: str = "") -> None:
         """Raise the error that ``submit`` would raise now for ``count`` requests of a key.
 
@@ -190,6 +220,7 @@ class Service:
                 self._leaving += self._requests
                 self._changed.notify_all()
         self._worker.join()
+        write_all([self._memory, self._draft_memory])
         self.model.stores.flush()
 
     def _cancel(self, number: int) -> None:
@@ -215,10 +246,12 @@ class Service:
                 )
             limit, reason = room, "context"
         sequence = self.model.sequence(
-            prompt, params, limit, reason, request.processors, request.sequence, request.answered
+            prompt, params, limit, reason, request.processors, request.sequence, request.answered, request.images
         )
         sequence.stop = any_of(sequence.stop, request.stop)
+        sequence.force = request.force
         sequence.draft_filter = request.draft_filter
+        sequence.adapter = request.adapter
         if self._finds_turns:
             sequence.turns = self.model.turns_of(prompt) if request.turns is None else sorted(request.turns)
         if request.top_logprobs is not None:
@@ -242,6 +275,7 @@ class Service:
         error = ServiceError("the service is closed", hint="use another server")
         try:
             curve = self.model.costs.curve()
+            self._memory.computed(PREFILL_ROWS, curve(PREFILL_ROWS))
             of_key = self._places.running_per_key
             scheduler = Scheduler(
                 self.model.engine, slots=self._slots, per_owner=of_key, memory=self._memory, time=curve
@@ -258,22 +292,33 @@ class Service:
             with self._changed:
                 self.state = "closed"
                 left, self._requests = list(self._requests.values()), {}
+                calls, self._calls = self._calls, []
                 self._changed.notify_all()
             for request in left:
                 self._notify(request, Event("error", error=error))
+            for _, future in calls:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
 
     def _turn(self, scheduler: Scheduler) -> bool:
         """Take new requests and cancellations and make a step; return False once the service has drained."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
-                    scheduler.busy or self._new or self._leaving or (self.state == "draining" and not self._requests)
+                    scheduler.busy
+                    or self._new
+                    or self._leaving
+                    or self._calls
+                    or (self.state == "draining" and not self._requests)
                 )
             )
             if self.state == "draining" and not self._requests:
                 return False
             new, self._new = self._new, []
             leaving, self._leaving = self._leaving, []
+            calls, self._calls = self._calls, []
+        for work, future in calls:
+            _run(work, self._memory, future)
         for request in new:
             try:
                 self._start(scheduler, request)
@@ -430,6 +475,15 @@ def _memories(model: TextModel, slots: int, cache_memory: int | None) -> tuple[P
         if cache_memory is None and page:
             made[-1].most_kept = CONVERSATION_BYTES // page
     return made[0], made[1] if len(made) > 1 else None
+
+
+def _run(work: Callable[[PrefixCache], Any], memory: PrefixCache, future: Future[Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        future.set_result(work(memory))
+    except Exception as error:
+        future.set_exception(_as_ours(error))
 
 
 def _as_ours(error: BaseException | None) -> LookaheadError:

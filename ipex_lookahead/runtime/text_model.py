@@ -10,6 +10,7 @@ import secrets
 from collections import abc, deque
 from collections.abc import Callable, Generator, Mapping
 from functools import cached_property
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -18,17 +19,27 @@ import numpy.typing as npt
 from ipex_lookahead.checkpoints.generation_config import REFUSED, by_transformers, refused
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller.cost import EngineCosts
-from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
-from ipex_lookahead.decoding.prefix_cache import PrefixCache, conversation_memory
+from ipex_lookahead.decoding.cache_budget import conversation_memory
+from ipex_lookahead.decoding.penalties import (
+    NEVER,
+    LeastLength,
+    NoRepeatedNGrams,
+    RepetitionPenalty,
+    count_penalties,
+)
+from ipex_lookahead.decoding.prefix_cache import PrefixCache
 from ipex_lookahead.decoding.sampling import Processor, Sampler, WarperParams
-from ipex_lookahead.decoding.sequence import DraftFilter, Sequence
+from ipex_lookahead.decoding.sequence import DraftFilter, Force, Sequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.store import Stores
-from ipex_lookahead.engines.api import Engine, state_bytes
+from ipex_lookahead.engines.api import AppliedAdapter, Engine, image_rows, state_bytes
+from ipex_lookahead.engines.images import PromptImage
 from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.errors import InputError
-from ipex_lookahead.runtime.checks import token_ids
+from ipex_lookahead.runtime.cache_files import CacheFiles, write_all
+from ipex_lookahead.runtime.checks import check_prompt, token_ids
 from ipex_lookahead.runtime.recommended import resolved, with_recommended
+from ipex_lookahead.runtime.repetition import stop_at_loops
 from ipex_lookahead.runtime.run import length_limit, streamed
 from ipex_lookahead.runtime.runtime import Runtime
 from ipex_lookahead.runtime.sampling_params import SamplingParams
@@ -59,6 +70,8 @@ class TextModel:
         tokenizer: its tokenizer.
         config: the model's config.
         recommended_by: source of its recommended sampling, for people; "" where there is none.
+        source: the folder or GGUF file that it was loaded from, or None.
+        cache_files: the folder of its prefix caches, or None.
     """
 
     def __init__(
@@ -71,6 +84,10 @@ class TextModel:
             loaded.generation_config, self.config, tokenizer.chat_template
         )
         self._eos = frozenset(token_ids("eos_token_id", self._defaults.get("eos_token_id"), self.engine.vocab_size))
+        self.source = loaded.source
+        self.runtime.adapters.base = str(loaded.source or "")
+        self.cache_files: CacheFiles | None = None
+        self._draft: TextModel | None = None
         self._memory: PrefixCache | None = None  # of a conversation
         self._draft_memory: PrefixCache | None = None
 
@@ -121,7 +138,7 @@ class TextModel:
         """
         check_vocabulary(self, draft, draft.engine)
         self.runtime.draft_engine = draft.engine
-        self._draft_memory = None
+        self._draft, self._draft_memory = draft, None
 
     def generate(
         self,
@@ -136,6 +153,9 @@ class TextModel:
         keep: bool = False,
         keep_drafts: bool = False,
         constrain: Constrain | None = None,
+        force: Force | None = None,
+        adapter: AppliedAdapter | None = None,
+        images: abc.Sequence[PromptImage] = (),
     ) -> list[int]:
         """Answer a prompt.
 
@@ -152,6 +172,9 @@ class TextModel:
                 invariant there is no prefix cache.
             keep_drafts: store verified drafts in ``stats.drafts``.
             constrain: keeps the answer in a grammar, see ``conversation.grammar.Grammar.constrain``.
+            force: chooses some tokens instead of the model, see ``decoding.sequence.Sequence``.
+            adapter: a low-rank adapter of the model, from ``runtime.adapters.applied``; None: the base model.
+            images: the images of the prompt, ascending, which has the model's placeholder id for each of their rows.
 
         Returns:
             The answer's ids. ``stats`` has the finish reason, the times and the seed.
@@ -163,7 +186,17 @@ class TextModel:
         """
         options: dict[str, Any] = {"on_token": on_token, "on_prefill": on_prefill, "cancelled": cancelled}
         steps = self._stepwise(
-            [ids], params, lookahead, adaptive, keep=keep, keep_drafts=keep_drafts, constrain=constrain, **options
+            [ids],
+            params,
+            lookahead,
+            adaptive,
+            keep=keep,
+            keep_drafts=keep_drafts,
+            constrain=constrain,
+            force=force,
+            adapter=adapter,
+            images=[images],
+            **options,
         )
         (sequences,) = deque(steps, maxlen=1)  # there are at least the empty ones
         return sequences[0].new if sequences else []
@@ -175,12 +208,16 @@ class TextModel:
         *,
         lookahead: int | str | LookaheadConfig | None = None,
         on_token: Callable[[int], None] | None = None,
+        adapter: AppliedAdapter | None = None,
+        images: abc.Sequence[abc.Sequence[PromptImage]] = (),
     ) -> list[list[int]]:
         """Answer several prompts in the same forwards; number i in the sampling noise is prompt i.
 
-        The arguments and errors are those of :meth:`generate`.
+        The arguments and errors are those of :meth:`generate`; ``images`` are those of each prompt, () = none.
         """
-        steps = self._stepwise(prompts, params, lookahead, None, keep=False, on_token=on_token)
+        steps = self._stepwise(
+            prompts, params, lookahead, None, keep=False, on_token=on_token, adapter=adapter, images=images
+        )
         (sequences,) = deque(steps, maxlen=1)
         return [sequence.new for sequence in sequences] if sequences else [[] for _ in prompts]
 
@@ -193,13 +230,17 @@ class TextModel:
         adaptive: bool | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         keep: bool = False,
+        adapter: AppliedAdapter | None = None,
+        images: abc.Sequence[PromptImage] = (),
     ) -> Generator[int, None, None]:
         """Yield the tokens of an answer; the next ones are made when they are taken.
 
         Closing the iterator ends the answer. The arguments and errors are those of :meth:`generate`, the errors raised
         at once.
         """
-        steps = self._stepwise([ids], params, lookahead, adaptive, keep=keep, on_prefill=on_prefill)
+        steps = self._stepwise(
+            [ids], params, lookahead, adaptive, keep=keep, on_prefill=on_prefill, adapter=adapter, images=[images]
+        )
         next(steps)
         return streamed(steps)
 
@@ -213,6 +254,9 @@ class TextModel:
         keep: bool,
         keep_drafts: bool = False,
         constrain: Constrain | None = None,
+        force: Force | None = None,
+        adapter: AppliedAdapter | None = None,
+        images: abc.Sequence[abc.Sequence[PromptImage]] = (),
         on_token: Callable[[int], None] | None = None,
         on_prefill: Callable[[int, int], None] | None = None,
         cancelled: Callable[[], bool] | None = None,
@@ -222,14 +266,18 @@ class TextModel:
         if not all(prompts):
             raise InputError("the prompt is empty; give at least one token")
         params = self.resolved(params)
+        self.runtime.adapters.check(adapter)
         config, draft_engine = self.runtime.resolve(lookahead, adaptive=adaptive)
         sequences = []
         for number, ids in enumerate(prompts):
             limit, reason = length_limit(len(ids), self.engine.max_context, max_new_tokens=params.max_new_tokens)
             processor, draft_filter = (None, None) if constrain is None else constrain(len(ids))
             own = () if processor is None else (processor,)
-            sequences.append(self.sequence(ids, params, limit, reason, own, number))
+            seen = images[number] if images else ()
+            sequences.append(self.sequence(ids, params, limit, reason, own, number, images=seen))
             sequences[-1].draft_filter = draft_filter
+            sequences[-1].force = force
+            sequences[-1].adapter = adapter
             sequences[-1].on_token = on_token
         yield ()
         room = max((sequence.limit - len(sequence.prompt) for sequence in sequences), default=0)
@@ -255,6 +303,42 @@ class TextModel:
             **memories,
         )
 
+    def _conversation_memory(self, engine: Engine) -> PrefixCache:
+        memory = conversation_memory(engine)
+        if self.cache_files is not None:
+            self.cache_files.attach(memory, engine)
+        return memory
+
+    def use_cache_folder(self, folder: str | PathLike[str] | None, size: int | None = None) -> None:
+        """Store the prefixes of texts in a folder, where later processes find them; before a ``Service`` is made.
+
+        The prefix cache of a conversation is written to its old folder and begins anew. Without an old folder it is
+        written to the new one.
+
+        Args:
+            folder: created if it does not exist; None: the prefix cache is in memory alone.
+            size: maximum size of its files in bytes; None: 20 GiB.
+
+        Raises InputError for a folder that cannot be used, or an engine that cannot save KV caches.
+        """
+        files = None if folder is None else CacheFiles(folder, size)
+        if files is not None:
+            files.add(self.engine, self.source)
+            if self._draft is not None:
+                files.add(self._draft.engine, self._draft.source)
+        self.close()
+        if self.cache_files is not None:
+            self._memory = self._draft_memory = None
+        self.cache_files = files
+        for memory, engine in ((self._memory, self.engine), (self._draft_memory, self.draft_engine)):
+            if files is not None and memory is not None and engine is not None:
+                files.attach(memory, engine)
+                memory.flush()
+
+    def close(self) -> None:
+        """Write what the prefix cache of a conversation holds to its folder, if it has one."""
+        write_all([self._memory, self._draft_memory])
+
     def forget(self) -> None:
         """Clear the stores of earlier answers that are in memory."""
         self.stores.forget()
@@ -263,9 +347,9 @@ class TextModel:
         """Return the prefix caches of a conversation, for the model and its draft model."""
         draft = self.draft_engine
         if self._memory is None:
-            self._memory = conversation_memory(self.engine)
+            self._memory = self._conversation_memory(self.engine)
         if self._draft_memory is None and draft is not None:
-            self._draft_memory = conversation_memory(draft)
+            self._draft_memory = self._conversation_memory(draft)
         return {"memory": self._memory, "draft_memory": self._draft_memory}
 
     def turns_of(self, ids: abc.Sequence[int] | npt.NDArray[np.int32]) -> list[int]:
@@ -285,6 +369,7 @@ class TextModel:
         own: abc.Sequence[Processor] = (),
         number: int = 0,
         answered: int = 0,
+        images: abc.Sequence[PromptImage] = (),
     ) -> Sequence:
         """Return the sequence of a prompt.
 
@@ -296,14 +381,17 @@ class TextModel:
             own: processors after those of ``params``.
             number: number of the sequence in the sampling noise.
             answered: number of tokens at the end of ``ids`` that are the answer's first tokens.
+            images: the images of the prompt, ascending; see :class:`~ipex_lookahead.engines.images.PromptImage`.
 
         Raises:
+            InputError: images that do not fit the prompt, or for a model that takes none.
             InputError: the model's own generation config has an option that is not supported.
         """
         params = self.resolved(params)
         prompt = np.asarray(ids, np.int32)
         begin = len(prompt) - answered
-        self._check_ids(prompt)
+        check_prompt(prompt, self.engine.vocab_size, self.tokenizer.get_vocab)
+        rows = image_rows(self.engine, prompt, images) if images else None
         self.check_own_settings()
         warpers: abc.Sequence[Processor] = ()
         processors: abc.Sequence[Processor]
@@ -321,12 +409,15 @@ class TextModel:
             )
         else:
             processors, warping = self._processors(params, begin), self._sampling(params)
-        processors = [*processors, *_count_penalties(params, begin)]
+        processors = [
+            *processors,
+            *count_penalties(params.presence_penalty or 0.0, params.frequency_penalty or 0.0, begin),
+        ]
         ends = self._ends(params)
         if params.min_tokens and ends:
             processors.append(LeastLength(len(ids) + params.min_tokens, ends))
         seed = secrets.randbits(SEED_BITS) if params.seed is None else params.seed
-        return Sequence(
+        sequence = Sequence(
             prompt,
             limit,
             reason,
@@ -334,8 +425,11 @@ class TextModel:
             None if warping is None else Sampler(warping, seed, number),
             [*processors, *own, *warpers],
             [*processors, *warpers],
-            stop=self._stop(params, len(ids)),
+            stop=self._stop(params, len(ids), begin),
         )
+        if rows is not None:
+            sequence.attach_images(rows)
+        return sequence
 
     def _ends(self, params: SamplingParams) -> frozenset[int]:
         """Return the end tokens of an answer. Raises InputError for an id outside the vocabulary."""
@@ -363,11 +457,13 @@ class TextModel:
         texts = self._defaults.get("stop_strings") or ()
         return (texts,) if isinstance(texts, str) else tuple(texts)
 
-    def _stop(self, params: SamplingParams, prompt_length: int) -> Stop | None:
+    def _stop(self, params: SamplingParams, prompt_length: int, begin: int) -> Stop | None:
         texts, seconds = (*params.stop, *self.own_stops), self._defaults.get("max_time")
         free = prompt_length + params.min_tokens if params.min_tokens else 0
         return any_of(
-            StopTexts(self.tokenizer, texts, free) if texts else None, None if seconds is None else time_limit(seconds)
+            StopTexts(self.tokenizer, texts, free) if texts else None,
+            None if seconds is None else time_limit(seconds),
+            stop_at_loops(begin) if params.stop_loops else None,
         )
 
     def _setting(self, name: str, given: Any, otherwise: Any) -> Any:
@@ -382,18 +478,6 @@ class TextModel:
         top_p = 1.0 if params.top_p is None else params.top_p
         return WarperParams(params.temperature, params.top_k or 0, top_p, params.min_p or 0.0)
 
-    def _check_ids(self, prompt: npt.NDArray[np.int32]) -> None:
-        """Raise InputError, with the token's name, for a token without an embedding."""
-        rows = self.engine.vocab_size
-        wrong = prompt[(prompt < 0) | (prompt >= rows)]
-        if len(wrong):
-            vocabulary = self.tokenizer.get_vocab().items()
-            token = next((f"{token[:80]!r}, id {i}" for token, i in vocabulary if i == wrong[0]), f"id {wrong[0]}")
-            raise InputError(
-                f"the prompt has a token without an embedding: {token}; valid ids are 0 to {rows - 1}",
-                hint="remove the token from the prompt",
-            )
-
     def _processors(self, params: SamplingParams, prompt_length: int) -> list[Processor]:
         """Return the processors in Hugging Face's order."""
         made: list[Processor] = []
@@ -406,10 +490,7 @@ class TextModel:
         least = prompt_length + new if new is not None else self._setting("min_length", None, 0)
         if least > prompt_length and self._eos:
             made.append(LeastLength(least, self._eos))
+        suppressed = self._defaults.get("suppress_tokens", ())
+        if tokens := [one for one in suppressed if one < self.engine.vocab_size]:
+            made.append(LeastLength(NEVER, tokens))
         return made
-
-
-def _count_penalties(params: SamplingParams, prompt_length: int) -> list[Processor]:
-    """Return the penalties that Hugging Face does not have."""
-    presence, frequency = params.presence_penalty or 0.0, params.frequency_penalty or 0.0
-    return [CountPenalties(presence, frequency, prompt_length)] if presence or frequency else []

@@ -56,9 +56,14 @@ class Answers:
         service: where they are made.
         tokenizer: the model's.
         requests: one for each answer.
-        ping_seconds: iteration gives an empty list after this number of seconds without an event.
+        ping_seconds: longest pause between two events of a stream. Iteration gives an empty list after half of it, so
+            that a stream which looks then whether one is due keeps to it.
         at_once: number of answers submitted to the service at a time; each one that ends admits the next.
         mailbox: brings their events into the running loop; None: one of their own.
+        on_end: called when the first answer has ended or is closed, with its text: the tokens of prompt and answer.
+
+    Attributes:
+        slot: llama-server's slot of the first answer.
 
     Iterating gives lists of what is new.
     """
@@ -71,12 +76,15 @@ class Answers:
         ping_seconds: float,
         at_once: int = 16,
         mailbox: Mailbox | None = None,
+        on_end: Callable[[list[int]], None] | None = None,
     ) -> None:
         """Submits the first ``at_once`` of them all, or none. Raises ApiError where one is refused."""
         self.requests = requests
+        self.slot = 0
+        self._on_end = on_end
         self._loop = asyncio.get_running_loop()
         self._mailbox = Mailbox(self._loop) if mailbox is None else mailbox
-        self._ping = ping_seconds
+        self.ping = ping_seconds / 2
         self._at_once = at_once
         self._tokenizer = tokenizer
         self._events: deque[tuple[int, Event]] = deque()
@@ -127,6 +135,7 @@ class Answers:
         for index, request in enumerate(self._running):
             if not self._done[index]:
                 request.cancel()
+                self._note_end(index)
         self._done = [True] * len(self.requests)
 
     @property
@@ -151,7 +160,7 @@ class Answers:
         while not all(self._done):
             if not self._events:
                 self._arrived.clear()
-                pinging = self._loop.call_later(self._ping, self._arrived.set)
+                pinging = self._loop.call_later(self.ping, self._arrived.set)
                 try:
                     await self._arrived.wait()
                 finally:
@@ -184,5 +193,11 @@ class Answers:
         deltas = self._states[index].take(event)
         if event.kind == "finish":
             self._done[index] = True
+            self._note_end(index)
             self._next()
         return deltas
+
+    def _note_end(self, index: int) -> None:
+        if self._on_end is not None and index == 0:
+            request, ids = self.requests[index], self._states[index].ids
+            self._on_end([*request.prompt[: len(request.prompt) - request.answered], *ids])

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
 from ipex_lookahead.serving import (
+    adapters,
     chat,
     completions,
     health,
@@ -20,6 +21,7 @@ from ipex_lookahead.serving import (
     messages,
     models,
     ollama,
+    ollama_models,
     pdf,
     responses,
     stored,
@@ -29,16 +31,32 @@ from ipex_lookahead.serving import (
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.gate import Gate
 from ipex_lookahead.serving.handling import GONE
+from ipex_lookahead.serving.managed import OneModel
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import ClientGoneError
 
 log = logging.getLogger(__name__)
-APIS = (chat, completions, responses, stored, messages, ollama, llama_server, models, tokens, health, web, pdf)
+APIS = (
+    chat,
+    completions,
+    responses,
+    stored,
+    messages,
+    ollama,
+    ollama_models,
+    llama_server,
+    models,
+    adapters,
+    tokens,
+    health,
+    web,
+    pdf,
+)
 """One API a file; each has a ``router``."""
 
 
 def make_app(server: Server) -> FastAPI:
-    """Return the application of a server; its state is ``app.state.server``."""
+    """Return the application of a server; its state is ``app.state.server`` and ``app.state.models``."""
     from ipex_lookahead import __version__
 
     app = FastAPI(
@@ -48,9 +66,15 @@ def make_app(server: Server) -> FastAPI:
         docs_url=None,  # the usual page loads its parts from another server
         redoc_url=None,
     )
-    app.state.server = server
+    app.state.server, app.state.models = server, OneModel(server)
     for api in APIS:
         app.include_router(api.router)
+    protect(app, server)
+    return app
+
+
+def protect(app: FastAPI, server: Server) -> None:
+    """Add what an application has in common with that of ``router/app.py``: error responses, the gate, and CORS."""
     for kind in (ApiError, ClientGoneError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _error_response)
     app.add_middleware(Gate, server=server)
@@ -62,7 +86,6 @@ def make_app(server: Server) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-ignored-fields", "retry-after"],
         )
-    return app
 
 
 async def _error_response(request: Request, error: Exception) -> JSONResponse:
@@ -83,7 +106,7 @@ def _as_api_error(error: Exception) -> ApiError:
         if isinstance(error.__cause__, ApiError):  # of a body, which FastAPI turns into a 400 of its own
             return error.__cause__
         if isinstance(error.__cause__, UnicodeDecodeError | RecursionError):
-            return _broken(error.__cause__)
+            return invalid_json(error.__cause__)
         said = {404: "no API at this path", 405: "method not allowed at this path"}
         return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
     return ApiError(500, "internal error; the server's log has the details")
@@ -95,7 +118,7 @@ def _of_validation(error: RequestValidationError) -> ApiError:
     place = [str(part) for part in first["loc"] if not str(part).startswith(("list[", "dict["))]
     place = place[1:] if place[:1] in (["body"], ["query"]) else place
     if first["type"] == "json_invalid" and isinstance(error.__cause__, json.JSONDecodeError):
-        return _broken(error.__cause__)
+        return invalid_json(error.__cause__)
     if isinstance(first.get("input"), bytes) and first["loc"] == ("body",):
         return ApiError(415, "the Content-Type of the request body must be application/json")
     while len(place) > 1 and place[-1] in ("str", "int", "float", "bool", "constrained-str"):
@@ -105,7 +128,7 @@ def _of_validation(error: RequestValidationError) -> ApiError:
     return ApiError(400, f"{param or 'the request'}: {first['msg']}{got}", param=param, code="invalid_value")
 
 
-def _broken(error: Exception) -> ApiError:
+def invalid_json(error: Exception) -> ApiError:
     """Return the error of a body that is not JSON, with the position."""
     if isinstance(error, json.JSONDecodeError):
         near = error.doc[max(0, error.pos - 10) : error.pos + 10]

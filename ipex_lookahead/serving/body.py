@@ -36,7 +36,7 @@ from ipex_lookahead.serving.limits import Limits
 
 CODINGS = ("gzip", "x-gzip", "deflate")
 """Values of Content-Encoding that are read."""
-_LARGE = 256 << 10
+LARGE = 256 << 10
 """Bytes of a body that is counted and parsed in a thread, so that streams go on meanwhile."""
 _MARKS = re.compile(rb'"[^"]*"?|[\[{,]')
 """Of a JSON text without escapes: strings, beginnings of objects and lists, and commas."""
@@ -65,7 +65,7 @@ class JsonRoute(APIRoute):
 class _JsonRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
-        return await asyncio.to_thread(parsed, body) if len(body) > _LARGE else parsed(body)
+        return await asyncio.to_thread(parsed, body) if len(body) > LARGE else parsed(body)
 
 
 # ---- JSON ------------------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ def bounded(receive: Receive, headers: Headers, limits: Limits, *, is_json: bool
                     await discard(receive, headers, limits)
                 raise HTTPException(413, f"the request body exceeds the limit of {most} bytes")
         complete, body = True, b"".join(pieces)
-        if is_json and size > _LARGE and (many := await asyncio.to_thread(parts, body, limits)):
+        if is_json and size > LARGE and (many := await asyncio.to_thread(parts, body, limits)):
             raise HTTPException(413, f"the request has more than {many}")
         return {"type": "http.request", "body": body, "more_body": False}
 

@@ -17,10 +17,10 @@ from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import FUNCTION, decided, functions_of, prepare, text_of, thinking_variables
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
-from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
+from ipex_lookahead.serving.handling import answer, checked, identity_of, openai_head
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace, token_ids
-from ipex_lookahead.serving.sampling import MINUS_ONE, VERBOSITY, Most, Sampled, stops
+from ipex_lookahead.serving.sampling import BUDGET, EFFORT, MINUS_ONE, VERBOSITY, Budget, Most, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.structured import schema_form
 from ipex_lookahead.serving.usage import timings, usage
@@ -104,9 +104,9 @@ class ChatRequest(Sampled):
     )
     parallel_tool_calls: bool | None = supported("false: the answer ends after its first call")
     prediction: Prediction | None = supported("an additional source of drafts; never changes the answer")
-    reasoning_effort: str | None = supported(
-        "`reasoning_effort` of the chat template; also its `enable_thinking`: false for none and minimal, else true"
-    )
+    reasoning_effort: str | None = supported(EFFORT)
+    thinking_budget: Budget | None = supported(BUDGET)
+    reasoning_budget: Budget | None = supported("llama-server's name of `thinking_budget`")
     chat_template_kwargs: dict[str, Any] | None = supported("additional variables of the chat template")
     metadata: Any = no_effect("requests are not stored")
     store: Any = no_effect("requests are not stored")
@@ -152,6 +152,7 @@ class ChatRequest(Sampled):
             allowed,
             answered,
             bool(self.echo),
+            self.thinking_budget if self.reasoning_budget is None else self.reasoning_budget,
         )
         self.check_end(constrained=conversation.form is not None or conversation.may_call)
         return conversation
@@ -253,9 +254,11 @@ async def chat(request: Request, body: ChatRequest) -> Response:
         options["prediction"] = await server.prepare(lambda: served.encode(likely))
     requested = body.max_completion_tokens or body.max_tokens
     params = body.params(served, len(prepared.prompt), requested, stops(body.stop, limits))
-    options |= {**memory_of(request, body.cache_salt), "top_logprobs": alternatives}
+    options |= {**identity_of(request, body.cache_salt), "top_logprobs": alternatives}
     options["silent_too"] = bool(body.return_token_ids)
-    answers = server.start([replace(prepared, params=params, sequence=i, **options) for i in range(count)])
+    answers = server.start(
+        [replace(prepared, params=params, sequence=i, **options) for i in range(count)], body.id_slot
+    )
     writer = _Writer(server, served, body, answers, conversation.begun if conversation.echo else "")
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
@@ -264,13 +267,16 @@ class _Writer(ChoiceWriter):
     """One request's answers in OpenAI's shapes; ``echo`` is text that precedes each of them."""
 
     def __init__(self, server: Server, served: Served, body: ChatRequest, answers: Answers, echo: str) -> None:
-        super().__init__(openai_head(server, body, "chatcmpl-", "chat.completion"), served, body, answers)
+        super().__init__(openai_head(server, body, answers, "chatcmpl-", "chat.completion"), served, body, answers)
         self._calls = [0] * len(answers.requests)
         self._echo = echo
 
     def _opening(self) -> Iterator[dict[str, Any]]:
         for index in range(len(self._calls)):
             yield _choice_of(index, {"role": "assistant", "content": self._echo})
+
+    def _nothing(self) -> dict[str, Any]:
+        return _choice_of(0, {})
 
     def _new(self, delta: Delta) -> list[dict[str, Any]]:  # no chunk has an empty ``content``
         found: list[dict[str, Any]] = []
@@ -282,10 +288,11 @@ class _Writer(ChoiceWriter):
                 said["reasoning_content"] = delta.thought
             found.append({"choices": [_choice_of(delta.index, said)]})
         for call in delta.calls:
-            number, self._calls[delta.index] = self._calls[delta.index], self._calls[delta.index] + 1
-            named = {"index": number, **_call(call, "")}
-            arguments = {"index": number, "function": {"arguments": call.arguments}}
-            found += [{"choices": [_choice_of(delta.index, {"tool_calls": [part]})]} for part in (named, arguments)]
+            self._calls[delta.index] += call.begins
+            number = {"index": self._calls[delta.index] - 1}
+            parts = [{**number, **_call(call, "")}] if call.begins else []
+            parts += [{**number, "function": {"arguments": call.arguments}}] if call.arguments else []
+            found += [{"choices": [_choice_of(delta.index, {"tool_calls": [part]})]} for part in parts]
         if delta.finish is not None:
             choice = _choice_of(delta.index, {}) | delta.finish.fields()
             found.append({"choices": [choice], "timings": timings(delta.finish)})

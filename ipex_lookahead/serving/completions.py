@@ -17,7 +17,7 @@ from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import no_effect, required, supported
-from ipex_lookahead.serving.handling import answer, checked, memory_of, openai_head
+from ipex_lookahead.serving.handling import answer, checked, identity_of, openai_head
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.logprobs import draft_trace, legacy_logprobs, prompt_logprobs, spelled
 from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, stops
@@ -103,7 +103,7 @@ async def completions(request: HttpRequest, body: CompletionRequest) -> Response
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
     best = count > body.answers(limits)
     top = 0 if best and alternatives is None else alternatives
-    options |= {**memory_of(request, body.cache_salt), "top_logprobs": top}
+    options |= {**identity_of(request, body.cache_salt), "top_logprobs": top}
     if body.echo:
         options["prompt_logprobs"] = alternatives
     wanted, stop = _TOKENS if body.max_tokens is None else body.max_tokens, stops(body.stop, limits)
@@ -122,7 +122,7 @@ async def completions(request: HttpRequest, body: CompletionRequest) -> Response
     echoes = [Echo()] * len(prompts)
     if body.echo:
         echoes = await server.prepare(lambda: _echoes(served, given, prompts, alternatives is not None))
-    answers = server.start(requests)
+    answers = server.start(requests, body.id_slot)
     writer = _Writer(server, served, body, answers, [echo for echo in echoes for _ in range(count)], count)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
@@ -196,7 +196,7 @@ class _Writer(ChoiceWriter):
         echoes: Sequence[Echo],
         sharing: int,
     ) -> None:
-        super().__init__(openai_head(server, body, "cmpl-", "text_completion"), served, body, answers)
+        super().__init__(openai_head(server, body, answers, "cmpl-", "text_completion"), served, body, answers)
         self._echoes = echoes
         self._sharing = sharing
 
@@ -204,6 +204,9 @@ class _Writer(ChoiceWriter):
         for index, echo in enumerate(self._echoes):
             if echo.text and not echo.ids:
                 yield self._choice(index, echo.text)
+
+    def _nothing(self) -> dict[str, Any]:
+        return self._choice(0, "")
 
     def _new(self, delta: Delta) -> list[dict[str, Any]]:  # only the last chunk of an answer may have an empty ``text``
         found: list[dict[str, Any]] = []

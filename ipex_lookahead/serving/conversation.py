@@ -78,7 +78,10 @@ def fitted(served: Served, conversation: Conversation, requested: int | None) ->
 
 
 def functions_of(
-    tools: Sequence[Mapping[str, Any]], limits: Limits, field: str = "function.parameters"
+    tools: Sequence[Mapping[str, Any]],
+    limits: Limits,
+    field: str = "function.parameters",
+    places: Sequence[str] | None = None,
 ) -> list[Function]:
     """Functions with names and bounded schemas, checked.
 
@@ -86,6 +89,7 @@ def functions_of(
         tools: ``{"name", "description"?, "parameters"?, "strict"?}`` each.
         limits: of the server.
         field: what the API calls the schema in one of ``tools``.
+        places: where they are in the request; None: ``tools.0`` and so on.
 
     Returns the functions with ``param``, the field of the request that has the schema.
     """
@@ -102,7 +106,8 @@ def functions_of(
 
     try:
         for at, tool in enumerate(tools):
-            found.append(function_of(tool, f"tools.{at}", field, found, check))
+            place = f"tools.{at}" if places is None else places[at]
+            found.append(function_of(tool, place, field, found, check))
     except InputError as error:
         raise ApiError(400, str(error), param=error.argument, code="unsupported_value") from None
     return found

@@ -18,6 +18,7 @@ KINDS = {
     415: "invalid_request_error",
     429: "rate_limit_error",
     500: "api_error",
+    501: "not_supported_error",
     503: "overloaded_error",
 }
 """Status -> ``error.type``; both APIs have these words."""
@@ -39,6 +40,7 @@ class ApiError(Exception):
         param: the field at fault.
         code: a word that programs look for.
         headers: of the answer.
+        too_long: tokens of a prompt that does not fit the context, and the most that it may have.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        too_long: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
+        self.too_long = too_long
         self.status = status
         self.message = _utf8(message)
         self.param = None if param is None else _utf8(param)
@@ -61,6 +65,9 @@ class ApiError(Exception):
         """The answer's JSON, as the API at ``path`` has it."""
         kind = KINDS.get(self.status, "api_error")
         if path.startswith(MESSAGES):
+            if self.too_long is not None:  # at Anthropic's words agents compact their conversation
+                said = "prompt is too long: {} tokens > {} maximum".format(*self.too_long)
+                return {"type": "error", "error": {"type": kind, "message": said}}
             return {"type": "error", "error": {"type": kind, "message": self.message}}
         if path.startswith(OLLAMA):
             return {"error": self.message}
@@ -85,7 +92,8 @@ def from_ours(error: LookaheadError) -> ApiError:
             429, message, code="queue_full", headers={"retry-after": str(max(1, math.ceil(error.retry_after)))}
         )
     if isinstance(error, ContextLengthError):
-        return ApiError(400, message, code="context_length_exceeded")
+        lengths = (error.tokens, error.limit) if error.tokens else None
+        return ApiError(400, message, code="context_length_exceeded", too_long=lengths)
     if isinstance(error, InputError):
         return ApiError(400, message, param=FIELDS.get(error.argument, error.argument) or None)
     return ApiError(500, message)

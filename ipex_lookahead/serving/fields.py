@@ -96,6 +96,13 @@ class Body(BaseModel):
         return self.handed_back or not place
 
 
+class AdapterScale(Body):
+    """One of ``lora``, llama-server's list of adapters."""
+
+    id: int = required("number of the adapter in `GET /lora-adapters`")
+    scale: float = required("factor on its changes, from -100 to 100; 0 leaves it out")
+
+
 def only(given: Mapping[str, Any], known: Collection[str], place: str = "") -> None:
     """Raise ApiError for a name that is not known, unless its value is null, which has no effect."""
     for name, value in given.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import re
 import secrets
@@ -14,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ipex_lookahead.serving.body import bounded, coding_of, discard
 from ipex_lookahead.serving.failures import ApiError
+from ipex_lookahead.serving.keys import key_of
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Server
 
@@ -25,6 +27,8 @@ OPEN = HEALTH | {"/", "/ready", "/favicon.ico"}
 OPEN_FOLDER = "/page/"
 FILES = "/pdf-text"
 """The path with a PDF file for a body, which may be larger than JSON."""
+SECRET, OWNER = "x-ipex-lookahead-secret", "x-ipex-lookahead-owner"
+"""Headers of requests to a worker: its secret, and the owner of the request's API key."""
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -49,11 +53,11 @@ class Gate:
         if method == "HEAD":  # what GET answers, less the body, which uvicorn leaves out by its own copy
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
-        if method == "POST" and _of_no_page(headers):
+        if method in ("POST", "DELETE") and _of_no_page(headers):
             scope = {**scope, "headers": _as_json(scope["headers"])}
         named = headers.get("x-request-id", "")
         number = named if _NAME.fullmatch(named) else "req_" + secrets.token_hex(8)
-        status = 0
+        scope["request_id"], status = number, 0
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -80,11 +84,14 @@ class Gate:
             await self._app(scope, bounded(receive, headers, self._limits(scope), is_json=is_json), sending)
         finally:
             route = getattr(scope.get("route"), "path", "")
-            self._server.metrics.requested(route or "other", status or 500)
+            self._server.metrics.requested(route or "other", status or 500, scope.get("model", ""))
             log.info("%s %s %s %d", number, method, route or "other", status)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         settings, host = self._server.settings, headers.get("host", "")
+        if settings.secret:  # the server in front has checked the rest
+            scope["owner"] = self._owner_in_front(headers)
+            return
         if scope["path"] not in HEALTH and not settings.hosts.answer(host):
             said = f"this server does not answer as {host[:100]!r}; start it with --allowed-host NAME if it should"
             raise ApiError(403, said, code="wrong_host")
@@ -104,22 +111,31 @@ class Gate:
         if scope["method"] == "POST":
             coding_of(headers)
         open_ = scope["path"] in OPEN or scope["path"].startswith(OPEN_FOLDER)
-        if settings.keys and not open_:
-            scope["owner"] = self._owner(headers)
+        if not open_:
+            self._identify(scope, headers)
 
     def _limits(self, scope: Scope) -> Limits:
         limits = self._server.limits
         return replace(limits, body_bytes=limits.pdf_bytes) if scope["path"] == FILES else limits
 
-    def _owner(self, headers: Headers) -> str:
-        kind, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
-        owner = self._server.settings.keys.owner(given) if given else None
-        if owner is None:
+    def _owner_in_front(self, headers: Headers) -> str:
+        """Return the owner of the key that the server in front of this worker has checked."""
+        if not hmac.compare_digest(headers.get(SECRET, "").encode(), self._server.settings.secret.encode()):
+            raise ApiError(403, "this is a worker of another server; send the request to that server", code="worker")
+        return headers.get(OWNER, "")
+
+    def _identify(self, scope: Scope, headers: Headers) -> None:
+        """Set the scope's ``owner`` and ``admin``; an admin key is valid wherever an API key is."""
+        settings, given = self._server.settings, key_of(headers)
+        owner, admin = settings.keys.owner(given), settings.admin_keys.owner(given)
+        scope["admin"] = admin is not None
+        if not settings.keys:
+            return
+        if owner is None and admin is None:
             unknown = ", and the one in this request is unknown" if given else ""
             said = f"this server requires an API key{unknown}; send Authorization: Bearer KEY"
             raise ApiError(401, said, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
-        return owner
+        scope["owner"] = owner or admin
 
 
 def _own_page(origin: str, host: str) -> bool:

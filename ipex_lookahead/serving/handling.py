@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from fastapi import Request, Response
 from starlette.responses import JSONResponse
 
 from ipex_lookahead.serving.answers import Answers
-from ipex_lookahead.serving.fields import Body
+from ipex_lookahead.serving.failures import ApiError
+from ipex_lookahead.serving.fields import AdapterScale, Body
+from ipex_lookahead.serving.keys import key_of
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import EVENTS, ClientGoneError, EventStream, unless_gone
 
@@ -35,13 +37,33 @@ def checked(request: Request, body: Body, model: str | None) -> tuple[Server, Se
     served = server.known(model)
     body.check(strict=server.settings.strict_fields)
     request.scope["ignored"] = body.ignored()  # see ``gate.py``
+    scales: Sequence[AdapterScale] | None = getattr(body, "lora", None)
+    request.scope["adapter"] = server.applied(model, None if scales is None else {one.id: one.scale for one in scales})
     return server, served
+
+
+def require_admin(request: Request) -> None:
+    """Raise ApiError for a request without an admin key."""
+    if request.scope.get("admin"):
+        return
+    if not server_of(request).settings.admin_keys:
+        said = "this server's models cannot be changed over HTTP; start it with --admin-key-file FILE to allow it"
+        raise ApiError(403, said, code="admin_disabled")
+    said = "this request needs a key of the server's --admin-key-file; send Authorization: Bearer KEY"
+    if key_of(request.headers):
+        raise ApiError(403, f"{said}, with an admin key", code="invalid_admin_key")
+    raise ApiError(401, said, code="invalid_admin_key", headers={"www-authenticate": "Bearer"})
 
 
 def memory_of(request: Request, salt: str | None = None) -> dict[str, str]:
     """Owner of cached answers and prompts, as the service takes it; "" if no keys are required."""
     apart = "" if salt is None else hashlib.sha256(salt.encode()).hexdigest()[:32]
     return {"key": str(request.scope.get("owner", "")), "salt": apart}
+
+
+def identity_of(request: Request, salt: str | None = None) -> dict[str, Any]:
+    """Return the owner of a request, see :func:`memory_of`, and the adapter that ``checked`` has found."""
+    return {**memory_of(request, salt), "adapter": request.scope["adapter"]}
 
 
 def new_tokens(served: Served, prompt: int, requested: int | None) -> int:
@@ -94,14 +116,14 @@ async def answer(
         close()
 
 
-def openai_head(server: Server, body: Body, prefix: str, kind: str) -> dict[str, Any]:
+def openai_head(server: Server, body: Body, answers: Answers, prefix: str, kind: str) -> dict[str, Any]:
     """What an answer in the shape of OpenAI's begins with."""
     return {
         "id": prefix + secrets.token_hex(12),
         "object": kind,
         "created": now(),
         "model": getattr(body, "model", None) or server.settings.names[0],
-        "system_fingerprint": server.fingerprint,
+        "system_fingerprint": server.fingerprint_of(answers.requests[0].adapter),
     }
 
 

@@ -7,6 +7,8 @@ import hmac
 from collections.abc import Iterable
 from pathlib import Path
 
+from starlette.datastructures import Headers
+
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.paths import given_path
 
@@ -25,8 +27,12 @@ class Keys:
         self._digests = [_digest(key) for key in keys]
 
     @classmethod
-    def of_file(cls, file: Path) -> Keys:
+    def of_file(cls, file: Path, option: str = "--api-key-file") -> Keys:
         """Read one key per line; empty lines and lines that begin with # are skipped.
+
+        Args:
+            file: path of the file.
+            option: the command-line option that errors name.
 
         Raises InputError if the file cannot be read, has no key, or has a key with fewer than ``LEAST`` characters.
         """
@@ -35,7 +41,7 @@ class Keys:
         except UnicodeDecodeError as error:
             raise InputError(f"{file} is not UTF-8 text (byte {error.start})") from None
         except OSError as error:
-            raise InputError(f"{file} cannot be read: {error.strerror}", hint="check --api-key-file") from None
+            raise InputError(f"{file} cannot be read: {error.strerror}", hint=f"check {option}") from None
         keys = [stripped for line in lines if (stripped := line.strip()) and not stripped.startswith("#")]
         if not keys:
             raise InputError(
@@ -63,6 +69,12 @@ class Keys:
             if hmac.compare_digest(known, digest):
                 found = known
         return None if found is None else found.hex()[:16]
+
+
+def key_of(headers: Headers) -> str:
+    """Return the key of a request, from ``Authorization: Bearer`` or ``x-api-key``; "" for a request without one."""
+    kind, _, bearer = headers.get("authorization", "").partition(" ")
+    return bearer.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def _digest(key: str) -> bytes:

@@ -1,8 +1,12 @@
-"""``/completion``, ``/props`` and ``/slots``: llama-server's own paths, as far as its clients read them."""
+"""``/completion``, ``/infill``, ``/props`` and ``GET /slots``: llama-server's own paths."""
 
 from __future__ import annotations
 
+import asyncio
+import re
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 from fastapi import APIRouter, Response
@@ -10,13 +14,16 @@ from fastapi import Request as HttpRequest
 
 from ipex_lookahead.conversation.answer import Finish
 from ipex_lookahead.conversation.request import grammar_of
+from ipex_lookahead.decoding.saved_cache import load_cache, save_cache
+from ipex_lookahead.decoding.sequence_group import prefix_key
+from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.completions import encoded
-from ipex_lookahead.serving.failures import refused
+from ipex_lookahead.serving.failures import ApiError, from_ours, refused
 from ipex_lookahead.serving.fields import Body, no_effect, refused_unless, required, supported
-from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of
+from ipex_lookahead.serving.handling import answer, checked, identity_of, memory_of, server_of
 from ipex_lookahead.serving.logprobs import spelled
 from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
@@ -32,7 +39,6 @@ class LlamaSampled(Sampled):
     n_predict: int | None = supported(f"maximum number of tokens; {MINUS_ONE} (default)", ge=-1)
     max_tokens: int | None = supported("OpenAI's name of `n_predict`", ge=-1)
     n_probs: Any = refused_unless("`/v1/completions` has `logprobs`", 0)
-    id_slot: Any = no_effect("slots are assigned automatically")
     return_tokens: Any = no_effect("use `/v1/completions` with `logprobs`")
     t_max_predict_ms: Any = refused_unless("use `n_predict`", 0)
 
@@ -93,8 +99,8 @@ async def _answered(
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
     requested = body.max_tokens if body.n_predict is None else body.n_predict
     params = body.params(served, len(ids), -1 if requested is None else requested, stops(body.stop, limits), ends)
-    options |= memory_of(request, body.cache_salt)
-    answers = server.start([Request(ids, params, grammar=grammar, **options)])
+    options |= identity_of(request, body.cache_salt)
+    answers = server.start([Request(ids, params, grammar=grammar, **options)], body.id_slot)
     writer = _Writer(server, served, body.model, ids, text, answers)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
@@ -122,8 +128,8 @@ class _Writer:
                 if delta.text:
                     predicted += len(tokens)
                     counted = {"tokens_predicted": predicted, "tokens_evaluated": len(self._ids)}
-                    said = {"index": 0, "content": delta.text, "tokens": tokens, "stop": False, "id_slot": 0}
-                    yield event({**said, **counted})
+                    said = {"index": 0, "content": delta.text, "tokens": tokens, "stop": False}
+                    yield event({**said, **counted, "id_slot": self._answers.slot})
                     tokens = []
                 if delta.finish is not None:
                     yield event({**self._ended("", delta.finish), "tokens": tokens})
@@ -142,7 +148,7 @@ class _Writer:
             "index": 0,
             "content": text,
             "tokens": [],
-            "id_slot": 0,
+            "id_slot": self._answers.slot,
             "stop": True,
             "model": self._model,
             "prompt": self._served.tokenizer.decode(self._ids) if self._prompt is None else self._prompt,
@@ -174,6 +180,75 @@ async def props(request: HttpRequest) -> dict[str, Any]:
         **{name: "" if i is None else spelled(i, served.tokens) for name, i in ends.items()},
         "build_info": f"ipex-lookahead {__version__}",
     }
+
+
+class SlotRequest(Body):
+    """A request for `/slots/{id_slot}`."""
+
+    filename: str | None = supported("name of the file in `--slot-save-path`, for `save` and `restore`")
+    cache_salt: str | None = supported("the salt of the requests that have used the slot", max_length=256)
+    model: str | None = supported("name of the model, or of the adapter that a restored text was made with")
+
+
+@router.post("/slots/{id_slot}")
+async def change_slot(request: HttpRequest, id_slot: str, action: str = "", body: SlotRequest | None = None) -> Any:
+    """Save the KV cache of a slot's text to a file, restore it from one, or erase it."""
+    body = SlotRequest() if body is None else body
+    server, served = checked(request, body, body.model)
+    slots = server.slots
+    if slots is None:
+        raise ApiError(501, "this server saves no slots; start it with --slot-save-path DIR", code="not_supported")
+    if action not in ("save", "restore", "erase"):
+        raise refused("action", f"{action[:40]!r} is not an action; it must be save, restore or erase")
+    if not re.fullmatch("[0-9]{1,9}", id_slot):
+        raise refused("id_slot", f"{id_slot[:40]!r} is not the number of a slot")
+    number, owner = slots.number(int(id_slot)), memory_of(request, body.cache_salt)
+    tenant = Request((), key=owner["key"], salt=owner["salt"]).tenant
+    file: Path | None = None
+    async with slots.changing:
+        try:
+            if action == "erase":
+                tokens, adapter = slots.erase(tenant, number)
+                place = prefix_key(tenant, adapter)
+                await asyncio.wrap_future(served.service.call(lambda memory: memory.forget(tokens, place)))
+                return {"id_slot": number, "n_erased": len(tokens)}
+            text, adapter = slots.text(tenant, number) if action == "save" else (None, request.scope["adapter"])
+            place = prefix_key(tenant, adapter)
+            key = server.slot_key(place)
+            file = await asyncio.to_thread(slots.file, tenant, body.filename, new=action == "save")
+            if text is not None:
+                found = await _save(served, place, text, file, key)
+            else:
+                tokens, found = await _restore(served, place, file, key)
+                slots.put(tenant, number, tokens, len(tokens), adapter)
+            return {"id_slot": number, "filename": body.filename, **found}
+        except LookaheadError as error:
+            made = from_ours(error)
+            made.message = made.message.replace(f"the cache file {file}", repr(body.filename))  # paths are private
+            raise made from None
+
+
+async def _save(served: Served, place: str, tokens: Any, file: Path, key: bytes) -> dict[str, Any]:
+    began = time.perf_counter()
+    cache = await asyncio.wrap_future(served.service.call(lambda memory: memory.peek(tokens, place)))
+    if cache is None:
+        raise ApiError(400, "the KV cache of this slot is no longer in memory; send its prompt again")
+    count = cache.length
+    size = await asyncio.to_thread(save_cache, file, key, tokens, cache)
+    return {"n_saved": count, "n_written": size, "timings": {"save_ms": _ms(began)}}
+
+
+async def _restore(served: Served, place: str, file: Path, key: bytes) -> tuple[Any, dict[str, Any]]:
+    began, size = time.perf_counter(), file.stat().st_size
+    tokens, cache = await asyncio.to_thread(load_cache, file, key, served.model.engine)
+    if not await asyncio.wrap_future(served.service.call(lambda memory: memory.add(tokens, cache, place))):
+        said = f"there is no memory for the {len(tokens):,} tokens of {file.name!r} now; increase --cache-memory"
+        raise ApiError(503, said, code="out_of_memory", headers={"retry-after": "5"})
+    return tokens, {"n_restored": len(tokens), "n_read": size, "timings": {"restore_ms": _ms(began)}}
+
+
+def _ms(began: float) -> float:
+    return round(1000 * (time.perf_counter() - began), 3)
 
 
 @router.get("/slots")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from fastapi import APIRouter, Request, Response
 
-from ipex_lookahead.conversation.answer import Finish
-from ipex_lookahead.conversation.calls.base import Call, as_json
+from ipex_lookahead.conversation.answer import LOOPS, Finish
+from ipex_lookahead.conversation.calls.base import Call, Function, as_json
+from ipex_lookahead.conversation.calls.decided import decided
 from ipex_lookahead.conversation.request import Conversation, Form, Message
 from ipex_lookahead.conversation.thinking import Thought
 from ipex_lookahead.serving.answers import Answers
@@ -19,7 +19,7 @@ from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import chosen, functions_of, prepare, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
-from ipex_lookahead.serving.handling import answer, checked, memory_of
+from ipex_lookahead.serving.handling import answer, checked, identity_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, Sampler, drafting, stops
 from ipex_lookahead.serving.sse import comments, event
@@ -28,8 +28,12 @@ from ipex_lookahead.serving.usage import cached, timings
 from ipex_lookahead.serving.writers import BlockWriter
 
 router = APIRouter(route_class=JsonRoute)
-_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn"}
-_TOOL = ("type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming")
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "stop": "end_turn", LOOPS: "end_turn"}
+_TOOL = (
+    "type", "name", "description", "input_schema", "strict", "cache_control", "eager_input_streaming", "defer_loading",
+)  # fmt: skip
+_BILLING = "x-anthropic-billing-header:"
+"""How Claude Code's first block of ``system`` begins. It changes with every conversation, and is not for the model."""
 _DROPPED = ("thinking", "redacted_thinking")
 """Parts of the assistant's earlier messages that are not fed back to the model."""
 
@@ -40,7 +44,8 @@ class Turn(Body):
     handed_back: ClassVar[bool] = True
     role: Literal["user", "assistant", "system"] = required("the speaker")
     content: str | list[dict[str, Any]] = required(
-        "text, or blocks of type text, tool_use or tool_result; thinking blocks are dropped"
+        "text, or blocks of type text, tool_use or tool_result (with `tool_reference`: the tool's definition is put"
+        " there); thinking blocks are dropped"
     )
 
 
@@ -58,13 +63,17 @@ class CountRequest(Body):
     messages: list[Turn] = required(
         "the conversation; a final assistant turn is continued", min_length=1, max_length=MOST_MESSAGES
     )
-    system: str | list[dict[str, Any]] | None = supported("the system prompt")
+    system: str | list[dict[str, Any]] | None = supported(
+        f"the system prompt; a first block or line that begins with `{_BILLING}` is dropped"
+    )
     tools: list[dict[str, Any]] | None = supported(
-        "functions for the chat template; listed in a system message if the template has no tools"
+        "functions for the chat template; listed in a system message if the template has no tools; those with"
+        " `defer_loading` stay out of the prompt until a `tool_reference` names them"
     )
     tool_choice: dict[str, Any] | None = supported("auto, none, any or tool; the last two are enforced")
     thinking: dict[str, Any] | None = supported(
-        "`enable_thinking` of the chat template: true for enabled and adaptive, else false; budgets have no effect"
+        "`enable_thinking` of the chat template: true for enabled and adaptive, else false; `budget_tokens`: the"
+        " thought ends there"
     )
     mcp_servers: Any = refused_unless("the server makes no outgoing requests", [])
     output_format: dict[str, Any] | None = supported("`json_schema`; enforced")
@@ -76,13 +85,17 @@ class CountRequest(Body):
     def to_conversation(self, limits: Limits) -> Conversation:
         """The conversation, checked. Raises ApiError."""
         tools = [_function(tool, at) for at, tool in enumerate(self.tools or ())]
-        functions = functions_of(tools, limits, "input_schema")
+        every = functions_of(tools, limits, "input_schema")
+        deferred = {one["name"]: one for one, tool in zip(every, self.tools or (), strict=True) if _deferred(tool)}
+        functions = [one for one in every if one["name"] not in deferred]
+        loaded: dict[str, Function] = {}
         choice = self.tool_choice or {"type": "auto"}
         messages: list[Message] = []
-        if self.system:
-            messages.append({"role": "system", "content": text_of(self.system, "system")})
+        if system := _system(self.system):
+            messages.append({"role": "system", "content": system})
         for at, turn in enumerate(self.messages):
-            messages += _messages(turn, f"messages.{at}")
+            messages += _messages(turn, f"messages.{at}", deferred, loaded)
+        open_ = [*functions, *loaded.values()]
         begun = ""
         if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
             begun = messages.pop()["content"]
@@ -91,11 +104,13 @@ class CountRequest(Body):
         return Conversation(
             messages,
             functions,
-            chosen(_choice(choice), functions) if functions or self.tool_choice is not None else "none",
+            chosen(_choice(choice), open_) if open_ or self.tool_choice is not None else "none",
             choice.get("disable_parallel_tool_use") is True,
             self._form(limits),
             self._variables(),
             begun=begun,
+            think_budget=self._budget(),
+            loaded=list(loaded.values()),
         )
 
     def _variables(self) -> dict[str, Any]:
@@ -106,6 +121,12 @@ class CountRequest(Body):
         if kind not in ("enabled", "adaptive", "disabled"):
             raise refused("thinking", 'it must be {"type": "enabled", "adaptive" or "disabled"}')
         return {"enable_thinking": kind != "disabled"}
+
+    def _budget(self) -> int | None:
+        budget = (self.thinking or {}).get("budget_tokens")
+        if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 1):
+            raise refused("thinking.budget_tokens", f"it is {str(budget)[:40]}; it must be a whole number from 1 on")
+        return budget
 
     def _form(self, limits: Limits) -> Form | None:
         name, wanted = "output_format", self.output_format
@@ -157,7 +178,40 @@ def _choice(given: Mapping[str, Any]) -> str:
     return known[kind]
 
 
-def _messages(turn: Turn, param: str) -> list[Message]:
+def _deferred(tool: Mapping[str, Any]) -> bool:
+    return tool.get("defer_loading") is True
+
+
+def _system(given: str | list[dict[str, Any]] | None) -> str:
+    """The system prompt, without the line for Anthropic's accounting."""
+    if isinstance(given, list) and given and str(given[0].get("text", "")).startswith(_BILLING):
+        given = given[1:]
+    text = text_of(given, "system")
+    return text.partition("\n")[2] if text.startswith(_BILLING) else text
+
+
+def _result(content: Any, param: str, deferred: Mapping[str, Function], loaded: dict[str, Function]) -> str:
+    """The text of a tool's result. A tool that it refers to becomes its definition, and one of ``loaded``."""
+    if not isinstance(content, list):
+        return text_of(content, param)
+    texts = []
+    for at, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "tool_reference":
+            texts.append(text_of([part], param))
+            continue
+        name = part.get("tool_name")
+        if not isinstance(name, str):
+            raise refused(f"{param}.{at}.tool_name", "tool_reference needs the name of a tool")
+        if name in deferred:
+            loaded[name] = deferred[name]
+            given = {key: deferred[name][key] for key in ("name", "description", "parameters") if key in deferred[name]}
+            texts.append(f"<tool>{as_json({'type': 'function', 'function': given})}</tool>\n")
+        else:  # one that the prompt lists already, or that is gone
+            texts.append(f"<tool>{name}</tool>\n")
+    return "".join(texts)
+
+
+def _messages(turn: Turn, param: str, deferred: Mapping[str, Function], loaded: dict[str, Function]) -> list[Message]:
     """A turn as the messages of chat templates: results of tools are messages of their own, before the user's text."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
@@ -174,7 +228,7 @@ def _messages(turn: Turn, param: str) -> list[Message]:
             function = {"name": block["name"], "arguments": as_json(block["input"])}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result" and turn.role == "user":
-            content = text_of(block.get("content"), f"{place}.content")
+            content = _result(block.get("content"), f"{place}.content", deferred, loaded)
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
         elif kind not in _DROPPED:
             raise refused(f"{place}.type", f"{kind!r} is not supported in a turn of the {turn.role}'s")
@@ -200,7 +254,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     conversation = body.to_conversation(server.limits)
     body.check_end(constrained=conversation.form is not None or conversation.may_call)
     options = {**drafting(body.lookahead), **body.processors(served, server.limits)}
-    options |= memory_of(request, body.cache_salt)
+    options |= identity_of(request, body.cache_salt)
     stop = stops(body.stop_sequences, server.limits, "stop_sequences")
     prepared = await server.prepared(request, lambda: prepare(served, conversation))
     params = body.params(served, len(prepared.prompt), body.max_tokens, stop)
@@ -222,8 +276,9 @@ class _Writer(BlockWriter):
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield server-sent events."""
         async for deltas in self._answers:
-            for part in comments(deltas) if deltas or self._cached < 0 else [_event("ping")]:
+            for part in comments(deltas):
                 yield part
+            written = False
             for delta in deltas:
                 if self._cached < 0:  # known with the first delta: an earlier event would have another ``input_tokens``
                     self._cached = delta.cached if delta.finish is None else cached(delta.finish.stats)
@@ -232,6 +287,9 @@ class _Writer(BlockWriter):
                     yield _event("message_start", message={**self._head, **begun, "usage": usage})
                 for part in self._blocks(delta):
                     yield part
+                    written = True
+            if self._pulse.due(written=written):
+                yield _event("ping")
         yield _event("message_stop")
 
     def _begin(self, kind: str) -> Iterator[bytes]:
@@ -243,10 +301,14 @@ class _Writer(BlockWriter):
     def _complete(self) -> Iterator[bytes]:
         yield _event("content_block_stop", index=self._place)
 
-    def _call(self, call: Call) -> Iterator[bytes]:
-        delta = {"type": "input_json_delta", "partial_json": call.arguments}
+    def _begin_call(self, call: Call) -> Iterator[bytes]:
         yield _event("content_block_start", index=self._place, content_block=_block(call, {}))
+
+    def _add_call(self, arguments: str) -> Iterator[bytes]:
+        delta = {"type": "input_json_delta", "partial_json": arguments}
         yield _event("content_block_delta", index=self._place, delta=delta)
+
+    def _complete_call(self, call: Call) -> Iterator[bytes]:
         yield _event("content_block_stop", index=self._place)
 
     def _finish(self, finish: Finish) -> Iterator[bytes]:
@@ -257,7 +319,7 @@ class _Writer(BlockWriter):
         """Return the answer as one object."""
         (one,) = await self._answers.whole()
         content = [
-            _block(part, json.loads(part.arguments))
+            _block(part, decided(part.arguments))
             if isinstance(part, Call)
             else _text_block("thinking" if isinstance(part, Thought) else "text", part)
             for part in one.parts or [""]

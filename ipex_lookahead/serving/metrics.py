@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -20,19 +20,45 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1)
 
 
-class Metrics:
-    """Counters of one server, in a registry of their own.
+class HttpMetrics:
+    """The requests of one server, in a registry of their own.
 
     Args:
-        replica: what distinguishes this server's figures from those of others behind the same address, as the label
-            ``replica`` of them all; "" for a server by itself.
+        labels: labels of all figures, which distinguish this server from others behind the same address.
+        by_model: whether requests are counted by model too.
     """
 
-    def __init__(self, replica: str = "") -> None:
+    def __init__(self, labels: Mapping[str, str] | None = None, *, by_model: bool = False) -> None:
         self._registry = CollectorRegistry()
-        self._replica = replica
+        self._labels = dict(labels or {})
+        self._by_model = by_model
+        names = ["path", "status", "model"] if by_model else ["path", "status"]
         made: dict[str, Any] = {"namespace": PREFIX, "registry": self._registry}
-        self._requests = Counter("http_requests", "Requests by path and status.", ["path", "status"], **made)
+        self._requests = Counter("http_requests", f"Requests by {', '.join(names)}.", names, **made)
+
+    def requested(self, path: str, status: int, model: str = "") -> None:
+        """A request was answered. ``path`` is one of the routes, never what a client made up."""
+        self._requests.labels(path, str(status), *([model] if self._by_model else [])).inc()
+
+    def collect(self, collector: Collector) -> None:
+        """Show a collector's figures from now on."""
+        self._registry.register(collector)
+
+    def text(self) -> bytes:
+        """In Prometheus' format."""
+        return generate_latest(_Labeled(self._registry, self._labels) if self._labels else self._registry)
+
+
+class Metrics(HttpMetrics):
+    """The requests and answers of one server.
+
+    Args:
+        labels: see ``HttpMetrics``.
+    """
+
+    def __init__(self, labels: Mapping[str, str] | None = None) -> None:
+        super().__init__(labels)
+        made: dict[str, Any] = {"namespace": PREFIX, "registry": self._registry}
         self._ended = Counter("request_success", "Answers by finish reason.", ["finished_reason"], **made)
         self._prompt = Counter("prompt_tokens", "Prompt tokens, including cached ones.", **made)
         self._cached = Counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", **made)
@@ -48,11 +74,7 @@ class Metrics:
 
     def watch(self, service: Service) -> None:
         """Show a service's own figures from now on."""
-        self._registry.register(_ServiceFigures(service))
-
-    def requested(self, path: str, status: int) -> None:
-        """A request was answered. ``path`` is one of the routes, never what a client made up."""
-        self._requests.labels(path, str(status)).inc()
+        self.collect(_ServiceFigures(service))
 
     def answered(self, stats: GenerationStats, reason: str) -> None:
         """An answer ended."""
@@ -69,10 +91,6 @@ class Metrics:
             self._first.observe(stats.first_token_seconds)
         if stats.tokens > 1:
             self._each.observe(stats.decode_seconds / (stats.tokens - 1))
-
-    def text(self) -> bytes:
-        """In Prometheus' format."""
-        return generate_latest(_Labeled(self._registry, self._replica) if self._replica else self._registry)
 
 
 def together(texts: Iterable[bytes]) -> bytes:
@@ -94,18 +112,16 @@ def together(texts: Iterable[bytes]) -> bytes:
 
 
 class _Labeled(CollectorRegistry):
-    """A registry's figures, each with the label ``replica``."""
+    """A registry's figures, each with further labels."""
 
-    def __init__(self, registry: CollectorRegistry, replica: str) -> None:
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
         super().__init__()
-        self._other, self._replica = registry, replica
+        self._other, self._labels = registry, labels
 
     def collect(self) -> Iterable[Any]:
         """See ``prometheus_client``."""
         for family in self._other.collect():
-            family.samples = [
-                sample._replace(labels={**sample.labels, "replica": self._replica}) for sample in family.samples
-            ]
+            family.samples = [sample._replace(labels={**sample.labels, **self._labels}) for sample in family.samples]
             yield family
 
 
@@ -128,6 +144,15 @@ class _ServiceFigures(Collector):
             ),
             "prefix_cache_pages": ("Pages of 64 positions cached for later prompts.", service.cached_pages),
         }
+        disk = service.disk
+        if disk is not None:
+            gauges["prefix_cache_disk_bytes"] = ("Bytes of the folder of cached prefixes.", disk.folder.total_bytes)
         for name, (said, value) in gauges.items():
             yield GaugeMetricFamily(f"{PREFIX}_{name}", said, value=value)
-        yield CounterMetricFamily(f"{PREFIX}_engine_steps", "Forwards.", value=service.steps)
+        counters = {"engine_steps": ("Forwards.", service.steps)}
+        if disk is not None:
+            counters["prefix_cache_disk_hits"] = ("Prefixes read from disk.", disk.hits)
+            counters["prefix_cache_disk_tokens"] = ("Prompt tokens read from disk.", disk.tokens)
+            counters["prefix_cache_disk_dropped_writes"] = ("Prefixes that were not written to disk.", disk.dropped)
+        for name, (said, value) in counters.items():
+            yield CounterMetricFamily(f"{PREFIX}_{name}", said, value=value)

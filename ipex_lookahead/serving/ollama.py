@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
+import math
+import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,11 +15,11 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from starlette.responses import JSONResponse
 
-from ipex_lookahead.conversation.answer import Finish
+from ipex_lookahead.conversation.answer import Delta, Finish
 from ipex_lookahead.conversation.calls.base import Call, as_json
+from ipex_lookahead.conversation.calls.decided import decided
 from ipex_lookahead.conversation.request import Conversation, Form, Message, grammar_of
 from ipex_lookahead.conversation.thinking import marks_of
-from ipex_lookahead.conversation.tools import ways_of
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers
@@ -26,7 +27,7 @@ from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import FUNCTION, functions_of, prepare
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
-from ipex_lookahead.serving.handling import answer, checked, memory_of, server_of
+from ipex_lookahead.serving.handling import answer, checked, identity_of, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, Sampler, drafting, stops
 from ipex_lookahead.serving.server import Served, Server
@@ -35,8 +36,35 @@ from ipex_lookahead.serving.structured import schema_form
 
 router = APIRouter(route_class=JsonRoute)
 _LATEST = ":latest"
-_NEVER = "0001-01-01T00:00:00Z"
-"""When a model that stays loaded is unloaded, in Ollama's format."""
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)", re.ASCII)
+_OLLAMA = "0.13.5"
+"""The reported version of Ollama. Codex needs 0.13.4 or newer."""
+
+
+def keep_alive_seconds(value: Any) -> float | None:
+    """Return the seconds of a ``keep_alive``: a number, or text such as "5m" or "1h30m"; negative: ``math.inf``.
+
+    Returns None for None. Raises ApiError for other values.
+    """
+    if value is None:
+        return None
+    seconds: float | None = None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(min(value, 1e12))
+    elif isinstance(value, str) and len(value) <= 64:
+        text = value.strip()
+        sign, bare = (-1.0, text[1:]) if text[:1] == "-" else (1.0, text.removeprefix("+"))
+        try:
+            seconds = sign * float(bare) if re.fullmatch(r"[\d.]+", bare, re.ASCII) else None
+        except ValueError:
+            seconds = None
+        if seconds is None and bare and not _PART.sub("", bare):
+            seconds = sign * sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(bare))
+    if seconds is None or math.isnan(seconds):
+        said = f'{json.dumps(value, default=str)[:60]} is not a duration; give seconds, or text such as "5m" or "-1"'
+        raise refused("keep_alive", said)
+    return math.inf if seconds < 0 else seconds
 
 
 class Options(Sampler):
@@ -80,7 +108,10 @@ class OllamaRequest(Body):
     stream: bool | None = supported("newline-delimited JSON; default: true")
     format: str | dict[str, Any] | None = supported("`json` or a JSON schema; enforced")
     options: Options | None = supported("sampling fields, `num_predict` and `stop`")
-    keep_alive: Any = no_effect("the model stays loaded")
+    keep_alive: int | float | str | None = supported(
+        'how long the model stays loaded: seconds, or text such as "5m"; negative: always; 0: unload it after the '
+        "answer; a server of one model keeps it loaded"
+    )
     think: bool | str | None = supported(
         "`enable_thinking` of the chat template; low, medium and high: its `reasoning_effort`"
     )
@@ -171,7 +202,9 @@ def _message(message: OllamaMessage, at: int) -> Message:
 
 def _checked(request: HttpRequest, body: Body, name: str | None) -> tuple[Server, Served]:
     """As ``checked``, for the model of a name that Ollama's clients say with a tag."""
-    if name is not None and name not in server_of(request).settings.names:
+    if isinstance(body, OllamaRequest):
+        keep_alive_seconds(body.keep_alive)  # raises
+    if name is not None and name not in server_of(request).names:
         name = name.removesuffix(_LATEST)
     return checked(request, body, name)
 
@@ -233,7 +266,7 @@ async def _answered(
     sampler.check_end(constrained=constrained)
     params = sampler.made(served, len(prepared.prompt), server.limits, ends)
     options = {**drafting(body.lookahead), **sampler.processors(served, server.limits)}
-    options |= memory_of(request, body.cache_salt)
+    options |= identity_of(request, body.cache_salt)
     answers = server.start([replace(prepared, params=params, **options)])
     writer = _Writer(body.model, answers, chat=chat)
     return await answer(request, server, answers, writer, stream=body.stream is not False, kind="application/x-ndjson")
@@ -241,7 +274,7 @@ async def _answered(
 
 def _loaded(body: OllamaRequest, said: dict[str, Any]) -> Response:
     """Return the answer to an empty prompt: the model is loaded, or, with ``keep_alive`` of 0, may be unloaded."""
-    reason = "unload" if body.keep_alive in (0, "0") else "load"
+    reason = "unload" if keep_alive_seconds(body.keep_alive) == 0 else "load"
     return JSONResponse({"model": body.model, "created_at": _now(), **said, "done": True, "done_reason": reason})
 
 
@@ -253,6 +286,8 @@ class _Writer:
         self._answers = answers
         self._chat = chat
         self._began = time.perf_counter_ns()
+        self._calls = 0
+        self._calling: Call | None = None  # a call without its end, which is sent as a whole
 
     def _said(self, text: str, thought: str = "", calls: Sequence[Call] = ()) -> dict[str, Any]:
         more: dict[str, Any] = {"thinking": thought} if thought else {}
@@ -261,9 +296,10 @@ class _Writer:
             return {**head, "response": text, **more}
         if calls:
             more["tool_calls"] = [
-                {"function": {"index": at, "name": call.name, "arguments": json.loads(call.arguments)}}
-                for at, call in enumerate(calls)
+                {"function": {"index": at, "name": call.name, "arguments": decided(call.arguments)}}
+                for at, call in enumerate(calls, self._calls)
             ]
+            self._calls += len(calls)
         return {**head, "message": {"role": "assistant", "content": text, **more}}
 
     def _ended(self, finish: Finish) -> dict[str, Any]:
@@ -279,12 +315,25 @@ class _Writer:
             "eval_duration": round(stats.decode_seconds * 1e9),
         }
 
+    def _whole(self, delta: Delta) -> list[Call]:
+        """Return the calls that a delta completes, and at the end of the answer one that was cut."""
+        found = []
+        for call in delta.calls:
+            self._calling = call if call.begins or self._calling is None else self._calling.joined(call)
+            if call.ends:
+                found.append(self._calling)
+                self._calling = None
+        if delta.finish is not None and self._calling is not None:
+            found.append(self._calling)
+        return found
+
     async def chunks(self) -> AsyncIterator[bytes]:
         """Lines of JSON."""
         async for deltas in self._answers:
             for delta in deltas:
-                if delta.text or delta.thought or delta.calls:
-                    yield line({**self._said(delta.text, delta.thought, delta.calls), "done": False})
+                calls = self._whole(delta)
+                if delta.text or delta.thought or calls:
+                    yield line({**self._said(delta.text, delta.thought, calls), "done": False})
                 if delta.finish is not None:
                     yield line({**self._said(""), **self._ended(delta.finish)})
 
@@ -296,26 +345,10 @@ class _Writer:
 
 @router.get("/api/version")
 async def version() -> dict[str, str]:
-    """Of this package."""
+    """A version of Ollama with the API that is served here, which clients check, and this package's own."""
     from ipex_lookahead import __version__
 
-    return {"version": __version__}
-
-
-@router.get("/api/tags")
-async def tags(request: HttpRequest) -> dict[str, Any]:
-    """The names of the model."""
-    server = server_of(request)
-    return {"models": [_listed(server, name) for name in server.settings.names]}
-
-
-@router.get("/api/ps")
-async def running(request: HttpRequest) -> dict[str, Any]:
-    """The same: it stays loaded."""
-    server = server_of(request)
-    context = server.served.max_context
-    more = {"expires_at": _NEVER, "size_vram": 0, "context_length": context}
-    return {"models": [{**_listed(server, name), **more} for name in server.settings.names]}
+    return {"version": _OLLAMA, "ipex_lookahead": __version__}
 
 
 @router.post("/api/show")
@@ -323,7 +356,7 @@ async def show(request: HttpRequest, body: Named) -> dict[str, Any]:
     """What is known of the model."""
     server, served = _checked(request, body, body.model or body.name)
     architecture = _architecture(served)
-    capabilities = ["completion", *(["tools"] if ways_of(served.template).known else [])]
+    capabilities = ["completion", *(["tools"] if served.template else [])]  # in words where the template has none
     capabilities += ["insert"] if served.fill_in is not None else []
     sampling = "\n".join(f"{name} {value}" for name, value in served.sampling.items() if value is not None)
     return {
@@ -337,19 +370,7 @@ async def show(request: HttpRequest, body: Named) -> dict[str, Any]:
             f"{architecture}.vocab_size": served.vocab_size,
         },
         "capabilities": capabilities + (["thinking"] if marks_of(served.template) else []),
-        "modified_at": _when(server.created),
-    }
-
-
-def _listed(server: Server, name: str) -> dict[str, Any]:
-    served = server.served
-    return {
-        "name": name,
-        "model": name,
-        "modified_at": _when(server.created),
-        "size": served.facts.get("weight_bytes", 0),
-        "digest": hashlib.sha256(server.fingerprint.encode()).hexdigest(),
-        "details": _details(served),
+        "modified_at": when(server.created),
     }
 
 
@@ -370,9 +391,10 @@ def _architecture(served: Served) -> str:
     return str(config.get("model_type") or "unknown")
 
 
-def _when(seconds: float) -> str:
+def when(seconds: float) -> str:
+    """Return a time in seconds since 1970 in Ollama's format."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
 
 
 def _now() -> str:
-    return _when(time.time())
+    return when(time.time())

@@ -1,6 +1,6 @@
 """``/pdf-text``: the text of a PDF file that the page attaches.
 
-pypdf reads the file in a process of its own (``tokenization/worker.py``) with limits on processor time and memory:
+pypdf reads the file in a process of its own (``pdf_text.py``) with limits on processor time and memory:
 small files can decompress to gigabytes or take hours.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,7 +20,7 @@ from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.sse import unless_gone
 from ipex_lookahead.serving.web import needs_page
 from ipex_lookahead.system.extras import installing
-from ipex_lookahead.tokenization.process import Stopped, Worker, importable, spoken_memory
+from ipex_lookahead.tokenization.process import Stopped, Worker, importable, spoken_memory, stopped_by
 
 router = APIRouter(include_in_schema=False)
 _NICE = 10
@@ -64,12 +65,15 @@ def _answer(worker: Worker, file: bytes, limits: Limits) -> dict[str, Any]:
         "memory": limits.pdf_memory,
         "nice": _NICE,
     }
-    worker.send(json.dumps({"path": importable(), "pdf": own}).encode("ascii"))
+    script = str(Path(__file__).with_name("pdf_text.py"))
+    worker.send(json.dumps({"path": importable(), "script": script}).encode("utf-8"))
+    worker.send(json.dumps(own).encode("ascii"))
     spoken = f"{limits.pdf_seconds:g} s of processor time or {spoken_memory(limits.pdf_memory)} of memory"
     try:
-        return worker.request(file, limits.pdf_seconds, spoken)
+        found = worker.request(file, limits.pdf_seconds, spoken)
     except Stopped as stopped:
         return {"error": "stopped", "message": str(stopped)}
+    return found | {"message": stopped_by(found["signal"], spoken)} if "signal" in found else found
 
 
 def _failure(found: dict[str, Any], limits: Limits) -> ApiError:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from ipex_lookahead.conversation.answer import Finish
-from ipex_lookahead.conversation.calls.base import Call
+from ipex_lookahead.conversation.answer import LOOPS, Finish
+from ipex_lookahead.conversation.calls.base import Call, as_json
 from ipex_lookahead.conversation.reader import Part
 from ipex_lookahead.conversation.request import Conversation, Form, Message
 from ipex_lookahead.conversation.thinking import Thought
@@ -19,7 +19,6 @@ from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import (
-    FUNCTION,
     decided,
     fitted,
     functions_of,
@@ -29,13 +28,14 @@ from ipex_lookahead.serving.conversation import (
 )
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
-from ipex_lookahead.serving.handling import answer, checked, memory_of, now
+from ipex_lookahead.serving.handling import answer, checked, identity_of, memory_of, now
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.remembered import Item, Remembered
-from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, VERBOSITY, Most, Sampler, drafting
+from ipex_lookahead.serving.sampling import EFFORT, LOOKAHEAD, MINUS_ONE, SALT, VERBOSITY, Most, Sampler, drafting
 from ipex_lookahead.serving.server import Server
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import schema_form
+from ipex_lookahead.serving.toolbox import CUSTOM_INPUT, CustomInput, Toolbox
 from ipex_lookahead.serving.usage import cached, timings
 from ipex_lookahead.serving.writers import BlockWriter
 
@@ -44,6 +44,10 @@ Keep = Callable[[Mapping[str, Any]], None]
 
 router = APIRouter(route_class=JsonRoute)
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_CUTS = {"length": "max_output_tokens", LOOPS: LOOPS}
+"""Reasons for which a response is incomplete."""
+_DROPPED = ("reasoning", "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call")
+"""Items that are not given to the model: templates have no place for earlier thoughts and for hosted tools."""
 
 
 class TextConfig(Body):
@@ -56,9 +60,7 @@ class TextConfig(Body):
 class Reasoning(Body):
     """``reasoning``."""
 
-    effort: str | None = supported(
-        "`reasoning_effort` of the chat template; also its `enable_thinking`: false for none and minimal, else true"
-    )
+    effort: str | None = supported(EFFORT)
     summary: Any = no_effect("the full reasoning is returned")
     generate_summary: Any = no_effect("the full reasoning is returned")
     context: Any = no_effect("earlier reasoning is not given to the model")
@@ -77,7 +79,10 @@ class ResponsesRequest(Sampler):
         f"maximum number of tokens; default: the model's own, else up to the end of the context; {MINUS_ONE}"
     )
     stream: bool | None = supported("server-sent events")
-    tools: list[dict[str, Any]] | None = supported("functions for the chat template")
+    tools: list[dict[str, Any]] | None = supported(
+        "functions for the chat template, also in a `namespace`; `custom` tools become functions with one text;"
+        " other types are left out, and `x-ignored-fields` names them"
+    )
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = supported(
         "auto, none, required or a function; the last two are enforced; `allowed_tools` restricts the functions"
     )
@@ -136,19 +141,18 @@ class ResponsesRequest(Sampler):
             raise refused("input", f"the conversation has {len(found):,} items; at most {MOST_MESSAGES:,} are allowed")
         return found
 
-    def to_conversation(self, limits: Limits, items: Sequence[Item]) -> Conversation:
+    def to_conversation(self, limits: Limits, items: Sequence[Item], toolbox: Toolbox) -> Conversation:
         """The conversation, checked. Raises ApiError."""
         messages: list[Message] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
         before = len(items) - (1 if isinstance(self.input, str) else len(self.input))
         for at, item in enumerate(items):
-            _add(messages, item, f"input.{at - before}")
+            _add(messages, item, f"input.{at - before}", toolbox)
         if not any(message["role"] != "system" for message in messages):
             raise refused("input", "there is nothing to respond to; give a text, or a message")
-        tools = [_function(tool, at) for at, tool in enumerate(self.tools or ())]
-        functions = functions_of(tools, limits, "parameters")
-        choice, allowed = decided(self.tool_choice, functions, nested=False)
+        functions = functions_of(toolbox.functions, limits, "parameters", toolbox.places)
+        choice, allowed = decided(toolbox.choice(self.tool_choice), functions, nested=False)
         effort, verbosity = (self.reasoning or Reasoning()).effort, (self.text or TextConfig()).verbosity
         variables, one_call = thinking_variables(effort, verbosity), self.parallel_tool_calls is False
         return Conversation(messages, functions, choice, one_call, self._form(limits), variables, allowed=allowed)
@@ -166,14 +170,7 @@ class ResponsesRequest(Sampler):
         return schema_form(wanted["schema"], limits, "text.format.schema")
 
 
-def _function(tool: Mapping[str, Any], at: int) -> Mapping[str, Any]:
-    if tool.get("type") != "function":
-        raise refused(f"tools.{at}.type", f"{tool.get('type')!r} is not supported; only functions can be called")
-    only(tool, ("type", *FUNCTION), f"tools.{at}.")
-    return tool
-
-
-def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
+def _add(messages: list[Message], item: Mapping[str, Any], param: str, toolbox: Toolbox) -> None:
     """An item of the input, behind the messages so far; calls that follow each other are one message's."""
     kind = item.get("type", "message")
     if kind == "message":
@@ -181,21 +178,23 @@ def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
         if role is None:
             raise refused(f"{param}.role", f"{item.get('role')!r} is unknown; it must be one of {', '.join(_ROLES)}")
         messages.append({"role": role, "content": text_of(item.get("content"), f"{param}.content")})
-    elif kind == "function_call":
-        if not isinstance(item.get("name"), str) or not isinstance(item.get("arguments", "{}"), str):
-            raise refused(param, "function_call needs a name, and arguments as a string that holds JSON")
-        call = {
-            "id": item.get("call_id"), "type": "function",
-            "function": {"name": item["name"], "arguments": item.get("arguments", "{}")},
-        }  # fmt: skip
+    elif kind in ("function_call", "custom_tool_call"):
+        field, default = ("arguments", "{}") if kind == "function_call" else ("input", "")
+        given = item.get(field, default)
+        if not isinstance(item.get("name"), str) or not isinstance(given, str):
+            holds = " that holds JSON" if kind == "function_call" else ""
+            raise refused(param, f"{kind} needs a name, and {field} as a string{holds}")
+        arguments = given if kind == "function_call" else as_json({CUSTOM_INPUT: given})
+        name = toolbox.name_of(item["name"], item.get("namespace"))
+        call = {"id": item.get("call_id"), "type": "function", "function": {"name": name, "arguments": arguments}}
         if messages and messages[-1]["role"] == "assistant":
             messages[-1].setdefault("tool_calls", []).append(call)
         else:
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-    elif kind == "function_call_output":
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         content = text_of(item.get("output"), f"{param}.output")
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-    elif kind != "reasoning":  # which templates take no part of
+    elif kind not in _DROPPED:
         raise refused(f"{param}.type", f"{kind!r} is not supported here")
 
 
@@ -205,10 +204,12 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Respond to a conversation."""
     server, served = checked(request, body, body.model)
     owner = memory_of(request, body.cache_salt)
-    items = body.items(server.remembered, owner)
-    conversation = body.to_conversation(server.limits, items)
+    items, toolbox = body.items(server.remembered, owner), Toolbox(body.tools or ())
+    request.scope["ignored"] += toolbox.left_out
+    conversation = body.to_conversation(server.limits, items, toolbox)
     body.check_end(constrained=conversation.form is not None or conversation.may_call)
-    options = {**drafting(body.lookahead), **body.processors(served, server.limits), **owner}
+    options = {**drafting(body.lookahead), **body.processors(served, server.limits)}
+    options |= identity_of(request, body.cache_salt)
     if body.truncation == "auto":
         prepared = await server.prepared(request, lambda: fitted(served, conversation, body.max_output_tokens))
     else:
@@ -222,7 +223,7 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
             key, salt, number = owner["key"], owner["salt"], str(response["id"])
             server.remembered.keep(key, salt, number, items, response["output"], fields)
 
-    writer = _Writer(server, body, params, answers, keep)
+    writer = _Writer(server, body, params, answers, toolbox, keep)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 
@@ -230,12 +231,20 @@ class _Writer(BlockWriter):
     """One response in OpenAI's shapes."""
 
     def __init__(
-        self, server: Server, body: ResponsesRequest, params: SamplingParams, answers: Answers, keep: Keep
+        self,
+        server: Server,
+        body: ResponsesRequest,
+        params: SamplingParams,
+        answers: Answers,
+        toolbox: Toolbox,
+        keep: Keep,
     ) -> None:
         super().__init__(answers)
+        self._toolbox = toolbox
         self._keep = keep
         self._output: list[dict[str, Any]] = []
         self._texts: list[str] = []
+        self._input = CustomInput()
         self._number = 0
         self._id = "resp_" + secrets.token_hex(12)
         self._head = {
@@ -253,7 +262,7 @@ class _Writer(BlockWriter):
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": body.store is not False,
-            "system_fingerprint": server.fingerprint,
+            "system_fingerprint": server.fingerprint_of(answers.requests[0].adapter),
             "temperature": params.temperature,
             "text": {"format": (body.text.format if body.text else None) or {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
@@ -267,14 +276,14 @@ class _Writer(BlockWriter):
     async def whole(self) -> dict[str, Any]:
         """All in one."""
         (one,) = await self._answers.whole()
-        return self._ended([_item(part) for part in one.parts or [""]], one.finish)
+        return self._ended([self._item(part) for part in one.parts or [""]], one.finish)
 
     def _ended(self, output: list[dict[str, Any]], finish: Finish) -> dict[str, Any]:
-        cut, stats = finish.reason == "length", finish.stats
+        cut, stats = finish.reason in _CUTS, finish.stats
         ended = {
             **self._head,
             "status": "incomplete" if cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": _CUTS[finish.reason]} if cut else None,
             "output": output,
             "usage": {
                 "input_tokens": stats.prompt_tokens,
@@ -296,9 +305,13 @@ class _Writer(BlockWriter):
             async for deltas in self._answers:
                 for part in comments(deltas):
                     yield part
+                written = False
                 for delta in deltas:
                     for part in self._blocks(delta):
                         yield part
+                        written = True
+                if self._pulse.due(written=written):  # Codex counts events, not comments
+                    yield self._event("response.in_progress", response=self._head)
         except ApiError as error:
             failure = {"code": "server_error", "message": error.message}
             yield self._event("response.failed", response={**self._head, "status": "failed", "error": failure})
@@ -307,12 +320,27 @@ class _Writer(BlockWriter):
         self._number += 1
         return event({"type": kind, "sequence_number": self._number - 1, **data}, kind)
 
+    def _item(self, part: Part) -> dict[str, Any]:
+        """A message, a thought or a call as an item of the output."""
+        item: dict[str, Any]
+        status = "completed"
+        if isinstance(part, Call):
+            item, status = self._toolbox.item(part), "completed" if part.ends else "incomplete"
+            item = {"id": ("fc_" if item["type"] == "function_call" else "ctc_") + secrets.token_hex(12), **item}
+        elif isinstance(part, Thought):
+            item = {"id": "rs_" + secrets.token_hex(12), "type": "reasoning", "summary": []}
+            item["content"] = [_part(item, part)]
+        else:
+            item = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant"}
+            item["content"] = [_part(item, part)]
+        return {**item, "status": status}
+
     def _at(self) -> dict[str, Any]:
         """Return the position of the block that is being written."""
         return {"item_id": self._output[-1]["id"], "output_index": self._place}
 
     def _begin(self, kind: str) -> Iterator[bytes]:
-        item = _item("" if kind == "text" else Thought())
+        item = self._item("" if kind == "text" else Thought())
         self._output.append(item)
         self._texts = []
         begun = {**item, "status": "in_progress", "content": []}
@@ -334,18 +362,33 @@ class _Writer(BlockWriter):
         yield self._event("response.content_part.done", **at, part=_part(item, text))
         yield self._event("response.output_item.done", output_index=self._place, item=item)
 
-    def _call(self, call: Call) -> Iterator[bytes]:
-        item = _item(call)
+    def _begin_call(self, call: Call) -> Iterator[bytes]:
+        item = self._item(Call(call.name, "", call.id, ends=False))
         self._output.append(item)
-        begun = {**item, "arguments": "", "status": "in_progress"}
+        self._input = CustomInput()
+        begun = {**item, "status": "in_progress"}
         yield self._event("response.output_item.added", output_index=self._place, item=begun)
-        yield self._event("response.function_call_arguments.delta", **self._at(), delta=item["arguments"])
-        called = {"name": item["name"], "arguments": item["arguments"]}
-        yield self._event("response.function_call_arguments.done", **self._at(), **called)
+
+    def _add_call(self, arguments: str) -> Iterator[bytes]:
+        kind = "function_call_arguments"
+        if self._output[-1]["type"] != "function_call":
+            kind, arguments = "custom_tool_call_input", self._input.put(arguments)
+        if arguments:
+            yield self._event(f"response.{kind}.delta", **self._at(), delta=arguments)
+
+    def _complete_call(self, call: Call) -> Iterator[bytes]:
+        item = self._output[-1] = {**self._item(call), "id": self._output[-1]["id"]}
+        if call.ends:  # otherwise a client would run the call
+            kind, field = "custom_tool_call_input", "input"
+            called = {}
+            if item["type"] == "function_call":
+                kind, field = "function_call_arguments", "arguments"
+                called = {"name": item["name"]}
+            yield self._event(f"response.{kind}.done", **self._at(), **called, **{field: item[field]})
         yield self._event("response.output_item.done", output_index=self._place, item=item)
 
     def _finish(self, finish: Finish) -> Iterator[bytes]:
-        ended = self._ended(self._output or [_item("")], finish)
+        ended = self._ended(self._output or [self._item("")], finish)
         yield self._event(f"response.{ended['status']}", response=ended)
 
 
@@ -356,23 +399,3 @@ def _kind(item: Mapping[str, Any]) -> str:
 def _part(item: Mapping[str, Any], text: str) -> dict[str, Any]:
     more: dict[str, Any] = {"annotations": [], "logprobs": []} if item["type"] == "message" else {}
     return {"type": _kind(item), "text": text, **more}
-
-
-def _item(part: Part) -> dict[str, Any]:
-    """A message, a thought or a call as an item of the output."""
-    item: dict[str, Any]
-    if isinstance(part, Call):
-        item = {
-            "id": "fc_" + secrets.token_hex(12),
-            "type": "function_call",
-            "call_id": part.id,
-            "name": part.name,
-            "arguments": part.arguments,
-        }
-    elif isinstance(part, Thought):
-        item = {"id": "rs_" + secrets.token_hex(12), "type": "reasoning", "summary": []}
-        item["content"] = [_part(item, part)]
-    else:
-        item = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant"}
-        item["content"] = [_part(item, part)]
-    return {**item, "status": "completed"}

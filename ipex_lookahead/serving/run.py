@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.serving.app import make_app
@@ -80,8 +81,9 @@ def serve(
     bound: socket.socket,
     load: Callable[[], None],
     *,
+    app: FastAPI | None = None,
     tls: Tls | None = None,
-    reload_keys: Callable[[], Keys] | None = None,
+    reload_keys: Callable[[], tuple[Keys, Keys]] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then finish running answers for at most ``limits.drain_seconds``.
 
@@ -91,20 +93,22 @@ def serve(
         server: the state of the server.
         bound: a listening socket, see :func:`bind`.
         load: loads the model and makes the server ready; runs in its own thread.
+        app: the application; None: that of :func:`make_app`.
         tls: files for HTTPS.
-        reload_keys: reads the API keys again on SIGHUP; if it raises InputError, the old keys stay valid.
+        reload_keys: reads API keys and admin keys again on SIGHUP; if it raises InputError, the old keys stay valid.
 
     Raises:
         Exception: the error of ``load``, after the server has ended.
     """
     config = uvicorn.Config(
-        make_app(server),
+        make_app(server) if app is None else app,
         log_config=None,
         access_log=False,
         server_header=False,
         http=impatient(server.limits.head_seconds),
         timeout_graceful_shutdown=int(server.limits.drain_seconds + _AFTER_DRAIN),
         lifespan="off",
+        loop="asyncio" if bound.family == socket.AF_UNIX else "auto",  # uvloop takes no listening Unix sockets
         ws="none",
         ssl_certfile=None if tls is None else str(tls.certificate),
         ssl_keyfile=None if tls is None else str(tls.key),
@@ -131,12 +135,13 @@ def serve(
         raise failures[0]
 
 
-def _reload(server: Server, read: Callable[[], Keys]) -> None:
+def _reload(server: Server, read: Callable[[], tuple[Keys, Keys]]) -> None:
     try:
-        server.settings.keys = read()
-        log.warning("reloaded the API keys: %d", len(server.settings.keys))
+        settings = server.settings
+        settings.keys, settings.admin_keys = read()
+        log.warning("reloaded the keys: %d API keys, %d admin keys", len(settings.keys), len(settings.admin_keys))
     except InputError as error:
-        log.warning("the API keys were not reloaded: %s", error)
+        log.warning("the keys were not reloaded: %s", error)
 
 
 class _Draining(uvicorn.Server):

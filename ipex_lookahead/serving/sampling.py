@@ -16,7 +16,7 @@ from ipex_lookahead.conversation.request import Form
 from ipex_lookahead.decoding.sampling import Ids, Logits
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.failures import refused
-from ipex_lookahead.serving.fields import Body, ignored, no_effect, refused_unless, supported
+from ipex_lookahead.serving.fields import AdapterScale, Body, ignored, no_effect, refused_unless, supported
 from ipex_lookahead.serving.handling import new_tokens
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.server import Served
@@ -27,6 +27,11 @@ LOOKAHEAD = "maximum draft length, or `auto`; 0 is off; default: the server's `-
 MINUS_ONE = "-1: up to the end of the context"
 VERBOSITY = "`verbosity` of the chat template, if it has one"
 
+EFFORT = (
+    "`reasoning_effort` of the chat template; also its `enable_thinking`: false for none and minimal, else true; a"
+    " template without the former gets a budget of thinking tokens: low 1,024, medium 4,096, high 16,384"
+)
+BUDGET = "most tokens of thought: the thought is ended there; -1 for no limit (Qwen, vLLM)"
 SALT = "separates cached prompts and remembered answers within an API key; never changes the answer (vLLM)"
 
 
@@ -66,6 +71,10 @@ Most = Annotated[int, Field(ge=-1), AfterValidator(_some)]
 """Most tokens of an answer; -1 for the rest of the context."""
 
 
+Budget = Annotated[int, Field(ge=-1)]
+"""Most tokens of thought; -1 for no limit."""
+
+
 class StreamOptions(Body):
     """``stream_options``."""
 
@@ -93,6 +102,9 @@ class Sampler(Body):
     )
     ignore_eos: bool | None = supported("do not stop at end tokens; not with a grammar or tools (vLLM)")
     min_tokens: int | None = supported(SAID["min_tokens"], ge=0)
+    stop_loops: bool | None = supported(
+        "true: an answer ends when its last 192 tokens are one part of at most 64 tokens again and again"
+    )
     stop_token_ids: list[int] | None = supported(
         "up to 1,024 additional end tokens, excluded from the text (vLLM)", max_length=1024
     )
@@ -165,13 +177,16 @@ class Sampler(Body):
             raise refused(f"{self.place}stop_token_ids", said)
         if not self.ignore_eos:
             ids = tuple(dict.fromkeys((*ids, *ends)))
-        return SamplingParams(most, stop=stop, ignore_eos=bool(self.ignore_eos), stop_token_ids=ids, **given)
+        given["stop_loops"], given["ignore_eos"] = bool(self.stop_loops), bool(self.ignore_eos)
+        return SamplingParams(most, stop=stop, stop_token_ids=ids, **given)
 
     def processors(self, served: Served, limits: Limits) -> dict[str, Any]:
-        """Return ``logit_bias`` as the service takes it; empty where the request has none. Raises ApiError."""
-        if not self.logit_bias:
-            return {}
-        return {"processors": [LogitBias.of(self.logit_bias, served.vocab_size, limits, f"{self.place}logit_bias")]}
+        """Return ``logit_bias`` as the service takes it, where given. Raises ApiError."""
+        found: dict[str, Any] = {}
+        if self.logit_bias:
+            bias = LogitBias.of(self.logit_bias, served.vocab_size, limits, f"{self.place}logit_bias")
+            found["processors"] = [bias]
+        return found
 
     def check_end(self, *, constrained: bool) -> None:
         """Raise ApiError where an answer must not end by itself and has a grammar, which the model ends."""
@@ -186,6 +201,13 @@ class Sampled(Sampler, Structured):
 
     model: str | None = supported("a name of `/v1/models`; default: the served model; 404 for other names")
     stream: bool | None = supported("server-sent events")
+    id_slot: int | None = supported(
+        "llama-server's slot of the answer, for `/slots`; -1 (default) chooses one. It changes nothing else", ge=-1
+    )
+    lora: list[AdapterScale] | None = supported(
+        "llama-server's adapters and their scales, one of them not 0; `model` with an adapter's name does the same",
+        max_length=256,
+    )
     stream_options: StreamOptions | None = supported("`include_usage`")
     n: int | None = supported("number of answers; answer i is sampled with the seed and i", ge=1)
     stop: str | list[str] | None = supported("up to 16 texts; the answer ends before the first occurrence of one")

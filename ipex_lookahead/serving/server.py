@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -20,30 +21,35 @@ from ipex_lookahead.conversation.answer import shown_ends
 from ipex_lookahead.conversation.compiling import Cancelled, Client, NotCompiled
 from ipex_lookahead.conversation.grammar import Grammars
 from ipex_lookahead.conversation.model import ChatModel
+from ipex_lookahead.decoding.saved_cache import cache_key
 from ipex_lookahead.engines.api import Batch, OutputRequest
+from ipex_lookahead.engines.fingerprint import fingerprint as model_fingerprint
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.files.safe_json import has_surrogate
 from ipex_lookahead.runtime.recommended import SETTINGS
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Mailbox
-from ipex_lookahead.serving.failures import ApiError, from_ours
+from ipex_lookahead.serving.failures import ApiError, from_ours, refused
 from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.metrics import Metrics
 from ipex_lookahead.serving.remembered import Remembered
+from ipex_lookahead.serving.slots import Slots
 from ipex_lookahead.serving.sse import ClientGoneError, unless_gone
 from ipex_lookahead.tokenization.fill_in import FillIn, fill_in_of
 
 if TYPE_CHECKING:
     from fastapi import Request as HttpRequest
 
+    from ipex_lookahead.architectures.adapter import AppliedAdapter
     from ipex_lookahead.runtime.service import Service
     from ipex_lookahead.runtime.text_model import TextModel
 
 Result = TypeVar("Result")
-_ALIASES = ("claude-",)
+ALIASES = ("claude-",)
+"""Beginnings of names that mean the served model, or the first of several."""
 _MUCH = 0.2
 """Seconds of work for a request that has taken memory worth giving back."""
 _PROBES = 8
@@ -58,11 +64,16 @@ class Settings:
         names: what the model may be called in requests; the first is what it calls itself.
         drafting: ``lookahead`` and ``adaptive`` of requests without these fields.
         limits, keys: see there.
+        admin_keys: keys for requests that load, unload, download or delete models; none: such requests are refused.
         hosts: values of the header Host that are answered.
         origins: allowed values of the header Origin in addition to the page's own ("*": all).
         page: whether there is a page at ``/``.
-        replica: this server's name among several behind one address; its figures have it as a label.
+        labels: labels of all figures in ``/metrics``, which distinguish several servers behind one address.
+        secret: value of the header that every request to a worker of ``serving/router`` carries; "": not a worker.
         strict_fields: whether fields that no API has are refused, not passed over.
+        think_budget: most tokens of thought in an answer to a request without a limit of its own; None: no limit.
+        think_sentence: text that ends a thought there.
+        slot_folder: folder of saved slots; None: slots are not saved.
         strict_model: whether programs that ask for one of Anthropic's models by name are refused, not answered.
     """
 
@@ -70,12 +81,17 @@ class Settings:
     drafting: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     keys: Keys = field(default_factory=Keys)
+    admin_keys: Keys = field(default_factory=Keys)
     hosts: Hosts = field(default_factory=Hosts)
     origins: frozenset[str] = frozenset()
     page: bool = True
-    replica: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    secret: str = ""
     strict_fields: bool = False
     strict_model: bool = False
+    think_budget: int | None = None
+    think_sentence: str = ""
+    slot_folder: Path | None = None
 
 
 class Served(ChatModel):
@@ -131,11 +147,14 @@ class Served(ChatModel):
 
         They are refused before they are tokenized, which takes a second for a million characters.
         """
-        most = self.max_context * (self._longest or max(map(len, self.tokens)))
+        longest = self._longest or max(map(len, self.tokens))
+        most = self.max_context * longest
         if (count := _characters(value)) > most:
             raise ContextLengthError(
                 f"the request's texts have {count:,} characters, and the model's context of {self.max_context:,} tokens"
-                f" holds at most {most:,}"
+                f" holds at most {most:,}",
+                tokens=-(-count // longest),
+                limit=self.max_context - 1,
             )
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -178,6 +197,8 @@ class Server:
         remembered: responses that later requests name.
         fingerprint: see :meth:`Served.fingerprint`; "" while the model is being loaded.
         draining: whether it is to end.
+        adapter_scales: scales of adapters for requests that name the model, of ``POST /lora-adapters``.
+        slots: the texts of llama-server's slots; None without a folder for them.
         reading_pdfs: slots for PDF files that are read at the same time.
     """
 
@@ -185,11 +206,14 @@ class Server:
         self.settings = settings
         self.limits = settings.limits
         self.created = int(time.time())
-        self.metrics = Metrics(settings.replica)
+        self.metrics = Metrics(settings.labels)
         self.remembered = Remembered(self.limits.remembered_bytes, self.limits.all_remembered_bytes)
         self.fingerprint = ""
         self.draining = False
+        self.adapter_scales: dict[str, float] = {}
         self.reading_pdfs = asyncio.Semaphore(self.limits.reading_pdfs)
+        self.slots: Slots | None = None
+        self._model_print = b""
         self._served: Served | None = None
         self._preparing: asyncio.Semaphore | None = None
         self._compiling: dict[str, asyncio.Semaphore] = {}
@@ -197,10 +221,18 @@ class Server:
         self._mailbox: Mailbox | None = None
 
     def ready(self, model: TextModel, make_service: Callable[[TextModel], Service]) -> None:
-        """The model is there: serve it. ``make_service`` starts its service, after its fingerprint was taken."""
+        """Serve a loaded model. ``make_service`` starts its service, after its fingerprint was taken.
+
+        Raises InputError where slots are to be saved and the engine cannot save KV caches.
+        """
         fingerprint = Served(model, None).fingerprint()  # type: ignore[arg-type]  # before the service owns the engine
+        if self.settings.slot_folder is not None:
+            self._model_print = model_fingerprint(model.engine, model.source)
         served = Served(model, make_service(model))
+        served.think_budget, served.think_sentence = self.settings.think_budget, self.settings.think_sentence
         served.warm()
+        if self.settings.slot_folder is not None:
+            self.slots = Slots(served.service.slots, self.settings.slot_folder, self.limits.saved_slots)
         self.fingerprint, self._served = fingerprint, served
         self.metrics.watch(served.service)
 
@@ -225,18 +257,68 @@ class Server:
             raise ApiError(503, message, code=state, headers={"retry-after": str(seconds)})
         return self._served
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the model, and of its adapters, which requests use in the same way."""
+        adapters = () if self._served is None else self._served.model.runtime.adapters
+        return [*self.settings.names, *adapters]
+
     def known(self, model: str | None) -> Served:
-        """The model of that name. Raises ApiError for another, and as ``served``.
+        """The model of that name, or with the adapter of that name. Raises ApiError for another, and as ``served``.
 
         Coding agents ask for Anthropic's models by their own names, some of which cannot be set: they get the only one
         that there is.
         """
-        names = self.settings.names
-        meant = model is not None and model.startswith(_ALIASES) and not self.settings.strict_model
+        names = self.names
+        meant = model is not None and model.startswith(ALIASES) and not self.settings.strict_model
         if model is not None and model not in names and not meant:
             said = f"there is no model {model[:200]!r}; this server has {', '.join(names)}"
             raise ApiError(404, said, param="model", code="model_not_found")
         return self.served
+
+    def applied(self, model: str | None, scales: Mapping[int, float] | None = None) -> AppliedAdapter | None:
+        """Return the adapter of a request; None for the model itself.
+
+        Args:
+            model: the request's model, which may be the name of an adapter.
+            scales: llama-server's ``lora``: number of an adapter -> its scale, 0 for the others. None: 1 for the named
+                adapter, or the scales of ``POST /lora-adapters``.
+
+        Raises ApiError for a number without an adapter, for several adapters, and for another one than ``model`` names.
+        """
+        names = list(self.served.model.runtime.adapters)
+        named = model if model in names and model not in self.settings.names else None
+        if scales is None:
+            if named is not None:
+                return self._applied(named, 1.0)
+            found = {name: scale for name, scale in self.adapter_scales.items() if scale and name in names}
+        else:
+            if wrong := [number for number in scales if not 0 <= number < len(names)]:
+                there = f"adapters are 0 to {len(names) - 1}" if names else "this server has none (--lora NAME=PATH)"
+                raise refused("lora", f"there is no adapter {wrong[0]}; {there}")
+            given = {names[number]: scale for number, scale in scales.items()}
+            found = {name: scale for name, scale in ({named: 1.0} | given if named else given).items() if scale}
+            if named is not None and (others := {*found} - {named}):
+                raise refused("lora", f"model is the adapter {named!r}, and lora is about {others.pop()!r}; give one")
+        if len(found) > 1:
+            raise refused("lora", f"it combines {' and '.join(found)}; one adapter at a time may have a scale but 0")
+        return next((self._applied(name, scale) for name, scale in found.items()), None)
+
+    def _applied(self, name: str, scale: float) -> AppliedAdapter | None:
+        try:
+            return self.served.model.runtime.adapters.applied(name, scale)
+        except LookaheadError as error:  # it has just been unloaded, or the scale is not finite
+            raise from_ours(error) from None
+
+    def fingerprint_of(self, adapter: AppliedAdapter | None) -> str:
+        """Return the fingerprint of answers with an adapter."""
+        if adapter is None:
+            return self.fingerprint
+        return "fp_" + hashlib.sha256(f"{self.fingerprint} {adapter.key}".encode()).hexdigest()[:16]
+
+    def slot_key(self, owner: str) -> bytes:
+        """Return the key of saved slots, 32 bytes; ``owner`` is a ``Request.prefix_key``."""
+        return cache_key(self.served.model.engine, self._model_print, owner)
 
     def close(self, drain: float) -> None:
         """Refuse what comes, let what is there go on for ``drain`` seconds, and end. Waits; for a thread."""
@@ -302,8 +384,15 @@ class Server:
             done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # no caller waits for it
             raise
 
-    def start(self, requests: Sequence[Request]) -> Answers:
-        """Begin answers. The caller closes them."""
+    def start(self, requests: Sequence[Request], slot: int | None = None) -> Answers:
+        """Begin answers. The caller closes them.
+
+        Args:
+            requests: one for each answer.
+            slot: llama-server's slot of the first answer; None or -1 chooses one.
+
+        Raises ApiError where one is refused, or there is no such slot.
+        """
         served, limits = self.served, self.limits
         for request in requests:
             request.params = shown_ends(served.model, request.params)
@@ -313,9 +402,23 @@ class Server:
         loop = asyncio.get_running_loop()
         if self._mailbox is None or self._mailbox.loop is not loop:
             self._mailbox = Mailbox(loop)
-        return Answers(
-            served.service, served.tokenizer, requests, limits.ping_seconds, limits.answers_at_once, self._mailbox
+        number, first, on_end = 0, requests[0], None
+        if self.slots is not None:
+            number = self.slots.begin(first.tenant, first.prompt, slot, first.adapter)
+            on_end = partial(self.slots.put, first.tenant, number, prompt=len(first.prompt), adapter=first.adapter)
+        elif slot is not None and slot >= served.service.slots:
+            raise refused("id_slot", f"{slot} is not a slot; slots are 0 to {served.service.slots - 1}")
+        answers = Answers(
+            served.service,
+            served.tokenizer,
+            requests,
+            limits.ping_seconds,
+            limits.answers_at_once,
+            self._mailbox,
+            on_end,
         )
+        answers.slot = number
+        return answers
 
 
 def _characters(value: Any) -> int:

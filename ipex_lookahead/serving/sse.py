@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -52,6 +53,26 @@ def comments(deltas: Sequence[Delta]) -> Iterator[bytes]:
             yield b": repeats itself\n\n"
 
 
+class Pulse:
+    """The time at which a stream needs an event without content, because clients drop streams without events.
+
+    Args:
+        seconds: longest pause between two events.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last = time.monotonic()
+
+    def due(self, *, written: bool) -> bool:
+        """Return True if the last event is long ago; ``written``: one has been sent just now."""
+        now = time.monotonic()
+        due = not written and now - self._last >= self._seconds
+        if written or due:
+            self._last = now
+        return due
+
+
 class EventStream(Response):
     """An answer that is sent as it comes.
 
@@ -89,26 +110,7 @@ class EventStream(Response):
             self._close()
 
     async def _send(self, send: Send) -> None:
-        loop, task, stalled = asyncio.get_running_loop(), asyncio.current_task(), False
-
-        def stall() -> None:
-            nonlocal stalled
-            stalled = True
-            if task is not None:
-                task.cancel()
-
-        async def put(message: dict[str, Any]) -> None:
-            # As asyncio.wait_for, which makes a task of each call: a fifth of the event loop's time for a token.
-            timer = loop.call_later(self._stalled, stall)
-            try:
-                await send(message)
-            except asyncio.CancelledError:
-                if stalled:
-                    raise TimeoutError from None
-                raise
-            finally:
-                timer.cancel()
-
+        put = patient(send, self._stalled)
         try:
             await put({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
@@ -123,6 +125,31 @@ class EventStream(Response):
         except (asyncio.TimeoutError, TimeoutError):
             log.warning("a client that took nothing for %g s was dropped", self._stalled)
             raise ClientGoneError from None
+
+
+def patient(send: Send, seconds: float) -> Send:
+    """Return a ``send`` for the current task that raises TimeoutError if the client reads nothing for ``seconds``."""
+    loop, task, stalled = asyncio.get_running_loop(), asyncio.current_task(), False
+
+    def stall() -> None:
+        nonlocal stalled
+        stalled = True
+        if task is not None:
+            task.cancel()
+
+    async def put(message: MutableMapping[str, Any]) -> None:
+        # As asyncio.wait_for, which makes a task of each call: a fifth of the event loop's time for a token.
+        timer = loop.call_later(seconds, stall)
+        try:
+            await send(message)
+        except asyncio.CancelledError:
+            if stalled:
+                raise TimeoutError from None
+            raise
+        finally:
+            timer.cancel()
+
+    return put
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:

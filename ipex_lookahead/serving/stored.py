@@ -31,7 +31,7 @@ async def response(request: Request, response_id: str, stream: bool = False, cac
 async def delete(request: Request, response_id: str, cache_salt: Salt = None) -> dict[str, Any]:
     """Forget a response; later ones that went on from it keep what they were made of."""
     if not server_of(request).remembered.forget(number=response_id, **memory_of(request, cache_salt)):
-        raise _unknown(response_id)
+        raise unknown(response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -62,11 +62,12 @@ async def input_items(
 def _found(request: Request, number: str, salt: str | None) -> tuple[dict[str, Any], Sequence[Item]]:
     found = server_of(request).remembered.response(number=number, **memory_of(request, salt))
     if found is None:
-        raise _unknown(number)
+        raise unknown(number)
     return found
 
 
-def _unknown(number: str) -> ApiError:
+def unknown(number: str) -> ApiError:
+    """Return the error for a response that is not stored."""
     said = f"there is no response {number[:80]!r} for this key; it was not stored, was deleted, or was evicted"
     return ApiError(404, said, param="response_id", code="not_found")
 

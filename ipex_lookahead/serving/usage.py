@@ -68,6 +68,7 @@ def timings(finish: Finish) -> dict[str, Any]:
         "prompt_ms": _ms(stats.prefill_seconds),
         "prompt_per_second": round(read / stats.prefill_seconds, 3) if stats.prefill_seconds > 0 else 0.0,
         "predicted_n": stats.tokens,
+        "thinking_n": finish.thought,
         "predicted_ms": _ms(stats.decode_seconds),
         "predicted_per_second": round(stats.decode_tok_s, 3),
         "draft_n": stats.drafted,

@@ -12,7 +12,7 @@ from ipex_lookahead.conversation.text import TextDelta
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.logprobs import draft_trace
 from ipex_lookahead.serving.server import Served
-from ipex_lookahead.serving.sse import DONE, comments, event
+from ipex_lookahead.serving.sse import DONE, Pulse, comments, event
 from ipex_lookahead.serving.usage import timings
 
 
@@ -31,6 +31,7 @@ class ChoiceWriter(ABC):
         self._served = served
         self._body = body
         self._answers = answers
+        self._pulse = Pulse(answers.ping)
         # Of each answer, pieces without text, which the next chunk reports.
         self._silent: list[list[TextDelta]] = [[] for _ in answers.requests]
 
@@ -49,6 +50,10 @@ class ChoiceWriter(ABC):
     @abstractmethod
     def _usage(self) -> dict[str, int]:
         """Return ``usage`` of the finished answers."""
+
+    @abstractmethod
+    def _nothing(self) -> dict[str, Any]:
+        """Return a choice without content."""
 
     def _traced(self, chunks: list[dict[str, Any]], silent: list[TextDelta]) -> list[dict[str, Any]]:
         """Add the draft trace to the first chunk, if there is one, and forget the reported pieces."""
@@ -69,9 +74,11 @@ class ChoiceWriter(ABC):
         async for deltas in self._answers:
             for part in comments(deltas):
                 yield part
-            for delta in deltas:
-                for new in self._new(delta):
-                    yield event(head | new)
+            chunks = [new for delta in deltas for new in self._new(delta)]
+            for new in chunks:
+                yield event(head | new)
+            if self._pulse.due(written=bool(chunks)):
+                yield event(head | {"choices": [self._nothing()]})
         if with_usage:
             yield event(head | {"choices": [], "usage": self._usage()})
         yield DONE
@@ -96,8 +103,10 @@ class BlockWriter(ABC):
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
+        self._pulse = Pulse(answers.ping)
         self._place = 0
         self._writing = ""
+        self._calling: Call | None = None  # the call that is being written, up to now
 
     @abstractmethod
     def _begin(self, kind: str) -> Iterator[bytes]:
@@ -112,8 +121,16 @@ class BlockWriter(ABC):
         """End the block."""
 
     @abstractmethod
-    def _call(self, call: Call) -> Iterator[bytes]:
-        """Write a tool call as a block at ``self._place``."""
+    def _begin_call(self, call: Call) -> Iterator[bytes]:
+        """Begin a tool call at ``self._place``, without its arguments."""
+
+    @abstractmethod
+    def _add_call(self, arguments: str) -> Iterator[bytes]:
+        """Add a piece of the arguments to the call."""
+
+    @abstractmethod
+    def _complete_call(self, call: Call) -> Iterator[bytes]:
+        """End the call, which is given as a whole, or as far as it came before the answer was cut."""
 
     @abstractmethod
     def _finish(self, finish: Finish) -> Iterator[bytes]:
@@ -124,6 +141,7 @@ class BlockWriter(ABC):
         for kind, text in (("thinking", delta.thought), ("text", delta.text)):
             if not text:
                 continue
+            yield from self._called()
             if self._writing not in ("", kind):
                 yield from self._closed()
             if not self._writing:
@@ -133,10 +151,23 @@ class BlockWriter(ABC):
         if self._writing and (delta.calls or delta.finish):
             yield from self._closed()
         for call in delta.calls:
-            yield from self._call(call)
-            self._place += 1
+            if call.begins:
+                yield from self._called()
+                yield from self._begin_call(call)
+            self._calling = call if self._calling is None else self._calling.joined(call)
+            if call.arguments:
+                yield from self._add_call(call.arguments)
+            if call.ends:
+                yield from self._called()
         if delta.finish is not None:
+            yield from self._called()
             yield from self._finish(delta.finish)
+
+    def _called(self) -> Iterator[bytes]:
+        if self._calling is not None:
+            yield from self._complete_call(self._calling)
+            self._calling = None
+            self._place += 1
 
     def _closed(self) -> Iterator[bytes]:
         yield from self._complete()

@@ -6,6 +6,7 @@ are supported, also in mixed configurations.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,13 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 def memory_limit(root: Path = ROOT) -> int | None:
     """Return the tightest memory limit in bytes, or None."""
     return min((found for folder in _folders(root, "memory") if (found := _limit(folder))), default=None)
+
+
+def machine_memory() -> int:
+    """Return the machine's memory in bytes, or the limit of the control groups if that is less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = memory_limit()
+    return physical if limit is None else min(physical, limit)
 
 
 def _quota(folder: Path) -> float | None:

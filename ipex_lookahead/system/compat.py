@@ -134,6 +134,7 @@ def family_config(
     rope: Mapping[str, Any],
     rope_theta: float,
     local_theta: float | None = None,
+    local_rope: Mapping[str, Any] | None = None,
     *,
     checked: bool = True,
 ) -> Any:
@@ -145,13 +146,17 @@ def family_config(
         rope: see :func:`llama_config`; empty: the family's default.
         rope_theta: base of the rotary frequencies.
         local_theta: base in layers with a window, for families with two bases.
+        local_rope: further parameters of the rope of these layers.
         checked: see :func:`llama_config`.
 
     Raises:
-        UnsupportedModelError: if this release of transformers does not support the family.
+        UnsupportedModelError: if this release of transformers does not support the family, and ``checked``.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    if model_type not in CONFIG_MAPPING and not checked:  # an object with the values; transformers runs no such model
+        kind = type("PretrainedConfig", (transformers.PretrainedConfig,), {"model_type": model_type})
+        return _made(kind, {**values, "rope_theta": rope_theta, "rope_scaling": dict(rope) or None}, checked)
     if model_type not in CONFIG_MAPPING:
         raise UnsupportedModelError(
             f"transformers {transformers.__version__} does not support the family {model_type!r}",
@@ -160,7 +165,7 @@ def family_config(
     if local_theta is not None and RELEASE >= (5, 0):
         ropes = {
             "full_attention": {**(rope or {"rope_type": "default"}), "rope_theta": rope_theta},
-            "sliding_attention": {"rope_type": "default", "rope_theta": local_theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local_theta, **(local_rope or {})},
         }
         return _made(CONFIG_MAPPING[model_type], {**values, "rope_parameters": ropes}, checked)
     if local_theta is not None:

@@ -89,8 +89,8 @@ class ContentGuard:
         return self._marked(value, None)
 
     def answer(self, text: str) -> str:
-        """Return the beginning of an answer with marks."""
-        return self._special.broken(text, self._mark)
+        """Return the beginning of an answer with marks, but for what is :class:`Own` in it."""
+        return str(self._marked(text, self._special))
 
     def _marked(self, value: Any, spelled: _Spelled | None) -> Any:
         if isinstance(value, Woven):

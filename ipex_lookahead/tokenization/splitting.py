@@ -48,6 +48,25 @@ DEEPSEEK = (
 """DeepSeek's first models and V2. The published pattern for white space at the end, ``\\s+$``, takes quadratic time; it
 is equivalent after the split at line breaks."""
 SEED = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _SPACE
+_FIRST_DIGITS = r"(?<!\p{N})\p{N}{1,2}(?=(?:\p{N}{3})++(?!\p{N}))"
+"""The first one or two of more than three digits, so that groups of three follow (Trinity). The published pattern looks
+at all further digits for each group, which takes quadratic time; it is equivalent."""
+_SCRIPTS = (
+    r"[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
+    r"\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
+"""Chinese, Japanese, Korean, Thai, Lao, Khmer and Burmese. In llama.cpp the range of compatibility ideographs begins at
+U+8C48, the composed form of its first."""
+BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+"""Ling and Ring."""
+MINICPM5 = _SUFFIXES + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+|" + _TAIL
+_LINES = r"[^\n]+|[\n]+"
+_NO_HAN = r"\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+_KIMI_UPPER, _KIMI_LOWER = rf"[\p{{Lu}}\p{{Lt}}{_NO_HAN}", rf"[\p{{Ll}}{_NO_HAN}"
+KIMI = (
+    rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}*{_KIMI_LOWER}+{_SUFFIXES}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{_KIMI_UPPER}+{_KIMI_LOWER}*{_SUFFIXES}?|{_DIGITS}|{_TAIL}"
+)
 _HAN_KANA = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 
 
@@ -89,8 +108,13 @@ SPLITTINGS: dict[str, Splitting] = {
         ("tekken", Splitting((TEKKEN,), whole_words=True, bos=True)),
         ("gpt-4o llama4 kanana2 minimax-m2", Splitting((GPT4O,))),
         ("seed-coder", Splitting((SEED,))),
+        ("bailingmoe bailingmoe2 llada-moe", Splitting((BAILING,))),
+        ("minicpm5", Splitting((_DIGITS, MINICPM5), whole_words=True)),
+        ("laguna", Splitting((_LINES, QWEN2))),
+        ("kimi-k2", Splitting((KIMI,), whole_words=True)),
         ("deepseek-llm", Splitting(DEEPSEEK)),
         ("deepseek-coder", Splitting((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, _DIGIT))),
+        ("afmoe", Splitting((_FIRST_DIGITS, _DIGITS, _SCRIPTS, _DEEPSEEK3))),
         ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", Splitting((_DIGITS, _HAN_KANA, _DEEPSEEK3))),
     )
     for name in names.split()
@@ -114,6 +138,7 @@ _BY_TOKEN: tuple[tuple[str, int, str], ...] = (
 )
 """A control token, its id, and the splitting of vocabularies with that token at that id."""
 _BY_ARCHITECTURE = {
+    "bailingmoe2": "bailingmoe2", "laguna": "laguna",
     "command-r": "command-r", "cohere2": "command-r", "exaone": "exaone", "exaone4": "exaone4", "falcon": "falcon",
     "glm4": "glm4", "glm4moe": "glm4", "gpt-oss": "gpt-4o", "hunyuan-dense": "hunyuan-dense", "lfm2": "lfm2",
     "lfm2moe": "lfm2", "qwen2": "qwen2", "qwen2moe": "qwen2", "qwen2vl": "qwen2", "qwen3": "qwen2", "qwen3moe": "qwen2",

@@ -1,10 +1,10 @@
-"""The process that runs untrusted input: chat templates, tokenizers with any parts, grammars and PDFs of clients.
+"""The process that runs untrusted input: chat templates, tokenizers, grammars, and files of clients.
 
 ``process.py`` starts it as a script; it does not import the package. Jinja's sandbox, the tokenizers library,
-llguidance and pypdf do not limit time and memory of their input. In this process the kernel limits address space and
-processor time, files cannot be written, and the process ends when a limit is reached. It reads messages from standard
-input and writes an answer for each to standard output: eight bytes of length, then JSON. It ends
-at the end of its input.
+llguidance, and the libraries for PDFs and images do not limit time and memory of their input. In this process the
+kernel limits address space and processor time, files cannot be written, and the process ends when a limit is reached.
+It reads messages from standard input and writes an answer for each to standard output: eight bytes of length, then
+JSON. It ends at the end of its input.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import io
 import json
-import logging
 import os
+import runpy
 import select
 import signal
 import socket
@@ -376,37 +375,6 @@ class Trials:
         client.close()
 
 
-def pdf_text(file: bytes, limits: dict[str, Any]) -> dict[str, Any]:
-    """Return {"pages": number, "text": ...} of a PDF file, or {"error": kind, "message": ...}."""
-    try:
-        import pypdf
-    except ImportError as error:
-        return {"error": "missing", "message": str(error)}
-    logging.disable()  # pypdf reports each fault of a file that it reads nevertheless
-    os.nice(limits["nice"])
-    limit_resources(limits)
-    try:
-        reader = pypdf.PdfReader(io.BytesIO(file))
-        if reader.is_encrypted and not reader.decrypt(""):
-            return {"error": "encrypted"}
-        texts: list[str] = []
-        characters = 0
-        for page in reader.pages:
-            if len(texts) == limits["pages"]:
-                return {"error": "pages"}
-            texts.append(page.extract_text())
-            characters += len(texts[-1])
-            if characters > limits["characters"]:
-                return {"error": "characters"}
-    except MemoryError:
-        return {"error": "memory"}
-    except pypdf.errors.DependencyError:  # AES
-        return {"error": "encrypted"}
-    except Exception as error:  # pypdf does not document which ones a damaged file can raise
-        return {"error": "broken", "message": f"{type(error).__name__}: {error}"[:200]}
-    return {"pages": len(texts), "text": "\n\n".join(filter(None, (text.strip() for text in texts)))}
-
-
 def read_message(stream: BinaryIO) -> Any:
     """Return the next message, or None at the end."""
     size = int.from_bytes(stream.read(8), "little")
@@ -440,6 +408,13 @@ def limit_time(seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
+def settle() -> None:
+    """Prepare for forks after all imports: a garbage collection in a fork would copy every page. Close stderr."""
+    gc.collect()
+    gc.freeze()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 def main() -> None:
     """Read the first request, which selects the kind of worker, and answer requests."""
     messages, answers = os.fdopen(0, "rb"), os.fdopen(1, "wb")
@@ -458,24 +433,23 @@ def main() -> None:
             importlib.import_module(module)
         kept = Kept()
         kept.template(request)  # forks inherit Jinja's tables
-        gc.collect()
-        gc.freeze()  # a collection in a fork would copy every page
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        settle()
         while (request := read_message(messages)) is not None:
             write(apart(partial(render, request, kept.template(request))))
         return
     if "template" in request:
         write(render(request))
         return
-    if "pdf" in request:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        write(pdf_text(messages.read(int.from_bytes(messages.read(8), "little")), request["pdf"]))
+    if "script" in request:  # a file of the package with a function ``answer``
+        answer_one = runpy.run_path(request["script"])["answer"]
+        settle()
+        while (question := read_message(messages)) is not None:
+            given = messages.read(int.from_bytes(messages.read(8), "little"))
+            write(apart(partial(answer_one, question, given, limit_resources)))
         return
     if "tokens" in request:
         grammars = Grammars(request)
-        gc.collect()
-        gc.freeze()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        settle()
         write({"ok": True})
         Trials(grammars, socket.socket(fileno=0)).serve()
         return

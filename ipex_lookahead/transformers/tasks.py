@@ -79,7 +79,7 @@ class _TaskModel:
             group_size: inputs that share a scale, 32 or 64 (ipex-llm's).
             modules_to_not_convert: parts of module names that stay as they are.
             threads: threads that packed layers compute with; None = torch's number.
-            device: "cpu", "xpu" or "cuda"; None = the CPU.
+            device: PyTorch's "cpu", "xpu" or "cuda"; None = the CPU.
             progress: show a progress bar while weights are packed.
             **others: as for ``AutoModelForCausalLM.from_pretrained``.
 

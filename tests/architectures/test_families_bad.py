@@ -28,13 +28,16 @@ from tests.support.tiny_families import build, config_of, write_folder
 
 pytestmark = pytest.mark.usefixtures("nothing_is_read")
 Change = Callable[[dict[str, Any]], None]
-EXPERTS = ("gpt_oss", "mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "lfm2_moe", "qwen3_5_moe_text")
+EXPERTS = (
+    "gpt_oss", "mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "lfm2_moe", "qwen3_5_moe_text", "mellum", "afmoe",
+    "granitemoe",
+)  # fmt: skip
 IN_GGUF = [one for one in model_types() if family(one).GGUF is not None and variants(one)[0].gguf]
 PATTERNS = [
     one for one in model_types() if "layer_types" in family(one).KEYS.used and one not in ("llama", "nemotron_h")
 ]
 """Llama's is passed over by transformers, whatever its length; Nemotron-H's is what says how many layers there are."""
-NO_ROPE = ("nemotron_h",)
+NO_ROPE = ("nemotron_h", "kimi_linear")
 
 
 def folder_of(folder: Path, model_type: str, change: Change) -> Path:
@@ -101,7 +104,7 @@ def test_sizes_that_the_tensors_do_not_have_are_named(tmp_path: Path, model_type
         refused(
             folder_of(tmp_path / str(number), model_type, change),
             "has shape", "no tensor has this name", "is missing", "layer_types", "no_rope_layers", "head_dim",
-            "num_key_value_heads", "vocab_size_per_layer_input",
+            "num_key_value_heads", "vocab_size_per_layer_input", "moe_intermediate_size",
         )  # fmt: skip
 
 
@@ -244,7 +247,7 @@ def test_a_gguf_file_that_contradicts_itself_is_refused(tmp_path: Path, model_ty
                 "xielu.alpha",
                 "layer_types",
                 "recurrent_layers",
-                "head_count_kv",
+                "head_count",
                 "feed_forward_length",
             ),
         ),
@@ -276,7 +279,8 @@ def norm_of(tensors: dict[str, Any]) -> str:
 
 
 def _set(keys: dict[str, Any], key: str, value: int) -> None:
-    """A key's value, under whatever architecture."""
+    """A key's value, or each of a list, under whatever architecture."""
     found = [name for name in keys if name.endswith(f".{key}")]
     assert found, key
-    keys[found[0]].value = value
+    one = keys[found[0]]
+    one.value = [value] * len(one.value) if isinstance(one.value, list) else value

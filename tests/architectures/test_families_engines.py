@@ -26,11 +26,13 @@ from tests.support.generate import generate
 from tests.support.gguf_families import as_in_file, write_gguf
 from tests.support.native import chain
 from tests.support.pairs import pairwise
+from tests.support.reference_models import MODELS
 from tests.support.tiny_families import (
+    NOT_ON_TORCH,
     build,
     distance,
-    keeps_states,
     logits,
+    refused_by_torch,
     rename_text_part,
     rounded,
     text,
@@ -51,7 +53,7 @@ def test_logits_and_hidden_states_agree_with_transformers(
     tmp_path: Path, model_type: str, variant: Variant, old_words: bool, engine: str
 ) -> None:
     """The last states spread less evenly than logits: a final norm's weights are of many sizes."""
-    if engine == "torch" and keeps_states(model_type, variant):
+    if engine == "torch" and refused_by_torch(model_type, variant):
         return  # refused, see the next test
     model = build(model_type, variant)
     ids = torch.from_numpy(text(model)[None]).long()
@@ -89,7 +91,7 @@ def test_a_gguf_file_is_the_folder(tmp_path: Path, model_type: str, variant: Var
         assert (one.format, one.shape) == (two.format, two.shape) == ("fp32", file.info(name).shape)
         values = as_in_file(name, one.codes, model.config)
         if name.endswith(".A_log"):  # a file has -e^x, which loses the last bit
-            np.testing.assert_allclose(two.codes, values, rtol=3e-7)
+            np.testing.assert_allclose(two.codes, values, rtol=3e-7, atol=1e-7)
         else:
             assert values.tobytes() == two.codes.tobytes(), name
     folder.close()
@@ -98,12 +100,22 @@ def test_a_gguf_file_is_the_folder(tmp_path: Path, model_type: str, variant: Var
     assert distance(in_chunks(load(file.path), ids, [len(ids)]), logits(model, ids)) < FLOATS
 
 
-@pytest.mark.parametrize("model_type", [one for one in model_types() if keeps_states(one, variants(one)[0])])
+@pytest.mark.parametrize("model_type", [one for one in model_types() if refused_by_torch(one, variants(one)[0])])
 def test_the_torch_engine_refuses_what_it_cannot_take_back(tmp_path: Path, model_type: str) -> None:
-    """Transformers' caches of recurrent states cannot go back to before a rejected draft."""
+    """Transformers' caches of recurrent states cannot go back to before a rejected draft.
+
+    A text part has no class in transformers, and a folder's experts are not in one tensor.
+    """
     write_folder(tmp_path, build(model_type, variants(model_type)[0]))
-    with pytest.raises(UnsupportedModelError, match="recurrent state|does not run on the torch engine"):
+    with pytest.raises(UnsupportedModelError, match=NOT_ON_TORCH):
         AutoModelForCausalLM.from_pretrained(tmp_path, engine="torch", dtype="float32", threads=1, progress=False)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_a_family_that_transformers_lacks_has_a_plain_config(tmp_path: Path, model_type: str) -> None:
+    write_folder(tmp_path, build(model_type, variants(model_type)[0]))
+    config = AutoModelForCausalLM.from_pretrained(tmp_path, threads=1, progress=False).config
+    assert (config.model_type, config.to_dict()["model_type"], config.hidden_size) == (model_type, model_type, 64)
 
 
 CHUNKS: dict[str, tuple[list[int], int]] = {
@@ -258,7 +270,7 @@ def test_what_is_saved_is_loaded_by_bytes(tmp_path: Path, model_type: str, low_b
             assert weight.codes.tobytes() == other.codes.tobytes(), name
 
 
-@pytest.mark.parametrize("model_type", [one for one in model_types() if not keeps_states(one, variants(one)[0])])
+@pytest.mark.parametrize("model_type", [one for one in model_types() if not refused_by_torch(one, variants(one)[0])])
 @pytest.mark.rotating(6)
 def test_the_torch_engines_low_bit_folder_runs_on_the_native_engine(tmp_path: Path, model_type: str) -> None:
     """It saves a family's tensors as transformers has them, which may be several weights in one."""

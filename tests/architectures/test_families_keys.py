@@ -133,6 +133,7 @@ def _config_file(folder: Path, model_type: str, changes: dict[str, Any]) -> Path
     config = json.loads(config_of(model_type, variants(model_type)[0]).to_json_string(use_diff=False))
     inside = config[family(model_type).KEYS.inside] if family(model_type).KEYS.inside else config
     inside.update(changes)
+    config.update({key: value for key, value in changes.items() if key in family(model_type).KEYS.outer})
     ropes = inside.get("rope_parameters") or {}  # Nemotron-H has none
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict):
@@ -149,6 +150,8 @@ def test_values_of_no_type_at_all_are_errors_with_a_place(tmp_path: Path, model_
     keys = text_keys(model_type)
     for key in {*keys.used, "hidden_size", "num_attention_heads", "rms_norm_eps", "vocab_size"}:
         for value in (["of", "no kind"], "\x00", -3.5):
+            if (key, value) == ("kda_lower_bound", -3.5):
+                continue  # which is one
             file = _config_file(tmp_path, model_type, {key: value})
             with pytest.raises((ModelFormatError, UnsupportedModelError), match=key):
                 read_config(file)
@@ -172,6 +175,10 @@ _DELTA = ["rope.dimension_sections", "attention.recurrent_layers", "full_attenti
 _ROUTED = [
     "leading_dense_block_count", "expert_feed_forward_length", "expert_shared_count", "expert_weights_scale",
     "expert_weights_norm", "expert_gating_func",
+]  # fmt: skip
+_KIMI = [
+    "ssm.conv_kernel", "kda.head_dim", "attention.q_lora_rank", "attention.kv_lora_rank", "attention.key_length_mla",
+    "attention.value_length_mla",
 ]  # fmt: skip
 OWN = {
     "llama": [],
@@ -198,12 +205,20 @@ OWN = {
     "qwen2vl": ["rope.dimension_sections"],
     "qwen3vl": ["rope.dimension_sections", "n_deepstack_layers"],
     "qwen3moe": ["expert_feed_forward_length"],
+    "qwen3vlmoe": ["expert_feed_forward_length", "rope.dimension_sections", "n_deepstack_layers"],
     "gemma": [],
     "olmoe": [],
     "qwen2moe": ["expert_feed_forward_length", "expert_shared_feed_forward_length"],
     "seed_oss": [],
     "exaone4": _WINDOW,
     "ernie4_5": ["rope.dimension_sections"],
+    "ernie4_5-moe": [
+        "rope.dimension_sections", "expert_feed_forward_length", "expert_shared_feed_forward_length",
+        "expert_shared_count", "interleave_moe_layer_step", "leading_dense_block_count",
+    ],
+    "bailingmoe2": [*_ROUTED, "expert_shared_feed_forward_length"],
+    "minicpm": ["embedding_scale", "residual_scale", "logit_scale"],
+    "laguna": [*_ROUTED, "expert_shared_feed_forward_length", *_WINDOW],
     "glm4": ["rope.dimension_sections"],
     "arcee": [],
     "hunyuan-dense": ["rope.dimension_sections"],
@@ -229,7 +244,23 @@ OWN = {
         "attention.value_length_mla", "rope.scaling.yarn_log_multiplier", "attention.temperature_scale",
         "attention.temperature_length",
     ],
+    "falcon-h1": _STATE,
+    "kimi-linear": [*_ROUTED, *_KIMI],
+    "bailingmoe3": [
+        *_ROUTED, *_KIMI, "rope.dimension_sections", "kda.safe_gate", "kda.gate_lower_bound",
+        "expert_shared_feed_forward_length", "swiglu_clamp_exp", "swiglu_clamp_shexp",
+    ],
     "qwen3next": [*_STATE, *_DELTA[1:], "expert_feed_forward_length", "expert_shared_feed_forward_length"],
+    "granitemoe": [
+        "logit_scale", "residual_scale", "embedding_scale", "attention.scale", "expert_shared_feed_forward_length",
+    ],
+    "granite_swa": [
+        *_WINDOW[:2], "logit_scale", "residual_scale", "embedding_scale", "attention.scale", "deepstack_mapping",
+        "attention.rope_pattern", "expert_shared_feed_forward_length",
+    ],
+    "muse-glimmer": [*_WINDOW, "final_logit_softcapping", "logit_scale"],
+    "mellum": [*_WINDOW, "expert_feed_forward_length"],
+    "afmoe": [*_WINDOW, *_ROUTED],
     "qwen35moe": [*_STATE, *_DELTA, "expert_feed_forward_length", "expert_shared_feed_forward_length"],
 }  # fmt: skip
 """What it asks one architecture for besides."""

@@ -30,7 +30,7 @@ BASES: dict[str, dict[str, Any]] = {
     "qwen2_moe": _MIXTURE,
     "qwen3_next": _MIXTURE,
     "qwen3_moe": {"num_hidden_layers": 4, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
-    **{one: FAMILIES[one].base for one in ("deepseek_v2", "deepseek_v3", "glm4_moe")},
+    **{one: FAMILIES[one].base for one in ("deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe")},
     "deepseek_v3 routed": {**FAMILIES["deepseek_v3"].base, "n_routed_experts": 8},
 }  # fmt: skip
 RECURRENT = {"layer_types": ["mamba", "mamba"]}
@@ -42,6 +42,7 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
     ("cohere2", {"use_parallel_block": False}, "use_parallel_block is False"),
     ("cohere2", {"rotary_pct": 0.5}, "rotary_pct is 0.5"),
     ("cohere2", {"head_dim": 32}, "head_dim is 32, but hidden_size implies heads of 16"),
+    ("ernie4_5_moe", {"use_bias": True}, "use_bias is True, which adds biases"),
     ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG', and layer_types is missing"),
     ("gemma", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
     ("gemma", {"hidden_activation": "silu"}, "hidden_activation is 'silu', which names another activation"),
@@ -76,6 +77,10 @@ UNSUPPORTED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("cohere2", {"sliding_window_pattern": 0}, "sliding_window_pattern at byte .* is 0"),
+    ("ernie4_5_moe", {"moe_k": 7}, "moe_k at byte .* is 7; there are 6"),
+    ("ernie4_5_moe", {"num_experts": 5}, "num_experts at byte .* differs from moe_num_experts, which is 6"),
+    ("ernie4_5_moe", {"moe_norm_min": 0.01}, "moe_norm_min at byte .* is 0.01; it must be a number from 0 to 1e-09"),
+    ("ernie4_5_moe", {"moe_layer_interval": 0}, "moe_layer_interval at byte"),
     ("exaone4", {"sliding_window_pattern": "LLXG"}, "sliding_window_pattern.*'LLXG'"),
     ("exaone4", {"sliding_window_pattern": 0}, "is 0, but there is a sliding_window"),
     ("gemma2", {"layer_types": [FULL] * 5}, "names 5 layers; there are 4"),
@@ -149,6 +154,8 @@ IN_FILES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("cohere2", {"cohere2.rope.freq_base_swa": 10.0}, UnsupportedModelError, "freq_base_swa is 10.0"),
     ("ernie4_5", {"ernie4_5.rope.dimension_sections": [4, 4, 4, 0]}, UnsupportedModelError,
      "has ernie4_5.rope.dimension_sections"),
+    ("ernie4_5_moe", {"ernie4_5-moe.rope.dimension_sections": [4, 4, 4, 0]}, UnsupportedModelError,
+     "has ernie4_5-moe.rope.dimension_sections"),
     ("exaone4", {"exaone4.rope.freq_base_swa": 10.0}, UnsupportedModelError, "freq_base_swa is 10.0"),
     ("gemma2", {"gemma2.attention.sliding_window_pattern": [True] * 4}, ModelFormatError, "has 4 values for 3 layers"),
     ("gemma2", {"gemma2.attention.sliding_window_pattern": 9999}, ModelFormatError, "sliding_window_pattern.*9999"),

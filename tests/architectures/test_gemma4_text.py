@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.engines.native.decoder import kv_bytes_per_token
-from ipex_lookahead.engines.opencl.supported import check_spec
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from tests.support.family_configs import checked, spec_of, windows
 from tests.support.family_engines import load
@@ -100,12 +99,6 @@ def test_keys_of_layers_that_share_are_not_missed(tmp_path: Path, caplog: pytest
         caplog.clear()
         open_checkpoint(tmp_path).close()
         assert (more in caplog.text) == warned
-
-
-def test_the_opencl_engine_names_what_it_lacks(tmp_path: Path) -> None:
-    for values, words in ((LARGE, "scaled block outputs"), (SMALL, "embeddings by layer")):
-        with pytest.raises(UnsupportedModelError, match=f"{words}.*does not run"):
-            check_spec(of(tmp_path, **values))
 
 
 def of_file(folder: Path, change: Any, name: str = "e2b") -> Any:

@@ -17,7 +17,6 @@ from ipex_lookahead.architectures import spec_for
 from ipex_lookahead.architectures.spec import LatentAttention
 from ipex_lookahead.checkpoints import GgufCheckpoint, open_checkpoint
 from ipex_lookahead.engines.native.decoder import kv_bytes_per_token
-from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.formats import dequantize
 from tests.support.family_configs import checked
 from tests.support.family_engines import in_chunks, load
@@ -142,15 +141,6 @@ def test_a_folder_of_fp8_blocks_is_the_floats_that_it_stands_for(folder: Path, t
         assert np.array_equal(dequantize(eight.read(name)), dequantize(plain.read(name))), name
     eight.close()
     plain.close()
-
-
-def test_opencl_refuses_by_name(folder: Path) -> None:
-    from ipex_lookahead.engines.opencl.supported import check_spec
-
-    checkpoint = open_checkpoint(folder)
-    checkpoint.close()
-    with pytest.raises(UnsupportedModelError, match="LatentAttention layers"):
-        check_spec(checkpoint.spec)
 
 
 def test_an_importance_matrix_says_nothing_of_matrices_of_heads(folder: Path) -> None:

@@ -6,6 +6,7 @@ newer).
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -15,9 +16,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from gguf import GGUFReader
 
 from ipex_lookahead import AutoModelForCausalLM
+from ipex_lookahead.architectures.adapter import adaptable
+from ipex_lookahead.architectures.spec import named_tensors
+from ipex_lookahead.checkpoints import open_checkpoint
+from ipex_lookahead.checkpoints.adapters import read_adapter
+from ipex_lookahead.checkpoints.placed import run_of
+from ipex_lookahead.checkpoints.tensor_names import renamed
 from ipex_lookahead.engines.api import state_bytes
+from tests.support.adapter_files import random_changes, write_gguf_adapter
 from tests.support.family_table import CONTEXT, FAMILIES, VOCAB, Variant, variants
 from tests.support.gguf_families import PAIRED, architecture, write_gguf
 from tests.support.mxfp4 import rounded
@@ -33,9 +42,9 @@ EACH = pytest.mark.parametrize(
     ("model_type", "variant"), IN_GGUF, ids=[f"{model_type}-{variant.name}" for model_type, variant in IN_GGUF]
 )
 CLOSE = {
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma4_text", "starcoder2"), 5e-3),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma4_text", "gemma4_unified_text", "starcoder2"), 5e-3),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe"), 2e-4),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), 2e-4),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "bailing_hybrid"), 2e-4),
 }
 """Of the logits' standard deviation, 2e-5 else: llama.cpp takes GELU from a table in float16, its delta nets read a
 prompt in chunks, and its latent attention sums in another order."""
@@ -46,14 +55,14 @@ def file_of(folder: Path, model_type: str, variant: Variant, **how: str) -> Path
     metadata: dict[str, str | int] = {"tokenizer.ggml.model": "none"}
     model = build(model_type, variant)
     name = architecture(model.config.get_text_config())
-    if name not in PAIRED and not name.startswith("nemotron_h"):
+    if (name not in PAIRED or name == "muse-glimmer") and not name.startswith("nemotron_h"):
         metadata[f"{name}.vocab_size"] = VOCAB
     return write_gguf(folder / "m.gguf", model, metadata=metadata, **how)
 
 
-def logits_of_llama_cpp(file: Path, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
+def logits_of_llama_cpp(file: Path, ids: npt.NDArray[np.int32], **more: object) -> npt.NDArray[np.float32]:
     into, requests = file.with_suffix(".npy"), file.with_suffix(".json")
-    request = {"model": str(file), "ids": ids.tolist(), "context": CONTEXT, "into": str(into)}
+    request = {"model": str(file), "ids": ids.tolist(), "context": CONTEXT, "into": str(into), **more}
     requests.write_text(json.dumps([request]), encoding="utf-8")
     done = subprocess.run(
         [os.environ[PYTHON], str(PROGRAM), str(requests)], capture_output=True, text=True, timeout=400
@@ -119,3 +128,37 @@ def test_experts_in_mxfp4_have_the_logits_of_transformers(tmp_path: Path, varian
     file = write_gguf(tmp_path / "m.gguf", model, experts="MXFP4", metadata=metadata)
     ids = text(model)
     assert distance(logits_of_llama_cpp(file, ids), logits(model, ids)) < 0.2
+
+
+@pytest.mark.parametrize(("alpha", "scale"), [(6.0, 1.0), (0.0, 0.25)])
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "qwen3_5_text", "gemma3_text"])
+def test_llama_cpp_applies_adapters_as_they_are_read(
+    tmp_path: Path, model_type: str, alpha: float, scale: float
+) -> None:
+    """transformers' model with the matrices that are read for its folder added has the logits of llama.cpp."""
+    variant = next(one for one in variants(model_type) if one.gguf)
+    model = copy.deepcopy(build(model_type, variant))
+    file = file_of(tmp_path, model_type, variant)
+    model.save_pretrained(tmp_path / "folder")
+    base = open_checkpoint(tmp_path / "folder")
+    known = adaptable(base.spec)
+    places = {one.gguf.name: one.gguf.shape for _, one in named_tensors(base.spec) if one.name in known}
+    changes = random_changes({name.removesuffix(".weight"): (n, m) for name, (n, m) in places.items()})
+    named = str(GGUFReader(file).fields["general.architecture"].contents())
+    adapter = write_gguf_adapter(tmp_path / "adapter.gguf", changes, architecture=named, alpha=alpha)
+    whole = {
+        one.hf.name: np.zeros(one.hf.shape, np.float32) for _, one in named_tensors(base.spec) if one.name in known
+    }
+    tensors = {tensor.name: tensor for _, tensor in named_tensors(base.spec)}
+    for name, change in read_adapter(adapter, base.spec, "x").matrices.items():
+        place = tensors[name].hf
+        run = run_of(tensors[name], place)
+        rows = np.arange(place.shape[0])[run.first : run.first + run.span][run.rows]
+        whole[place.name][rows] += np.float32(scale * change.scale) * change.b @ change.a
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if (added := whole.get(renamed(name) or "")) is not None:
+                weight += torch.from_numpy(added)
+    ids = text(model)
+    got = logits_of_llama_cpp(file, ids, lora=str(adapter), scale=scale)
+    assert distance(got, logits(model, ids)) < 10 * CLOSE.get(model_type, 2e-5)

@@ -99,7 +99,7 @@ def test_a_block_for_drafting_is_read_past(tmp_path: Path) -> None:
         ("feed_forward_length", [0, 40], ModelFormatError, "feed_forward_length.* has 2 values for 4 layers"),
         ("expert_feed_forward_length", [0, 40, 0, 48], UnsupportedModelError, "differs between layers"),
         ("expert_used_count", None, ModelFormatError, "expert_used_count.* is missing"),
-        ("moe_latent_size", 32, UnsupportedModelError, "moe_latent_size is 32"),
+        ("moe_latent_size", 32, ModelFormatError, "ffn_latent_down.weight"),
         ("nextn_predict_layers", 4, ModelFormatError, "is 4; there are 4 blocks in total"),
         ("attention.layer_norm_epsilon", None, ModelFormatError, "layer_norm_rms_epsilon"),
         ("ssm.inner_size", 49, ModelFormatError, "is 49; 6 heads"),

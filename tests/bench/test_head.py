@@ -15,6 +15,7 @@ from ipex_lookahead.bench import drafters, head
 from ipex_lookahead.bench.drafters import drafter_of
 from ipex_lookahead.bench.head import layers_that_fit, measure_head, period, tokens_a_step
 from ipex_lookahead.bench.replay_head import load_costs
+from ipex_lookahead.bench.routing import trace_experts
 from ipex_lookahead.bench.shapes import config_of, shape_of
 from ipex_lookahead.cli.main import run
 from ipex_lookahead.engines.api import PhaseTime, StepOutput
@@ -83,14 +84,15 @@ def test_what_layers_take_counts_as_often_as_there_are_more(monkeypatch: pytest.
     assert found["rows"][0]["one_row_ms"] == pytest.approx(40e3, rel=1e-2), "4 more layers, and no more of the rest"
 
 
-def test_rows_of_a_mixture_need_the_experts_of_independent_rows() -> None:
+def test_rows_of_a_mixture_need_the_experts_of_a_trace() -> None:
     _, _, target = drafter_of("gpt-oss-20b")
     bench = head._Bench(NativeEngine.random(target, "sym_int4", threads=1), {}, 8, 1.0)
     bench._alone, bench._experts = 1.0, {1: 8 * 2, 2: 8 * 2}
     facts = bench._engine.describe()
     assert bench.more_experts(1) == 0
-    # Of 4 experts 2 rows of 2 need 4 * (1 - 1 / 4) = 3.
-    assert bench.more_experts(2) == pytest.approx(8 * facts["expert_bytes"] / facts["step_bytes"])
+    expected = trace_experts(bench._engine.spec, 2)
+    assert 8 * 2 < expected < 8 * 3, "2 unrelated rows of 2 of 4 experts need 4 * (1 - 1 / 4) = 3"
+    assert bench.more_experts(2) == (expected - 8 * 2) * facts["expert_bytes"] / facts["step_bytes"]
 
 
 def test_whole_periods_of_layers_fit_into_the_memory() -> None:

@@ -6,7 +6,8 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.run import bind, url
 from ipex_lookahead.serving.server import Server, Settings
 from tests.support.chat_tokenizer import write_chat_llama
+from tests.support.http_replies import chat_server, chunk, events
 
 KEY = "a-key-of-sixteen-or-more"
-Say = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
 
 @pytest.fixture(scope="module")
@@ -50,45 +51,10 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def other() -> Iterator[Callable[[Say], str]]:
+def other() -> Iterator[Callable[..., str]]:
     """``other(say)`` is the address of a server that answers chat completions as ``say`` does."""
-    running = []
-
-    def start(say: Say, models: Any = ({"id": "m", "meta": {"row_invariant": True}},)) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = json.dumps({"data": list(models)}).encode()
-                self.send_response(200)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_POST(self) -> None:
-                say(self, json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-            def log_message(self, *arguments: Any) -> None:
-                """Nothing is to be said."""
-
-        made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-        running.append(made)
-        return f"http://127.0.0.1:{made.server_address[1]}"
-
-    yield start
-    for made in running:
-        made.shutdown()
-        made.server_close()
-
-
-def events(handler: BaseHTTPRequestHandler, *said: str, status: int = 200, kind: str = "text/event-stream") -> None:
-    handler.send_response(status)
-    handler.send_header("content-type", kind)
-    handler.end_headers()
-    handler.wfile.write("".join(f"{line}\n\n" for line in said).encode())
-
-
-def chunk(text: str) -> str:
-    return "data: " + json.dumps({"choices": [{"delta": {"content": text}}]})
+    with ExitStack() as running:
+        yield lambda *given: running.enter_context(chat_server(*given))
 
 
 @pytest.fixture

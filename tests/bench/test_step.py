@@ -11,7 +11,7 @@ pytest.importorskip("ipex_lookahead._native", reason="the native core is not bui
 
 from click.testing import CliRunner
 
-from ipex_lookahead.bench import kernels, shapes, step
+from ipex_lookahead.bench import kernels, shapes, step, steps
 from ipex_lookahead.cli.main import cli
 from ipex_lookahead.engines.api import OutputRequest
 from ipex_lookahead.engines.native import core, linear
@@ -69,7 +69,7 @@ def test_phases_tell_where_the_time_of_a_step_goes() -> None:
 
 def test_phases_of_a_mixture_count_the_experts_of_a_row() -> None:
     engine = NativeEngine.random(make_spec(**NAMED["qwen3_moe"]), "sym_int8", threads=1)
-    batch = step._batch(engine.new_cache(), 3)
+    batch = steps.step_batch(engine.new_cache(), 3)
     assert engine.forward(batch).timings is None
     batch.wants = OutputRequest(timings=True)
     found = {part.name: part for part in engine.forward(batch).timings or ()}

@@ -178,6 +178,7 @@ def test_exported_conversations_are_imported_whole(page: Any, tmp_path: Path) ->
     found.value.save_as(tmp_path / "all.json")
     page.evaluate("localStorage.clear()")
     page.reload()
+    page.evaluate("{ const now = Date.now; let later = 0; Date.now = () => now() + (later += 2); }")  # a slow import
     imported(page, tmp_path / "all.json")
     told(page, "#notice", "Imported 2 conversations")
     assert page.locator("#talks button").all_inner_texts() == ["Another", "Is it?"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -91,19 +92,28 @@ def test_a_failed_continuation_keeps_the_answer(page: Any) -> None:
     idle(page)
 
 
-def test_repetition_is_shown_with_a_button_that_stops(page: Any) -> None:
-    """The server's own report of a loop: with the model's answer forced into one."""
+def looping(page: Any) -> Callable[[], list[dict[str, Any]]]:
+    """Force the model's answers into a loop; return a function that returns the bodies of the page's requests."""
     page.evaluate(
         """() => {
           const real = window.fetch;
+          window.bodies = [];
           window.fetch = (path, init) => {
             if (!path.includes("chat/completions")) return real(path, init);
+            window.bodies.push(JSON.parse(init.body));
             return real(path, { ...init, body: JSON.stringify({ ...JSON.parse(init.body), ignore_eos: true,
               logit_bias: { 28: 100 } }) });
           };
         }"""
     )
+    return lambda: page.evaluate("() => window.bodies")
+
+
+def test_repetition_is_shown_with_a_button_that_stops(page: Any) -> None:
+    """The server's own report of a loop: with the model's answer forced into one."""
+    looping(page)
     set_up(page, most="")
+    page.uncheck("#stop_loops")
     write(page, "Loop")
     told(page, REST, "repeats itself")
     page.click(f"{REST} >> text=Stop")
@@ -115,6 +125,24 @@ def test_repetition_is_shown_with_a_button_that_stops(page: Any) -> None:
     picture(page, "repeats")
     assert "tok/s" not in page.inner_text(f"{LAST} .figures"), "the speed of a loop means nothing"
     idle(page)
+
+
+def test_a_repetition_is_stopped_by_default(page: Any) -> None:
+    """Continue goes on with it; the setting is kept."""
+    bodies = looping(page)
+    set_up(page, most="")
+    write(page, "Loop")
+    told(page, REST, "stopped because it repeats itself")
+    idle(page)
+    assert bodies()[0]["stop_loops"] is True
+    set_up(page, most="20")
+    page.click(f"{REST} >> text=Continue")
+    told(page, REST, "limit of 20 tokens")
+    assert bodies()[1]["stop_loops"] is False
+    page.uncheck("#stop_loops")
+    page.reload()
+    page.click("#settings > summary")
+    assert not page.is_checked("#stop_loops")
 
 
 def test_a_full_context_offers_to_drop_the_oldest_turns(page: Any) -> None:

@@ -61,9 +61,12 @@ def test_it_follows_the_answer_until_the_reader_scrolls_up(page: Any) -> None:
     while page.evaluate(scrolled) < 200:
         assert time.monotonic() < deadline, "nothing has scrolled"
         page.wait_for_timeout(50)
+    end = "({scrollHeight: h, clientHeight: c, scrollTop: t}) => h - c - t"
     for _ in range(5):
-        page.wait_for_timeout(100)
-        assert from_end(page) < 100, "it follows"
+        tall = page.evaluate("document.all.main.scrollHeight")
+        page.wait_for_function(
+            f"(tall) => document.all.main.scrollHeight > tall && ({end})(document.all.main) < 100", arg=tall
+        )  # it follows
     assert not page.is_visible("#down")
     page.mouse.move(WIDTH / 2, HEIGHT / 2)
     page.mouse.wheel(0, -150)

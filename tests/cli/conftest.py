@@ -31,16 +31,27 @@ class ScriptedModel:
         self.tokenizer = tokenizer
         self.config = {"model_type": "llama", "vocab_size": SIZE}
         facts = {"engine": "scripted", "isa": "scalar", "threads": 1, "low_bit": "sym_int4"}
-        self.engine = SimpleNamespace(max_context=context, describe=lambda: facts)
+        self.engine = SimpleNamespace(max_context=context, vocab_size=SIZE, describe=lambda: facts)
         self.asked: list[tuple[list[int], dict[str, Any]]] = []
         self.stats = GenerationStats()
         self.generation_defaults: dict[str, Any] = {}
+        self.fingerprint = b"model"
+        self.cache_files: Any = None
+        self.closed = 0
         self.interrupt_after: int | None = None
         self.signal_after: int | None = None
         self._answers = list(answers)
 
     def forget(self) -> None:
         """As ``TextModel.forget``."""
+
+    def use_cache_folder(self, folder: Path | None, size: int | None = None) -> None:
+        """As ``TextModel.use_cache_folder``."""
+        self.cache_files = folder and SimpleNamespace(folder=folder, fingerprint=lambda engine: self.fingerprint)
+
+    def close(self) -> None:
+        """As ``TextModel.close``."""
+        self.closed += 1
 
     def resolved(self, params: SamplingParams) -> SamplingParams:
         """As ``TextModel.resolved``."""

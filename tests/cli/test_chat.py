@@ -169,6 +169,13 @@ def test_a_loop_is_told_in_the_words_of_chat(scripted, talk):
     assert "100 tokens · prompt" in err
 
 
+def test_loops_are_stopped_unless_turned_off(scripted, talk):
+    model = scripted("one")
+    talk("first")
+    talk("second", arguments=("--no-stop-loops",))
+    assert [given.get("stop_loops") for _, given in model.asked] == [True, False]
+
+
 def test_retry_at_temperature_0_says_that_nothing_changes(scripted, talk):
     model = scripted("one")
     _, err = talk("first", "/retry")
@@ -274,7 +281,9 @@ def test_save_and_load(scripted, talk, tmp_path):
     file = tmp_path / "talk.json"
     model = scripted("one", "two")
     talk("/system be kind", "first", f"/save {file}")
-    assert json.loads(file.read_text()) == {"system": "be kind", "turns": [{"user": "first", "assistant": "one"}]}
+    found = json.loads(file.read_text())
+    turns = [{"user": "first", "assistant": "one", "token_ids": model.tokenizer.encode("one")}]
+    assert (found["system"], found["turns"], found["model"]) == ("be kind", turns, "default")
     _, err = talk(f"/load {file}", "second")
     assert "loaded 1 turn" in err
     assert "be kind" in asked(model)
@@ -283,7 +292,7 @@ def test_save_and_load(scripted, talk, tmp_path):
 
 def test_a_save_that_fails_leaves_nothing(scripted, talk, tmp_path, monkeypatch):
     scripted("one")
-    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     _, err = talk("first", f"/save {tmp_path}/talk.json")
     assert f"error: cannot write {tmp_path}/talk.json: No space left on device" in err
     assert list(tmp_path.iterdir()) == []

@@ -23,6 +23,14 @@ def test_only_what_met_a_limit_is_a_loop(reason, is_one):
     assert bool(told) is is_one
 
 
+def test_an_answer_that_was_ended_in_a_loop():
+    stats = GenerationStats(finish_reasons=["stop"])
+    assert is_loop(stats, [7] * 192)
+    said = "the answer repeats itself: try temperature=0.7 or a larger model"
+    why = "stopped at the repetition (chat --no-stop-loops turns this off)"
+    assert ending(stats, [7] * 192, limit="-n 400", setting="{}=".format) == [said, why]
+
+
 def test_an_answer_that_never_began():
     assert not is_loop(GenerationStats(), [])
     assert ending(GenerationStats(), [], limit="", setting=lambda name: "") == []

@@ -64,6 +64,7 @@ def test_settings_reach_the_model(scripted):
         "seed": 3,
         "stop": ("A", "B"),
         "ignore_eos": False,
+        "stop_loops": False,
         "repetition_penalty": 1.1,
         "presence_penalty": 0.5,
         "frequency_penalty": -0.5,
@@ -73,7 +74,7 @@ def test_settings_reach_the_model(scripted):
 def test_sampling_is_left_to_the_model(scripted, capsys):
     model = scripted()
     assert run(["generate", "hi"]) == 0
-    assert model.asked[0][1] == {"max_new_tokens": 256, "lookahead": 3, "ignore_eos": False}
+    assert model.asked[0][1] == {"max_new_tokens": 256, "lookahead": 3, "ignore_eos": False, "stop_loops": False}
     assert "seed" not in capsys.readouterr().err, "nothing is recommended for it"
     model.generation_defaults = {"do_sample": True, "temperature": 0.2}
     assert run(["generate", "hi", "--seed", "5"]) == 0

@@ -198,6 +198,7 @@ STATEFUL = {
     "qwen3_next": {"ssm_ba": "linear_attn.in_proj_ba", "ssm_out": "linear_attn.out_proj"},
     "lfm2_moe": {"shortconv.in_proj": "conv.in_proj", "shortconv.out_proj": "conv.out_proj"},
     "granitemoehybrid": {"ssm_in": "mamba.in_proj", "ssm_out": "mamba.out_proj"},
+    "falcon_h1": {"ssm_in": "mamba.in_proj", "ssm_out": "mamba.out_proj"},
     "nemotron_h": {"ssm_in": "mixer.in_proj", "ssm_out": "mixer.out_proj"},
 }
 """Of each family's recurrent layers, matrices of a GGUF file and transformers' modules that multiply with them."""

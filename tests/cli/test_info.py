@@ -14,10 +14,11 @@ from safetensors.numpy import load_file, save_file
 
 import ipex_lookahead
 from ipex_lookahead.cli.main import run
+from tests.support.adapter_files import llama_changes, write_peft
 from tests.support.gguf_bytes import STRING, build, llama_parts, tensor, write
 from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.quantized_folders import awq, bnb4, gptq, write_quantized
-from tests.support.tiny import write_tiny_gguf, write_tiny_llama
+from tests.support.tiny import TinyLlama, write_tiny_gguf, write_tiny_llama
 
 ROOT = Path(ipex_lookahead.__file__).parent.parent
 CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -259,3 +260,19 @@ def test_an_output_layer_of_its_own_is_said(tmp_path, capsys):
     assert facts["output_layer"] == "the file's own lm_head.weight, though config.json ties it to the embedding"
     assert facts["parameters"] == before + head.size
     assert "output layer" in words_of(folder, capsys)
+
+
+def test_an_adapter_and_the_adapters_next_to_a_model(tmp_path, capsys):
+    changes = llama_changes(TinyLlama().shapes())
+    folder = write_peft(tmp_path / "a", changes, lora_alpha=6)
+    facts = facts_of(folder, capsys)
+    assert (facts["kind"], facts["base"], facts["ranks"], facts["scales"]) == ("adapter", "someone/base", [4], [1.5])
+    assert (facts["matrices"], facts["modules"][:2]) == (14, ["down_proj", "gate_proj"])
+    assert "LoRA adapter, which changes a model" in words_of(folder, capsys)
+    write_peft(folder, changes, use_dora=True)
+    assert "DoRA" in facts_of(folder, capsys)["problem"]
+    model = write_tiny_llama(tmp_path / "m")
+    assert facts_of(model, capsys)["adapters"] == []
+    write_peft(model, changes)
+    assert facts_of(model, capsys)["adapters"] == [str(model)]
+    assert "adapters next to it" in words_of(model, capsys)

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.hub.recommended import recommended_models
+from tests.support.adapter_files import llama_changes, write_peft
 from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.commands import in_one_process
 from tests.support.fake_hub import COMMIT, fake_hub
 from tests.support.gguf_bytes import build, llama_parts
-from tests.support.tiny import write_tiny_gguf
+from tests.support.tiny import TinyLlama, write_tiny_gguf
 
 LETTERS = {
     "model": "gpt2",
@@ -36,10 +38,14 @@ def repositories(tmp_path_factory):
     }
     entries, tensors = llama_parts()
     lies = bytes(build([(k, t, "falcon" if v == "llama" and "arch" in k else v) for k, t, v in entries], tensors).data)
+    changes = llama_changes(TinyLlama().shapes())
+    written = write_peft(made.parent / "adapter", changes, base_model_name_or_path="owner/folder")
+    adapter = {path.name: path.read_bytes() for path in written.iterdir()}
     return {
         "owner/folder": {**folder, "README.md": b"---\nlicense: mit\n---\n", "pytorch_model.bin": b"pickle"},
         "owner/ggufs": ggufs,
         "owner/falcon": {"model.gguf": lies},
+        "owner/adapter": adapter | {"README.md": b"a card", "training_args.bin": b"pickle"},
         "owner/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
     }
 
@@ -126,13 +132,15 @@ def test_a_short_name_is_pulled_run_and_removed(commands, hub, tmp_path):
     assert f"looking for {repo} on the hub" in answered.stderr
     assert "3 tokens" in answered.stderr
     hub.refused[repo] = (503, "")  # it is kept: the hub is not needed any more
-    generate, info = ["generate", "-m", short, "-n", "2", "ab"], ["info", short, "--json"]
-    removing = ["rm", "--yes", short]
+    assert made.stat().st_size != recommended_models()[short].download, "the list's size is not that of the file"
+    generate, info = ["generate", "-m", "SmolLM2:360m", "-n", "2", "ab"], ["info", short, "--json"]
+    removing = ["rm", "--yes", "smollm2"]
     pulled, generated, told, removed, gone = commands(["pull", short], generate, info, removing, ["run", short, "ab"])
+    assert "SmolLM2:360m: using smollm2-360m (0.4 GB, license Apache-2.0)\n" in generated.stderr
     assert (pulled.returncode, pulled.stdout.splitlines()[-1]) == (0, f"try it: ipex-lookahead run {short}")
     assert generated.returncode == told.returncode == 0, generated.stderr
     assert json.loads(told.stdout)["model"] == short
-    assert (removed.returncode, removed.stdout.startswith(f"removed {short}: ")) == (0, True), removed.stderr
+    assert (removed.returncode, removed.stdout.startswith("removed smollm2: ")) == (0, True), removed.stderr
     assert (gone.returncode, "hint: " in gone.stderr) == (1, True)
 
 
@@ -147,6 +155,34 @@ def test_what_cannot_be_run_is_said_and_a_list_of_nothing_says_what_to_do(comman
     assert (pickled.returncode, pickled.stdout) == (1, "")
     assert "a pickle" in pickled.stderr
     assert "hint: " in pickled.stderr
+
+
+@pytest.mark.programs
+def test_an_adapter_is_pulled_and_listed_and_says_how_it_runs(commands, hub):
+    pulled, as_json, listed, info, run_alone = commands(
+        ["pull", "owner/adapter"],
+        ["list", "--json"],
+        ["list"],
+        ["info", "owner/adapter"],
+        ["run", "owner/adapter", "x"],
+    )
+    assert pulled.returncode == 0, pulled.stderr
+    about, _, command = pulled.stdout.splitlines()
+    assert about.startswith("owner/adapter: LoRA adapter for owner/folder, ")
+    assert command == "try it: ipex-lookahead chat -m owner/folder --lora owner/adapter"
+    assert "training_args.bin" not in hub.fetched()
+    (found,) = json.loads(as_json.stdout)["models"]
+    assert (found["name"], found["kind"], found["format"]) == ("owner/adapter", "adapter", "LoRA")
+    assert "its model, with --lora" in listed.stdout
+    assert "owner/folder" in info.stdout
+    assert "q_proj" in info.stdout
+    assert (run_alone.returncode, "is a LoRA adapter, not a model; it changes owner/folder" in run_alone.stderr) == (
+        1,
+        True,
+    )
+    assert "hint: run the model with the adapter: ipex-lookahead chat -m owner/folder --lora " in run_alone.stderr
+    (generated,) = commands(["generate", "-m", "owner/folder", "--lora", "owner/adapter", "-n", "2", "--json", "x"])
+    assert (generated.returncode, json.loads(generated.stdout)["adapter"]) == (0, "adapter"), generated.stderr
 
 
 # ---- within this process ---------------------------------------------------------------------------------------------

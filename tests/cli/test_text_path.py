@@ -81,7 +81,7 @@ SAMPLED = {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed":
 
 
 def test_penalties_and_stop_texts_beside_such_an_option(folder, tmp_path):
-    ours = load_text_model(str(with_generation_config(folder, tmp_path, {"suppress_tokens": [300]})), threads=1)
+    ours = load_text_model(str(with_generation_config(folder, tmp_path, {"begin_suppress_tokens": [300]})), threads=1)
     plain = load_text_model(str(folder), threads=1)
     ids = ours.tokenizer.encode("hello hello hello")
     params = SamplingParams(30, presence_penalty=2.0, frequency_penalty=1.0)
@@ -90,6 +90,22 @@ def test_penalties_and_stop_texts_beside_such_an_option(folder, tmp_path):
     params = SamplingParams(30, stop=(stop,))
     assert ours.generate(ids, params) == plain.generate(ids, params)
     assert ours.stats.finish_reasons == plain.stats.finish_reasons
+
+
+def test_tokens_that_the_model_never_says(folder, tmp_path, monkeypatch):
+    """Of its generation config; without transformers' processors, and greedy or sampled as with them."""
+    plain = load_text_model(str(folder), threads=1)
+    ids = plain.tokenizer.encode("hello hello hello")
+    said = sorted(set(plain.generate(ids, SamplingParams(12))))[:2]
+    made = with_generation_config(folder, tmp_path, {"suppress_tokens": [*said, 10**6]})
+    theirs = AutoModelForCausalLM.from_pretrained(made, threads=1)
+    monkeypatch.setattr("ipex_lookahead.runtime.text_model.need_torch", lambda what: pytest.fail(what))
+    ours = load_text_model(str(made), threads=1)
+    for params, options in ((SamplingParams(12), {}), (SamplingParams(12, **SAMPLED), {"do_sample": True, **SAMPLED})):
+        answer = ours.generate(ids, params)
+        assert not {*answer} & {*said}
+        expected = theirs.generate(torch.tensor([ids]), max_new_tokens=12, **options)[0, len(ids) :]
+        assert answer == expected.tolist()
 
 
 def test_an_option_that_nobody_has_is_refused_by_its_file(folder, tmp_path, capsys):

@@ -48,7 +48,8 @@ def test_the_template_is_asked_to_think_or_not(scripted, talk, marks):  # noqa: 
     assert "assistant\nIt is seven.<|im_end|>" in prompts[1]
     assert "assistant\nOne.<|im_end|>" in prompts[2]
     lines = [line for line in err.splitlines() if "think" in line]
-    assert lines == ["think: off", "think: on", "think: on", "error: /think maybe: must be on or off"]
+    allowed = "on, off, a maximum number of tokens, or unlimited"
+    assert lines == ["think: off", "think: on", "think: on", f"error: /think maybe: must be {allowed}"]
 
 
 @pytest.mark.parametrize(("flag", "end"), [("--think", "BEGIN\n"), ("--no-think", "BEGIN\nEND")])

@@ -109,7 +109,7 @@ def test_help_is_short_and_help_all_complete(capsys):
         name for name, flag in flags.items() if f"  {flag}" in short or f", {flag}" in short or f"{flag}/" in short
     }
     assert shown == flags.keys() - RARE
-    assert len(shown) == 15
+    assert len(shown) == 18
     assert all(flag in everything for flag in flags.values())
     assert "--help-all" in short
     assert run(["pull", "--help"]) == 0

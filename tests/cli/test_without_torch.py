@@ -52,7 +52,7 @@ WORKS = {
     "bench run": ("bench", "run", "{plan}", "--output", "{new}/results", "--no-pictures"),
     "bench quality": ("bench", "quality", "-m", "{model}", "--low-bit", "sym_int4", *ONE),
 }
-SERVED = {"serve", "bench serve"}
+SERVED = {"serve", "bench serve", "bench agent"}
 """What a test of its own runs, with a server."""
 NEEDS_IT = {
     "imatrix": ("imatrix", "-m", "{model}", "--text", "{text}", "--to", "{new}/i.gguf"),
@@ -77,7 +77,7 @@ REFUSES = {
 def places(tmp_path_factory) -> dict[str, str]:
     made = tmp_path_factory.mktemp("places")
     (made / "new").mkdir()
-    model = write_chat_llama(made / "model", context=2048)
+    model = write_chat_llama(made / "model", context=20_000)
     write_ipex_llm(made / "theirs", "sym_int8")
     write_tiny_gguf(made / "m.gguf", quant="Q4_1")
     (made / "text.txt").write_text("one two three")
@@ -167,6 +167,25 @@ def test_the_server_answers_and_is_measured(server, command):
     answer = httpx.post(f"{server}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] > 0
-    (done,) = command(("bench", "serve", "--url", server, "--streams", "1", "--limit", "1", "-n", "4"))
-    assert done.returncode == 0, done.stderr
-    assert "torch" not in done.stderr
+    measured = command(
+        ("bench", "serve", "--url", server, "--streams", "1", "--limit", "1", "-n", "4"),
+        (
+            "bench",
+            "agent",
+            "--url",
+            server,
+            "--turns",
+            "2",
+            "--cold",
+            "1",
+            "--prompt-tokens",
+            "7000",
+            "--result-tokens",
+            "1500",
+            "-n",
+            "4",
+        ),
+    )
+    for done in measured:
+        assert done.returncode == 0, done.stderr
+        assert "torch" not in done.stderr

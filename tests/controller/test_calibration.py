@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.controller import calibration
+from ipex_lookahead.controller.adaptive import AdaptiveController
 from ipex_lookahead.controller.calibration import Calibration, calibrate
 from ipex_lookahead.controller.cost import CostCurve
+from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.engines.api import PhaseTime, StepOutput
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.timed_engine import EXPERTS, USED, free, mixture, steps_of_four, timed_engine, took
@@ -22,6 +24,38 @@ def test_calibration_measures_each_number_of_rows(clock: list[float]) -> None:
     assert curve(4) < 1.01 * curve(1)
     assert curve(5) > 1.9 * curve(4), "the tile's edge is a step, not a slope"
     assert curve(64) > curve(32) > curve(31)
+
+
+def built_at_first_use(clock: list[float], seconds: Any, built: float = 7.0) -> ScriptedEngine:
+    """As on a GPU: kernels for 1, up to 4, and more rows are built at their first step; each count is bound once."""
+    engine, known = timed_engine(clock, seconds), set[tuple[str, int]]()
+    forward = engine.forward
+
+    def slow_at_first(batch: Any) -> Any:
+        rows = len(batch.tokens)
+        for key, price in ((("program", min(n for n in (1, 4, 99) if n >= rows)), built), (("bound", rows), 0.05)):
+            clock[0] += 0.0 if key in known else price
+            known.add(key)
+        return forward(batch)
+
+    engine.forward = slow_at_first  # type: ignore[method-assign]
+    engine.warms_up = True  # type: ignore[attr-defined]
+    return engine
+
+
+def test_building_kernels_is_no_cost_of_a_step(clock: list[float]) -> None:
+    """Rows that cost nearly nothing on a GPU are known as such from the first calibration on, and drafted in full."""
+    cheap: Any = lambda rows: 0.007 * (1 + 0.01 * rows)  # noqa: E731
+    found, disturbance = calibrate(built_at_first_use(clock, cheap))
+    assert disturbance < calibration.NOISY
+    for rows, seconds in zip(found.rows, found.seconds, strict=True):
+        assert seconds == pytest.approx(cheap(rows)), rows
+    steep, _ = calibrate(built_at_first_use(clock, lambda rows: 0.007 * rows))
+    drafted = []
+    for curve in (found, steep):
+        (draft,) = AdaptiveController(CostCurve(curve), 15).select([0], [Draft(range(15), range(-1, 14))])
+        drafted.append(len(draft))
+    assert drafted[0] > 4 > drafted[1] == 0, drafted
 
 
 def test_calibration_ends(clock: list[float]) -> None:

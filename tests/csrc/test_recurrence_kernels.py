@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ FLAGS = {
 """As CMakeLists.txt has them; amx_int8 takes these kernels from avx512_vnni."""
 ISAS = [name for name in FLAGS if name in native.available_isas()]
 SIZES = [1, 2, 5, 15, 16, 17, 31, 33, 48, 100]
-GATES = ["none", "sigmoid", "silu"]  # in the order of csrc/kernels/kernels.h
+GATES = ["none", "sigmoid", "silu", "gelu_tanh", "gelu", "gelu_quick"]  # in the order of csrc/kernels/kernels.h
 
 pytestmark = pytest.mark.timeout(600)
 F32 = npt.NDArray[np.float32]
@@ -88,7 +89,7 @@ def behind(values: F32) -> F32:
     return held
 
 
-@pytest.mark.parametrize("kind", range(3), ids=GATES)
+@pytest.mark.parametrize("kind", range(6), ids=GATES)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.rotating(8)
 def test_gate(libraries: dict[str, Any], n: int, kind: int) -> None:
@@ -99,8 +100,41 @@ def test_gate(libraries: dict[str, Any], n: int, kind: int) -> None:
         library.gate(at(by), ctypes.c_int64(n), kind, at(values))
         found[isa] = [taken(values, n)]
     (got,) = alike(found)
-    factor = {"none": by, "sigmoid": sigmoid(by), "silu": by * sigmoid(by)}[GATES[kind]]
-    np.testing.assert_allclose(got, x * factor, rtol=1e-6, atol=1e-7)
+    factor = {
+        "none": by,
+        "sigmoid": sigmoid(by),
+        "silu": by * sigmoid(by),
+        "gelu_tanh": by * sigmoid(2 * math.sqrt(2 / math.pi) * (by + 0.044715 * by.astype(np.float64) ** 3)),
+        "gelu": by * (1 + np.vectorize(math.erf)(by.astype(np.float64) / math.sqrt(2))) / 2,
+        "gelu_quick": by * sigmoid(1.702 * by),
+    }[GATES[kind]]
+    np.testing.assert_allclose(got, x * factor, rtol=1e-6, atol=1e-6 if "gelu" in GATES[kind] else 1e-7)
+
+
+def test_gelu_follows_the_error_function_everywhere(libraries: dict[str, Any]) -> None:
+    x = np.linspace(-8, 8, 20001).astype(np.float32)
+    values = behind(np.ones_like(x))
+    libraries["scalar"].gate(at(x), ctypes.c_int64(len(x)), GATES.index("gelu"), at(values))
+    exact = x * (1 + np.vectorize(math.erf)(x.astype(np.float64) / math.sqrt(2))) / 2
+    assert np.abs(taken(values, len(x)) - exact).max() < 1e-6
+    wrong = np.array([np.nan, np.inf, -np.inf], np.float32)
+    values = behind(np.ones_like(wrong))
+    libraries["scalar"].gate(at(wrong), ctypes.c_int64(3), GATES.index("gelu"), at(values))
+    assert np.array_equal(taken(values, 3), [np.nan, np.inf, np.nan], equal_nan=True)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.rotating(3)
+def test_clamp(libraries: dict[str, Any], n: int) -> None:
+    x = normal(n)
+    x[0] = np.nan
+    found = {}
+    for isa, library in libraries.items():
+        values = behind(x)
+        library.clamp(at(values), ctypes.c_int64(n), ctypes.c_float(-0.5), ctypes.c_float(0.25))
+        found[isa] = [taken(values, n)]
+    (got,) = alike(found)
+    assert np.array_equal(got, np.clip(x, np.float32(-0.5), np.float32(0.25)), equal_nan=True)
 
 
 @pytest.mark.parametrize("silu", [False, True])
@@ -179,15 +213,36 @@ def test_exponentials(libraries: dict[str, Any], n: int) -> None:
     np.testing.assert_allclose(got, np.exp(x.astype(np.float64)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("bound", [-5.0, -0.5])
+@pytest.mark.parametrize("n", SIZES)
+def test_bounded_decays(libraries: dict[str, Any], n: int, bound: float) -> None:
+    """A value that is no number stays none, in the last, incomplete vector too."""
+    x, bias, rate = normal(n, scale=8), normal(n, seed=1), np.exp(normal(n, seed=2))
+    for bad in (None, np.nan, np.inf, -np.inf):
+        if bad is not None:
+            x[-1] = bad
+        found = {}
+        for isa, library in libraries.items():
+            decays = room(n)
+            library.bounded_decays(at(x), at(bias), at(rate), ctypes.c_float(bound), ctypes.c_int64(n), at(decays))
+            found[isa] = [taken(decays, n)]
+        (got,) = alike(found)
+        finite = n if bad is None else n - 1
+        expected = np.exp(bound * sigmoid(rate * (x + bias)))
+        np.testing.assert_allclose(got[:finite], expected[:finite], rtol=3e-6)
+        assert not np.isfinite(got[finite:]).any()
+
+
+@pytest.mark.parametrize("kind", ["Mamba-2", "delta", "delta by key"])
 @pytest.mark.parametrize("keys", [1, 3, 4, 5, 12, 17, 64, 101])
 @pytest.mark.rotating(10)
-def test_recur(libraries: dict[str, Any], keys: int, delta: bool) -> None:
+def test_recur(libraries: dict[str, Any], keys: int, kind: str) -> None:
     """Rows one after the other; one whose output nobody wants leaves the same state."""
+    delta, by_key = kind != "Mamba-2", kind == "delta by key"
     rows = 6
     q, k, v = normal(rows, keys), normal(rows, keys, seed=1), normal(rows, 16, seed=2)
     k /= np.linalg.norm(k, axis=1, keepdims=True)
-    decay = np.random.default_rng(keys).uniform(0.3, 1, rows)
+    decay = np.random.default_rng(keys).uniform(0.3, 1, (rows, keys if by_key else 1)).astype(np.float32)
     beta = np.random.default_rng(keys + 1).uniform(0, 1, rows)
     found = {}
     for isa, library in libraries.items():
@@ -197,8 +252,9 @@ def test_recur(libraries: dict[str, Any], keys: int, delta: bool) -> None:
             outs = [room(16) for _ in range(rows)]
             for r in range(rows):
                 library.recur(
-                    at(state), ctypes.c_int64(keys), at(q[r]), at(k[r]), at(v[r]), ctypes.c_float(decay[r]),
+                    at(state), ctypes.c_int64(keys), at(q[r]), at(k[r]), at(v[r]), ctypes.c_float(decay[r, 0]),
                     ctypes.c_float(beta[r]), delta, at(outs[r]) if wanted or r == rows - 1 else at(None),
+                    at(decay[r] if by_key else None),
                 )  # fmt: skip
             kept += [taken(state, keys * 16).reshape(keys, 16), taken(outs[-1], 16)]
             if wanted:
@@ -210,7 +266,7 @@ def test_recur(libraries: dict[str, Any], keys: int, delta: bool) -> None:
     state, *outs = alike(found)
     expected = normal(keys * 16, seed=3).reshape(keys, 16).astype(np.float64)
     for r in range(rows):
-        expected *= decay[r]
+        expected *= decay[r][:, None]
         d = beta[r] * (v[r] - (expected.T @ k[r] if delta else 0))
         expected += np.outer(k[r], d)
         np.testing.assert_allclose(outs[r], expected.T @ q[r], rtol=1e-4, atol=2e-5)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from transformers.generation import logits_process as hf
 
-from ipex_lookahead.decoding.penalties import CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
+from ipex_lookahead.decoding.penalties import NEVER, CountPenalties, LeastLength, NoRepeatedNGrams, RepetitionPenalty
 
 VOCAB = 50
 
@@ -29,6 +29,7 @@ def made(seed: int, length: int = 30) -> tuple[np.ndarray, np.ndarray]:
         *((NoRepeatedNGrams(n), hf.NoRepeatNGramLogitsProcessor(n)) for n in (1, 2, 3, 31, 40)),
         (LeastLength(31, (4, 9)), hf.MinLengthLogitsProcessor(31, [4, 9])),
         (LeastLength(30, (4, 9)), hf.MinLengthLogitsProcessor(30, [4, 9])),
+        (LeastLength(NEVER, (3, 9, 49)), hf.SuppressTokensLogitsProcessor([3, 9, 49])),
     ],
 )
 @pytest.mark.rotating(20)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller import Controller
-from ipex_lookahead.decoding.prefix_cache import APART, PAGE, RUNNING_STATES, PrefixCache, memory_for
+from ipex_lookahead.decoding.cache_budget import memory_for
+from ipex_lookahead.decoding.prefix_cache import APART, PAGE, RUNNING_STATES, PrefixCache
 from ipex_lookahead.decoding.scheduler import Scheduler
 from ipex_lookahead.drafting import make_proposer
 from ipex_lookahead.engines.api import position_bytes, state_bytes

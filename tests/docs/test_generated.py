@@ -17,7 +17,7 @@ def script(name: str) -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
 
 
-@pytest.mark.parametrize("name", ["families", "python"])
+@pytest.mark.parametrize("name", ["families", "python", "which_model"])
 def test_pages_are_up_to_date(name):
     made = script(f"{name}_doc")["text"]()
     assert made == PAGES[f"docs/{name}.md"], f"the code has changed: run python scripts/{name}_doc.py"
@@ -53,5 +53,5 @@ def test_every_public_name_is_described():
 
 
 def test_every_generated_page_says_so():
-    for name in ("commands", "families", "python"):
+    for name in ("commands", "families", "python", "which_model"):
         assert re.search(rf"made by `scripts/{name}_doc\.py`", PAGES[f"docs/{name}.md"])

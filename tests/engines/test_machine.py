@@ -40,15 +40,6 @@ def test_a_quota_is_rounded_down_and_never_below_one(
     assert machine.default_threads() == expected
 
 
-@pytest.mark.parametrize(("limit", "expected"), [(None, 8 << 30), (1 << 60, 8 << 30), (3 << 30, 3 << 30)])
-def test_memory_is_the_machines_or_what_the_groups_allow(
-    limit: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "memory_limit", lambda: limit)
-    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2 << 20}.get)
-    assert machine.machine_memory() == expected
-
-
 @pytest.mark.programs
 def test_the_peak_is_this_processs_own() -> None:
     """Of a process that one with a gigabyte has started: the system's usage of resources shows the gigabyte."""

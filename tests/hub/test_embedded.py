@@ -59,7 +59,7 @@ def copied(tmp_path, monkeypatch):
     folder = tmp_path / "wheels"
     folder.mkdir()
 
-    def copy(model, workplace, *, progress):
+    def copy(model, workplace, *, progress, observe):
         for wheel in folder.iterdir():
             return Path(shutil.copy(wheel, workplace))
         raise DownloadError("no wheel")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -146,7 +147,7 @@ def test_all_parts_of_a_split_file_are_taken_and_the_first_is_the_model(name, se
          "a-Q8_0-00001-of-00003.gguf, a-Q8_0-00003", "m-Q8_0-00001-of-00002.gguf"),
         ("o/m", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "a repository"),
         ("o/m:pytorch_model.bin", {"config.json": b"", "pytorch_model.bin": b""}, "a pickle", "a repository"),
-        ("o/m", {"adapter_config.json": b"", "adapter_model.safetensors": b""}, "a LoRA adapter", "merge"),
+        ("o/m", {"adapter_config.json": b"", "x.safetensors": b""}, "an adapter without adapter_model", ""),
         ("o/m", {"model.safetensors": b""}, "no config.json", ""),
         ("o/m", {"README.md": b""}, "has no model", ""),
         ("o/m:small/", {"config.json": b""}, "no folder 'small'", "o/m"),
@@ -372,3 +373,30 @@ def test_the_hubs_library_finds_what_was_fetched(served, tmp_path):
     assert Path(found) == folder / "config.json"
     assert (folder / "config.json").is_symlink()
     assert (tmp_path / "hub" / "models--owner--model" / "refs" / "main").read_text() == COMMIT
+
+
+def test_progress_is_observed_and_a_download_can_be_ended(served, tmp_path):
+    made, resolve = served(FOLDER)
+    seen: list[hub.Progress] = []
+    chosen = hub.HubOptions(cache_dir=str(tmp_path / "hub"), endpoint=made.endpoint, token=False)
+
+    class Left(BaseException):
+        pass
+
+    def leave(progress: hub.Progress) -> None:
+        if progress.done and progress.file == "model.safetensors":
+            raise Left
+
+    with pytest.raises(Left):
+        hub.resolve_model("owner/model", progress=False, options=chosen, observe=leave)
+    assert not any((tmp_path / "hub").rglob("snapshots")), "an ended download is no model"
+    for _ in range(2):  # the second time all files are there
+        seen.clear()
+        hub.resolve_model("owner/model", progress=False, options=chosen, observe=seen.append)
+        assert seen[0] == hub.Progress("listing")
+        assert {one.file for one in seen if one.done == one.total > 0} == set(FOLDER)
+        large = [one for one in seen if one.file == "model.safetensors" and one.stage == "downloading"]
+        assert {(one.digest, one.total) for one in large} == {
+            (f"sha256:{hashlib.sha256(WEIGHTS).hexdigest()}", len(WEIGHTS))
+        }
+        assert [one.done for one in large] == sorted(one.done for one in large)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ipex_lookahead.conversation.grammar import Grammar
-from ipex_lookahead.conversation.request import Conversation
+from ipex_lookahead.conversation.request import Conversation, Form, grammar_of
 from ipex_lookahead.conversation.vocabulary import token_bytes
 from ipex_lookahead.drafting.draft import Draft
 from ipex_lookahead.errors import InputError
@@ -100,6 +100,18 @@ def allowed(served: Served, text: str, schema: object = OBJECT) -> int:
         if not process(ids[:done], np.zeros(served.vocab_size, np.float32))[token] > -np.inf:
             return done
     return len(ids)
+
+
+def test_an_object_has_the_keys_that_its_schema_names(served):
+    """The constraint itself and, behind a thought, the same schema within a grammar."""
+    named = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert allowed(served, '{"a": 1, "b": 2}', named) == len('{"a": 1')
+    assert allowed(served, '{"b": 2}', {**named, "additionalProperties": True}) == len('{"b": 2}')
+    assert allowed(served, '{"b": 2}', {"type": "object"}) == len('{"b": 2}')
+    thinking = grammar_of(served.grammars, Form("x", named), "thought ", 'thought: "T"\n')
+    _, cut = thinking.constrain(0)
+    text = served.encode('T{"a":1,')
+    assert len(cut(np.array([], np.int64), Draft.chain(text))) == len(text) - 1
 
 
 @pytest.mark.parametrize("schema", REFUSED, ids=lambda schema: json.dumps(schema)[:50])
@@ -206,6 +218,13 @@ def said_at_will(served, text, functions):
 def test_calls_at_will_are_free_text_until_one_begins(served, text, ends):
     functions = [{"name": "w", "parameters": WEATHER}, {"name": "o", "parameters": ODD}]
     assert said_at_will(served, text, functions) == (text, ends)
+
+
+@pytest.mark.parametrize("space", ["  ", "\n", "\t"])
+def test_calls_have_at_most_one_space_between_tokens_of_json(served, space):
+    functions = [{"name": "w", "parameters": WEATHER}]
+    said, _ = said_at_will(served, f'<tool_call>{{"name":{space}"w"', functions)
+    assert said == '<tool_call>{"name":' + (" " if space == "  " else "")
 
 
 def test_a_strict_function_is_never_let_loose(client):

@@ -79,11 +79,11 @@ def test_without_origins_no_page_may_ask_and_with_a_star_every_page(live, origin
 
 def test_keys_are_read_again(caplog):
     server = Server(Settings(keys=Keys(["a-key-of-sixteen"])))
-    _reload(server, lambda: Keys(["another-key-of-20-ch"]))
+    _reload(server, lambda: (Keys(["another-key-of-20-ch"]), Keys()))
     assert server.settings.keys.owner("another-key-of-20-ch")
     assert not server.settings.keys.owner("a-key-of-sixteen")
 
-    def broken() -> Keys:
+    def broken() -> tuple[Keys, Keys]:
         raise InputError("keys.txt has no key")
 
     _reload(server, broken)

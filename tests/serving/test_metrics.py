@@ -18,7 +18,7 @@ from ipex_lookahead.serving.replicas import Front
 
 
 def figures(replica: str, answers: int) -> Metrics:
-    made = Metrics(replica)
+    made = Metrics({"replica": replica} if replica else {})
     for _ in range(answers):
         made.answered(GenerationStats(), "stop")
     made.requested("/v1/models", 200)
@@ -79,7 +79,7 @@ def test_the_front_tells_the_figures_of_all_replicas(monkeypatch, status):
     monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
     scope = {"type": "http", "method": "GET", "path": "/metrics", "headers": [], "query_string": b"",
              "scheme": "http", "server": ("localhost", 80)}  # fmt: skip
-    answer = asyncio.run(Front(Handle(status, RayError))(Request(scope)))
+    answer = asyncio.run(Front(["m"], Handle(status, RayError))(Request(scope)))
     assert answer.status_code == status
     if status == 200:
         assert answered(bytes(answer.body)) == {"1": 4.0, "2": 4.0}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +28,16 @@ SECONDS = 300
 ABORTED = re.compile(r'request_success_total\{finished_reason="abort",replica="\d+"\} 1\.0')
 
 
-@pytest.fixture(scope="module")
-def address(folder):
+@contextmanager
+def serving(*options: str) -> Iterator[str]:
+    """The address of ``examples/ray_serve.py`` with these options, on a Ray of its own."""
     pytest.importorskip("ray", reason="ray is not installed: pip install 'ipex-lookahead[ray]'")
     with bind("127.0.0.1", 0) as bound:
         port, found = bound.getsockname()[1], url(bound)
-    command = [sys.executable, str(ROOT / "examples" / "ray_serve.py"), "-m", str(folder), "--threads", "1"]
+    command = [sys.executable, str(ROOT / "examples" / "ray_serve.py"), *options, "--threads", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     with subprocess.Popen(
-        [*command, "--replicas", "2", "--port", str(port)], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [*command, "--port", str(port)], env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as running:
         assert running.stdout is not None
         said = ""
@@ -49,6 +53,12 @@ def address(folder):
             running.wait(60)
         except subprocess.TimeoutExpired:
             running.kill()
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    with serving("-m", str(folder), "--replicas", "2") as found:
+        yield found
 
 
 def asked(number: int, **fields: Any) -> dict[str, Any]:
@@ -118,3 +128,22 @@ def test_each_replica_gives_the_same_bytes_and_a_lost_one_is_told(address, clien
             assert answer.json()["error"]["code"] == "replica_lost"
             time.sleep(1)
         assert answer.json()["choices"] == expected[numbers[0]]
+
+
+def test_requests_choose_between_two_models(folder, client, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    named = {folder.name: asked(1, model=folder.name), "other": asked(1, model="other")}
+    expected = client.post("/v1/chat/completions", json=asked(1)).json()["choices"]
+    with serving("-m", str(folder), "-m", str(other), "--replicas", "1") as address:
+        assert [one["id"] for one in httpx.get(address + "/v1/models", timeout=SECONDS).json()["data"]] == list(named)
+        answers = {
+            name: httpx.post(address + "/v1/chat/completions", json=body, timeout=SECONDS)
+            for name, body in named.items()
+        }
+        assert [answer.json()["choices"] for answer in answers.values()] == [expected] * 2
+        assert len({answer.headers["x-replica"] for answer in answers.values()}) == 2
+        figures = httpx.get(address + "/metrics", timeout=SECONDS).text
+        assert all(f'model="{name}"' in figures for name in named)
+        unknown = httpx.post(address + "/v1/chat/completions", json=asked(1, model="third"), timeout=SECONDS)
+        assert unknown.json()["error"]["code"] == "model_not_found"

@@ -58,6 +58,7 @@ HONORED: dict[str, tuple[dict[str, Any], Any]] = {
     "ignore_eos": ({**COLD, **END}, True),
     "min_tokens": ({**COLD, **END}, 3),
     "stop_token_ids": ({**COLD, **LETTER}, [84]),
+    "stop_loops": ({**COLD, **LETTER}, True),
 }
 """Field -> a request, and a value with which its answer is another one."""
 WITH_EFFECT: dict[str, Any] = {
@@ -98,7 +99,8 @@ def said(answer: Any) -> Any:
 @pytest.mark.parametrize("path", APIS)
 def test_each_honored_field_has_an_effect(client, path):
     for field, (base, value) in HONORED.items():
-        plain, answer = ask(client, path, 24, **base), ask(client, path, 24, **{**base, field: value})
+        most = 240 if field == "stop_loops" else 24
+        plain, answer = ask(client, path, most, **base), ask(client, path, most, **{**base, field: value})
         assert "x-ignored-fields" not in answer.headers, field
         assert said(answer) != said(plain), field
 

@@ -122,6 +122,9 @@ def test_parts_do_not_hang_on_the_pieces(mode: Mode, text: str, cuts: list[int],
         ("{{ '<channel|>' }}", "<tool_response|><|channel>thought\n", "", Mode.WITHIN),
         ("{{ '<channel|>' }}", "<tool_response|>", "", Mode.PERHAPS),
         ("{{ '<|channel|>' }}", "<|start|>assistant", "", Mode.NONE),
+        ("{{ 'to=self<|message|><|eom|>' }}", "<|eot|><|start|>assistant", "", Mode.PERHAPS),
+        ("{{ 'to=self<|message|><|eom|>' }}", "<|start|>assistant to=self<|message|>", "", Mode.WITHIN),
+        ("{{ 'to=self<|message|><|eom|>' }}", "<|start|>assistant to=user<|message|>Hi", "Hi", Mode.NONE),
     ],
 )
 def test_how_an_answer_begins(template: str, end: str, begun: str, mode: Mode) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ipex_lookahead.conversation.calls.bare_keys import BareKeys
-from ipex_lookahead.conversation.calls.elements import Coder, Keyed
+from ipex_lookahead.conversation.calls.elements import Coder, Keyed, Params
 from ipex_lookahead.conversation.calls.json_calls import Bare, Bracketed, Listed, Sectioned, Tagged
 from ipex_lookahead.conversation.calls.pythonic import Pythonic
 from ipex_lookahead.conversation.tools import Parser, in_words, ways_of
@@ -25,7 +25,7 @@ ONE, SEP, OUT = FENCED.inner
 CODER = "<tool_call>\n<function=w>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
 STYLES = [
     Tagged(), Bare(), Listed(), TOOLCALL, GRANITE, FENCED, PLAIN, Pythonic(), Coder(), Keyed("\n"), Keyed(""),
-    BareKeys(),
+    BareKeys(), Params(),
 ]  # fmt: skip
 WRITTEN = [
     (Tagged(), 'I look.\n<tool_call>\n{"name": "w", "arguments": %s}\n</tool_call>', "I look.\n", 1),
@@ -64,7 +64,6 @@ NO_CALLS = [
     (Tagged(), '<tool_call>{"name": "w", "arguments": 4}</tool_call> and on'),
     (Tagged(), "<tool_call>not JSON</tool_call>"),
     (Tagged(), '<tool_call>{"name": "w", "argum'),
-    (Tagged(), '<tool_call>{"name": "w", "arguments": {"a": 1e999}}</tool_call>'),
     (Tagged(), '<tool_call>{"name": "w", "arguments": {"a": NaN}}</tool_call>'),
     (Bare(), '{"a": 1} is JSON'),
     (Bare(), 'Say {"name": "w", "parameters": {}}'),
@@ -84,7 +83,6 @@ NO_CALLS = [
     (Pythonic(), "<|tool_call_start|>[w(a=1), ]<|tool_call_end|>"),
     (Pythonic(), "<|tool_call_start|>[x(a=1)]<|tool_call_end|>"),
     (Pythonic(), "<|tool_call_start|>[w(a=1)] w<|tool_call_end|>"),
-    (Pythonic(), "<|tool_call_start|>[w(a=1e999)]<|tool_call_end|>"),
     (Pythonic(), f"<|tool_call_start|>[w(a={'[' * 99})]<|tool_call_end|>"),
     (Coder(), "<tool_call>\n<function=x>\n</function>\n</tool_call>"),
     (Coder(), "<tool_call>\n<function=w>\n<parameter=a>\n1\n</function>\n</tool_call>"),
@@ -103,7 +101,6 @@ NO_CALLS = [
     (BareKeys(), "<|tool_call>call:w{a:1 b:2}<tool_call|>"),
     (BareKeys(), "<|tool_call>call:w{a:1,}<tool_call|>"),
     (BareKeys(), "<|tool_call>call:w{a:Köln}<tool_call|>"),
-    (BareKeys(), "<|tool_call>call:w{a:1e999}<tool_call|>"),
     (BareKeys(), "<|tool_call>call:w{a:[1,2}<tool_call|>"),
     (BareKeys(), '<|tool_call>call:w{a:<|"|>x}<tool_call|>'),
     (BareKeys(), "<|tool_call>call:w{a:1} so<tool_call|>"),
@@ -220,6 +217,10 @@ def test_a_single_call_ends_the_answer_at_its_last_character(style, text, call):
 
 
 def test_what_a_template_knows_of_tools():
+    joined = """{{- "</arg_key>" -}}\n      {{- "<arg_value>" -}}"""
+    gaps = [ways_of(f"<tool_call><arg_key>{one}").style.between for one in (joined, joined.replace("-", ""))]
+    assert gaps == [("",), ("\n",)]
+    assert isinstance(ways_of("""'<function name="' ~ n ~ '">' '<param name="' """).style, Params)
     nothing = ways_of("{{ messages }}")
     assert (type(nothing.style), nothing.known, nothing.lists, nothing.repeats) == (Tagged, False, False, False)
     whole = ways_of("{{ tools }} <tool_call> {{ message.tool_calls }}")
@@ -334,10 +335,9 @@ def test_no_chunk_has_empty_content_while_a_call_is_made(live, more):
     assert choices[0]["delta"] == {"role": "assistant", "content": ""}
     assert all(choice["delta"].get("content") != "" for choice in choices[1:])
     assert "".join(choice["delta"].get("content", "") for choice in choices) == "I look. "
-    assert [call["function"].get("name") for choice in choices for call in choice["delta"].get("tool_calls", ())] == [
-        "w",
-        None,
-    ]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert [call["function"].get("name") for call in calls if call["function"].get("name")] == ["w"]
+    assert len(calls) > 2
     told = [one for choice in choices for one in (choice["logprobs"] or {"content": []})["content"]]
     traced = [one for chunk in chunks for one in chunk.get("draft_trace", ())]
     assert len(told) == (len(tokens) if "logprobs" in more else 0)

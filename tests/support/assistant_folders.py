@@ -17,7 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
+from transformers import (
+    Gemma4AssistantConfig,
+    Gemma4AssistantForCausalLM,
+    Gemma4TextConfig,
+    Gemma4UnifiedAssistantConfig,
+    Gemma4UnifiedAssistantForCausalLM,
+    Gemma4UnifiedTextConfig,
+)
 
 from tests.support.family_table import FULL, SLIDING, Variant, variants
 from tests.support.gguf_gemma4 import full_sizes
@@ -54,14 +61,19 @@ class Pair:
         name: of the target's variant in ``family_table``.
         ordered: the assistant computes the logits of a few centroids alone.
         words: tokens of their vocabulary.
+        family: of the target.
         values: of the assistant's text config, in place of those that go with the target.
     """
 
-    def __init__(self, name: str, ordered: bool, words: int = WORDS, **values: Any) -> None:
-        variant = next(one for one in variants("gemma4_text") if one.name == name)
-        more = {"vocab_size": words, "vocab_size_per_layer_input": words + 6, "max_position_embeddings": CONTEXT}
+    def __init__(
+        self, name: str, ordered: bool, words: int = WORDS, family: str = "gemma4_text", **values: Any
+    ) -> None:
+        variant = next(one for one in variants(family) if one.name == name)
+        more = {"vocab_size": words, "max_position_embeddings": CONTEXT}
+        if family == "gemma4_text":
+            more["vocab_size_per_layer_input"] = words + 6
         with _said():
-            self.target = with_weights(config_of("gemma4_text", Variant(name, {**variant.values, **more})))
+            self.target = with_weights(config_of(family, Variant(name, {**variant.values, **more})))
             self.assistant = _assistant(self.target.config, ordered, values)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
@@ -116,15 +128,20 @@ def _assistant(target: Any, ordered: bool, values: dict[str, Any]) -> Any:
         "num_global_key_value_heads": own.get("num_key_value_heads"), "hidden_size_per_layer_input": 0,
         "vocab_size_per_layer_input": 0, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6, **values,
     }  # fmt: skip
-    config = Gemma4AssistantConfig(
-        text_config=Gemma4TextConfig(**text),
+    kinds: Any = (Gemma4TextConfig, Gemma4AssistantConfig, Gemma4AssistantForCausalLM)
+    if target.model_type == "gemma4_unified_text":
+        kinds = (Gemma4UnifiedTextConfig, Gemma4UnifiedAssistantConfig, Gemma4UnifiedAssistantForCausalLM)
+        text = {key: value for key, value in text.items() if "per_layer_input" not in key}
+    text_kind, kind, model_kind = kinds
+    config = kind(
+        text_config=text_kind(**text),
         backbone_hidden_size=target.hidden_size,
         use_ordered_embeddings=ordered,
         num_centroids=8,
         centroid_intermediate_top_k=3,
     )
     config._attn_implementation = "eager"
-    model = Gemma4AssistantForCausalLM(config).float().eval()
+    model = model_kind(config).float().eval()
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if name == "masked_embedding.token_ordering":

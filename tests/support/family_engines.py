@@ -61,6 +61,7 @@ def step(
     tokens: Sequence[Ids],
     parents: Sequence[Ids],
     hidden: tuple[int, ...] = (),
+    settled: Sequence[int] = (),
 ) -> list[Any]:
     """One step of several sequences: the logits [rows, vocab] of each; nothing is kept.
 
@@ -68,7 +69,9 @@ def step(
     """
     counts = [len(each) for each in tokens]
     wants = OutputRequest(logits=True, hidden=hidden)
-    output = engine.forward(Batch(list(caches), counts, np.concatenate(tokens), np.concatenate(parents), wants))
+    output = engine.forward(
+        Batch(list(caches), counts, np.concatenate(tokens), np.concatenate(parents), wants, settled)
+    )
     assert output.logits is not None
     rows = np.concatenate([output.logits, *(output.hidden[layer] for layer in hidden if output.hidden)], 1)
     return np.split(rows, list(itertools.accumulate(counts))[:-1])

@@ -93,6 +93,11 @@ _GEMMA4 = {
     "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
     "sliding_window": 7, "hidden_size_per_layer_input": 0, "final_logit_softcapping": 3.0, "rms_norm_eps": 1e-6,
 }  # fmt: skip
+_UNIFIED = {
+    **{key: value for key, value in _GEMMA4.items() if key != "hidden_size_per_layer_input"},
+    "model_type": "gemma4_unified_text",
+}  # fmt: skip
+"""Of Gemma 4 12B, which has no keys of per-layer embeddings."""
 _PER_LAYER = {
     "num_hidden_layers": 5, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL], "num_kv_shared_layers": 2,
     "attention_k_eq_v": False, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 16,
@@ -139,6 +144,12 @@ _NEMOTRON = {
     "layer_norm_epsilon": 1e-5, "head_dim": 16, "mamba_num_heads": 6, "mamba_head_dim": 8, "n_groups": 2,
     "ssm_state_size": 16, "layers_block_type": [LINEAR_ATTENTION, "mlp", FULL, LINEAR_ATTENTION],
 }  # fmt: skip
+_KDA = {
+    "num_hidden_layers": 3, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40, "n_shared_experts": 1, "routed_scaling_factor": 1.8, "kv_lora_rank": 40,
+    "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 20,
+    "layer_types": [LINEAR_ATTENTION, LINEAR_ATTENTION, FULL],
+}  # fmt: skip
 _NEMOTRON_EXPERTS = {
     "layers_block_type": [LINEAR_ATTENTION, "moe", FULL, "moe"], "n_routed_experts": 8, "n_group": 2, "topk_group": 1,
     "num_experts_per_tok": 2, "moe_intermediate_size": 40, "moe_shared_expert_intermediate_size": 72,
@@ -165,6 +176,21 @@ def _seeing(
         {"vision_config": vision, "tie_word_embeddings": False, "text_config": text, **(more or {})},
         (Variant("text part", gguf=gguf, why=why), Variant("tied", tied, gguf=gguf, why=why)),
     )
+
+
+_GRANITE_MULTIPLIERS = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0, "attention_multiplier": 0.125,
+}  # fmt: skip
+_GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 48}
+_MUSE = {
+    **SIZES, "model_type": "muse_glimmer_text", "head_dim": 16, "num_hidden_layers": 5, "sliding_window": 7,
+    "qk_scale_factor": 1.5, "rope_parameters": {**_PLAIN, "rope_theta": 500.0},
+}  # fmt: skip
+_SWASH = {
+    **SIZES, **_GRANITE_MULTIPLIERS, "num_hidden_layers": 5, "sliding_window": 7,
+    "rope_parameters": {**_PLAIN, "rope_theta": 300.0},
+}  # fmt: skip
+"""Of Granite with windows."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -253,6 +279,52 @@ FAMILIES: dict[str, Family] = {
             Variant("yarn", {"rope_parameters": YARN}),
         ),
     ),
+    "granite_swa": Family(
+        "GraniteSWAConfig",
+        _SWASH,
+        (
+            Variant("plain"),
+            Variant("bases by layer, odd biased untied", {**ODD, "tie_word_embeddings": False, "attention_bias": True,
+                    "mlp_bias": True, "num_hidden_layers": 3, "layer_types": [SLIDING, SLIDING, FULL],
+                    "layer_rope_theta": [0, 500.0, 10000.0],
+                    "rope_parameters": LINEAR}, gguf=False, why="one base for all layers"),
+            Variant("yarn odd", {**ODD, "rope_parameters": YARN, "num_hidden_layers": 3,
+                    "layer_types": [SLIDING, FULL, SLIDING]}),
+        ),
+    ),
+    "granitemoe_swa": Family(
+        "GraniteMoeSWAConfig",
+        {**_SWASH, **_GRANITE_EXPERTS},
+        (
+            Variant("plain", {"shared_intermediate_size": 56}),
+            Variant("bases by layer, odd biased tied", {**ODD, **_TIED, "attention_bias": True, "num_hidden_layers": 3,
+                    "num_local_experts": 4, "intermediate_size": 40, "layer_types": [SLIDING, FULL, SLIDING],
+                    "layer_rope_theta": [300.0, 0, 300.0],
+                    "rope_parameters": LINEAR}, gguf=False, why="one base for all layers"),
+            Variant("experts alone, odd", {**ODD, "intermediate_size": 40, "rope_parameters": LINEAR}),
+        ),
+    ),
+    "granitemoe": Family(
+        "GraniteMoeConfig",
+        {**SIZES, **_GRANITE_MULTIPLIERS, **_GRANITE_EXPERTS},
+        (
+            Variant("plain"),
+            Variant("odd tied biased", {**ODD, **_TIED, "attention_bias": True, "num_local_experts": 4,
+                    "intermediate_size": 40, "rope_parameters": LINEAR}),
+            Variant("multipliers of one", {**dict.fromkeys(_GRANITE_MULTIPLIERS, 1.0), "attention_multiplier": 0.3,
+                    "num_experts_per_tok": 3, "rope_parameters": YARN}),
+        ),
+    ),
+    "granitemoeshared": Family(
+        "GraniteMoeSharedConfig",
+        {**SIZES, **_GRANITE_MULTIPLIERS, **_GRANITE_EXPERTS, "shared_intermediate_size": 72},
+        (
+            Variant("plain"),
+            Variant("odd tied biased", {**ODD, **_TIED, "attention_bias": True, "num_local_experts": 4,
+                    "intermediate_size": 40, "shared_intermediate_size": 56, "rope_parameters": LINEAR}),
+            Variant("experts alone", {"shared_intermediate_size": 0}, gguf=False, why="its file is granitemoe's"),
+        ),
+    ),
     "granitemoehybrid": Family(
         "GraniteMoeHybridConfig",
         {**SIZES, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 5.0, "mamba_n_heads": 8,
@@ -273,12 +345,31 @@ FAMILIES: dict[str, Family] = {
                     "layer_types": [LINEAR_ATTENTION, FULL]}, gguf=False, why="no biases"),
         ),
     ),
+    "falcon_h1": Family(
+        "FalconH1Config",
+        {**SIZES, "mamba_d_ssm": 96, "mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4,
+         "embedding_multiplier": 3.0, "lm_head_multiplier": 0.4, "key_multiplier": 1.6, "attention_in_multiplier": 1.3,
+         "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.7,
+         "mlp_multipliers": [1.5, 0.6], "ssm_multipliers": [0.6, 1.5, 0.7, 1.4, 0.5]},
+        (
+            Variant("plain"),
+            Variant("odd tied normed, gate first", {**ODD, **_TIED, "head_dim": 24, "mamba_d_ssm": None,
+                    "mamba_d_state": 12, "mamba_d_conv": 3, "mamba_rms_norm": True,
+                    "mamba_norm_before_gate": False, "embedding_multiplier": 1.0, "lm_head_multiplier": 1.0,
+                    "rope_parameters": LINEAR}),
+            Variant("biased, normed, gate last", {"attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True,
+                    "projectors_bias": True, "attention_in_multiplier": 1.0, "ssm_in_multiplier": 1.0,
+                    "mamba_rms_norm": True, "mamba_norm_before_gate": True, "mamba_conv_bias": False},
+                    gguf=False, why="no biases around Mamba-2, and the gate is first"),
+        ),
+    ),
     "nemotron_h": Family(
         "NemotronHConfig",
         _NEMOTRON,
         (
             Variant("plain"),
             Variant("experts", _NEMOTRON_EXPERTS),
+            Variant("experts on a projection", {**_NEMOTRON_EXPERTS, "moe_latent_size": 24}),
             Variant("odd biased", {**ODD, "head_dim": 24, "mlp_bias": True,
                     "use_bias": True, "ssm_state_size": 12, "mamba_num_heads": 4, "mamba_head_dim": 20, "n_groups": 1,
                     "conv_kernel": 3}, gguf=False, why="no biases"),
@@ -421,6 +512,46 @@ FAMILIES: dict[str, Family] = {
          "text_config": {**_GEMMA4, **_PER_LAYER}},
         (Variant("text part", gguf=False, why="its GGUF file is gemma4_text's"),),
     ),
+    "gemma4_unified_text": Family(
+        "Gemma4UnifiedTextConfig",
+        _UNIFIED,
+        (
+            Variant("plain"),
+            Variant("odd biased untied, no pattern", {**ODD, "num_hidden_layers": 7, "layer_types": None,
+                    "head_dim": 24, "global_head_dim": 40, "num_global_key_value_heads": 3, "attention_bias": True,
+                    "tie_word_embeddings": False, "final_logit_softcapping": None}, gguf=False, why="no bias"),
+            Variant("shared keys", {"num_hidden_layers": 5, "layer_types": [SLIDING, SLIDING, FULL, SLIDING, FULL],
+                    "num_kv_shared_layers": 2, "attention_k_eq_v": False, "use_double_wide_mlp": True}),
+        ),
+    ),
+    "gemma4_unified": Family(
+        "Gemma4UnifiedConfig",
+        {"vision_config": {"patch_size": 4, "mm_embed_dim": 64, "mm_posemb_size": 8, "output_proj_dims": 64},
+         "audio_config": {"audio_embed_dim": 16},
+         "text_config": _UNIFIED},
+        (Variant("text part", gguf=False, why="its GGUF file is gemma4_text's"),),
+    ),
+    "muse_glimmer_text": Family(
+        "MuseGlimmerTextConfig",
+        _MUSE,
+        (
+            Variant("plain"),
+            Variant("odd biased tied, other layers", {**ODD, **_TIED, "head_dim": 32, "num_hidden_layers": 3,
+                    "attention_bias": True, "layer_types": [FULL, SLIDING, SLIDING],
+                    "layer_rope_theta": [500.0, 0, 500.0], "post_norm_eps": 1e-1}, gguf=False,
+                    why="rope is in the layers with a window; no bias, no second epsilon"),
+            Variant("odd yarn, other factors", {**ODD, "head_dim": 24, "num_hidden_layers": 6,
+                    "qk_scale_factor": 2.0, "final_logit_softcapping": 5.0, "output_multiplier": 0.7,
+                    "rope_parameters": YARN}, llama_cpp=False, why="its rope near by is never scaled"),
+        ),
+    ),
+    "muse_glimmer": Family(
+        "MuseGlimmerConfig",
+        {"vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                           "patch_size": 4, "pos_emb_height": 2, "pos_emb_width": 2},
+         "out_hidden_size": 64, "projector_hidden_size": 16, "text_config": _MUSE},
+        (Variant("text part", gguf=False, why="its GGUF file is muse_glimmer_text's"),),
+    ),
     "mistral3": Family(
         "Mistral3Config",
         {"vision_config": {**_VISION, "model_type": "pixtral", "head_dim": 8}, "tie_word_embeddings": False,
@@ -456,6 +587,13 @@ FAMILIES: dict[str, Family] = {
         "Qwen3VLConfig", "qwen3_vl_text", {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
         "out_hidden_size": 64, "patch_size": 4, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
         gguf=True, head_dim=16, rope_parameters={**_PLAIN, "mrope_section": [2, 3, 3], "mrope_interleaved": True},
+    ),
+    "qwen3_vl_moe": _seeing(
+        "Qwen3VLMoeConfig", "qwen3_vl_moe_text", {"depth": 1, "hidden_size": 16, "intermediate_size": 16,
+        "num_heads": 2, "out_hidden_size": 64, "patch_size": 4, "deepstack_visual_indexes": [0],
+        "num_position_embeddings": 16}, gguf=True, head_dim=24, num_hidden_layers=3, num_experts=5,
+        num_experts_per_tok=2, moe_intermediate_size=48, mlp_only_layers=[],
+        rope_parameters={**_PLAIN, "mrope_section": [4, 4, 4], "mrope_interleaved": True},
     ),
     "olmo2": Family(
         "Olmo2Config",
@@ -518,6 +656,36 @@ FAMILIES: dict[str, Family] = {
                                        "moe_intermediate_size": 52, "rope_parameters": YARN}),
             Variant("window, every 2nd", {"num_hidden_layers": 4, "decoder_sparse_step": 2, "use_sliding_window": True,
                     "sliding_window": 9}, gguf=False, why="no window, no dense layers"),
+        ),
+    ),
+    "mellum": Family(
+        "MellumConfig",
+        {**SIZES, **_APART, "num_hidden_layers": 4, "num_experts": 5, "num_experts_per_tok": 3, "sliding_window": 7,
+         "moe_intermediate_size": 64, "layer_types": [SLIDING, SLIDING, SLIDING, FULL],
+         **_layered({**_PLAIN, "rope_theta": 5e5}, 300.0)},
+        (
+            Variant("plain", llama_cpp=False, why="it has the base of full layers in those with a window too"),
+            Variant("yarn, odd eight, one base", {**ODD, "head_dim": 32, "num_experts": 8,
+                    "num_experts_per_tok": 2, "moe_intermediate_size": 52, "num_hidden_layers": 3,
+                    "layer_types": [FULL, SLIDING, FULL],
+                    **_layered({**YARN, "rope_theta": 5e5}, 5e5)}),
+            Variant("not normalised, a dense layer, biased, tied", {**_TIED, "norm_topk_prob": False,
+                    "attention_bias": True, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}, gguf=False,
+                    why="it always normalises; no dense layers, no bias"),
+        ),
+    ),
+    "afmoe": Family(
+        "AfmoeConfig",
+        {**SIZES, **_APART, "num_hidden_layers": 4, "num_experts": 5, "num_experts_per_tok": 2, "sliding_window": 7,
+         "moe_intermediate_size": 40, "num_dense_layers": 2, "num_shared_experts": 1, "route_scale": 1.8,
+         "mup_enabled": True, "rope_parameters": {**_PLAIN, "rope_theta": 300.0}},
+        (
+            Variant("plain"),
+            Variant("no multiplier, biased, another pattern", {"mup_enabled": False, "attention_bias": True,
+                    "global_attn_every_n_layers": 2, "num_hidden_layers": 2, "num_dense_layers": 0,
+                    "num_shared_experts": 2}, gguf=False, why="its files imply both, and no bias"),
+            Variant("odd tied eight", {**ODD, **_TIED, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 3,
+                    "num_dense_layers": 3, "num_shared_experts": 2, "moe_intermediate_size": 36, "route_scale": 0.7}),
         ),
     ),
     "gemma": Family(
@@ -585,6 +753,19 @@ FAMILIES: dict[str, Family] = {
             Variant("biased untied odd", {**ODD, "head_dim": 32, "use_bias": True, "tie_word_embeddings": False},
                     gguf=False, why="no bias"),
             Variant("linear odd", {**ODD, "head_dim": 32, "rope_parameters": LINEAR}),
+        ),
+    ),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_MoeConfig",
+        {**SIZES, "num_hidden_layers": 3, "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 24},
+        (
+            Variant("plain"),
+            Variant("every second, to a layer, odd untied", {**ODD, "tie_word_embeddings": False,
+                    "num_hidden_layers": 6, "moe_layer_interval": 2, "moe_layer_end_index": 4, "moe_num_experts": 5,
+                    "moe_k": 2, "moe_intermediate_size": 52, "moe_num_shared_experts": 3},
+                    llama_cpp=False, why="it knows no last mixture, and takes the size of shared experts from a key"),
+            Variant("from the first, none shared, linear", {"moe_layer_start_index": 0, "moe_num_shared_experts": 0,
+                    "rope_parameters": LINEAR}),
         ),
     ),
     "glm4": Family(
@@ -664,6 +845,58 @@ FAMILIES: dict[str, Family] = {
                     "rope_parameters": {**_PLAIN, "partial_rotary_factor": 1.0}}),
         ),
     ),
+    "bailing_moe_v2": Family(
+        "BailingMoeV2Config",
+        {**SIZES, "head_dim": 16, "num_hidden_layers": 3, "num_experts": 8, "num_experts_per_tok": 2, "n_group": 4,
+         "topk_group": 2, "moe_intermediate_size": 40, "rope_parameters": {**_PLAIN, "rope_theta": 6e5}},
+        (
+            Variant("plain"),
+            Variant("odd, tied, a quarter, two shared, scaled", {**ODD, **_TIED, "head_dim": 32, "num_experts": 6,
+                    "n_group": 2, "topk_group": 1, "num_shared_experts": 2, "partial_rotary_factor": 0.25,
+                    "first_k_dense_replace": 0, "routed_scaling_factor": 1.5},
+                    llama_cpp=False, why="it is untied, and multiplies the size of shared experts by their number"),
+            Variant("one expert, no norms, no group, none shared", {"num_experts_per_tok": 1, "use_qk_norm": False,
+                    "n_group": 1, "topk_group": 1, "num_shared_experts": 0, "partial_rotary_factor": 1.0},
+                    gguf=False, why="it has norms, and normalises one weight to 1"),
+        ),
+    ),
+    "minicpm": Family(
+        "MiniCPMConfig",
+        {**SIZES, "scale_emb": 3.0, "scale_depth": 0.8, "dim_model_base": 16.0, "num_hidden_layers": 3},
+        (
+            Variant("plain"),
+            Variant("odd, untied, biased", {**ODD, "tie_word_embeddings": False, "attention_bias": True},
+                    gguf=False, why="no bias of q, k and v"),
+            Variant("long", {"rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0,
+                    "original_max_position_embeddings": CONTEXT,
+                    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0], "long_factor": [1.0] * 8}}),
+            Variant("odd, untied", {**ODD, "tie_word_embeddings": False, "scale_emb": 1.0}),
+        ),
+    ),
+    "laguna": Family(
+        "LagunaConfig",
+        {**SIZES, "head_dim": 16, "num_hidden_layers": 5, "layer_types": [FULL, SLIDING, SLIDING, SLIDING, FULL],
+         "sliding_window": 9, "num_attention_heads_per_layer": [4, 6, 6, 6, 4], "num_experts": 6,
+         "num_experts_per_tok": 2, "moe_intermediate_size": 40, "shared_expert_intermediate_size": 56,
+         "moe_routed_scaling_factor": 2.5,
+         "rope_parameters": {FULL: {**YARN, "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+                             SLIDING: {**_PLAIN, "partial_rotary_factor": 1.0}}},
+        (
+            Variant("plain"),
+            Variant("per element, odd, tied, two dense", {**ODD, **_TIED, "head_dim": 24, "gating": "per-element",
+                    "sliding_window": 512,
+                    "num_hidden_layers": 4, "layer_types": [FULL] * 4, "num_attention_heads_per_layer": [3, 2, 1, 3],
+                    "mlp_layer_types": ["dense", "dense", "sparse", "sparse"],
+                    "rope_parameters": {FULL: {**_PLAIN, "rope_theta": 5e5, "partial_rotary_factor": 1.0},
+                                        SLIDING: _PLAIN}}),
+            Variant("biased, a part in windows, an MLP between", {"attention_bias": True, "num_hidden_layers": 3,
+                    "layer_types": [SLIDING, FULL, SLIDING], "num_attention_heads_per_layer": None,
+                    "mlp_layer_types": ["sparse", "dense", "sparse"],
+                    "rope_parameters": {FULL: {**LINEAR, "partial_rotary_factor": 0.75},
+                                        SLIDING: {**_PLAIN, "partial_rotary_factor": 0.5}}},
+                    gguf=False, why="no bias, and MLPs come first"),
+        ),
+    ),
     "deepseek_v2": Family(
         "DeepseekV2Config",
         {**SIZES, **_ROUTED, **_LATENT, "n_shared_experts": 2, "num_experts_per_tok": 3, "first_k_dense_replace": 1},
@@ -689,6 +922,35 @@ FAMILIES: dict[str, Family] = {
                     llama_cpp=False, why="it has no biases there"),
             Variant("halves, no low rank, not normalised", {"rope_interleave": False, "q_lora_rank": None,
                     "norm_topk_prob": False, "n_shared_experts": 2}, gguf=False, why="its pairs are neighbours"),
+        ),
+    ),
+    "kimi_linear": Family(
+        "KimiLinearConfig",
+        {**SIZES, **_KDA, "linear_num_heads": 4, "linear_head_dim": 16,
+         "mlp_layer_types": ["dense", "sparse", "sparse"]},
+        (
+            Variant("plain"),
+            Variant("odd, low rank, grouped", {**ODD, "num_attention_heads": 3, "num_key_value_heads": 3,
+                    "linear_num_heads": 3, "linear_head_dim": 24, "linear_conv_kernel_dim": 3, "q_lora_rank": 28,
+                    "kv_lora_rank": 44, "qk_rope_head_dim": 12, "n_group": 2, "topk_group": 1, "n_shared_experts": 2,
+                    "mlp_layer_types": ["sparse", "sparse", "dense"]},
+                    gguf=False, why="dense layers are the first ones"),
+            Variant("not normalised, other heads", {"norm_topk_prob": False, "linear_num_heads": 5,
+                    "linear_head_dim": 8}, gguf=False, why="as many heads of both kinds"),
+        ),
+    ),
+    "bailing_hybrid": Family(
+        "BailingHybridConfig",
+        {**SIZES, **_KDA, "head_dim": 16, "kda_lower_bound": -3.0, "first_k_dense_replace": 1, "n_group": 4,
+         "topk_group": 2},
+        (
+            Variant("plain"),
+            Variant("odd, low rank", {**ODD, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 24,
+                    "short_conv_kernel_size": 3, "q_lora_rank": 28, "kv_lora_rank": 44, "qk_rope_head_dim": 12,
+                    "n_group": 1, "topk_group": 1, "n_shared_experts": 2, "layer_types": [FULL, LINEAR_ATTENTION, FULL],
+                    "rope_parameters": {**LINEAR, "rope_theta": 6000000.0}}),
+            Variant("not bounded, not normalised", {"kda_safe_gate": False, "norm_topk_prob": False},
+                    gguf=False, why="it has bounded decays only"),
         ),
     ),
     "glm4_moe_lite": Family(

@@ -24,9 +24,10 @@ EXPERTS = {
 def text_config(model: Any) -> Any:
     """The text part's config; Gemma 4's as plain values, since transformers gives no size that layers differ in."""
     config = model.config.get_text_config()
-    if config.model_type != "gemma4_text":
+    if config.model_type not in ("gemma4_text", "gemma4_unified_text"):
         return config
-    plain = SimpleNamespace(**config.to_dict())
+    lacks = {"hidden_size_per_layer_input": 0, "enable_moe_block": False}  # a file of the 12B has them so
+    plain = SimpleNamespace(**{**lacks, **config.to_dict(), "model_type": "gemma4_text"})
     plain.get_text_config = lambda: plain
     return plain
 

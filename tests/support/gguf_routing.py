@@ -11,7 +11,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-ROUTED = ("glm4_moe", *LATENT)
+DELTA = ("kimi_linear", "bailing_hybrid")
+ROUTED = ("glm4_moe", *LATENT, *DELTA)
 NAMES = {
     "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b", "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
@@ -22,6 +23,7 @@ NEMOTRON_NAMES = {
     "mixer.out_proj": "ssm_out", "mixer.gate": "ffn_gate_inp",
     **{f"mixer.{one}_proj": f"attn_{one}" for one in "qkv"}, "mixer.o_proj": "attn_output",
     **{f"mixer.{one}_proj": f"ffn_{one}" for one in ("up", "down")},
+    "mixer.fc1_latent_proj": "ffn_latent_down", "mixer.fc2_latent_proj": "ffn_latent_up",
     **{f"mixer.shared_experts.{one}_proj": f"ffn_{one}_shexp" for one in ("up", "down")},
 }  # fmt: skip
 
@@ -38,7 +40,7 @@ def by_heads(block: str, values: Array, config: Any) -> list[tuple[str, Array]]:
 
 def dense_layers(config: Any) -> int:
     """How many of the first layers are no mixtures."""
-    if config.model_type == "glm4_moe_lite":
+    if config.model_type in ("glm4_moe_lite", *DELTA):
         return int(config.mlp_layer_types.count("dense"))
     return int(config.first_k_dense_replace)
 
@@ -46,7 +48,7 @@ def dense_layers(config: Any) -> int:
 def add_routed(writer: gguf.GGUFWriter, config: Any) -> None:
     """The keys of a mixture, and of latents."""
     writer.add_leading_dense_block_count(dense_layers(config))
-    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_count(config.num_local_experts if config.model_type in DELTA else config.n_routed_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     writer.add_expert_shared_count(config.n_shared_experts)
@@ -71,7 +73,14 @@ def add_routed(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
     writer.add_value_length_mla(config.v_head_dim)
     writer.add_rope_dimension_count(config.qk_rope_head_dim)
-    if "mscale_all_dim" in config.rope_parameters:
+    if config.model_type in DELTA:
+        writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
+        writer.add_kda_head_dim(config.linear_head_dim)
+        if config.model_type == "bailing_hybrid":
+            writer.add_bool("bailingmoe3.kda.safe_gate", config.kda_safe_gate)
+            writer.add_float32("bailingmoe3.kda.gate_lower_bound", config.kda_lower_bound)
+            writer.add_expert_shared_feed_forward_length(config.n_shared_experts * config.moe_intermediate_size)
+    elif "mscale_all_dim" in config.rope_parameters:
         writer.add_rope_scaling_yarn_log_mul(0.1 * config.rope_parameters["mscale_all_dim"])
 
 
@@ -107,3 +116,5 @@ def add_nemotron(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
+        if config.moe_latent_size is not None:
+            writer.add_moe_latent_size(config.moe_latent_size)

@@ -29,9 +29,23 @@ _SHORT = {
     "conv_L_cache": 3, "conv_bias": False, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True,
     "rope_theta": 10000.0,
 }  # fmt: skip
+_FALCON = {
+    **_SIZES, "model_type": "falcon_h1", "num_hidden_layers": 2, "head_dim": 16, "rms_norm_eps": 1e-5,
+    "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "ssm_out_multiplier": 0.5,
+    "ssm_multipliers": [0.5, 1.5, 0.75, 1.25, 0.5], "mlp_multipliers": [1.5, 0.5], "tie_word_embeddings": True,
+    "rope_theta": 10000.0,
+}  # fmt: skip
+_KIMI = {
+    **_SIZES, "model_type": "kimi_linear", "num_hidden_layers": 3, "layer_types": [LINEAR, LINEAR, FULL],
+    "num_key_value_heads": 4, "kv_lora_rank": 40, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+    "linear_num_heads": 4, "linear_head_dim": 16, "mlp_layer_types": ["dense"] * 3, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 HYBRIDS: dict[str, dict[str, Any]] = {
     "delta net": _DELTA,
     "short convolution": _SHORT,
+    "two mixers": _FALCON,
+    "delta by key": _KIMI,
     "no attention": {**_DELTA, "num_hidden_layers": 2, "layer_types": [LINEAR, LINEAR]},
 }
 _SLIDES = "sliding_attention"
@@ -64,7 +78,8 @@ def hybrid(
     """A model of ``HYBRIDS``, "dense" or "shared keys", in sym_int4 on one thread; ``layers``: its last so many."""
     config = {**HYBRIDS, "dense": DENSE, "shared keys": SHARED}[name] | {"max_position_embeddings": context}
     if layers is not None:
-        config = {**config, "num_hidden_layers": layers, "layer_types": config["layer_types"][-layers:]}
+        kinds = {key: value[-layers:] for key, value in config.items() if key.endswith("layer_types")}
+        config = {**config, "num_hidden_layers": layers, **kinds}
     spec = spec_for(checked_config(JsonObject(config), name))
     engine = CountedEngine.random(spec, "sym_int4", threads=1, seed=seed, kv_cache=kv_cache)
     assert isinstance(engine, CountedEngine)

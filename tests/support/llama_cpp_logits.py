@@ -2,7 +2,8 @@
 
     PYTHON llama_cpp_logits.py REQUESTS
 
-REQUESTS is a JSON file: a list of {"model": GGUF file, "ids": [...], "context": n, "into": .npy file}. Needs numpy and
+REQUESTS is a JSON file: a list of {"model": GGUF file, "ids": [...], "context": n, "into": .npy file}, and optionally
+{"lora": GGUF adapter, "scale": x}. Needs numpy and
 llama-cpp-python and nothing else; keys and values are float32, one thread, all in one step.
 """
 
@@ -23,6 +24,12 @@ def logits_of(request):
     context = llama_cpp.llama_init_from_model(model, context_parameters(request["context"]))
     if not context:
         raise SystemExit(f"llama.cpp does not run {request['model']}")
+    if "lora" in request:
+        adapter = llama_cpp.llama_adapter_lora_init(model, request["lora"].encode())
+        if not adapter:
+            raise SystemExit(f"llama.cpp does not load {request['lora']}")
+        adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(adapter)
+        llama_cpp.llama_set_adapters_lora(context, adapters, 1, (ctypes.c_float * 1)(request["scale"]))
     batch = llama_cpp.llama_batch_init(len(ids), 0, 1)
     batch.n_tokens = len(ids)
     for i, token in enumerate(ids):

@@ -20,6 +20,7 @@ from ipex_lookahead.architectures.spec import (
     Tensor,
     named_tensors,
 )
+from tests.engines.native.test_encoder import encoder_spec, inputs, read
 from tests.support.specs import make_spec
 
 HIDDEN, VOCAB, CONTEXT = 32, 40, 64
@@ -212,7 +213,84 @@ def layer() -> Any:
 X, OUT = floats(3, 64), floats(3, 48)
 """For ``run_at``: what lies at the addresses must stay."""
 
+EXPERTS = "layers.1.feed_forward.experts"
+
+
+def mixture() -> Any:
+    """Return the feed-forward of a mixture's layer, with biases: 3 experts, 2 per row."""
+    return make_spec(**SIZES, experts=3, used=2, bias="gud").layers[1].feed_forward
+
+
+def unset_experts() -> Any:
+    return _native.RoutedExperts([None, mixture()], HIDDEN, 2)
+
+
+def whole_experts() -> Any:
+    made = unset_experts()
+    for name, tensor in named_tensors(mixture().experts, EXPERTS):
+        if tensor.is_matrix:
+            made.set_matrix(name, *asym_int4(*tensor.shape))
+        else:
+            made.set_vector(name, floats(*tensor.shape))
+    return made
+
+
+def ids(rows: int, used: int) -> Any:
+    return np.tile(np.arange(used, dtype=np.int32), (rows, 1))
+
+
+def page_images() -> tuple[Any, Any]:
+    """Return the image of a cache with 64 positions: its page, and the rest."""
+    cache = DECODERS["whole"].new_cache()
+    tokens = np.arange(64, dtype=np.int32) % VOCAB
+    DECODERS["whole"].forward(
+        [cache], [64], [], tokens, np.arange(-1, 63, dtype=np.int32), None, False, 1, [], None, False
+    )
+    cache.keep([*range(64)])
+    return cache.export_pages(0, 64), cache.export_state()
+
+
+PAGE_IMAGE, STATE_IMAGE = page_images()
+
+
+def cache_with_pages() -> Any:
+    cache = DECODERS["whole"].new_cache()
+    cache.import_pages(0, 64, PAGE_IMAGE)
+    return cache
+
+
+def changes() -> list[Any]:
+    """Of an adapter of rank 3."""
+    return [("layers.1.mixer.q.weight", floats(3, HIDDEN), floats(HIDDEN, 3), 0.5)]
+
+
+def unset_encoder() -> Any:
+    return _native.Encoder(encoder_spec(), 2, "")
+
+
+def whole_encoder() -> Any:
+    made = unset_encoder()
+    for name, tensor in encoder_spec().named_tensors():
+        values = read(tensor).codes
+        if tensor.is_matrix:
+            made.set_matrix(name, "fp32", *tensor.shape, 0, values, None, None)
+        else:
+            made.set_vector(name, values.reshape(-1))
+    return made
+
+
+ENCODER = whole_encoder()
+
+
+def encoder_pass(slices: int = 0) -> Any:
+    made = _native.EncoderPass(ENCODER, *inputs(5))
+    for _ in range(slices):
+        made.advance()
+    return made
+
+
 SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
+    "Adapter": {"made": lambda: DECODERS["whole"].load_adapter(changes())},
     "Decoder": {
         "whole": lambda: DECODERS["whole"],
         "unset": unset_decoder,
@@ -225,10 +303,14 @@ SUBJECTS: dict[str, dict[str, Callable[[], Any]]] = {
         "empty": lambda: DECODERS["whole"].new_cache(),
         "stepped": cache_after_a_step,
         "kept": kept_cache,
+        "imported": cache_with_pages,
         "followed": lambda: followed_cache(),
     },
+    "Encoder": {"whole": whole_encoder, "unset": unset_encoder},
+    "EncoderPass": {"begun": encoder_pass, "inside": lambda: encoder_pass(1), "done": lambda: encoder_pass(4)},
     "LinearLayer": {"made": layer},
     "LinearPool": {"made": pool},
+    "RoutedExperts": {"whole": whole_experts, "unset": unset_experts},
     "Predictor": {"begun": predictor, "fresh": lambda: _native.Predictor(2, 8, None)},
     "SuffixTrie": {"filled": trie, "empty": lambda: _native.SuffixTrie(1)},
 }
@@ -258,6 +340,10 @@ GOOD: dict[str, Arguments] = {
     "sample": named(
         "logits temperature top_k top_p min_p seed sequence position",
         lambda: (np.linspace(-1, 1, 200, dtype=np.float32), 0.8, 50, 0.9, 0.01, 7, 0, 3),
+    ),
+    "lead": named(
+        "logits temperature seed sequence position token",
+        lambda: (np.linspace(-1, 1, 200, dtype=np.float32), 0.8, 7, 0, 3, 9),
     ),
     "rope_tables": lambda: {"rope": make_spec().layers[0].mixer.rope, "positions": 3},
     "prepack": named(f"{STREAMS} threads", lambda: (*asym_int4(48, 64), 2)),
@@ -303,6 +389,10 @@ GOOD: dict[str, Arguments] = {
     "Cache.end_draft": dict,
     "Cache.state_bytes": dict,
     "Cache.fill_blank": lambda: {"length": 5},
+    "Cache.export_pages": lambda: {"first": 0, "last": 2},
+    "Cache.export_state": dict,
+    "Cache.import_pages": named("first last data", lambda: (0, 64, PAGE_IMAGE.copy())),
+    "Cache.import_state": named("length data", lambda: (64, STATE_IMAGE.copy())),
     "Decoder.__init__": lambda: {**decoder_arguments(), "target": None},
     "Decoder.set_matrix": named(f"name {STREAMS}", lambda: ("layers.1.mixer.q.weight", *asym_int4(32, 32))),
     "Decoder.set_vector": lambda: {"name": "layers.1.feed_forward_norm.weight", "values": floats(HIDDEN)},
@@ -324,7 +414,19 @@ GOOD: dict[str, Arguments] = {
         "timings": True,
         "features": None,
         "own_features": False,
+        "adapters": [DECODERS["whole"].load_adapter(changes()), None],
+        "adapter_scales": [0.5, 1.0],
+        "offsets": [-1, 0],
+        "images": (
+            ints(0, -1, -1).reshape(3, 1),
+            floats(1, HIDDEN),
+            [floats(1, HIDDEN)],
+            np.full((3, 3), 1, np.int32),
+            ints(1, -1, -1).reshape(3, 1),
+        ),
     },
+    "Decoder.load_adapter": lambda: {"changes": changes()},
+    "Adapter.bytes": dict,
     "Decoder.draft": lambda: {
         "cache": followed_cache(),
         "last": 2,
@@ -351,6 +453,32 @@ GOOD: dict[str, Arguments] = {
     "Decoder.isa": dict,
     "Decoder.threads": dict,
     "Decoder.weight_bytes": dict,
+    "Encoder.__init__": lambda: {"spec": encoder_spec(), "threads": 2, "isa": ""},
+    "Encoder.slice_rows": dict,
+    "Encoder.missing": dict,
+    "Encoder.chain": lambda: {"number": 0, "x": floats(3, 70)},
+    "Encoder.set_matrix": named(f"name {STREAMS}", lambda: ("layers.1.mixer.k.weight", *fp32(48, 40))),
+    "Encoder.set_vector": lambda: {"name": "layers.1.mixer.k.bias", "values": floats(48)},
+    "Encoder.export_matrix": lambda: {"name": "layers.1.mixer.k.weight"},
+    "Encoder.export_vector": lambda: {"name": "layers.1.mixer.k.bias"},
+    "Encoder.isa": dict,
+    "Encoder.threads": dict,
+    "Encoder.weight_bytes": dict,
+    "EncoderPass.__init__": named("encoder x cos sin", lambda: (ENCODER, *inputs(5))),
+    "EncoderPass.advance": dict,
+    "EncoderPass.layer": dict,
+    "EncoderPass.rows": lambda: {"encoder": ENCODER},
+    "RoutedExperts.__init__": lambda: {"layers": [None, mixture()], "hidden": HIDDEN, "threads": 2, "isa": ""},
+    "RoutedExperts.__call__": named("layer x experts weights", lambda: (1, floats(3, HIDDEN), ids(3, 2), floats(3, 2))),
+    "RoutedExperts.set_matrix": named(
+        f"name {STREAMS}", lambda: (f"{EXPERTS}.0.down.weight", *asym_int4(HIDDEN, SIZES["intermediate"]))
+    ),
+    "RoutedExperts.set_vector": lambda: {"name": f"{EXPERTS}.0.down.bias", "values": floats(HIDDEN)},
+    "RoutedExperts.export_matrix": lambda: {"name": f"{EXPERTS}.0.down.weight"},
+    "RoutedExperts.export_vector": lambda: {"name": f"{EXPERTS}.0.down.bias"},
+    "RoutedExperts.isa": dict,
+    "RoutedExperts.threads": dict,
+    "RoutedExperts.weight_bytes": dict,
 }
 """Everything that is bound -> arguments that are right, by the names of their parameters."""
 
@@ -361,8 +489,8 @@ def bound() -> set[str]:
     for name, thing in vars(_native).items():
         if inspect.isclass(thing):
             own = {n for n in vars(thing) if not n.startswith("_") or n in ("__init__", "__call__", "__len__")}
-            if name == "Cache":
-                own -= {"__init__"}  # new_cache and fork make them
+            if name in ("Adapter", "Cache"):
+                own -= {"__init__"}  # load_adapter, new_cache and fork make them
             found |= {f"{name}.{n}" for n in own}
         elif callable(thing) and not name.startswith("__"):
             found.add(name)

@@ -105,8 +105,8 @@ class ScriptedEngine:
         assert batch.tokens.dtype == np.int32
         assert batch.parents.dtype == np.int32
         assert sum(batch.counts) == len(batch.tokens) == len(batch.parents)
-        rows: list[npt.NDArray[np.float32]] = []
         positions: list[int] = []
+        owners: list[tuple[ScriptedCache, int]] = []
         first = 0
         for cache, count in zip(batch.caches, batch.counts, strict=True):
             assert count >= 1
@@ -119,15 +119,15 @@ class ScriptedEngine:
                 if not -1 <= parent < row - first:
                     raise InputError(f"parent {parent} of row {row - first}")
                 cache.pending.append((token, parent))
-                path = cache.path(row - first)
-                if cache.length + len(path) > self.max_context:
-                    raise ContextLengthError(f"position {cache.length + len(path) - 1}")
-                rows.append(self._logits_of(cache.tokens + path))
-                positions.append(cache.length + len(path) - 1)
+                positions.append(cache.length if parent < 0 else positions[first + parent] + 1)
+                if positions[-1] >= self.max_context:
+                    raise ContextLengthError(f"position {positions[-1]}")
+                owners.append((cache, row - first))
             first += count
-        want = list(range(len(rows))) if batch.wants.rows is None else batch.wants.rows.tolist()
+        want = list(range(first)) if batch.wants.rows is None else batch.wants.rows.tolist()
         self.batches.append((list(batch.counts), len(want), batch.wants.logits))
-        logits = np.stack([rows[w] for w in want]) if want else np.zeros((0, self.vocab_size), np.float32)
+        rows = [self._logits_of(cache.tokens + cache.path(row)) for cache, row in (owners[w] for w in want)]
+        logits = np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
         return output_of(logits, batch, positions)
 
 

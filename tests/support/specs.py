@@ -16,6 +16,7 @@ from ipex_lookahead.architectures.spec import (
     Block,
     Experts,
     GatedMlp,
+    LatentAttention,
     Linear,
     ModelSpec,
     Norm,
@@ -41,14 +42,22 @@ SWITCHES: dict[str, Any] = {
     "mixer_norm": True, "mixer_after": False, "feed_forward_norm": True, "feed_forward_after": False, "bias": "",
     "q_norm": "none", "k_norm": "none", "rope": "whole", "scale": None, "window": None, "softcap": None,
     "sinks": False, "activation": Activation("silu"), "residual_multiplier": 1.0,
-    "experts": 0, "used": 0, "scores": "all", "renormalise": False,
-    "embedding_multiplier": 1.0, "logit_multiplier": 1.0, "logit_softcap": None,
+    "experts": 0, "used": 0, "scores": "all", "renormalize": False,
+    "embedding_multiplier": 1.0, "embedding_norm": None, "logit_multiplier": 1.0, "logit_softcap": None,
     "layer_norm": "", "parallel": False, "norm_after_rope": False, "gated": True,
     "value_norm": None, "one_projection": False, "shared": None, "output_scale": False, "per_layer": 0,
+    "correction": False, "groups": (1, 1, 2), "sum_epsilon": 0.0, "router_scale": 1.0, "shared_expert": 0,
+    "shared_gate": False, "expert_scales": False, "router_multiplier": None, "latent": None,
+    "attention_gate": False, "gate_kind": "sigmoid", "experts_latent": 0, "parts": "both",
 }  # fmt: skip
 """A Llama's. ``bias``: those of "qkvogudrh" (gate, up, down, router, head) that have one. A list for one of a block's
 switches, of its heads, their size and its norms' epsilon goes around its layers. Norms of a
-model are all layer norms with a bias ("biased"), without ("plain"), or none; a parallel block has one."""
+model are all layer norms with a bias ("biased"), without ("plain"), or none; a parallel block has one.
+``groups``: groups of experts, those used, and the best experts of each that count. ``shared_expert``: its size.
+``router_multiplier``: a number: a mixture has norms of its own. ``latent``: the sizes of ``LatentAttention``: latent,
+passed, rotated, value_dim, and the rank of the queries or None. ``attention_gate``: True, or "heads" for one per head.
+``experts_latent``: the size of what experts read and write, 0 for the rows. ``parts``: "mixer" or "feed_forward" for
+blocks with one of them alone."""
 
 NAMED: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -67,6 +76,11 @@ NAMED: dict[str, dict[str, Any]] = {
         "mixer_after": True, "feed_forward_after": True, "activation": Activation("gelu_tanh"), "q_norm": "head",
         "k_norm": "head", "rope": ["local", "whole"], "window": [33, None], "head_dim": 40, "kv_heads": 1,
     },
+    "muse-glimmer": {
+        "embedding_norm": 1e-5, "mixer_after": True, "feed_forward_after": True, "attention_gate": True,
+        "q_norm": "head", "k_norm": "head", "rope": ["none", "whole"], "window": [None, 9], "logit_softcap": 20.0,
+        "logit_multiplier": 0.2, "hidden": 72, "tied": False,
+    },
     "olmo3": {
         "mixer_norm": False, "feed_forward_norm": False, "mixer_after": True, "feed_forward_after": True,
         "q_norm": "whole", "k_norm": "whole", "window": [20, None], "rope": ["whole", "yarn"], "kv_heads": 4,
@@ -77,7 +91,7 @@ NAMED: dict[str, dict[str, Any]] = {
         "activation": Activation("clamped", 1.702, 0.7),
     },
     "mixtral": {"experts": 4, "used": 2, "scores": "chosen"},
-    "qwen3_moe": {"experts": 9, "used": 3, "renormalise": True, "q_norm": "head", "k_norm": "head", "intermediate": 48},
+    "qwen3_moe": {"experts": 9, "used": 3, "renormalize": True, "q_norm": "head", "k_norm": "head", "intermediate": 48},
     "qwen3_moe_plain": {"experts": 5, "used": 2, "intermediate": 37},
     "gpt_oss": {
         "sinks": True, "bias": "qkvogudr", "window": [5, None], "rope": "yarn", "experts": 6, "used": 3,
@@ -122,14 +136,34 @@ def make_spec(**options: Any) -> ModelSpec:
             bias = tensor(f"{at}{name}.bias", n_out) if letter in s("bias") else None
             return Linear(tensor(f"{at}{name}.weight", n_out, n_in), bias)
 
-        def mlp(name: str) -> GatedMlp:
-            inner, kind = s("intermediate"), s("activation")
+        def mlp(name: str, inner: int = s("intermediate"), width: int = hidden) -> GatedMlp:
+            kind = s("activation")
             return GatedMlp(
-                linear(name + "gate", "g", inner, hidden) if s("gated") else None,
-                linear(name + "up", "u", inner, hidden),
-                linear(name + "down", "d", hidden, inner),
+                linear(name + "gate", "g", inner, width) if s("gated") else None,
+                linear(name + "up", "u", inner, width),
+                linear(name + "down", "d", width, inner),
                 kind,
                 Xielu(*(tensor(f"{at}{one}", 1) for one in Xielu.__slots__)) if kind.kind == "xielu" else None,
+            )
+
+        def latent_attention(latent: int, passed: int, rotated: int, values: int, rank: int | None) -> LatentAttention:
+            heads = s("heads")
+            return LatentAttention(
+                heads=heads,
+                latent=latent,
+                passed=passed,
+                rotated=rotated,
+                value_dim=values,
+                scale=(passed + rotated) ** -0.5 if s("scale") is None else s("scale"),
+                rope=ropes.setdefault((s("rope"), rotated), _rope(s("rope"), rotated)),
+                q_a=None if rank is None else linear("q_a", "q", rank, hidden),
+                q_norm=norm("q_norm", rank is not None, rank or 0),
+                kv_a=linear("kv_a", "k", latent + rotated, hidden),
+                kv_norm=normed(at + "kv_norm", latent, s("epsilon")),
+                q=linear("q", "q", heads * (passed + rotated), rank or hidden),
+                k_b=tuple(linear(f"k_b.{h}", "k", latent, passed) for h in range(heads)),
+                v_b=tuple(linear(f"v_b.{h}", "v", values, latent) for h in range(heads)),
+                o=linear("o", "o", hidden, heads * values),
             )
 
         heads, kv_heads, d = s("heads"), s("kv_heads"), s("head_dim")
@@ -141,6 +175,10 @@ def make_spec(**options: Any) -> ModelSpec:
             q=linear("q", "q", q, hidden),
             k=linear("k", "k", kv, hidden) if s("shared") is None else None,
             v=linear("v", "v", kv, hidden) if s("shared") is None and not s("one_projection") else None,
+            gate=linear("attention_gate", "", heads if s("attention_gate") == "heads" else q, hidden)
+            if s("attention_gate")
+            else None,
+            gate_kind=s("gate_kind"),
             value_norm=s("value_norm") if s("shared") is None else None,
             shared=s("shared"),
             o=linear("o", "o", hidden, q),
@@ -153,28 +191,47 @@ def make_spec(**options: Any) -> ModelSpec:
             softcap=s("softcap"),
             sinks=tensor(at + "sinks", heads) if s("sinks") else None,
         )
-        experts = s("experts")
+        mixer = attention if s("latent") is None else latent_attention(*s("latent"))
+        experts, (groups, groups_used, group_best), own = s("experts"), s("groups"), s("router_multiplier") is not None
+        latent = s("experts_latent")
         mixture = experts and Experts(
+            router_norm=norm("router_norm", own),
+            router_multiplier=s("router_multiplier") if own else 1.0,
             router=linear("router", "r", experts, hidden),
-            experts=tuple(mlp(f"experts.{e}.") for e in range(experts)),
+            shared_gate=linear("shared_gate", "r", 1, hidden) if s("shared_gate") else None,
+            correction=tensor(at + "correction", experts) if s("correction") else None,
+            expert_scales=tensor(at + "expert_scales", experts) if s("expert_scales") else None,
+            norm=norm("experts_norm", own),
+            compress=linear("compress", "", latent, hidden) if latent else None,
+            experts=tuple(mlp(f"experts.{e}.", width=latent or hidden) for e in range(experts)),
+            expand=linear("expand", "", hidden, latent) if latent else None,
+            after=norm("experts_after", own),
+            shared=mlp("shared.", s("shared_expert")) if s("shared_expert") else None,
+            shared_after=norm("shared_after", own),
             used=s("used"),
             scores=s("scores"),
-            renormalise=s("renormalise"),
+            renormalize=s("renormalize"),
+            sum_epsilon=s("sum_epsilon"),
+            scale=s("router_scale"),
+            groups=groups,
+            groups_used=groups_used,
+            group_best=group_best,
         )
         if s("parallel"):
             return Block(
-                mixer=attention,
+                mixer=mixer,
                 feed_forward=mixture or mlp(""),
                 mixer_norm=norm("mixer_norm", s("mixer_norm")),
                 parallel=True,
             )
+        mixes, feeds = (s("parts") in ("both", part) for part in ("mixer", "feed_forward"))
         return Block(
-            mixer=attention,
-            feed_forward=mixture or mlp(""),
-            mixer_norm=norm("mixer_norm", s("mixer_norm")),
-            feed_forward_norm=norm("feed_forward_norm", s("feed_forward_norm")),
-            mixer_after=norm("mixer_after", s("mixer_after")),
-            feed_forward_after=norm("feed_forward_after", s("feed_forward_after")),
+            mixer=mixer if mixes else None,
+            feed_forward=(mixture or mlp("")) if feeds else None,
+            mixer_norm=norm("mixer_norm", mixes and s("mixer_norm")),
+            feed_forward_norm=norm("feed_forward_norm", feeds and s("feed_forward_norm")),
+            mixer_after=norm("mixer_after", mixes and s("mixer_after")),
+            feed_forward_after=norm("feed_forward_after", feeds and s("feed_forward_after")),
             residual_multiplier=s("residual_multiplier"),
             per_layer=PerLayerGate(
                 layer=i,
@@ -210,6 +267,7 @@ def make_spec(**options: Any) -> ModelSpec:
         final_norm=normed("final_norm", hidden, o["epsilon"][0] if isinstance(o["epsilon"], list) else o["epsilon"]),
         head=None if o["tied"] else head,
         embedding_multiplier=o["embedding_multiplier"],
+        embedding_norm=o["embedding_norm"],
         logit_multiplier=o["logit_multiplier"],
         logit_softcap=o["logit_softcap"],
     )
@@ -238,6 +296,9 @@ def random_native_switches(chance: random.Random) -> dict[str, Any]:
         for q, k, rope in zip(drawn["q_norm"], drawn["k_norm"], drawn["rope"], strict=True)
     ]
     drawn["one_projection"] = [norm != "whole" and chance.random() < 0.3 for norm in drawn["k_norm"]]
+    drawn["attention_gate"] = [chance.choice((False, False, False, True, "heads")) for _ in range(layers)]
+    drawn["gate_kind"] = [chance.choice(("sigmoid", "softplus")) for _ in range(layers)]
+    drawn["experts_latent"] = [chance.choice((0, 0, 0, 17, 64)) for _ in range(layers)]
     drawn["value_norm"] = [chance.choice((None, None, 1e-6, 0.3)) for _ in range(layers)]
     drawn["output_scale"] = [chance.random() < 0.3 and not one for one in drawn["parallel"]]
     drawn["per_layer"] = 0 if any(drawn["parallel"]) else chance.choice((0, 0, 5, 32))
@@ -286,8 +347,9 @@ def random_switches(chance: random.Random, *, mixtures: bool = True) -> dict[str
         "experts": experts,
         "used": [min(n, chance.choice((1, 2, 3))) for n in experts],
         "scores": each("all", "chosen"),
-        "renormalise": each(False, True),
+        "renormalize": each(False, True),
         "embedding_multiplier": chance.choice((1.0, 1.0, 5.0)),
+        "embedding_norm": chance.choice((None, None, 1e-5, 0.3)),
         "logit_multiplier": chance.choice((1.0, 1.0, 0.2)),
         "logit_softcap": chance.choice((None, None, 3.0)),
     }

@@ -22,6 +22,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tests.support.family_table import FAMILIES, FULL, LINEAR_ATTENTION, SLIDING, TEXT, VOCAB, Variant, variants
+from tests.support.reference_models import MODELS
 
 
 def config_of(model_type: str, variant: Variant, *, base: dict[str, Any] | None = None) -> Any:
@@ -29,13 +30,23 @@ def config_of(model_type: str, variant: Variant, *, base: dict[str, Any] | None 
     family = FAMILIES[model_type]
     start = family.base if base is None else base
     values = json.loads(json.dumps({**start, **variant.values}))  # transformers changes what it is given
-    return getattr(transformers, family.config)(**values)
+    return (MODELS[model_type].config_class if model_type in MODELS else getattr(transformers, family.config))(**values)
 
 
 def keeps_states(model_type: str, variant: Variant) -> bool:
     """Whether some of the variant's layers are recurrent."""
     kinds = getattr(config_of(model_type, variant).get_text_config(), "layer_types", None) or []
-    return any(one in ("conv", LINEAR_ATTENTION) for one in kinds)
+    return any(one in ("conv", "hybrid", LINEAR_ATTENTION) for one in kinds)
+
+
+NOT_ON_TORCH = "recurrent state|does not run on the torch engine|transformers (cannot load|has no class)"
+"""What the torch engine says of a variant that it refuses."""
+
+
+def refused_by_torch(model_type: str, variant: Variant) -> bool:
+    """Whether the torch engine refuses the variant: recurrent layers, text parts without a class, no class for it."""
+    apart = model_type in ("qwen3_vl_moe", "muse_glimmer", "muse_glimmer_text")
+    return keeps_states(model_type, variant) or apart or model_type in MODELS
 
 
 @functools.lru_cache(maxsize=8)
@@ -50,7 +61,13 @@ def build(model_type: str, variant: Variant) -> Any:
 
 
 def kind_of(config: Any) -> Any:
-    """Transformers' class that makes a model of ``config``."""
+    """Transformers' class that makes a model of ``config``, or the reference of a family that it lacks."""
+    if config.model_type == "muse_glimmer_text":
+        from tests.support.muse_glimmer import MuseGlimmerTextForCausalLM  # older transformers lack the family
+
+        return MuseGlimmerTextForCausalLM
+    if config.model_type in MODELS:
+        return MODELS[config.model_type]
     auto = "AutoModelForImageTextToText" if hasattr(config, "vision_config") else "AutoModelForCausalLM"
     return getattr(transformers, auto)
 
@@ -62,7 +79,7 @@ def with_weights(config: Any) -> Any:
     state = model.state_dict()
     with torch.no_grad():
         for name, tensor in state.items():
-            if not (name == "lm_head.weight" and config.tie_word_embeddings):
+            if not (name == "lm_head.weight" and getattr(config, "tie_word_embeddings", False)):
                 tensor.copy_(torch.from_numpy(weight(name, tuple(tensor.shape), config)))
     return model
 
@@ -94,7 +111,7 @@ def weight(name: str, shape: tuple[int, ...], config: Any) -> npt.NDArray[np.flo
         values = 0.5 * values - 1.5  # of states that last for some positions
     elif "embed_tokens_per_layer" in name:
         values = values / math.sqrt(config.get_text_config().hidden_size_per_layer_input)
-    elif "embed_tokens" in name:
+    elif "embed_tokens" in name or "word_embeddings" in name:
         values = values / (math.sqrt(shape[-1]) if gemma else 2)
     elif name.endswith(("gate.weight", "router.weight")):
         values = 3 * values / math.sqrt(shape[-1])
@@ -110,6 +127,8 @@ def added_to_one(name: str, config: Any) -> bool:
     """Whether a file holds a norm's weights less 1: Gemma's, and Qwen's since its recurrent layers but for those."""
     since = config.get_text_config().model_type.startswith(("qwen3_5", "qwen3_next"))
     inside = name.endswith("linear_attn.norm.weight") or "visual." in name
+    if config.get_text_config().model_type == "muse_glimmer_text":  # all but the last
+        return name.endswith("layernorm.weight")
     return (config.model_type.startswith("gemma") and not config.model_type.startswith("gemma4")) or (
         since and not inside
     )
@@ -145,6 +164,9 @@ def _margin(model: Any, ids: npt.NDArray[np.int32]) -> float:
                 scores, bias = output[0], getattr(module, "e_score_correction_bias", None)
                 if bias is None and len(given) > 1:
                     bias = given[1]
+                if (statics := getattr(module, "moe_statics", None)) is not None:
+                    shares = scores.softmax(-1)  # whose slopes are p (1 - p)
+                    scores = (shares + statics.e_score_correction_bias) / (shares - shares**2).amax(-1, True)
                 if bias is not None:
                     scores = 4 * (scores.sigmoid() + bias)  # whose slope is a quarter at most
                 if (groups := getattr(module, "num_group", None) or 1) > 1:
@@ -216,8 +238,12 @@ def as_of_old(config: dict[str, Any]) -> dict[str, Any]:
         return config
     if "dtype" in config:
         config["torch_dtype"] = config.pop("dtype")
-    if config["model_type"] == "gemma4_text":
+    if config["model_type"] == "laguna":  # which is younger
+        return config
+    if config["model_type"] in ("gemma4_text", "gemma4_unified_text"):
         return _gemma_4_of_hub(config)
+    if config["model_type"] == "mellum":  # which was never written by transformers 4
+        return config
     if config["model_type"] in ("granitemoehybrid", "nemotron_h"):
         _hybrids_of_old(config)
     if (rope := config.pop("rope_parameters", None)) is None:

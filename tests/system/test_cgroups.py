@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from ipex_lookahead.system import cgroups
 from ipex_lookahead.system.cgroups import cpu_quota, memory_limit
 
 V2 = "29 23 0:26 {top} /sys/fs/cgroup rw,nosuid,nodev shared:4 - cgroup2 cgroup2 rw,nsdelegate"
@@ -143,3 +145,12 @@ def test_without_groups_there_are_no_limits(tmp_path: Path) -> None:
 def test_those_of_this_machine_can_be_read() -> None:
     assert (cpu_quota() or 1.0) > 0
     assert (memory_limit() or 1) > 0
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 8 << 30), (1 << 60, 8 << 30), (3 << 30, 3 << 30)])
+def test_memory_is_the_machines_or_what_the_groups_allow(
+    limit: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "memory_limit", lambda: limit)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 2 << 20}.get)
+    assert cgroups.machine_memory() == expected

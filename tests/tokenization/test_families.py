@@ -15,7 +15,7 @@ from ipex_lookahead.tokenization.detokenizer import Detokenizer
 from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.gguf import text_from_gguf
 from ipex_lookahead.tokenization.isolated import IsolatedText
-from ipex_lookahead.tokenization.splitting import GPT2, GPT4O, LLAMA3, QWEN2, QWEN35, SEED, SPLITTINGS, TEKKEN
+from ipex_lookahead.tokenization.splitting import GPT2, GPT4O, KIMI, LLAMA3, QWEN2, QWEN35, SEED, SPLITTINGS, TEKKEN
 from ipex_lookahead.tokenization.text import BytePairText, TextTokenizer
 from tests.support import vocabularies
 from tests.support.vocabularies import TEXTS
@@ -146,6 +146,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], str, str, str | None]] = {
     ),
     "olmoe": (byte_level(normalizer=NFC) | {"pre_tokenizer": REGEX_DIGITS}, "GPTNeoXTokenizer", "olmoe", "olmo"),
     "seed_oss": (byte_level(split(SEED)), FAST, "seed_oss", "seed-coder"),
+    "kimi": (byte_level(split(KIMI), whole_words=True), FAST, "kimi_linear", "kimi-k2"),
 }
 """tokenizer.json, the class and the model that the folder names, and ``tokenizer.ggml.pre`` (or the kind) of the GGUF
 file of the same model."""

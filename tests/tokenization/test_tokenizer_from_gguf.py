@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
 
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.hub import cache_folder
@@ -144,6 +146,23 @@ def test_all_known_pre_tokenizers_build_and_round_trip(bpe_metadata, pre):
     tokenizer = tokenizer_from_gguf({**bpe_metadata, P + "pre": pre}, "x.gguf")
     for text in SENTENCES:
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["", " ", "a", ".", "日本", "\n"]), st.integers(0, 14)), max_size=6))
+def test_digits_of_trinity_are_grouped_from_the_right(parts):
+    """In threes; 1 or 2 of them first. Other text is not split between letters, nor between characters of a script."""
+    text = "".join(letters + "1234567890١٢٣٤"[:count] for letters, count in parts)
+    expected = []
+    for run in re.findall(r"\d+", text):
+        first = len(run) % 3
+        expected += [run[:first]] * (first > 0) + [run[i : i + 3] for i in range(first, len(run), 3)]
+    pieces = [text]
+    for pattern in SPLITTINGS["afmoe"].patterns:
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        pieces = [part for piece in pieces for part, _ in split.pre_tokenize_str(piece)]
+    assert "".join(pieces) == text
+    assert [piece for piece in pieces if piece[0].isdigit()] == expected
 
 
 def test_a_whole_word_is_not_merged_where_the_tokenizer_says_so(bpe_metadata):

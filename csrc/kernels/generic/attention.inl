@@ -7,8 +7,8 @@
 //              values: binary16: fma over the block's positions in ascending order, one accumulator per dimension; int8:
 //              integer sums
 //   blocks     merged in ascending order by merge() (the online softmax of Milakov & Gimelshein, arXiv 1805.02867)
-// A row sees the committed prefix, its ancestors in the step and itself, limited to the last `window` positions. Other rows'
-// keys are skipped, not masked.
+// A row sees the committed prefix, its ancestors in the step and itself, limited to the last `window` positions, and in layers
+// with spans the rows after it up to its span's end. Other rows' keys are skipped, not masked.
 
 constexpr int kMaxHead = 1024;
 
@@ -104,7 +104,8 @@ SIMD_INLINE QueryTile query_tile(const Keys& keys, const Attend& a, int64_t r0, 
   QueryTile t;
   for (int64_t r = r0; r < r1; ++r) {
     const int64_t position = keys.length + keys.depth[r] - first;
-    const int64_t end = position < kBlock ? position + 1 : int64_t(kBlock);
+    const int64_t last = keys.seen == nullptr ? position : keys.length + keys.seen[r] - first;
+    const int64_t end = last < kBlock ? last + 1 : int64_t(kBlock);
     const int64_t begin = a.window > 0 && position >= a.window ? position - a.window + 1 : 0;
     if (begin >= end) continue;
     for (int h = h0; h < h1; ++h, ++t.count) {

@@ -73,6 +73,11 @@ static void scale(float* x, int64_t n, float factor) {
   for_each_vector(x, n, x, [&](f32x16 v, f32x16) { return mul(v, set1(factor)); });
 }
 
+static void clamp(float* x, int64_t n, float low, float high) {
+  // The second operand is returned if one is NaN.
+  for_each_vector(x, n, x, [&](f32x16 v, f32x16) { return min(set1(high), max(set1(low), v)); });
+}
+
 static void add_scaled(const float* x, int64_t n, float factor, float* out) {
   for_each_vector(x, n, out, [&](f32x16 v, f32x16 sum) { return fma(v, set1(factor), sum); });
 }

@@ -2,7 +2,8 @@
 //
 // Integer weights: inside a group of 32 inputs the dot product is an integer, exact in any order; groups are added in
 // ascending order with one float accumulator per output. Float weights: four accumulators per output, input k in accumulator
-// k % 4, joined as (0 + 1) + (2 + 3). Neither depends on the number of rows.
+// k % 4, joined as (0 + 1) + (2 + 3). Neither depends on the number of rows. All shapes of the product share the tile
+// helpers above them, which is why they are in one file.
 
 #include "codes.inl"
 #include "scales.inl"
@@ -481,6 +482,19 @@ static void gate_up(const Matrix& gate, const Matrix& up, const Activation& acti
         store_group(out, row + m, group, half[0], half[1], quantize);
       }
     }
+}
+
+static void activate(const Activation& activation, const float* gate, const float* up, const Rows& out, int64_t group, bool quantize) {
+  for (int64_t row = 0; row < out.count; ++row) {
+    f32x16 half[2];
+    for (int64_t t = 0; t < 2; ++t) {
+      const int64_t at = row * kGroup + t * kLanes;
+      const f32x16 of_up = load(up + at);
+      half[t] = gate != nullptr ? activated(activation, load(gate + at), of_up) : activated(activation, of_up, set1(1.0f));
+    }
+    store_group(out, row, group, half[0], half[1], false);
+    if (quantize) store_group(out, row, group, half[0], half[1], true);
+  }
 }
 
 static void dequantize_row(const Matrix& w, int64_t row, float* out) {

@@ -1,24 +1,6 @@
 // Kernels of layers with a recurrent state: the convolution over preceding rows, the recurrence of one tile of 16 values, and
 // step sizes and gates; written once against <isa>/simd.h.
 
-// x f(gate) for vectors of 16.
-SIMD_INLINE f32x16 gated_by(GateKind kind, f32x16 gate, f32x16 x) {
-  switch (kind) {
-    case GateKind::silu:
-      return mul(gated(gate, gate), x);
-    case GateKind::gelu_tanh:
-      return activated({ActivationKind::gelu_tanh}, gate, x);
-    case GateKind::sigmoid:
-      return gated(x, gate);
-    default:
-      return mul(gate, x);
-  }
-}
-
-static void gate(const float* by, int64_t n, GateKind kind, float* x) {
-  for_each_vector(by, n, x, [&](f32x16 g, f32x16 v) { return gated_by(kind, g, v); });
-}
-
 // The n < 16 values at p, padded with zeros.
 SIMD_INLINE f32x16 load_some(const float* p, int64_t n) {
   alignas(64) float some[kLanes] = {};
@@ -61,6 +43,32 @@ SIMD_INLINE f32x16 softplus(f32x16 x) {
   return fma(x, zero(), add(max(zero(), x), tail));
 }
 
+// x f(gate) for vectors of 16.
+SIMD_INLINE f32x16 gated_by(GateKind kind, f32x16 gate, f32x16 x) {
+  switch (kind) {
+    case GateKind::silu:
+      return mul(gated(gate, gate), x);
+    case GateKind::gelu_tanh:
+      return activated({ActivationKind::gelu_tanh}, gate, x);
+    case GateKind::sigmoid:
+      return gated(x, gate);
+    case GateKind::gelu: {
+      const f32x16 half = mul(gate, set1(0.5f));
+      return mul(fma(half, error_function(mul(gate, set1(0.70710678f))), half), x);
+    }
+    case GateKind::gelu_quick:
+      return mul(gated(gate, mul(gate, set1(1.702f))), x);
+    case GateKind::softplus:
+      return mul(softplus(gate), x);
+    default:
+      return mul(gate, x);
+  }
+}
+
+static void gate(const float* by, int64_t n, GateKind kind, float* x) {
+  for_each_vector(by, n, x, [&](f32x16 g, f32x16 v) { return gated_by(kind, g, v); });
+}
+
 static void recurrence_steps(const float* x, const float* bias, const float* rate, float least, float most, int64_t n,
                              float* steps, float* decays) {
   for (int64_t i = 0; i < n; i += kLanes) {
@@ -70,6 +78,17 @@ static void recurrence_steps(const float* x, const float* bias, const float* rat
     const f32x16 step = min(set1(most), max(set1(least), softplus(add(at(x), at(bias)))));
     const f32x16 decay = exponential(mul(step, at(rate)));
     store_outputs(steps + i, reinterpret_cast<const float*>(&step), left, false);
+    store_outputs(decays + i, reinterpret_cast<const float*>(&decay), left, false);
+  }
+}
+
+static void bounded_decays(const float* x, const float* bias, const float* rate, float bound, int64_t n, float* decays) {
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t left = n - i;
+    const bool all = left >= kLanes;
+    const auto at = [&](const float* p) { return all ? load(p + i) : load_some(p + i, left); };
+    const f32x16 y = mul(at(rate), add(at(x), at(bias)));
+    const f32x16 decay = exponential(fma(y, zero(), gated(set1(bound), y)));  // the product keeps an infinity an error
     store_outputs(decays + i, reinterpret_cast<const float*>(&decay), left, false);
   }
 }
@@ -90,18 +109,19 @@ SIMD_INLINE f32x16 sum_over_keys(int64_t keys, const Term& term) {
   return add(add(sums[0], sums[1]), add(sums[2], sums[3]));
 }
 
-static void recur(float* state, int64_t keys, const Recurrence& row) {
-  const f32x16 decay = set1(row.decay);
+// `decay_of(k)` is the decay of row k of the state.
+template <typename Decay>
+SIMD_INLINE void recur_with(float* state, int64_t keys, const Recurrence& row, const Decay& decay_of) {
   f32x16 d = load(row.v);
   if (row.delta) {
     const f32x16 read = sum_over_keys(keys, [&](int64_t k, f32x16 sum) {
-      return fma(mul(load(state + k * kLanes), decay), set1(row.k[k]), sum);
+      return fma(mul(load(state + k * kLanes), decay_of(k)), set1(row.k[k]), sum);
     });
     d = sub(d, read);
   }
   d = mul(d, set1(row.beta));
   const auto next = [&](int64_t k) {
-    const f32x16 s = fma(set1(row.k[k]), d, mul(load(state + k * kLanes), decay));
+    const f32x16 s = fma(set1(row.k[k]), d, mul(load(state + k * kLanes), decay_of(k)));
     store(state + k * kLanes, s);
     return s;
   };
@@ -110,4 +130,10 @@ static void recur(float* state, int64_t keys, const Recurrence& row) {
     return;
   }
   store(row.out, sum_over_keys(keys, [&](int64_t k, f32x16 sum) { return fma(next(k), set1(row.q[k]), sum); }));
+}
+
+static void recur(float* state, int64_t keys, const Recurrence& row) {
+  if (row.decays != nullptr) return recur_with(state, keys, row, [&](int64_t k) { return set1(row.decays[k]); });
+  const f32x16 decay = set1(row.decay);
+  recur_with(state, keys, row, [&](int64_t) { return decay; });
 }

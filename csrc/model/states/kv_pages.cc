@@ -1,6 +1,7 @@
 #include "model/states/kv_pages.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -41,6 +42,13 @@ std::vector<std::shared_ptr<uint8_t>> new_pages(int64_t bytes, int64_t count) {
   }
   return pages;
 }
+// Returns true if no fork shares the page. A fork that another thread released had finished its reads.
+bool is_only_owner(const std::shared_ptr<uint8_t>& page) {
+  const bool only = page.use_count() == 1;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return only;
+}
+
 std::shared_ptr<uint8_t> new_page(int64_t bytes) { return std::move(new_pages(bytes, 1)[0]); }
 
 // Position of one slot's elements in a page: `count` elements of `size` bytes, `stride` bytes apart.
@@ -50,6 +58,7 @@ struct SlotPart {
     for (int64_t i = 0; i < count; ++i)
       std::memcpy(target + to.begin + i * to.stride, source + begin + i * stride, size_t(size));
   }
+  SlotPart dense(int64_t at) const { return {at, size, size, count}; }
 };
 
 // Keys are [4][head_dim][16], as int8 [4][head_dim / 4][16][4]; values are [64][value_dim16], as int8 [16][value_dim16][4].
@@ -64,6 +73,28 @@ SlotPart value_part(const KvShape& shape, int64_t offset, int64_t slot) {
   return {offset + slot / 4 * row * 4 + slot % 4, 4, 1, row};
 }
 
+// The keys' scales, then the values'.
+SlotPart scale_part(int64_t offset, int64_t slot) {
+  const int64_t size = sizeof(float);
+  return {offset + slot * size, kPage * size, size, 2};
+}
+
+// Calls each(part of slot s, part of slot t) for all parts of two slots.
+template <typename Each>
+void each_part(const KvShape& shape, int64_t s, int64_t t, const Each& each) {
+  for (int layer = 0; layer < shape.layers; ++layer)
+    for (int head = 0; head < shape.kv_heads; ++head) {
+      const int64_t k = shape.k_offset(layer, head), v = shape.v_offset(layer, head), scales = shape.scale_offset(layer, head);
+      each(key_part(shape, k, s), key_part(shape, k, t));
+      each(value_part(shape, v, s), value_part(shape, v, t));
+      if (shape.format == KvFormat::int8) each(scale_part(scales, s), scale_part(scales, t));
+    }
+}
+
+// The last page of a window in an image starts up to this number of positions before those that are needed, so that crop() can
+// roll an imported cache back.
+constexpr int64_t kImageBehind = kPage;
+
 int64_t pages_of(int64_t positions) { return (positions + kPage - 1) / kPage; }
 
 }  // namespace
@@ -76,7 +107,7 @@ void KvPages::grow(int64_t first, int64_t needed) {
   raw_.reserve(size_t(needed));
   const int64_t bytes = shape_.page_bytes(), owned = int64_t(owned_.size());
   for (size_t i = size_t(first); i < size_t(std::min(needed, owned)); ++i) {
-    if (owned_[i].use_count() == 1) continue;
+    if (is_only_owner(owned_[i])) continue;
     auto fresh = new_page(bytes);  // shared with a fork: copy on write
     std::memcpy(fresh.get(), owned_[i].get(), size_t(bytes));
     owned_[i] = std::move(fresh);
@@ -139,19 +170,64 @@ void KvPages::move_slot(int64_t from, int64_t to) {
   const int64_t s = from % kPage, t = to % kPage;
   const uint8_t* source = raw_[size_t(from / kPage)];
   uint8_t* target = raw_[size_t(to / kPage)];
-  for (int layer = 0; layer < shape_.layers; ++layer)
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-      const int64_t k = shape_.k_offset(layer, head), v = shape_.v_offset(layer, head);
-      key_part(shape_, k, s).copy(key_part(shape_, k, t), source, target);
-      value_part(shape_, v, s).copy(value_part(shape_, v, t), source, target);
-      if (shape_.format == KvFormat::int8) {
-        const int64_t at = shape_.scale_offset(layer, head);
-        float* to_scales = reinterpret_cast<float*>(target + at);
-        const float* from_scales = reinterpret_cast<const float*>(source + at);
-        to_scales[t] = from_scales[s];
-        to_scales[kPage + t] = from_scales[kPage + s];
-      }
-    }
+  each_part(shape_, s, t, [&](const SlotPart& of, const SlotPart& part) { of.copy(part, source, target); });
+}
+
+void KvPages::export_slots(int64_t first, int64_t last, ImageWriter& image) const {
+  const int64_t bytes = shape_.bytes_per_position();
+  for (int64_t at = first, end = 0; at < last; at = end) {
+    end = std::min(last, (at / kPage + 1) * kPage);
+    const uint8_t* const page = raw_[size_t(at / kPage)];
+    image.add((end - at) * bytes, [&](uint8_t* out) {
+      if (end - at == kPage) std::memcpy(out, page, size_t(kPage * bytes));
+      for (int64_t slot = at % kPage; end - at < kPage && slot < at % kPage + end - at; ++slot)
+        each_part(shape_, slot, slot, [&](const SlotPart& part, const SlotPart&) {
+          part.copy(part.dense(0), page, out);
+          out += part.size * part.count;
+        });
+    });
+  }
+}
+
+void KvPages::import_slots(int64_t first, int64_t last, ImageReader& image) {
+  const int64_t bytes = shape_.bytes_per_position();
+  image.check(last - first, bytes);
+  grow(first / kPage, pages_of(last));
+  for (int64_t at = first, end = 0; at < last; at = end) {
+    end = std::min(last, (at / kPage + 1) * kPage);
+    uint8_t* const page = raw_[size_t(at / kPage)];
+    const uint8_t* in = image.take(end - at, bytes);
+    if (end - at == kPage) std::memcpy(page, in, size_t(kPage * bytes));
+    for (int64_t slot = at % kPage; end - at < kPage && slot < at % kPage + end - at; ++slot)
+      each_part(shape_, slot, slot, [&](const SlotPart& part, const SlotPart&) {
+        part.dense(0).copy(part, in, page);
+        in += part.size * part.count;
+      });
+  }
+}
+
+void KvPages::export_pages(int64_t first, int64_t last, ImageWriter& image) const {
+  if (shape_.window == 0) export_slots(first, last, image);
+}
+
+void KvPages::import_pages(int64_t first, int64_t last, ImageReader& image) {
+  if (shape_.window == 0) import_slots(first, last, image);
+}
+
+void KvPages::export_state(int64_t length, ImageWriter& image) const {
+  if (shape_.window == 0) return;
+  const int64_t first = std::max(first_, first_needed(length, kImageBehind));
+  image.add_number(first);
+  export_slots(first * kPage, length, image);
+}
+
+void KvPages::import_state(int64_t length, ImageReader& image) {
+  if (shape_.window == 0) return crop(length);  // a head's pages may have more rows than its state
+  first_ = image.number(0, first_needed(length, 0), "first page of a window");
+  image.check(length - first_ * kPage, shape_.bytes_per_position());
+  owned_.assign(size_t(first_), nullptr);
+  raw_.assign(size_t(first_), nullptr);
+  import_slots(first_ * kPage, length, image);
 }
 
 }  // namespace ipex_lookahead

@@ -61,6 +61,10 @@ class KvPages : public State {
   void crop(int64_t length) override;
   void fill_blank(int64_t length) override;
   std::unique_ptr<State> fork(int64_t length, bool stepped) const override;
+  void export_pages(int64_t first, int64_t last, ImageWriter& image) const override;
+  void import_pages(int64_t first, int64_t last, ImageReader& image) override;
+  void export_state(int64_t length, ImageWriter& image) const override;
+  void import_state(int64_t length, ImageReader& image) override;
   int64_t bytes() const override { return (int64_t(owned_.size()) - first_) * shape_.page_bytes(); }
 
  private:
@@ -68,6 +72,9 @@ class KvPages : public State {
   int64_t first_needed(int64_t length, int64_t spare) const;
   void grow(int64_t first, int64_t needed);
   void move_slot(int64_t from, int64_t to);
+  // Slots in an image: whole pages as they are, the slots of other pages one by one.
+  void export_slots(int64_t first, int64_t last, ImageWriter& image) const;
+  void import_slots(int64_t first, int64_t last, ImageReader& image);
 
   KvShape shape_;
   std::vector<std::shared_ptr<uint8_t>> owned_;  // null: freed

@@ -1,6 +1,7 @@
 #include "model/states/recurrent.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <set>
@@ -22,7 +23,12 @@ std::shared_ptr<float> zeros(int64_t floats) {
 // Granularity in rows of the memory for drafts, because a draft model adds one row per step.
 constexpr int64_t kDraftRows = 8;
 
-bool shared(const std::shared_ptr<float>& memory) { return memory.use_count() > 1; }
+// A fork that another thread released had finished its reads.
+bool shared(const std::shared_ptr<float>& memory) {
+  const bool others = memory.use_count() > 1;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return others;
+}
 
 }  // namespace
 
@@ -121,6 +127,37 @@ std::unique_ptr<State> RecurrentState::fork(int64_t, bool) const {
   copy->now_ = settled_ > 0 ? undo_ : now_;
   copy->checkpoints_ = checkpoints_;
   return copy;
+}
+
+void RecurrentState::export_state(int64_t, ImageWriter& image) const {
+  const Snapshot& now = settled_ > 0 ? undo_ : now_;
+  constexpr int64_t kFloat = sizeof(float);
+  image.add_number(int64_t(now.accepted.size()));
+  image.add_number(now.matrix != nullptr);
+  image.add(now.history.get(), shape_.layers * shape_.history() * kFloat);
+  if (now.matrix != nullptr) image.add(now.matrix.get(), shape_.layers * shape_.matrix() * kFloat);
+  for (int layer = 0; layer < shape_.layers; ++layer)
+    for (const int64_t row : now.accepted) image.add(draft(now, layer, row), shape_.raw() * kFloat);
+}
+
+void RecurrentState::import_state(int64_t length, ImageReader& image) {
+  const int64_t rows = image.number(0, length, "number of accepted rows");
+  const bool has_matrix = image.number(0, 1, "matrix flag") != 0;
+  now_ = empty();
+  now_.at = length - rows;
+  image.copy(now_.history.get(), shape_.layers * shape_.history());
+  if (has_matrix && shape_.matrix() > 0) {
+    image.check(shape_.layers * shape_.matrix(), sizeof(float));
+    now_.matrix = zeros(shape_.layers * shape_.matrix());
+    image.copy(now_.matrix.get(), shape_.layers * shape_.matrix());
+  }
+  image.check(rows, shape_.layers * shape_.raw() * int64_t(sizeof(float)));
+  if (rows == 0) return;
+  now_.draft_rows = (rows + kDraftRows - 1) / kDraftRows * kDraftRows;
+  now_.drafts = zeros(shape_.layers * now_.draft_rows * shape_.raw());
+  for (int layer = 0; layer < shape_.layers; ++layer) image.copy(draft(now_, layer, 0), rows * shape_.raw());
+  now_.accepted.resize(size_t(rows));
+  std::iota(now_.accepted.begin(), now_.accepted.end(), 0);
 }
 
 int64_t RecurrentState::bytes() const {

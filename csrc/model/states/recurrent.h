@@ -47,7 +47,8 @@ class RecurrentState : public State {
 
   // Inputs of the current step for a layer: the matrix (null: zeros); the convolution's inputs at the i-th of the kernel - 1
   // positions before the state, oldest first; the raw inputs of the i-th accepted row that the state does not include yet.
-  int64_t accepted() const override { return int64_t(now_.accepted.size()); }
+  // accepted() is right before prepare() too, which rolls back settled rows that were not kept.
+  int64_t accepted() const override { return int64_t((settled_ > 0 ? undo_ : now_).accepted.size()); }
   const float* matrix(int layer) const { return now_.matrix == nullptr ? nullptr : now_.matrix.get() + layer * shape_.matrix(); }
   const float* history(int layer, int64_t i) const { return now_.history.get() + layer * shape_.history() + i * shape_.channels; }
   const float* accepted(int layer, int64_t i) const { return draft(now_, layer, now_.accepted[size_t(i)]); }
@@ -65,6 +66,8 @@ class RecurrentState : public State {
   void fill_blank(int64_t length) override;
   std::unique_ptr<State> fork(int64_t length, bool stepped) const override;
   int64_t bytes() const override;
+  void export_state(int64_t length, ImageWriter& image) const override;
+  void import_state(int64_t length, ImageReader& image) override;
 
  private:
   using Memory = std::shared_ptr<float>;

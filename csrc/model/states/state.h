@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "model/states/image.h"
+
 namespace ipex_lookahead {
 
 // Value of `settled` for a step after which crop() must be able to roll back its rows and the accepted rows before it.
@@ -31,6 +33,13 @@ class State {
   // Returns the same positions for another sequence. `stepped`: rows of a step may still be kept in this one.
   virtual std::unique_ptr<State> fork(int64_t length, bool stepped) const = 0;
   virtual int64_t bytes() const = 0;
+  // The image of the committed positions [first, last) of layers that keep all of them, and of the rest of the state at
+  // `length`. The imports build a new state: all pages in ascending order, then the rest. They throw std::invalid_argument for
+  // an image that does not fit.
+  virtual void export_pages(int64_t, int64_t, ImageWriter&) const {}
+  virtual void import_pages(int64_t, int64_t, ImageReader&) {}
+  virtual void export_state(int64_t length, ImageWriter& image) const = 0;
+  virtual void import_state(int64_t length, ImageReader& image) = 0;
   // Number of kept rows of the last step that the state adds in the next step.
   virtual int64_t accepted() const { return 0; }
 };

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ipex_lookahead.architectures import rules
+from ipex_lookahead.architectures import granite, rules
 from ipex_lookahead.architectures.dense import POST, PRE, Dense, fused_mlp, keys
 from ipex_lookahead.architectures.hparams import (
     MAX_CONTEXT,
@@ -17,7 +17,7 @@ from ipex_lookahead.architectures.hparams import (
     one_of,
     text,
 )
-from ipex_lookahead.architectures.keys import LOCAL_THETA, GgufKeys
+from ipex_lookahead.architectures.keys import LAYER_THETA, LOCAL_THETA, GgufKeys
 from ipex_lookahead.architectures.spec import Activation
 from ipex_lookahead.architectures.windows import (
     layer_types,
@@ -44,15 +44,15 @@ _GEMMA_DEFAULTS = {
     "head_dim": 256, "max_position_embeddings": 8192, "tie_word_embeddings": True, "bos_token_id": 2, "eos_token_id": 1,
     "pad_token_id": 0,
 }  # fmt: skip
-_GRANITE = {
+GRANITE = {
     "embedding_multiplier": "embedding_scale", "attention_multiplier": "attention.scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
 }  # fmt: skip
-_GGUF_WINDOWS = {
+WINDOWS = {
     "sliding_window": "attention.sliding_window",
     "sliding_window_pattern": "attention.sliding_window_pattern",
-    LOCAL_THETA: "rope.freq_base_swa",
 }
+GGUF_WINDOWS = {**WINDOWS, LOCAL_THETA: "rope.freq_base_swa"}
 _BEFORE_AND_AFTER = {**PRE, **POST, "feed_forward_norm": ("pre_feedforward_layernorm", "ffn_norm")}
 _OLMO2 = keys("hidden_act tie_word_embeddings attention_bias", {"rms_norm_eps": 1e-5}, refused=no_window("OLMo 2"))
 
@@ -147,8 +147,8 @@ FAMILIES: Mapping[str, Dense] = {
         "Granite 3, and 4 (dense) in GGUF files: a Llama with multipliers on embedding, attention, residuals and"
         " logits.",
         keys(
-            "hidden_act tie_word_embeddings attention_bias mlp_bias", dict.fromkeys(_GRANITE, 1.0),
-            dict.fromkeys(_GRANITE, _MULTIPLIER),
+            "hidden_act tie_word_embeddings attention_bias mlp_bias", dict.fromkeys(GRANITE, 1.0),
+            dict.fromkeys(GRANITE, _MULTIPLIER),
             refused={
                 **one_kind_of_layer("Granite"),
                 "sliding_window": Refusal(
@@ -158,7 +158,7 @@ FAMILIES: Mapping[str, Dense] = {
             check=check_even_heads,
         ),
         GgufKeys(
-            "granite", "GraniteForCausalLM", used=_GRANITE,
+            "granite", "GraniteForCausalLM", used=GRANITE,
             refused={"rope.scaling.finetuned": Refusal(unless=(1,)), "deepstack_mapping": Refusal()},
             neutral={
                 **dict.fromkeys(
@@ -170,6 +170,28 @@ FAMILIES: Mapping[str, Dense] = {
             complete=rules.complete_granite,
         ),
         pairs=True, scale=lambda config: config["attention_multiplier"],
+    ),
+    "granite_swa": Dense(
+        "Granite with windows (granite-swash 2B): a Granite with a window in three of four layers, and sinks.",
+        keys(
+            "hidden_act tie_word_embeddings attention_bias mlp_bias sliding_window layer_types",
+            {
+                "num_key_value_heads": 4, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": True, "sliding_window": 128, **dict.fromkeys(GRANITE, 1.0),
+            },
+            {**dict.fromkeys(GRANITE, _MULTIPLIER), LAYER_THETA: granite.layer_theta}, check=granite.check_swa,
+        ),
+        GgufKeys(
+            "granite_swa", "GraniteSWAForCausalLM",
+            used={**GRANITE, **WINDOWS}, refused={"deepstack_mapping": Refusal()},
+            neutral={
+                "attention.rope_pattern": "the layers with rope; read separately",
+                "expert_shared_feed_forward_length": "for experts, which this family lacks",
+            },
+            complete=granite.complete_swa,
+            claims=lambda file: file.scalar("granite_swa.expert_count", 0) == 0,
+        ),
+        pairs=True, scale=lambda config: config["attention_multiplier"], sinks=True,
     ),
     # Contexts beyond the original one use a second set of frequencies (LongRoPE; Ding et al., arXiv 2402.13753). The
     # set is selected by the context for which the model was loaded, never by the current length, which would change
@@ -234,7 +256,7 @@ FAMILIES: Mapping[str, Dense] = {
         GgufKeys(
             "gemma2", "Gemma2ForCausalLM",
             used={
-                **_GGUF_WINDOWS, "attn_logit_softcapping": "attn_logit_softcapping",
+                **GGUF_WINDOWS, "attn_logit_softcapping": "attn_logit_softcapping",
                 "final_logit_softcapping": "final_logit_softcapping",
             },
             constants={"attention_bias": False}, complete=rules.complete_gemma2,
@@ -270,8 +292,8 @@ FAMILIES: Mapping[str, Dense] = {
             check=rules.check_every_nth,
         ),
         GgufKeys(
-            "gemma3", "Gemma3ForCausalLM", used={**_GGUF_WINDOWS, "final_logit_softcapping": "final_logit_softcapping"},
-            constants={"attention_bias": False}, complete=rules.complete_gemma3,
+            "gemma3", "Gemma3ForCausalLM", used={**GGUF_WINDOWS, "final_logit_softcapping": "final_logit_softcapping"},
+            constants={"attention_bias": False, "image_token_index": 262144}, complete=rules.complete_gemma3,
         ),
         norm_offset=1.0, norms=_BEFORE_AND_AFTER, qk_norm="heads", scale=rules.gemma_scale, feed_forward=rules.gelu_mlp,
         scaled_embedding=True,
@@ -303,7 +325,7 @@ FAMILIES: Mapping[str, Dense] = {
         ),
         GgufKeys(
             "olmo2", "Olmo3ForCausalLM",
-            used={**_GGUF_WINDOWS, "rope_scaling.attention_factor": "rope.scaling.yarn_attn_factor"},
+            used={**GGUF_WINDOWS, "rope_scaling.attention_factor": "rope.scaling.yarn_attn_factor"},
             constants={"attention_bias": False}, complete=rules.complete_olmo3, claims=rules.is_olmo3,
         ),
         norms=POST, qk_norm="whole",
@@ -333,7 +355,7 @@ FAMILIES: Mapping[str, Dense] = {
             {"num_key_value_heads": 32, "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4},
             {"sliding_window_pattern": rules.exaone4_pattern}, check=rules.check_exaone4,
         ),
-        GgufKeys("exaone4", "Exaone4ForCausalLM", used=_GGUF_WINDOWS, complete=rules.complete_exaone4),
+        GgufKeys("exaone4", "Exaone4ForCausalLM", used=GGUF_WINDOWS, complete=rules.complete_exaone4),
         norms=POST, qk_norm="heads", has_rope=rules.exaone4_has_rope,
     ),
     "hunyuan_v1_dense": Dense(
@@ -432,7 +454,7 @@ FAMILIES: Mapping[str, Dense] = {
         ),
         GgufKeys(
             "cohere2", "Cohere2ForCausalLM",
-            used={"rms_norm_eps": "attention.layer_norm_epsilon", "logit_scale": "logit_scale", **_GGUF_WINDOWS},
+            used={"rms_norm_eps": "attention.layer_norm_epsilon", "logit_scale": "logit_scale", **GGUF_WINDOWS},
             constants={"attention_bias": False}, complete=rules.complete_cohere2,
         ),
         layer_norm="plain", norms={"mixer_norm": PRE["mixer_norm"]}, parallel=True, interleaved=True,

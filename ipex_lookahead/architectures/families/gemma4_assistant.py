@@ -68,27 +68,34 @@ def _check(config: dict[str, Any], source: Source) -> None:
         raise source.error(_USED, f"is {used}, more than the {centroids} centroids")
 
 
-TEXT = replace(
-    gemma4_text.KEYS,
-    family="gemma4_assistant",
-    used={
-        **gemma4_text.KEYS.used,
-        "vocab_size_per_layer_input": integer(0, 4 << 20),
+def keys_of(part: str, text: ConfigKeys, width: int) -> ConfigKeys:
+    """Return the keys of an assistant.
+
+    Args:
+        part: ``model_type`` of its ``text_config``.
+        text: keys of that family.
+        width: default size of the target's features.
+    """
+    own = {
         _WIDTH: SIZES["hidden_size"],
         _ORDERED: boolean,
         _CENTROIDS: integer(1, 1 << 20),
         _USED: integer(1, 1 << 10),
-    },
-    defaults={
-        **gemma4_text.KEYS.defaults,
-        _WIDTH: 1536,
-        _ORDERED: False,
-        _CENTROIDS: 2048,
-        _USED: 32,
-    },
-    check=_check,
-)
-KEYS = ConfigKeys(inside="text_config", parts={"gemma4_text": TEXT}, outer=(_WIDTH, _ORDERED, _CENTROIDS, _USED))
+    }
+    per_layer = "vocab_size_per_layer_input"
+    if per_layer in text.used:
+        own[per_layer] = integer(0, 4 << 20)
+    inside = replace(
+        text,
+        family="gemma4_assistant",
+        used={**text.used, **own},
+        defaults={**text.defaults, _WIDTH: width, _ORDERED: False, _CENTROIDS: 2048, _USED: 32},
+        check=_check,
+    )
+    return ConfigKeys(inside="text_config", parts={part: inside}, outer=(_WIDTH, _ORDERED, _CENTROIDS, _USED))
+
+
+KEYS = keys_of("gemma4_text", gemma4_text.KEYS, 1536)
 _TEXT_GGUF = gemma4_text.GGUF
 GGUF = replace(
     _TEXT_GGUF,

@@ -16,6 +16,7 @@ import numpy as np
 
 from ipex_lookahead.architectures.experts import check_total, count
 from ipex_lookahead.architectures.hparams import MAX_LAYERS, SIZES, Source, boolean, integer, number, one_of, shown
+from ipex_lookahead.architectures.images import both_ways
 from ipex_lookahead.architectures.keys import LOCAL_THETA, ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, common_keys
 from ipex_lookahead.architectures.rope import local_rope, rope
@@ -38,7 +39,6 @@ from ipex_lookahead.architectures.spec import (
 )  # fmt: skip
 from ipex_lookahead.architectures.windows import FULL, fill_layer_types, gguf_layer_types, window_of
 from ipex_lookahead.errors import UnsupportedModelError
-from ipex_lookahead.files.refusal import Refusal
 
 _EVERY = 6
 _NEAR_SIZE = "head_dim_of_windows"
@@ -181,6 +181,7 @@ def complete(file: GgufSource, config: dict[str, Any]) -> None:
         raise refuse("feed_forward_length", "is not one size, doubled for layers that share keys")
     config["intermediate_size"] = inner[0]
     config.setdefault(_PLE, 0)
+    config["use_bidirectional_attention"] = None if config[_PLE] else "vision"  # E2B and E4B are causal
     config[_MOE] = bool(config.get("num_experts"))
     if (table := file.tensors.get("per_layer_token_embd.weight")) is not None:
         config[_PLE_VOCAB] = table.shape[0]
@@ -190,6 +191,7 @@ KEYS = ConfigKeys(
     used={
         **common_keys("tie_word_embeddings attention_bias sliding_window layer_types"),
         "hidden_activation": one_of(GELU),
+        "use_bidirectional_attention": both_ways,
         LOCAL_THETA: SIZES["rope_theta"],
         "partial_rotary_factor": number(0, 1),
         "final_logit_softcapping": soft_cap,
@@ -224,6 +226,7 @@ KEYS = ConfigKeys(
         "attention_bias": False,
         "sliding_window": 512,
         "final_logit_softcapping": None,
+        "use_bidirectional_attention": None,
         "attention_k_eq_v": False,
         "num_kv_shared_layers": 0,
         "use_double_wide_mlp": False,
@@ -239,12 +242,16 @@ KEYS = ConfigKeys(
         "eos_token_id": 1,
         "pad_token_id": 0,
     },
-    nullable=("final_logit_softcapping", _COUNT, "num_experts", _USED, "moe_intermediate_size"),
+    nullable=(
+        "final_logit_softcapping",
+        "use_bidirectional_attention",
+        _COUNT,
+        "num_experts",
+        _USED,
+        "moe_intermediate_size",
+    ),
     neutral={
         "cache_implementation": "how keys and values are cached; this package has its own cache",
-    },
-    refused={
-        "use_bidirectional_attention": Refusal("lets tokens attend to later ones", unless=(None, "vision")),
     },
     check=_check,
 )
@@ -263,7 +270,7 @@ GGUF = GgufKeys(
         _USED: "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
     },
-    constants={"attention_bias": False},
+    constants={"attention_bias": False, "image_token_id": 258880},
     complete=complete,
     least_of=("intermediate_size", "num_key_value_heads"),
     still_pairs=True,
@@ -332,7 +339,7 @@ def _feed_forward(names: Names, layer: int) -> FeedForward:
         shared_after=names.norm(layer, "post_feedforward_layernorm_1", "post_ffw_norm_1"),
         used=config[_USED],
         scores="all",
-        renormalise=True,
+        renormalize=True,
     )
 
 

@@ -110,10 +110,9 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     clamped = Activation("clamped", alpha=config["swiglu_alpha"], limit=config["swiglu_limit"])
 
     def block(i: int) -> Block:
-        sinks, shape = f"model.layers.{i}.self_attn.sinks", (names.heads,)
         return names.block(
             i,
-            names.attention(i, rope=turn, sinks=names.tensor(sinks, f"blk.{i}.attn_sinks.weight", shape)),
+            names.attention(i, rope=turn, sinks=names.sinks(i)),
             _experts(names, i, clamped),
             feed_forward_norm=names.norm(i, "post_attention_layernorm", "post_attention_norm"),
         )
@@ -156,5 +155,5 @@ def _experts(names: Names, layer: int, activation: Activation) -> Experts:
         experts=tuple(mlp(expert) for expert in range(experts)),
         used=names.config["num_experts_per_tok"],
         scores="chosen",
-        renormalise=False,
+        renormalize=False,
     )

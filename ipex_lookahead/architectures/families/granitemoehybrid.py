@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipex_lookahead.architectures import granite
 from ipex_lookahead.architectures.dense import multipliers
 from ipex_lookahead.architectures.experts import MAX_EXPERTS, check_total
 from ipex_lookahead.architectures.families.dense import FAMILIES
@@ -22,31 +23,21 @@ from ipex_lookahead.architectures.hparams import (
     shown,
 )
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.mamba import MAX_HEADS, MAX_KERNEL, MAX_STATE, mamba2, no_limit, of_words
-from ipex_lookahead.architectures.names import SILU, Names
+from ipex_lookahead.architectures.mamba import MAX_HEADS, MAX_KERNEL, MAX_STATE, head_size, mamba2, no_limit, of_words
+from ipex_lookahead.architectures.names import Names
 from ipex_lookahead.architectures.rope import rope
 from ipex_lookahead.architectures.spec import (
     Attention,
     Block,
-    Experts,
     FeedForward,
-    GatedMlp,
-    Linear,
     Mamba2,
     ModelSpec,
-    Place,
-    Tensor,
 )
 
 RECURRENT, FULL = "mamba", "full_attention"
 layer_types: Check = of_words(
     ("linear_attention", RECURRENT), (FULL, FULL), (RECURRENT, RECURRENT), ("attention", FULL)
 )
-
-
-def _head_dim(source: Source, key: str, value: Any) -> int | str:
-    """Check for the size of a recurrent head; "auto" derives it from other sizes."""
-    return "auto" if value == "auto" else integer(1, MAX_STATE)(source, key, value)
 
 
 def _check(config: dict[str, Any], source: Source) -> None:
@@ -89,7 +80,7 @@ KEYS = ConfigKeys(
         "mamba_n_heads": integer(1, MAX_HEADS),
         "mamba_n_groups": integer(1, MAX_HEADS),
         "mamba_d_state": integer(1, MAX_STATE),
-        "mamba_d_head": _head_dim,
+        "mamba_d_head": head_size,
         "mamba_d_conv": integer(1, MAX_KERNEL),
         "mamba_expand": integer(1, 64),
         "mamba_conv_bias": boolean,
@@ -154,49 +145,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     """Return the decoder for a granitemoehybrid ``config``."""
     names = Names(config, pairs=True)
     turn = rope(config) if config["position_embedding_type"] == "rope" else None
-    hidden, inner, experts = names.hidden, config["shared_intermediate_size"], config["num_local_experts"]
-    suffix = "_shexp" if experts else ""
-
-    def half(i: int, which: str, first: int) -> Linear:
-        """Return gate or up: rows of one matrix in folders, a matrix of its own in GGUF files."""
-        both = Place(f"model.layers.{i}.shared_mlp.input_linear.weight", (2 * inner, hidden), rows=(first, 1))
-        alone = Place(f"blk.{i}.ffn_{which}{suffix}.weight", (inner, hidden))
-        return Linear(Tensor(f"model.layers.{i}.mlp.{which}_proj.weight", (inner, hidden), both, alone))
-
-    def mlp(i: int) -> GatedMlp:
-        shape = (hidden, inner)
-        place = Place(f"model.layers.{i}.shared_mlp.output_linear.weight", shape)
-        alone = Place(f"blk.{i}.ffn_down{suffix}.weight", shape)
-        down = Tensor(f"model.layers.{i}.mlp.down_proj.weight", shape, place, alone)
-        return GatedMlp(half(i, "gate", 0), half(i, "up", inner), Linear(down), SILU)
-
-    def mixture(i: int) -> Experts:
-        size = config["intermediate_size"]
-
-        def part(e: int, which: str, first: int, shape: tuple[int, int]) -> Linear:
-            module = f"model.layers.{i}.block_sparse_moe"
-            fused = f"{module}.{'output' if which == 'down' else 'input'}_linear.weight"
-            whole = (experts, *shape) if which == "down" else (experts, 2 * shape[0], shape[1])
-            hf = Place(fused, whole, e, None if which == "down" else (first, 1))
-            gguf = Place(f"blk.{i}.ffn_{which}_exps.weight", (experts, *shape), e)
-            return Linear(Tensor(f"{module}.experts.{e}.{which}_proj.weight", shape, hf, gguf))
-
-        return Experts(
-            router=names.linear(i, "block_sparse_moe.router.layer", "ffn_gate_inp", experts, hidden),
-            experts=tuple(
-                GatedMlp(
-                    part(e, "gate", 0, (size, hidden)),
-                    part(e, "up", size, (size, hidden)),
-                    part(e, "down", 0, (hidden, size)),
-                    SILU,
-                )
-                for e in range(experts)
-            ),
-            shared=mlp(i),
-            used=config["num_experts_per_tok"],
-            scores="chosen",
-            renormalise=False,
-        )
+    experts = config["num_local_experts"]
 
     def mixer(i: int) -> Attention | Mamba2:
         if config["layer_types"][i] == FULL:
@@ -216,7 +165,8 @@ def spec(config: dict[str, Any]) -> ModelSpec:
         )
 
     def block(i: int) -> Block:
-        feed_forward: FeedForward = mixture(i) if experts else mlp(i)
+        mlp = granite.shared_mlp(names, i, "_shexp" if experts else "")
+        feed_forward: FeedForward = granite.mixture(names, i, mlp) if experts else mlp
         return Block(
             mixer=mixer(i),
             feed_forward=feed_forward,

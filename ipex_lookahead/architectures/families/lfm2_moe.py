@@ -84,7 +84,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
             count=config["num_experts"],
             used=config["num_experts_per_tok"],
             inner=config["moe_intermediate_size"],
-            renormalise=config["norm_topk_prob"],
+            renormalize=config["norm_topk_prob"],
             scores="sigmoid",
             sum_epsilon=1e-6,
             scale=config["routed_scaling_factor"],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from ipex_lookahead.architectures import rules
-from ipex_lookahead.architectures.dense import Config, Dense, keys
+from ipex_lookahead.architectures import granite, rules
+from ipex_lookahead.architectures.dense import POST, PRE, Config, Dense, keys
 from ipex_lookahead.architectures.experts import check_experts, need_counts
+from ipex_lookahead.architectures.families.dense import GGUF_WINDOWS, GRANITE, WINDOWS
 from ipex_lookahead.architectures.hparams import (
     MAX_CONTEXT,
     MAX_LAYERS,
@@ -15,14 +17,24 @@ from ipex_lookahead.architectures.hparams import (
     Source,
     boolean,
     check_even_heads,
+    check_one_per_layer,
     integer,
     layer_numbers,
+    list_of,
+    number,
     optional,
 )
-from ipex_lookahead.architectures.keys import GgufKeys, GgufSource
+from ipex_lookahead.architectures.keys import LAYER_THETA, LOCAL_THETA, GgufKeys, GgufSource
 from ipex_lookahead.architectures.names import Names, common_keys
+from ipex_lookahead.architectures.routing import SIGMOID
 from ipex_lookahead.architectures.spec import Experts, FeedForward
-from ipex_lookahead.architectures.windows import fill_layer_types, one_kind_of_layer
+from ipex_lookahead.architectures.windows import (
+    fill_layer_types,
+    gguf_layer_types,
+    no_window,
+    one_kind_of_layer,
+    window_of,
+)
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
 
@@ -30,6 +42,7 @@ _TRAINING = {
     "output_router_logits": "additional outputs",
     "router_aux_loss_coef": "training only",
 }
+_DENSE, _SPARSE = "dense", "sparse"
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 _GGUF_COUNTS = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
 _GGUF_SIZES = {**_GGUF_COUNTS, "moe_intermediate_size": "expert_feed_forward_length"}
@@ -45,7 +58,7 @@ def _mixture(names: Names, layer: int, key: str = "num_experts", module: str = "
         count=config[key],
         used=config["num_experts_per_tok"],
         inner=config.get("moe_intermediate_size", config["intermediate_size"]),
-        renormalise=config.get("norm_topk_prob", True),
+        renormalize=config.get("norm_topk_prob", True),
         **more,
     )
 
@@ -72,8 +85,9 @@ def _check_olmoe(config: Config, source: Source) -> None:
     check_experts(config, source, "num_experts", default=64)
 
 
-def _check_qwen3(config: Config, source: Source) -> None:
-    check_experts(config, source, "num_experts", default=128)
+def check_qwen3(config: Config, source: Source, default: int = 128) -> None:
+    """Check Qwen3's experts, ``default`` being transformers' number of them, and its windows."""
+    check_experts(config, source, "num_experts", default=default)
     check_dense(config, source)
     full = config.pop("max_window_layers", None)
     if not config["use_sliding_window"]:
@@ -101,6 +115,11 @@ def _check_qwen2(config: Config, source: Source) -> None:
     fill_layer_types(config, source, lambda layer: False)
 
 
+def complete_qwen3(file: GgufSource, config: Config) -> None:
+    """Fill in the size of an expert; of files of Qwen3's mixtures, with and without vision."""
+    _complete(file, config, file.scalar("general.architecture"))
+
+
 def _complete(file: GgufSource, config: Config, architecture: str) -> None:
     need_counts(file, architecture)
     if "moe_intermediate_size" not in config:  # missing in the first files, which follow this rule
@@ -122,6 +141,93 @@ def _qwen2(names: Names, layer: int) -> FeedForward:
     shared = names.shared_expert(layer, "mlp.shared_expert", names.config["shared_expert_intermediate_size"])
     gate = names.linear(layer, "mlp.shared_expert_gate", "ffn_gate_inp_shexp", 1, names.hidden)
     return _mixture(names, layer, shared=shared, shared_gate=gate)
+
+
+def _check_mellum(config: Config, source: Source) -> None:
+    check_experts(config, source, "num_experts", default=64)
+    fill_layer_types(config, source, lambda layer: False)
+    if config["mlp_layer_types"] is None:
+        config["mlp_layer_types"] = [_SPARSE] * config["num_hidden_layers"]
+    check_one_per_layer(config, source, "mlp_layer_types")
+
+
+def _complete_mellum(file: GgufSource, config: Config) -> None:
+    _complete(file, config, "mellum")
+    config.setdefault("sliding_window", None)
+    config.setdefault(LOCAL_THETA, config["rope_theta"])
+    gguf_layer_types(file, config, "mellum", every=4)
+
+
+def _check_afmoe(config: Config, source: Source) -> None:
+    check_experts(config, source, "num_experts", default=64)
+    every = config.pop("global_attn_every_n_layers")
+    fill_layer_types(config, source, lambda layer: (layer + 1) % every != 0)
+    config["embedding_multiplier"] = config["hidden_size"] ** 0.5 if config["mup_enabled"] else 1.0
+
+
+def _complete_afmoe(file: GgufSource, config: Config) -> None:
+    _complete(file, config, "afmoe")
+    rules.one_base(file, config, "afmoe", "a Trinity has one base")
+    for key, value in (("sliding_window", None), ("num_dense_layers", 0)):
+        config.setdefault(key, value)
+    gguf_layer_types(file, config, "afmoe", every=4)
+
+
+def _afmoe(names: Names, layer: int) -> FeedForward:
+    config, count = names.config, names.config["num_experts"]
+    if layer < config["num_dense_layers"]:
+        return names.gated_mlp(layer)
+    shared = config["moe_intermediate_size"] * config["num_shared_experts"]
+    return _mixture(
+        names,
+        layer,
+        router="router.gate",
+        scores="sigmoid",
+        sum_epsilon=1e-20,
+        scale=config["route_scale"],
+        correction=names.tensor(f"model.layers.{layer}.mlp.expert_bias", f"blk.{layer}.exp_probs_b.bias", (count,)),
+        shared=names.shared_expert(layer, "mlp.shared_experts", shared) if shared else None,
+    )
+
+
+def _check_granite(config: Config, source: Source) -> None:
+    check_even_heads(config, source)
+    check_experts(config, source, "num_local_experts", default=8)
+
+
+def _check_granite_swa(config: Config, source: Source) -> None:
+    _check_granite(config, source)
+    granite.check_swa(config, source)
+
+
+def _complete_granite(file: GgufSource, config: Config) -> None:
+    need_counts(file, "granitemoe")
+    rules.attention_bias(file, config)
+    config.setdefault("attention_multiplier", config["head_dim"] ** -0.5)
+
+
+def _complete_granite_swa(file: GgufSource, config: Config) -> None:
+    need_counts(file, "granite_swa")
+    granite.complete_swa(file, config)
+
+
+_GRANITE_MOE = keys(
+    "hidden_act tie_word_embeddings attention_bias num_local_experts num_experts num_experts_per_tok",
+    {"num_experts_per_tok": 2, **dict.fromkeys(GRANITE, 1.0)},
+    dict.fromkeys(GRANITE, number(1e-6, 1e6)),
+    neutral=_TRAINING,
+    refused=no_window("Granite"),
+    check=_check_granite,
+)
+_GRANITE_MOE_GGUF = {
+    **GRANITE, "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+}  # fmt: skip
+_GRANITE_SHARED = replace(
+    _GRANITE_MOE,
+    used={**_GRANITE_MOE.used, "shared_intermediate_size": integer(0, 1 << 22)},
+    defaults={**_GRANITE_MOE.defaults, "shared_intermediate_size": 0},
+)
+_GRANITE_SHARED_GGUF = {**_GRANITE_MOE_GGUF, "shared_intermediate_size": "expert_shared_feed_forward_length"}
 
 
 # fmt: off
@@ -184,14 +290,132 @@ FAMILIES: Mapping[str, Dense] = {
                 "sliding_window": 4096, "num_experts_per_tok": 8, "moe_intermediate_size": 768, **_ALL_SPARSE,
             },
             {"moe_intermediate_size": SIZES["intermediate_size"], **SPARSE},
-            neutral=_TRAINING, refused=one_kind_of_layer("Qwen3-MoE"), check=_check_qwen3,
+            neutral=_TRAINING, refused=one_kind_of_layer("Qwen3-MoE"), check=check_qwen3,
         ),
         GgufKeys(
             "qwen3moe", "Qwen3MoeForCausalLM", used=_GGUF_SIZES,
             constants={**_ALL_SPARSE, "norm_topk_prob": True, "attention_bias": False},
-            complete=lambda file, config: _complete(file, config, "qwen3moe"),
+            complete=complete_qwen3,
         ),
         qk_norm="heads", feed_forward=_qwen3,
+    ),
+    "mellum": Dense(
+        "Mellum 2 12B-A2.5B (JetBrains): Qwen3's mixture with a window in most layers, which have a rope of their own.",
+        keys(
+            "hidden_act tie_word_embeddings attention_bias sliding_window layer_types num_experts num_local_experts"
+            " num_experts_per_tok",
+            {
+                "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 131072, "rope_theta": 500000.0,
+                LOCAL_THETA: 10000.0, "sliding_window": 1024, "num_experts_per_tok": 8, "moe_intermediate_size": 896,
+                "norm_topk_prob": True, "mlp_layer_types": None,
+            },
+            {
+                "moe_intermediate_size": SIZES["intermediate_size"], "norm_topk_prob": boolean,
+                "mlp_layer_types": list_of(_DENSE, _SPARSE), LOCAL_THETA: SIZES["rope_theta"],
+            },
+            neutral={
+                **_TRAINING,
+                **dict.fromkeys(
+                    ("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types"),
+                    "a block for drafting, which is not read",
+                ),
+            },
+            nullable=("sliding_window", "mlp_layer_types"), check=_check_mellum,
+        ),
+        GgufKeys(
+            "mellum", "MellumForCausalLM", used={**_GGUF_SIZES, **GGUF_WINDOWS},
+            constants={"norm_topk_prob": True, "attention_bias": False}, complete=_complete_mellum,
+        ),
+        qk_norm="heads", unread=("mtp.",), feed_forward=lambda names, layer: (
+            _mixture(names, layer)
+            if names.config["mlp_layer_types"][layer] == _SPARSE
+            else names.gated_mlp(layer)
+        ),
+    ),
+    "afmoe": Dense(
+        "Trinity Nano, Mini and Large (Arcee): gated attention, rope only in layers with a window, a sigmoid router.",
+        keys(
+            "hidden_act tie_word_embeddings attention_bias sliding_window layer_types num_experts num_local_experts"
+            " num_experts_per_tok",
+            {
+                "head_dim": 128, "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "moe_intermediate_size": 1408,
+                "num_dense_layers": 1, "num_experts_per_tok": 6, "num_shared_experts": 2, "route_scale": 1.0,
+                "global_attn_every_n_layers": 4, "sliding_window": 1024, "mup_enabled": False,
+            },
+            {
+                "moe_intermediate_size": SIZES["intermediate_size"], "num_dense_layers": integer(0, MAX_LAYERS),
+                "num_shared_experts": integer(0, 64), "route_scale": number(1e-6, 1e6),
+                "global_attn_every_n_layers": integer(1, MAX_LAYERS), "mup_enabled": boolean,
+            },
+            neutral={**_TRAINING, "load_balance_coeff": "training only", "use_grouped_mm": "how, not what"},
+            refused={
+                "route_norm": Refusal("keeps the sum of the experts' weights", unless=(None, True)),
+                "score_func": Refusal("selects another router", unless=(None, "sigmoid")),
+                **dict.fromkeys(
+                    ("n_group", "topk_group", "num_expert_groups", "num_limited_groups"),
+                    Refusal("selects experts by group, which transformers' AFMoE does not do", unless=(None, 1)),
+                ),
+            },
+            check=_check_afmoe,
+        ),
+        GgufKeys(
+            "afmoe", "AfmoeForCausalLM",
+            used={
+                **_GGUF_SIZES, **GGUF_WINDOWS, "num_dense_layers": "leading_dense_block_count",
+                "num_shared_experts": "expert_shared_count", "route_scale": "expert_weights_scale",
+            },
+            constants={"attention_bias": False, "mup_enabled": True},  # llama.cpp multiplies embeddings in every model
+            refused={
+                "expert_weights_norm": Refusal(unless=(1,)), "expert_gating_func": Refusal(unless=(0, SIGMOID)),
+                "expert_group_count": Refusal(unless=(0, 1)), "expert_group_used_count": Refusal(unless=(0, 1)),
+            },
+            complete=_complete_afmoe,
+        ),
+        norms={
+            **PRE, **POST, "feed_forward_norm": ("pre_mlp_layernorm", "ffn_norm"),
+            "feed_forward_after": ("post_mlp_layernorm", "post_ffw_norm"),
+        },
+        qk_norm="heads", gated=True, has_rope=lambda config, layer: window_of(config, layer) is not None,
+        feed_forward=_afmoe,
+    ),
+    "granitemoe": Dense(
+        "Granite 3 with experts (1B-A400M, 3B-A800M): a Granite with a mixture in every layer.",
+        _GRANITE_MOE,
+        GgufKeys(
+            "granitemoe", "GraniteMoeForCausalLM", used=_GRANITE_MOE_GGUF, complete=_complete_granite,
+            neutral={"expert_shared_feed_forward_length": "0 in files of this family"},
+            claims=lambda file: not file.scalar("granitemoe.expert_shared_feed_forward_length", 0),
+        ),
+        pairs=True, scale=lambda config: config["attention_multiplier"], feed_forward=granite.mixture,
+    ),
+    "granitemoeshared": Dense(
+        "Granite with experts and an MLP for all rows: a `granitemoe` with a shared expert.",
+        _GRANITE_SHARED,
+        GgufKeys(
+            "granitemoe", "GraniteMoeSharedForCausalLM", used=_GRANITE_SHARED_GGUF, complete=_complete_granite,
+            claims=lambda file: bool(file.scalar("granitemoe.expert_shared_feed_forward_length", 0)),
+        ),
+        pairs=True, scale=lambda config: config["attention_multiplier"], feed_forward=granite.moe_shared,
+    ),
+    "granitemoe_swa": Dense(
+        "Granite with windows and experts (granite-swash 3B-A600M): a `granite_swa` with a mixture.",
+        replace(
+            _GRANITE_SHARED,
+            used={
+                **_GRANITE_SHARED.used, **common_keys("sliding_window layer_types"),
+                LAYER_THETA: granite.layer_theta,
+            },
+            defaults={**_GRANITE_SHARED.defaults, "sliding_window": 128}, nullable=("sliding_window",),
+            refused={}, check=_check_granite_swa,
+        ),
+        GgufKeys(
+            "granite_swa", "GraniteMoeSWAForCausalLM", used={**_GRANITE_SHARED_GGUF, **WINDOWS},
+            refused={"deepstack_mapping": Refusal()},
+            neutral={"attention.rope_pattern": "the layers with rope; read separately"},
+            complete=_complete_granite_swa,
+            claims=lambda file: file.scalar("granite_swa.expert_count", 0) != 0,
+        ),
+        pairs=True, scale=lambda config: config["attention_multiplier"], sinks=True, feed_forward=granite.moe_swa,
     ),
     "qwen2_moe": Dense(
         "Qwen1.5-MoE and Qwen2-57B-A14B: Qwen2's attention, a mixture, and a shared expert with a gate.",

@@ -1,7 +1,7 @@
-"""Nemotron-H and Nemotron 3 Nano: one operation per layer, according to a pattern.
+"""Nemotron-H and Nemotron 3 (Nano, Super, Ultra): one operation per layer, according to a pattern.
 
 The operations are Mamba-2, attention without rope, an MLP of squared ReLU without gate, and a mixture of such MLPs with
-a sigmoid router and a shared expert.
+a sigmoid router and a shared expert. With ``moe_latent_size`` the experts process a projection of the rows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ipex_lookahead.architectures.hparams import (
     integer,
     number,
     one_of,
+    optional,
     shown,
 )
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
@@ -103,6 +104,7 @@ _USED = {
     "n_routed_experts": count,
     "num_experts_per_tok": count,
     "moe_intermediate_size": SIZES["intermediate_size"],
+    "moe_latent_size": optional(SIZES["hidden_size"]),
     "moe_shared_expert_intermediate_size": SIZES["intermediate_size"],
     "routed_scaling_factor": number(1e-6, 1e6),
     "n_group": count,
@@ -121,8 +123,9 @@ KEYS = ConfigKeys(
         "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "time_step_min": 0.001, "n_routed_experts": 8,
         "num_experts_per_tok": 2, "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
         "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
-        "num_nextn_predict_layers": 0,
+        "moe_latent_size": None, "num_nextn_predict_layers": 0,
     },
+    nullable=("moe_latent_size",),
     neutral={
         "chunk_size": "the chunk size of prefill in other programs",
         "expand": "the heads of recurrent layers determine the size",
@@ -147,7 +150,6 @@ KEYS = ConfigKeys(
     },
     refused={
         "attention_bias": Refusal("adds biases to attention, which transformers' model lacks", unless=(None, False)),
-        "moe_latent_size": Refusal("makes experts work on a projection of the hidden state", unless=(None,)),
     },
     check=_check,
 )  # fmt: skip
@@ -222,6 +224,7 @@ GGUF = GgufKeys(
         "n_routed_experts": "expert_count",
         "num_experts_per_tok": "expert_used_count",
         "moe_intermediate_size": "expert_feed_forward_length",
+        "moe_latent_size": "moe_latent_size",
         "moe_shared_expert_intermediate_size": "expert_shared_feed_forward_length",
         "routed_scaling_factor": "expert_weights_scale",
         "norm_topk_prob": "expert_weights_norm",
@@ -236,7 +239,6 @@ GGUF = GgufKeys(
         "expert_gating_func": "sigmoid in all models of the architecture",
         "expert_shared_count": "always one, with a key of its own for the size",
     },
-    refused={"moe_latent_size": Refusal(unless=(0,))},
     by_layer=("num_key_value_heads", "intermediate_size", "num_experts_per_tok", "moe_intermediate_size"),
     rotates=False,
     complete=_complete,
@@ -259,26 +261,34 @@ def spec(config: dict[str, Any]) -> ModelSpec:
 
     def mixture(i: int) -> Experts:
         experts, inner = config["n_routed_experts"], config["moe_intermediate_size"]
+        latent, bias = config["moe_latent_size"], config["mlp_bias"]
+        width = latent or hidden
 
         def part(e: int, which: str, shape: tuple[int, int]) -> Linear:
             name = f"model.layers.{i}.mixer.experts.{e}.{which}_proj.weight"
             gguf = Place(f"blk.{i}.ffn_{which}_exps.weight", (experts, *shape), e)
             return Linear(Tensor(name, shape, Place(name, shape), gguf))
 
-        bias = f"model.layers.{i}.mixer.gate.e_score_correction_bias"
+        correction = f"model.layers.{i}.mixer.gate.e_score_correction_bias"
         return Experts(
             router=names.linear(i, "mixer.gate", "ffn_gate_inp", experts, hidden),
             correction=Tensor(
-                bias, (experts,), Place(bias, (experts,)), Place(f"blk.{i}.exp_probs_b.bias", (experts,))
+                correction, (experts,), Place(correction, (experts,)), Place(f"blk.{i}.exp_probs_b.bias", (experts,))
             ),
+            compress=names.linear(i, "mixer.fc1_latent_proj", "ffn_latent_down", latent, hidden, bias=bias)
+            if latent
+            else None,
             experts=tuple(
-                GatedMlp(None, part(e, "up", (inner, hidden)), part(e, "down", (hidden, inner)), RELU_SQUARED)
+                GatedMlp(None, part(e, "up", (inner, width)), part(e, "down", (width, inner)), RELU_SQUARED)
                 for e in range(experts)
             ),
+            expand=names.linear(i, "mixer.fc2_latent_proj", "ffn_latent_up", hidden, latent, bias=bias)
+            if latent
+            else None,
             shared=mlp(i, "mixer.shared_experts", "_shexp", config["moe_shared_expert_intermediate_size"]),
             used=config["num_experts_per_tok"],
             scores="sigmoid",
-            renormalise=config["norm_topk_prob"],
+            renormalize=config["norm_topk_prob"],
             sum_epsilon=1e-20,
             scale=config["routed_scaling_factor"],
             groups=config["n_group"],

@@ -23,6 +23,7 @@ from ipex_lookahead.architectures.hparams import (
     one_of,
     shown,
 )
+from ipex_lookahead.architectures.images import SECTIONS, sections
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
 from ipex_lookahead.architectures.mtp import QWEN, mtp_head, renamed
 from ipex_lookahead.architectures.names import Names
@@ -41,6 +42,9 @@ from ipex_lookahead.architectures.spec import (
 
 LINEAR, FULL = "linear_attention", "full_attention"
 MAX_KERNEL = 16
+IMAGE_TOKEN = 248056
+"""Placeholder for a row of an image; GGUF files do not name it."""
+TURNS = [11, 11, 10]
 
 
 def check_layers(config: dict[str, Any], source: Source) -> None:
@@ -71,6 +75,7 @@ KEYS = ConfigKeys(
         "linear_num_value_heads": integer(1, 1 << 16),
         "linear_value_heads": one_of("grouped", "tiled"),
         "mtp_num_hidden_layers": integer(0, MAX_DRAFTING),
+        SECTIONS: sections,
     },
     defaults={
         "vocab_size": 248320, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 32,
@@ -97,6 +102,7 @@ def complete(file: GgufSource, config: dict[str, Any]) -> None:
     if past >= blocks:
         raise file.error("nextn_predict_layers", None, f"is {past}; there are {blocks} blocks in total")
     config["num_hidden_layers"] = blocks - past
+    config.setdefault(SECTIONS, TURNS)
     if (recurrent := config.pop("recurrent_layers", None)) is not None:
         if not isinstance(recurrent, np.ndarray):
             key = "attention.recurrent_layers"
@@ -122,10 +128,10 @@ GGUF = GgufKeys(
         "linear_inner_size": "ssm.inner_size",
         "full_attention_interval": "full_attention_interval",
         "recurrent_layers": "attention.recurrent_layers",
+        SECTIONS: "rope.dimension_sections",
         "mtp_num_hidden_layers": "nextn_predict_layers",
     },
-    constants={"attention_bias": False, "linear_value_heads": "tiled"},
-    neutral={"rope.dimension_sections": "index of a pair's position among three, which are equal for text"},
+    constants={"attention_bias": False, "linear_value_heads": "tiled", "image_token_id": IMAGE_TOKEN},
     complete=complete,
 )
 

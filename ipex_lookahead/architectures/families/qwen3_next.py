@@ -80,7 +80,7 @@ def spec(config: dict[str, Any]) -> ModelSpec:
     def feed_forward(names: Names, layer: int) -> FeedForward:
         if mixtures.is_dense(config, layer):
             return names.gated_mlp(layer)
-        return replace(qwen3_5_moe_text.mixture(names, layer), renormalise=config["norm_topk_prob"])
+        return replace(qwen3_5_moe_text.mixture(names, layer), renormalize=config["norm_topk_prob"])
 
     drafting = config["mtp_num_hidden_layers"] or 1  # configs lack the key, and the tensors decide
     return qwen3_5_text.decoder({**config, "mtp_num_hidden_layers": drafting}, feed_forward, _projections)

@@ -1,4 +1,6 @@
-"""Vision-language models, one row each, with the family of their text part. Images are not supported.
+"""Vision-language models, one row each, with the family of their text part.
+
+``vision/`` has the vision parts of those that take images.
 
 If the text part may belong to several families, those are listed with which transformers' class uses the lm_head
 without changes; for Granite and Gemma 2 it omits the scaling of logits.
@@ -10,14 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ipex_lookahead.architectures.families import dense, find, gemma4_text, qwen3_5_moe_text, qwen3_5_text
+from ipex_lookahead.architectures.families import (
+    dense,
+    find,
+    gemma4_text,
+    gemma4_unified_text,
+    mixtures,
+    muse_glimmer_text,
+    qwen3_5_moe_text,
+    qwen3_5_text,
+)
+from ipex_lookahead.architectures.images import OUTER, SECTIONS, VISION, taking_images
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys
 from ipex_lookahead.architectures.spec import ModelSpec
 
-VISION_KEYS = {
-    "rope.dimension_sections": "index of a pair's position among three, which are equal for text",
-    "n_deepstack_layers": "the number of layers with additional image features, which text does not have",
-}
+_GGUF_VISION = {SECTIONS: "rope.dimension_sections", VISION: "n_deepstack_layers"}
 
 
 @dataclass(frozen=True)
@@ -42,13 +51,18 @@ class VisionLanguage:
 
 def _inside(**parts: ConfigKeys) -> ConfigKeys:
     """Return keys inside ``text_config``; the first part is the default."""
-    return ConfigKeys(inside="text_config", parts=parts)
+    outer = [key for key in OUTER if any(key in part.used for part in parts.values())]
+    return ConfigKeys(inside="text_config", parts=parts, outer=outer)
 
 
 def _any(models: str, *first: str) -> VisionLanguage:
     parts = dict.fromkeys((*first, "llama", "mistral", "qwen2", "qwen3", "phi3"))
     what = f"the text part, usually a `{next(iter(parts))}`; images are not supported"
     return VisionLanguage(f"{models}: {what}.", _inside(**{part: dense.FAMILIES[part].KEYS for part in parts}))
+
+
+def _qwen3_5(family: str, part: ConfigKeys) -> ConfigKeys:
+    return taking_images(replace(part, family=family), qwen3_5_text.IMAGE_TOKEN, turns=qwen3_5_text.TURNS)
 
 
 _MISTRAL, _MINISTRAL = dense.FAMILIES["mistral"].KEYS, dense.FAMILIES["ministral3"].KEYS
@@ -70,10 +84,11 @@ _QWEN2_TEXT = replace(
         "rope_theta": 1e6, "max_window_layers": 80,
     },
 )  # fmt: skip
+_QWEN2_TEXT = taking_images(_QWEN2_TEXT, 151655, turns=[16, 24, 24])
 _QWEN2_GGUF = GgufKeys(
     "qwen2vl",
     "Qwen2ForCausalLM",
-    neutral={"rope.dimension_sections": VISION_KEYS["rope.dimension_sections"]},
+    used={SECTIONS: "rope.dimension_sections"},
 )
 _QWEN3_TEXT = replace(
     _QWEN3,
@@ -90,14 +105,40 @@ _QWEN3_TEXT = replace(
     },
 )  # fmt: skip
 
+_QWEN3_MOE = mixtures.FAMILIES["qwen3_moe"]
+_QWEN3_MOE_TEXT = replace(
+    _QWEN3_MOE.KEYS,
+    family="qwen3_moe",
+    neutral={
+        **_QWEN3_MOE.KEYS.neutral,
+        **dict.fromkeys(_NO_WINDOWS, "for windows, which transformers' Qwen3-VL lacks"),
+        "norm_topk_prob": "transformers' Qwen3-VL always divides by the sum of the chosen experts' weights",
+    },
+    refused={},
+    used={key: check for key, check in _QWEN3_MOE.KEYS.used.items() if key not in (*_NO_WINDOWS, "norm_topk_prob")},
+    defaults={
+        **_QWEN3_MOE.KEYS.defaults, "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5632,
+        "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "max_position_embeddings": 128000, "rope_theta": 500000.0, "tie_word_embeddings": True,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "norm_topk_prob": True,
+    },
+    check=lambda config, source: mixtures.check_qwen3(config, source, default=60),
+)  # fmt: skip
+_QWEN3_TEXT = taking_images(_QWEN3_TEXT, 151655, turns=[24, 20, 20], deepstack=True)
+_QWEN3_MOE_TEXT = taking_images(_QWEN3_MOE_TEXT, 151655, turns=[24, 20, 20], deepstack=True)
+
 FAMILIES: Mapping[str, VisionLanguage] = {
     "gemma3": VisionLanguage(
         "Gemma 3 with vision (4B, 12B and 27B): the text part, a `gemma3_text`; images are not supported.",
-        _inside(gemma3_text=_GEMMA3_TEXT),
+        _inside(gemma3_text=taking_images(_GEMMA3_TEXT, 262144, key="image_token_index")),
     ),
     "gemma4": VisionLanguage(
-        "Gemma 4 with vision and audio: the text part, a `gemma4_text`; images and audio are not supported.",
-        _inside(gemma4_text=gemma4_text.KEYS),
+        "Gemma 4 with vision and audio: the text part, a `gemma4_text`, and images; audio is not supported.",
+        _inside(gemma4_text=taking_images(gemma4_text.KEYS, 258880)),
+    ),
+    "gemma4_unified": VisionLanguage(
+        "Gemma 4 12B with vision and audio: the text part, a `gemma4_unified_text`, and images; no audio.",
+        _inside(gemma4_unified_text=taking_images(gemma4_unified_text.KEYS, 258880)),
     ),
     "idefics3": _any("Idefics 3"),
     "internvl": _any("InternVL 3 and 3.5 (their -hf folders)", "qwen2"),
@@ -107,6 +148,10 @@ FAMILIES: Mapping[str, VisionLanguage] = {
     "mistral3": VisionLanguage(
         "Mistral Small 3.1 and Ministral 3 with vision: the text part, a `mistral` or `ministral3`; no images.",
         _inside(mistral=_MISTRAL, ministral3=_MINISTRAL),
+    ),
+    "muse_glimmer": VisionLanguage(
+        "Muse-Glimmer 30B: the text part, a `muse_glimmer_text`; images and videos are not supported.",
+        _inside(muse_glimmer_text=muse_glimmer_text.KEYS),
     ),
     "qwen2_vl": VisionLanguage(
         "Qwen2-VL: the text part, a `qwen2`; images and videos are not supported.",
@@ -119,17 +164,27 @@ FAMILIES: Mapping[str, VisionLanguage] = {
         _QWEN2_GGUF,
     ),
     "qwen3_vl": VisionLanguage(
-        "Qwen3-VL (dense): the text part, a `qwen3`; images and videos are not supported.",
+        "Qwen3-VL (dense): the text part, a `qwen3`, and images; videos are not supported.",
         _inside(qwen3_vl_text=_QWEN3_TEXT, qwen3_vl=_QWEN3_TEXT),
-        GgufKeys("qwen3vl", "Qwen3ForCausalLM", constants={"attention_bias": False}, neutral=VISION_KEYS),
+        GgufKeys("qwen3vl", "Qwen3ForCausalLM", used=_GGUF_VISION, constants={"attention_bias": False}),
+    ),
+    "qwen3_vl_moe": VisionLanguage(
+        "Qwen3-VL with experts (30B-A3B, 235B-A22B): the text part, a `qwen3_moe`, and images; no videos.",
+        _inside(qwen3_vl_moe_text=_QWEN3_MOE_TEXT, qwen3_vl_moe=_QWEN3_MOE_TEXT),
+        replace(
+            _QWEN3_MOE.GGUF,
+            architecture="qwen3vlmoe",
+            used={**_QWEN3_MOE.GGUF.used, **_GGUF_VISION},
+            complete=mixtures.complete_qwen3,
+        ),
     ),
     "qwen3_5": VisionLanguage(
-        "Qwen3.5 to 3.8 (dense), the whole model: the text part, a `qwen3_5_text`; no images and videos.",
-        _inside(qwen3_5_text=replace(qwen3_5_text.KEYS, family="qwen3_5_text")),
+        "Qwen3.5 to 3.8 (dense), the whole model: the text part, a `qwen3_5_text`, and images; no videos.",
+        _inside(qwen3_5_text=_qwen3_5("qwen3_5_text", qwen3_5_text.KEYS)),
     ),
     "qwen3_5_moe": VisionLanguage(
-        "Qwen3.5 to 3.8 with experts, the whole model: the text part, a `qwen3_5_moe_text`; no images.",
-        _inside(qwen3_5_moe_text=replace(qwen3_5_moe_text.KEYS, family="qwen3_5_moe_text")),
+        "Qwen3.5 to 3.8 with experts, the whole model: the text part, a `qwen3_5_moe_text`, and images.",
+        _inside(qwen3_5_moe_text=_qwen3_5("qwen3_5_moe_text", qwen3_5_moe_text.KEYS)),
     ),
     "smolvlm": _any("SmolVLM and SmolVLM 2"),
     "vipllava": _any("ViP-LLaVA"),

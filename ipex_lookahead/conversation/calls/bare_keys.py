@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from ipex_lookahead.conversation.calls.bare_grammar import Rules
-from ipex_lookahead.conversation.calls.bare_values import QUOTE, Reader, written
+from ipex_lookahead.conversation.calls.bare_values import QUOTE, WORDS, Reader, written
 from ipex_lookahead.conversation.calls.base import (
     JSON_TEXT,
     Function,
@@ -15,12 +15,50 @@ from ipex_lookahead.conversation.calls.base import (
     Spell,
     Style,
     anywhere,
+    as_json,
     in_text,
 )
+from ipex_lookahead.conversation.calls.flow import Flow, Reading, Values, Write, quoted
+from ipex_lookahead.conversation.calls.scanner import MOST_DEEP
 from ipex_lookahead.tokenization.content import Own
 
 _TEXT = re.compile(rf"{re.escape(QUOTE)}.*?(?:({re.escape(QUOTE)})|\Z)|{JSON_TEXT}", re.DOTALL)
 _NAME = re.compile(r"call\s*:\s*([A-Za-z0-9_.-]+)")
+
+
+class _Bare(Values):
+    """Values with bare keys, and with marks around texts."""
+
+    words = {word: as_json(value) for word, value in WORDS.items()}
+    most_deep = MOST_DEEP
+
+    def begins_text(self, sign: str) -> bool:
+        """See :class:`Values`."""
+        return sign in '"<'
+
+    def text(self, flow: Flow, write: Write) -> Reading:
+        """See :class:`Values`. Between marks nothing is escaped."""
+        if (yield from flow.peek()) == '"':
+            yield from self.string(flow, write)
+            return
+        yield from flow.either(QUOTE)
+        yield from flow.verbatim(QUOTE, lambda text: write(quoted(text)))
+
+    def key(self, flow: Flow) -> Generator[None, None, str]:
+        """See :class:`Values`."""
+        sign = yield from flow.sign()
+        if sign == '"':
+            return (yield from super().key(flow))
+        if sign == "<":
+            yield from flow.either(QUOTE)
+            return (yield from flow.until(QUOTE))
+        found = ""
+        while (yield from flow.peek()) not in ':,{}[]"':
+            found += yield from flow.taken()
+        return found.strip()
+
+
+_BARE = _Bare()
 
 
 class BareKeys(Style):
@@ -43,6 +81,14 @@ class BareKeys(Style):
         except ValueError:
             return None
         return [(name, arguments)]
+
+    def read(self, flow: Flow, functions: Functions) -> Reading:
+        """See :class:`Style`."""
+        yield from flow.either("call")
+        yield from flow.either(":")
+        flow.begin((yield from flow.until("{")).strip())
+        yield from _BARE.mapping(flow, flow.write, 0)
+        flow.end()
 
     def holds(self, body: str, functions: Functions) -> bool:
         """See :class:`Style`."""

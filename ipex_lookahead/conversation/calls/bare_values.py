@@ -14,7 +14,7 @@ from ipex_lookahead.tokenization.content import Own
 QUOTE = '<|"|>'
 _KEY = re.compile(r'[^\s:,{}\[\]"](?:[^:,{}\[\]]*[^\s:,{}\[\]])?')
 _WORD = re.compile(r"[A-Za-z]+")
-_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 """JSON's, and Python's, which the first templates wrote."""
 
 
@@ -65,9 +65,9 @@ class Reader(Scanner):
             return self._list(depth)
         if self._text[self.at : self.at + 1].isalpha():
             word = self.matched(_WORD)[0]
-            if word not in _WORDS:
+            if word not in WORDS:
                 raise ValueError(word)
-            return _WORDS[word]
+            return WORDS[word]
         found, self.at = DECODER.raw_decode(self._text, self.at)  # a number, or a text in quotes as models write too
         return found
 
@@ -92,7 +92,8 @@ class Reader(Scanner):
                 self.taken(",")
             key = self._key()
             self.taken(":")
-            found[key] = self._value(depth + 1)
+            value = self._value(depth + 1)
+            found.setdefault(key, value)
         return found
 
     def _key(self) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import Any
 
 from ipex_lookahead.conversation.references import moved
 from ipex_lookahead.files.safe_json import LONE_SURROGATE, depth_exceeds
 
+LARGEST = sys.float_info.max
 MAX_DEPTH = 128
 """Levels of objects and lists in a body, in a text of JSON inside it, and in the arguments of a call."""
 
@@ -37,17 +38,25 @@ _OPENING = re.compile(r"[\[{]")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A whole call.
+    """A call, or a piece of one: its name first, then its arguments as they come.
 
     Attributes:
         name: of the function.
-        arguments: JSON text.
+        arguments: JSON text, or the next piece of it.
         id: of the call, which its result repeats.
+        begins: whether it is the first piece of the call, or the call.
+        ends: whether the call is complete with it; the last piece of a call that was cut is not.
     """
 
     name: str
     arguments: str
     id: str = field(default_factory=lambda: "call_" + secrets.token_hex(12))
+    begins: bool = True
+    ends: bool = True
+
+    def joined(self, other: Call) -> Call:
+        """Return the call up to its next piece."""
+        return Call(self.name, self.arguments + other.arguments, self.id, self.begins, other.ends)
 
 
 class Written(dict[str, str]):
@@ -81,6 +90,19 @@ class Style(ABC):
         None where none is whole yet, and where each has a marker and an end of its own.
         """
         return None
+
+    def read(self, flow: Any, functions: Functions) -> Generator[None, None, None]:
+        """Read calls behind a marker as they are written, in the order and the form in which a grammar has them.
+
+        ``flow`` is a :class:`~ipex_lookahead.conversation.calls.flow.Flow`. Yields where more text is needed. Raises
+        ValueError for text that is not read before the call is whole.
+        """
+        yield from ()
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a grammar holds calls that the model makes where it likes: what begins as a call is one."""
+        return type(self).at_will is not Style.at_will
 
     @abstractmethod
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
@@ -166,10 +188,13 @@ def parameters_of(function: Function) -> Mapping[str, Any]:
     return function.get("local") or function.get("parameters") or _NO_PARAMETERS
 
 
-def _finite(number: str) -> float:
-    if not isfinite(value := float(number)):
-        raise ValueError(number)
-    return value
+def nearest_float(number: str) -> float:
+    """Return the float nearest to a number, of those that JSON has: the largest one for a number beyond it."""
+    return max(-LARGEST, min(float(number), LARGEST))
+
+
+def _refused(constant: str) -> float:
+    raise ValueError(constant)
 
 
 class _Decoder(json.JSONDecoder):
@@ -180,8 +205,19 @@ class _Decoder(json.JSONDecoder):
         return found, end
 
 
-DECODER = _Decoder(parse_float=_finite, parse_constant=_finite)
-"""Refuses NaN, infinity and numbers as large, which JSON does not have, and nesting that a request may not have."""
+def _first(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        found.setdefault(key, value)
+    return found
+
+
+DECODER = _Decoder(parse_float=nearest_float, parse_constant=_refused, object_pairs_hook=_first)
+"""Takes the first of several members with one key, as streamed arguments must.
+
+A number beyond the floats is the largest float: a grammar cannot forbid it, and a call with it has begun already.
+Refuses NaN and infinity, which JSON does not have, and nesting that a request may not have.
+"""
 
 
 def json_of(text: str) -> Any:

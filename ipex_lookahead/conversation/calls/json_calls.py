@@ -21,6 +21,7 @@ from ipex_lookahead.conversation.calls.base import (
     json_of,
     one_of,
 )
+from ipex_lookahead.conversation.calls.flow import JSON, Flow, Reading, call_list, call_object
 from ipex_lookahead.conversation.grammar import inlined
 from ipex_lookahead.tokenization.content import Own
 
@@ -37,6 +38,10 @@ class Tagged(Style):
     def calls(self, body: str, functions: Functions) -> list[Named] | None:
         """See :class:`Style`."""
         return named(json_of(body), "arguments")
+
+    def read(self, flow: Flow, functions: Functions) -> Reading:
+        """See :class:`Style`."""
+        yield from call_object(flow, "arguments")
 
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
@@ -79,6 +84,10 @@ class Bare(Style):
         """See :class:`Style`."""
         return first_of(body, self._OBJECT, "parameters")
 
+    def read(self, flow: Flow, functions: Functions) -> Reading:
+        """See :class:`Style`."""
+        yield from call_object(flow, "parameters")
+
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
         return f"calls: body\nbody: %json {inlined(one_of(functions, 'parameters'))}\n"
@@ -114,6 +123,11 @@ class Listed(Style):
         """See :class:`Style`."""
         return first_of(body, _LIST, "arguments") or first_of(body, self._CALL, "")
 
+    def read(self, flow: Flow, functions: Functions) -> Reading:
+        """See :class:`Style`."""
+        yield from flow.either("[")
+        yield from call_list(flow)
+
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
         return f"calls: {spell('[TOOL_CALLS]')} body\nbody: %json {inlined(list_of(functions, one=one))}\n"
@@ -143,6 +157,11 @@ class Bracketed(Style):
     def first(self, body: str) -> tuple[Named, str] | None:
         """See :class:`Style`."""
         return first_of(body, _LIST, "arguments")
+
+    def read(self, flow: Flow, functions: Functions) -> Reading:
+        """See :class:`Style`."""
+        yield from flow.either("[")
+        yield from call_list(flow)
 
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
@@ -196,11 +215,37 @@ class Sectioned(Style):
         left, between, right = inside.partition(middle)
         if before.strip() or not (begun and ended and between):
             return None
-        name, arguments = left.strip(), right.strip()
+        name, arguments = self._name_in(left), right.strip()
         if name == "function" and not arguments.startswith("{"):
             name, _, fenced = arguments.partition("```")
             name, arguments = name.strip(), fenced.removeprefix("json").removesuffix("```")
         return (name, json_of(arguments)), before + begun + inside + ended
+
+    def read(self, flow: Flow, functions: Functions) -> Reading:
+        """See :class:`Style`."""
+        begin, middle, end = self.inner
+        while True:
+            yield from flow.either(begin)
+            name = yield from flow.until(middle)
+            if self._fenced:
+                name = yield from flow.until("```json")
+            flow.begin(self._name_in(name))
+            yield from flow.either("{")
+            yield from JSON.mapping(flow, flow.write, 0)
+            yield from flow.either(f"```{end}" if self._fenced else end)
+            flow.end()
+
+    def _name_in(self, text: str) -> str:
+        """Return the function's name in the text before the arguments."""
+        return text.strip()
+
+    def _name_rule(self, name: str) -> str:
+        """Return what a grammar has for a name, which is a string of Lark."""
+        return name
+
+    def _written_name(self, name: str, at: int) -> str:
+        """Return how the call number ``at`` of an answer names a function."""
+        return name
 
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
@@ -219,7 +264,7 @@ class Sectioned(Style):
         for at, function in enumerate(functions):
             name = json.dumps(function["name"])
             fence = f'"function" {middle} {name} "\\n```json\\n" a{at} "\\n```"'
-            rules.append(f"f{at}: {fence if self._fenced else f'{name} {middle} a{at}'}")
+            rules.append(f"f{at}: {fence if self._fenced else f'{self._name_rule(name)} {middle} a{at}'}")
             rules.append(f"a{at}: %json {inlined(arguments_of(function))}")
         return "\n".join(rules) + "\n"
 
@@ -229,10 +274,35 @@ class Sectioned(Style):
         begin, middle, end = map(Own, self.inner)
         for at, (name, arguments) in enumerate(calls):
             written = as_json(arguments)
-            before, behind = ("function", f"{name}\n```json\n{written}\n```") if self._fenced else (name, written)
+            before, behind = self._written_name(name, at), written
+            if self._fenced:
+                before, behind = "function", f"{name}\n```json\n{written}\n```"
             between = "\n" if self._fenced and at + 1 < len(calls) else ""
             found += [begin, before, middle, behind, end, between]
         return [*found, Own(self.end)]
+
+
+class Numbered(Sectioned):
+    """The same with other tokens, and names such as ``functions.weather:0``, by number: Kimi K2 and Kimi Linear."""
+
+    markers = ("<|tool_calls_section_begin|>",)
+    end = "<|tool_calls_section_end|>"
+    inner = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+    _NAME = re.compile(r"(?:functions\.)?(.*?)(?::[0-9]+)?", re.DOTALL)
+
+    def __init__(self) -> None:
+        super().__init__(fenced=False)
+
+    def _name_in(self, text: str) -> str:
+        whole = self._NAME.fullmatch(text.strip())
+        assert whole is not None  # any text is one
+        return whole[1]
+
+    def _name_rule(self, name: str) -> str:
+        return f'"functions." {name} ":" /[0-9]{{1,3}}/'
+
+    def _written_name(self, name: str, at: int) -> str:
+        return f"functions.{name}:{at}"
 
 
 def first_of(body: str, head: re.Pattern[str], key: str) -> tuple[Named, str] | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from math import isfinite
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from ipex_lookahead.conversation.calls.base import (
+    DECODER,
     JSON_TEXT,
     Function,
     Functions,
@@ -16,10 +16,13 @@ from ipex_lookahead.conversation.calls.base import (
     Spell,
     Style,
     anywhere,
+    as_json,
     in_text,
     json_of,
+    nearest_float,
     parameters_of,
 )
+from ipex_lookahead.conversation.calls.flow import Flow, Members, Reading, Values, Write, call_list, quoted, surrogates
 from ipex_lookahead.conversation.calls.json_calls import SPACE, all_named, first_of, list_of
 from ipex_lookahead.conversation.calls.scanner import MOST_DEEP, Scanner
 from ipex_lookahead.conversation.calls.typed import resolved, schema_of, types_of
@@ -37,6 +40,8 @@ _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*)?\.?\d+(?:[eE][+-]?\d+)?")
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _WORD = re.compile(r"[A-Za-z]+")
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|\n|.)", re.DOTALL)
+_HEX = frozenset("0123456789abcdefABCDEF")
+_CHUNKS = {'"': re.compile(r'[^"\\]+'), "'": re.compile(r"[^'\\]+")}
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": "", "0": "\0"}
 _LIST = re.compile(r"\s*\[\s*(?=\{)")
 
@@ -73,6 +78,27 @@ class Pythonic(Style):
         except ValueError:
             return None
         return found, body[: reader.at]
+
+    def read(self, flow: Flow, functions: Functions) -> Reading:
+        """See :class:`Style`."""
+        yield from flow.either("[")
+        if (yield from flow.sign()) == "{":
+            yield from call_list(flow)
+            return
+        more = ","
+        while more == ",":
+            flow.begin((yield from flow.until("(")).strip())
+            flow.write("{")
+            members = Members(flow)
+            ended = (yield from flow.sign()) == ")"
+            while not ended:
+                key = (yield from flow.until("=")).strip()
+                yield from _LITERALS.value(flow, members.begin(key))
+                ended = (yield from flow.sign()) == ")" or (yield from flow.either(",")) != ","
+            yield from flow.taken()
+            flow.write("}")
+            flow.end()
+            more = yield from flow.either(",", "]")
 
     def grammar(self, functions: Sequence[Function], spell: Spell, *, one: bool) -> str:
         """See :class:`Style`."""
@@ -163,8 +189,8 @@ class _Reader(Scanner):
         while not self.next(")"):
             if given:
                 self.taken(",")
-            key = self.matched(_KEY)[1]
-            given[key] = self._value(0)
+            key, value = self.matched(_KEY)[1], self._value(0)
+            given.setdefault(key, value)
         return name, given
 
     def _value(self, depth: int) -> Any:
@@ -183,11 +209,7 @@ class _Reader(Scanner):
             if word not in _WORDS:
                 raise ValueError(word)
             return _WORDS[word]
-        number = self.matched(_NUMBER)[0].replace("_", "")
-        value = int(number) if number.lstrip("+-").isdigit() else float(number)
-        if isinstance(value, float) and not isfinite(value):
-            raise ValueError(number)
-        return value
+        return _number(self.matched(_NUMBER)[0])
 
     def _list(self, end: str, depth: int) -> list[Any]:
         self.at += 1
@@ -211,12 +233,69 @@ class _Reader(Scanner):
             self.space()
             key = self._string()
             self.taken(":")
-            found[key] = self._value(depth + 1)
+            value = self._value(depth + 1)
+            found.setdefault(key, value)
         return found
 
     def _string(self) -> str:
         text = self.matched(_STRING)[0][1:-1]
         return _ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _number(text: str) -> int | float:
+    number = text.replace("_", "")
+    return int(number) if number.lstrip("+-").isdigit() else nearest_float(number)
+
+
+class _Literals(Values):
+    """Python's literals as they are written."""
+
+    words = {word: as_json(value) for word, value in _WORDS.items()}
+    lists = {"[": "]", "(": ")"}
+    most_deep = MOST_DEEP
+    trailing = True
+
+    def begins_text(self, sign: str) -> bool:
+        """See :class:`Values`."""
+        return sign in "\"'"
+
+    def text(self, flow: Flow, write: Write) -> Reading:
+        """See :class:`Values`."""
+        quote = yield from flow.taken()
+        high = ""
+        while (sign := (yield from flow.peek())) != quote:
+            if sign != "\\":
+                write(("\ufffd" if high else "") + quoted(flow.chunk(_CHUNKS[quote])))
+                high = ""
+                continue
+            yield from flow.taken()
+            code = yield from flow.taken()
+            digits = yield from flow.some(_HEX, {"u": 4, "x": 2}.get(code, 0))
+            if code == "u" and len(digits) == 4:
+                high = surrogates(write, high, int(digits, 16))
+                continue
+            found = _ESCAPE.sub(_unescaped, f"\\{code}{digits}")
+            write(("\ufffd" if high else "") + quoted(found))
+            high = ""
+        write("\ufffd" if high else "")
+        yield from flow.taken()
+
+    def key(self, flow: Flow) -> Generator[None, None, str]:
+        """See :class:`Values`."""
+        yield from flow.sign()
+        pieces: list[str] = []
+        yield from self.text(flow, pieces.append)
+        key: str = DECODER.decode(f'"{"".join(pieces)}"')
+        return key
+
+    def number(self, text: str) -> int | float:
+        """See :class:`Values`."""
+        if _NUMBER.fullmatch(text) is None:
+            raise ValueError(text)
+        return _number(text)
+
+
+_LITERALS = _Literals()
 
 
 def _unescaped(found: re.Match[str]) -> str:

@@ -20,8 +20,8 @@ TEXT = frozenset({"type", "pattern", "minLength", "maxLength"})
 WHOLE = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"})
 _MAX_COUNTED = 64
 """Characters of a text up to which its length and the absence of an end in it are looked for at once."""
-_MAX_WHOLE = 30
-"""The same, of those that a text must have."""
+_MAX_WHOLE = 24
+"""The same, of those that a text must have: at 30 llguidance runs out of its steps in some texts."""
 _STRING = frozenset({"string"})
 _WORDS = {"boolean": ("True", "False"), "null": ("None",)}
 

@@ -23,6 +23,7 @@ from ipex_lookahead.checkpoints import Checkpoint, family_of, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.hf_folder import write_hf_folder
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint, refuse_without_safetensors
+from ipex_lookahead.engines.api import Adapter
 from ipex_lookahead.engines.foreign import foreign_config
 from ipex_lookahead.engines.hf_config import generation_defaults, transformers_config
 from ipex_lookahead.engines.loading import LoadedModel, LoadRequest, refuse_options
@@ -78,6 +79,13 @@ class IpexLlmEngine(TorchEngine):
         self._heads = [module for module in model.modules() if getattr(module, "optimize_lm_head", False)]
         super().__init__(model, new_sequence=ModelSequence, **options)
 
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Raise UnsupportedModelError: ipex-llm's fused kernels do not call the modules that an adapter changes."""
+        raise UnsupportedModelError(
+            f"adapter {adapter.name}: the {self.name} engine takes no adapters",
+            hint=f"use {arg('engine', 'native')}, or merge the adapter with peft's merge_and_unload",
+        )
+
     def _run(
         self,
         cache: SequenceCache,
@@ -130,7 +138,7 @@ def load(request: LoadRequest) -> LoadedModel:
         imatrix=request.imatrix,
         kv_cache=request.kv_cache if request.kv_cache != "fp16" else None,
         max_context=request.max_context,
-        gpu_layers=request.gpu_layers,
+        **request.placement(),
         group_size=request.group_size if request.group_size != 32 else None,
         device=request.device if str(request.device) not in ("None", "cpu") else None,
         deterministic=request.deterministic,

@@ -56,7 +56,7 @@ def core_error(error: Exception, wrong_argument: str = "") -> LookaheadError:
     if isinstance(error, _native.MissingWeightError):
         return MissingWeightError(message, hint="set all weights before the first step")
     if isinstance(error, _native.NonFiniteError):
-        return NonFiniteError(message, hint="the checkpoint's weights are damaged")
+        return NonFiniteError(message, hint="the weights of the model or of its adapter are damaged")
     if isinstance(error, MemoryError):
         return OutOfMemoryError("there is no memory for the cache", hint="use a shorter context")
     if isinstance(error, RuntimeError):  # the system's, such as a thread that cannot be started

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.spec import (
     Attention,
     GatedDeltaNet,
+    KimiDeltaAttention,
     LatentAttention,
     Mamba2,
     ModelSpec,
@@ -46,13 +47,16 @@ def kv_bytes_per_token(spec: ModelSpec, kv_cache: str) -> int:
 def state_bytes(spec: ModelSpec) -> int:
     """Return the bytes of a sequence's recurrent states: matrices in tiles of 16 values, and convolution inputs."""
     total = 0
-    for mixer in (block.mixer for block in spec.layers):
+    for mixer in spec.mixers:
         if isinstance(mixer, ShortConv):
             total += 4 * (mixer.kernel - 1) * spec.hidden
         elif isinstance(mixer, GatedDeltaNet | Mamba2):
             channels = 2 * mixer.groups * mixer.key_dim + mixer.heads * mixer.value_dim
             matrices = mixer.heads * mixer.key_dim * ((mixer.value_dim + 15) // 16 * 16)
             total += 4 * (matrices + (mixer.kernel - 1) * channels)
+        elif isinstance(mixer, KimiDeltaAttention):
+            d = mixer.head_dim
+            total += 4 * mixer.heads * d * ((d + 15) // 16 * 16 + 3 * (mixer.kernel - 1))
     return total
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from ipex_lookahead.architectures.spec import GatedMlp, ModelSpec, named_tensors
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.architectures.adapter import Adapter, AppliedAdapter, adaptable, check_adapter
+from ipex_lookahead.architectures.spec import GatedMlp, ImageInputs, ModelSpec, named_tensors
 from ipex_lookahead.checkpoints.base import Checkpoint
 from ipex_lookahead.engines.api import Batch, Cache, PhaseTime, StepOutput
+from ipex_lookahead.engines.cache_images import Bytes, image_bytes, in_order, layout_of
 from ipex_lookahead.engines.load_weights import (
     Order,
     Progress,
@@ -25,6 +30,8 @@ from ipex_lookahead.engines.native.linear import plain
 from ipex_lookahead.engines.weights import WeightPlan
 from ipex_lookahead.errors import ContextLengthError, InputError, OutOfMemoryError, arg
 from ipex_lookahead.formats.base import PackedWeight
+
+_OTHER_IMAGE = "the cache's image does not fit this model: "
 
 
 class NativeCache:
@@ -82,6 +89,34 @@ class NativeCache:
         except CORE_RAISES as error:
             raise core_error(error) from None
 
+    def export_pages(self, first: int, last: int) -> Bytes:
+        """See ``engines.api.ExportsCache``."""
+        try:
+            return np.asarray(self.raw.export_pages(first, last))
+        except CORE_RAISES as error:
+            raise core_error(error) from None
+
+    def export_state(self) -> Bytes:
+        """See ``engines.api.ExportsCache``."""
+        try:
+            return np.asarray(self.raw.export_state())
+        except CORE_RAISES as error:
+            raise core_error(error) from None
+
+    def import_pages(self, first: int, last: int, data: Bytes) -> None:
+        """Continue the import of an image into an empty cache. Raises InputError for bytes that do not fit."""
+        try:
+            self.raw.import_pages(first, last, data)
+        except CORE_RAISES as error:
+            raise core_error(error, _OTHER_IMAGE) from None
+
+    def import_state(self, length: int, data: Bytes) -> None:
+        """Finish an import, after all pages. Raises InputError for bytes that do not fit."""
+        try:
+            self.raw.import_state(length, data)
+        except CORE_RAISES as error:
+            raise core_error(error, _OTHER_IMAGE) from None
+
 
 class NativeEngine:
     """A decoder in the native core. Made by ``NativeEngine.load``."""
@@ -104,6 +139,7 @@ class NativeEngine:
         self._is_mixture = bool(spec.mixtures)
         self.embedding_bytes = self._idle_bytes = self._expert_bytes = 0
         self._orders: dict[str, Order] = {}
+        self._adapters: dict[str, Any] = {}  # the core's, by digest
 
     @classmethod
     def load(
@@ -191,16 +227,37 @@ class NativeEngine:
             raise core_error(error, "blank does not fit: ") from None
         return cache
 
+    @property
+    def cache_layout(self) -> str:
+        """See ``engines.api.ImportsCache``."""
+        return layout_of(self.name, self.spec, self.kv_cache, self.head)
+
+    def import_cache(self, length: int, pages: Iterable[tuple[int, int, Bytes]], state: Bytes) -> NativeCache:
+        """See ``engines.api.ImportsCache``. The cache follows the head if the exported one did."""
+        cache = self.new_cache()
+        if self.head is not None:
+            self.head.follow(cache)
+        for first, last, data in in_order(length, pages, self.max_context):
+            cache.import_pages(first, last, data)
+        cache.import_state(length, image_bytes(state))
+        return cache
+
     def forward(self, batch: Batch) -> StepOutput:
         """Run the decoder in one native call with the GIL released. See ``engines.api.Engine.forward``."""
-        wants = batch.wants
+        wants, tokens, images = batch.wants, batch.tokens, None
+        if batch.given:
+            try:
+                tokens, images = self._with_images(batch)
+            except (AttributeError, IndexError, TypeError, ValueError) as error:
+                raise InputError(f"the step's images do not fit: {error}") from None
         try:
             hidden = wants.hidden and sorted(wants.hidden)
+            adapters: tuple[Any, ...] = self._applied(batch.adapters) if batch.adapters else ()
             ids, logits, states, phases, _ = self._forward(
                 [_raw(c) for c in batch.caches],
                 batch.counts,
                 batch.settled,
-                batch.tokens,
+                tokens,
                 batch.parents,
                 wants.rows,
                 wants.logits,
@@ -208,6 +265,9 @@ class NativeEngine:
                 hidden,
                 wants.hidden_rows,
                 wants.timings,
+                *adapters,
+                offsets=batch.offsets,
+                images=images,
             )
         except IndexError as error:
             raise ContextLengthError(str(error), hint=f"shorten the prompt or {arg('max_new_tokens')}") from None
@@ -223,6 +283,80 @@ class NativeEngine:
         if phases is not None:
             output.timings = [PhaseTime(*one) for one in phases]
         return output
+
+    @property
+    def adapter_spec(self) -> ModelSpec:
+        """See :class:`ipex_lookahead.engines.api.TakesAdapters`."""
+        return self.spec
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """See :class:`ipex_lookahead.engines.api.TakesAdapters`."""
+        if adapter.digest in self._adapters:
+            return
+        check_adapter(adapter, self.spec)
+        paths = adaptable(self.spec)
+        changes = [(paths[name], one.a, one.b, one.scale) for name, one in adapter.matrices.items()]
+        try:
+            self._adapters[adapter.digest] = self._decoder.load_adapter(changes)
+        except MemoryError:
+            raise OutOfMemoryError(f"there is no memory for adapter {adapter.name}: {adapter.nbytes} bytes") from None
+        except CORE_RAISES as error:
+            raise core_error(error, f"adapter {adapter.name} does not fit: ") from None
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """See :class:`ipex_lookahead.engines.api.TakesAdapters`."""
+        self._adapters.pop(adapter.digest, None)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """See :class:`ipex_lookahead.engines.api.TakesAdapters`."""
+        return sum(int(one.bytes) for one in self._adapters.values())
+
+    def _applied(self, adapters: Sequence[AppliedAdapter | None]) -> tuple[Any, ...]:
+        """Return the arguments of the core's step for the adapters of a batch."""
+        if not any(adapters):
+            return ()
+        for one in adapters:
+            if one is not None and one.adapter.digest not in self._adapters:
+                raise InputError(f"adapter {one.adapter.name} is not loaded", hint="call load_adapter first")
+        raw = [None if one is None else self._adapters[one.adapter.digest] for one in adapters]
+        return None, False, raw, [0.0 if one is None else one.scale for one in adapters]
+
+    def _with_images(self, batch: Batch) -> tuple[npt.NDArray[np.int32], tuple[Any, ...]]:
+        """Return the core's tokens, with the padding token for rows of images, and its arrays for these rows."""
+        if self.spec.images is None:
+            raise InputError(f"{self.spec.model_type} takes no images")
+        rows, starts = len(batch.tokens), np.concatenate([[0], np.cumsum(batch.counts)])
+        deepest = max(len(one.deepstack) for one in batch.given)
+        if any(len(one.rows) and len(one.deepstack) != deepest for one in batch.given):
+            raise InputError("the images of a step have different numbers of deepstack features")
+        tokens, at = batch.tokens.copy(), np.full((rows, 1), -1, np.int32)
+        positions, seen = np.full((rows, 3), -1, np.int32), np.full((rows, 1), -1, np.int32)
+        count = 0
+        for one in batch.given:
+            where = slice(starts[one.sequence], starts[one.sequence + 1])
+            tokens[where][one.rows] = self.spec.images.pad
+            at[where][one.rows, 0] = np.arange(count, count + len(one.rows))
+            count += len(one.rows)
+            if one.positions is not None:
+                positions[where] = one.positions
+            if one.last_seen is not None:
+                seen[where, 0] = one.last_seen
+        embeddings = np.concatenate([one.embeddings for one in batch.given])
+        deepstack = [np.concatenate([one.deepstack[i] for one in batch.given]) for i in range(deepest)]
+        turned = any(one.positions is not None for one in batch.given)
+        spans = any(one.last_seen is not None for one in batch.given)
+        return tokens, (at, embeddings, deepstack, positions if turned else None, seen if spans else None)
+
+    @property
+    def images(self) -> ImageInputs | None:
+        """See :class:`ipex_lookahead.engines.api.TakesImages`."""
+        return self.spec.images
+
+    @property
+    def spans(self) -> bool:
+        """See :class:`ipex_lookahead.engines.api.TakesImages`."""
+        return self.spec.spans
 
     @property
     def decoder(self) -> Any:
@@ -260,6 +394,7 @@ class NativeEngine:
             "max_context": self.max_context,
             "row_invariant": self.row_invariant,
             **({"experts": self._experts()} if self._is_mixture else {}),
+            **({"adapters": len(self._adapters), "adapter_bytes": self.adapter_bytes} if self._adapters else {}),
             **self.facts,
         }
 

@@ -27,14 +27,13 @@ from ipex_lookahead.engines.native.core import CORE_RAISES, core_error
 from ipex_lookahead.engines.native.decoder import empty_decoder, set_weight
 from ipex_lookahead.engines.native.engine import NativeCache, NativeEngine
 from ipex_lookahead.engines.native.linear import plain, streams
+from ipex_lookahead.engines.native.sampled import Draw
 from ipex_lookahead.engines.weights import WeightPlan, outputs_of, read_order
 from ipex_lookahead.errors import ContextLengthError
 from ipex_lookahead.formats.base import PackedWeight
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
-Draw = tuple[float, int, float, float, int, int, int]
-"""Temperature, top_k, top_p, min_p, seed, sequence, position: see ``Sampler.draw``."""
 
 
 class NativeHead:
@@ -87,7 +86,7 @@ class NativeHead:
         """
         if spec.candidates is not None:
             ids = read_order(checkpoint, spec.candidates.ordering)
-        tensors = (tensor for _, tensor in walk(spec, _elsewhere(spec)))
+        tensors = (tensor for _, tensor in walk(spec, elsewhere(spec)))
         with reading(checkpoint, spec, replace(plan, embedding=""), tensors, threads) as read:
             return cls.build(spec, read, target, threads=threads, ids=ids)
 
@@ -123,7 +122,7 @@ class NativeHead:
         if "embedding" in shares:
             decoder.share_matrix("embedding", target.decoder, "embedding")
         whole_head: PackedWeight | None = None
-        for name, _, weight in load_weights(spec, read, head._orders, _elsewhere(spec)):
+        for name, _, weight in load_weights(spec, read, head._orders, elsewhere(spec)):
             if name == "head.weight" and (spec.candidates is not None or len(ids) != outputs):
                 whole_head, weight = weight, outputs_of(weight, ids)
             set_weight(decoder, name, weight, head._orders.get(name))
@@ -136,6 +135,11 @@ class NativeHead:
         if "head" in shares and len(ids) < spec.vocab:
             decoder.share_whole_head(target.decoder, theirs)
         return head
+
+    @staticmethod
+    def embedding_of(target: NativeEngine) -> PackedWeight:
+        """Return the target's embedding in plain layout."""
+        return plain(target.decoder.export_matrix("embedding"))
 
     def follow(self, cache: NativeCache) -> None:
         """Let a cache of the target, and its forks, collect the features of all following rows for this head.
@@ -253,7 +257,7 @@ class NativeHead:
             lambda name, _: plain(self._decoder.export_matrix(name)),
             lambda name, _: self._decoder.export_vector(name),
             self._orders,
-            _elsewhere(self.spec),
+            elsewhere(self.spec),
         )
 
     @property
@@ -271,8 +275,8 @@ class NativeHead:
         }
 
 
-def _elsewhere(spec: ModelSpec) -> set[str]:
-    """The names of a head's tensors that its decoder takes from the target, and of the numbers of its candidates."""
+def elsewhere(spec: ModelSpec) -> set[str]:
+    """Return the names of the tensors that a head takes from its target, and of the numbers of its candidates."""
     shares = () if spec.features is None else spec.features.shares
     shared = {name for name, _ in named_tensors(spec) if name.partition(".")[0] in shares}
     return {*shared, "candidates.ordering"}

@@ -14,7 +14,7 @@ from ipex_lookahead.errors import InputError, arg
 def load(request: LoadRequest) -> LoadedModel:
     """Load a checkpoint onto the native engine. See ``NativeEngine.load`` for what it may raise."""
     refuse_options("native", "it runs without torch", ipex=request.ipex)
-    refuse_options("native", "all layers are on the CPU", gpu_layers=request.gpu_layers)
+    refuse_options("native", "all layers are on the CPU", **request.placement())
     if request.device is not None and str(request.device) != "cpu":
         raise InputError(
             f"the native engine runs on the CPU, not on {request.device!r}; use {arg('engine', 'torch')} for that"

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.util
 import os
 import re
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -39,11 +38,16 @@ from ipex_lookahead.engines.opencl.programs import (
 )
 from ipex_lookahead.engines.opencl.recording import recorder_of
 from ipex_lookahead.engines.opencl.self_test import check
+from ipex_lookahead.engines.opencl.staging import LEAST_STAGED, Staging
 from ipex_lookahead.errors import EngineError, InputError, OutOfMemoryError, arg
 from ipex_lookahead.hub.folders import cache_folder_if_any
 from ipex_lookahead.system.extras import installing
 
 LANES = 16
+INTEL_THREADS = 8
+"""Threads of one of Intel's vector engines, which are its compute units; each runs a lane group."""
+OTHER_LANE_GROUPS = 128
+"""Lane groups of a compute unit of other GPUs: 2,048 work-items."""
 MAJOR = 22
 """The lowest bit of the major number in OpenCL's version numbers."""
 SPELT = {SUBGROUPS: "subgroups", DOT: "integer dot products", ARRIVALS: "arrivals of work-groups"}
@@ -149,11 +153,6 @@ def _no_devices_is_an_empty_list() -> Iterator[None]:
             raise
 
 
-def installed() -> bool:
-    """Return True if pyopencl is installed."""
-    return importlib.util.find_spec("pyopencl") is not None
-
-
 def _chosen(name: str | None) -> tuple[int, Any]:
     """Return number and device for a name: "opencl:1" of all, "xpu:1" of the GPUs; None: the first GPU or device."""
     found = _devices()
@@ -166,7 +165,8 @@ def _chosen(name: str | None) -> tuple[int, Any]:
         raise InputError(f"{arg('device', name)}: the OpenCL devices here are {known}")
     if match[1] == "xpu" and int(match[2] or 0) >= len(gpus):
         raise EngineError(
-            f"{arg('device', name)}: {len(gpus)} of the OpenCL devices here ({known}) are GPUs", hint=what_to_do()
+            f"{arg('device', name)}: {len(gpus)} of the OpenCL devices here ({known}) are GPUs",
+            hint=f"GPUs are numbered from 0; a number of layers is {arg('gpu_layers')}" if gpus else what_to_do(),
         )
     numbers = gpus if match[1] == "xpu" else range(len(found)) if match[2] else gpus or [0]
     number = numbers[int(match[2] or 0)]
@@ -240,6 +240,8 @@ class Device:
         with self.errors("opened"):
             self.context = self.cl.Context([self.raw])
             self.queue = self.objects.make("CommandQueue", self.context)
+        self.staging = Staging(self) if self.is_gpu and not self.raw.host_unified_memory else None
+        """Pinned memory for large copies from a GPU with memory of its own."""
         self.launch: Any = self.cl.enqueue_nd_range_kernel
         """Enqueues a kernel: queue, kernel, work-items, work-items of a work-group. A profile replaces it."""
         self.extensions = frozenset(str(self.raw.extensions).split())
@@ -252,11 +254,19 @@ class Device:
         self._first_that_passes(self._spellings() if spelling is None else [spelling])
         self.recorder, self.paths["command buffers"] = recorder_of(self)
         self.units = Units()
+        self.concurrency = self._concurrency()
+        """The number of lane groups that the device runs at the same time; 1 on CPUs, which take one after another."""
 
     @property
     def is_gpu(self) -> bool:
         """True if the driver reports a GPU."""
         return bool(self.raw.type & self.cl.device_type.GPU)
+
+    def _concurrency(self) -> int:
+        if not self.is_gpu:
+            return 1
+        is_intel = "cl_intel_subgroups" in self.extensions
+        return int(self.raw.max_compute_units) * (INTEL_THREADS if is_intel else OTHER_LANE_GROUPS)
 
     def _spellings(self) -> list[Spelling]:
         """Return the combinations of features that the device reports, best first."""
@@ -328,7 +338,7 @@ class Device:
         spelling = self.spelling if spelling is None else spelling
         key = (*files, *options, *spelling)
         if key not in self._programs:
-            wanted, folder = flags(spelling, self._has_c3(), options), cache_folder_if_any()
+            wanted, folder = flags(spelling, self._has_c3(), options, self.is_gpu), cache_folder_if_any()
             folder = None if folder is None else folder / "opencl"
             with self.errors("programmed"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # remarks of the compiler
@@ -347,10 +357,14 @@ class Device:
             return False
 
     def kernel(self, program: Any, name: str, *arguments: Any) -> Any:
-        """Make a kernel with arguments: buffers (to which it keeps no reference), None, or NumPy scalars."""
+        """Make a kernel with arguments: buffers (to which it keeps no reference), None, or NumPy scalars.
+
+        Its attribute ``handles`` has the handles of the buffers, for profiles.
+        """
         with self.errors("programmed"):
             made = self.objects.make("Kernel", program, name)
             made.set_args(*arguments)
+            made.handles = frozenset(one.int_ptr for one in arguments if hasattr(one, "int_ptr"))
         return made
 
     @property
@@ -408,6 +422,11 @@ class Device:
         with self.errors("written to"):
             self.cl.enqueue_copy(self.queue, buffer, array, is_blocking=True)
 
+    def start_write(self, buffer: Any, array: npt.NDArray[Any], at: int = 0) -> Any:
+        """Enqueue a copy of an array to byte ``at`` of a buffer. Return the event, which keeps the array alive."""
+        with self.errors("written to"):
+            return self.cl.enqueue_copy(self.queue, buffer, array, dst_offset=at, is_blocking=False)
+
     def clear(self, buffer: Any, nbytes: int, at: int = 0) -> None:
         """Enqueue setting bytes of a buffer (whole words) to zero."""
         with self.errors("written to"):
@@ -431,9 +450,29 @@ class Device:
         events = []  # the destructor of an event waits for its copy
         with self.errors("read"):
             for array, (buffer, _, _, offset) in zip(arrays, wanted, strict=True):
-                events.append(self.cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=False))
+                if self.staging is not None and array.nbytes >= LEAST_STAGED:
+                    self.staging.read(buffer, array, offset)
+                else:
+                    events.append(self.cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=False))
             self.queue.finish()
         return arrays
+
+    def start_read(self, *wanted: tuple[Any, tuple[int, ...], type[np.generic], int]) -> Callable[[], list[Any]]:
+        """Enqueue several ``read`` calls. The returned function waits for them, and not for later commands."""
+        arrays = [np.empty(shape, dtype) for _, shape, dtype, _ in wanted]
+        events: list[Any] = []  # the destructor of an event waits for its copy
+        with self.errors("read"):
+            for array, (buffer, _, _, offset) in zip(arrays, wanted, strict=True):
+                events.append(self.cl.enqueue_copy(self.queue, array, buffer, src_offset=offset, is_blocking=False))
+            self.queue.flush()
+
+        def wait() -> list[Any]:
+            with self.errors("read"):
+                for event in events:
+                    event.wait()
+            return arrays
+
+        return wait
 
     def facts(self) -> dict[str, Any]:
         """Return the device's properties for ``describe`` and reports."""

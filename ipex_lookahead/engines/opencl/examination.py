@@ -13,6 +13,7 @@ from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.extensions import attributes
 from ipex_lookahead.engines.opencl.linear import Matrix, Product
 from ipex_lookahead.engines.opencl.matrix_units import use_matrix_units
+from ipex_lookahead.engines.opencl.profiling import profiled
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.formats import FORMATS
@@ -21,6 +22,9 @@ SHAPES = ((48, 172), (33, 576), (256, 512))
 """Outputs and inputs of compared products: whole tiles and blocks, and ragged ones."""
 ROWS = (1, 2, 4, 5, 16, 17, 40)
 READ_BYTES = 256 << 20
+LEAST_ITEMS, UNIT_ITEMS = 1 << 16, 2048
+"""Work-items that measure bandwidth: at least, and for each compute unit, which has up to 2,048 in flight on GPUs."""
+LAUNCHES = 256
 TIMES = 5
 EXTENSIONS = (
     "cl_khr_fp16", "cl_intel_subgroups", "cl_intel_required_subgroup_size", "cl_khr_integer_dot_product",
@@ -93,23 +97,73 @@ def kernel_times(device: Device, low_bit: str, shape: tuple[int, int], rows: Seq
 
 
 def bandwidth(device: Device) -> dict[str, float]:
-    """Return GB/s of kernels that read the device's memory, of uploads and of downloads."""
-    nbytes = min(READ_BYTES, int(device.raw.max_mem_alloc_size), int(device.raw.global_mem_size) // 4) // 4096 * 4096
+    """Return GB/s of kernels that read and copy the device's memory, of uploads and of downloads.
+
+    Kernels are timed by the device's clock. A copy counts the bytes that it reads and those that it writes.
+    ``from_the_device_unpinned`` is present on devices with pinned memory for downloads.
+    """
+    memory = int(device.raw.global_mem_size) // 8
+    nbytes = min(READ_BYTES, int(device.raw.max_mem_alloc_size), memory) // 4096 * 4096
     if nbytes == 0:
         raise EngineError(f"the device {device.name} has no memory to measure", hint="see its driver's log")
     host = np.random.default_rng(0).integers(0, 2**32, nbytes // 4, np.uint32)
-    buffer = device.upload(host)
-    items = min(1 << 16, nbytes // 16)
+    buffer, target = device.upload(host), device.empty(nbytes)
+    items = min(max(LEAST_ITEMS, UNIT_ITEMS * int(device.raw.max_compute_units)), nbytes // 16)
     out = device.empty(4 * items)
-    kernel = device.kernel(device.program("bandwidth"), "read_all", buffer, np.int32(nbytes // 16), out)
-    read = _best(device, lambda: device.enqueue_plain(kernel, (items,)))
+    program, count = device.program("bandwidth"), np.int32(nbytes // 16)
+    kernels = [
+        device.kernel(program, "read_all", buffer, count, out),
+        device.kernel(program, "copy_all", buffer, count, target),
+    ]
+    with profiled(device) as profile:
+        for _ in range(1 + TIMES):
+            for kernel in kernels:
+                device.enqueue_plain(kernel, (items,))
+    least = {one.kernel: one.least for one in profile.kernels}
     joined = int(np.bitwise_xor.reduce(device.read(out, (items,), np.uint32)))
-    if joined != int(np.bitwise_xor.reduce(host)):
+    copied = device.read(target, host.shape, np.uint32)
+    if joined != int(np.bitwise_xor.reduce(host)) or copied.tobytes() != host.tobytes():
         raise EngineError(f"the device {device.name} read other bytes than were written", hint="see its driver's log")
-    there = _best(device, lambda: device.write(buffer, host))
-    back = _best(device, lambda: device.read(buffer, (nbytes // 4,), np.uint32))
-    speeds = {"device_reads": read, "to_the_device": there, "from_the_device": back}
-    return {name: round(nbytes / seconds / 1e9, 2) for name, seconds in speeds.items()}
+    seconds = {
+        "device_reads": least["read_all"],
+        "device_copies": least["copy_all"] / 2,
+        "to_the_device": _best(device, lambda: device.write(buffer, host)),
+        "from_the_device": _best(device, lambda: device.read(buffer, host.shape, np.uint32)),
+    }
+    if device.staging is not None:
+        seconds["from_the_device_unpinned"] = _best(
+            device, lambda: device.cl.enqueue_copy(device.queue, copied, buffer, is_blocking=True)
+        )
+    return {name: round(nbytes / one / 1e9, 2) for name, one in seconds.items()}
+
+
+def launch_overhead(device: Device) -> dict[str, float]:
+    """Return microseconds of a kernel without work.
+
+    ``enqueue_us``: of the host, for one of many; ``launched_us``: the same until all have finished; ``alone_us``: one
+    alone until it has finished.
+    """
+    buffer = device.empty(16)
+    kernel = device.kernel(device.program("bandwidth"), "copy_all", buffer, np.int32(0), buffer)
+    size, local = (device.width,), (device.width,)
+
+    def many() -> None:
+        for _ in range(LAUNCHES):
+            device.enqueue_plain(kernel, size, local)
+
+    enqueued = []
+    for _ in range(1 + TIMES):
+        device.queue.finish()
+        start = perf_counter()
+        many()
+        enqueued.append(perf_counter() - start)
+    device.queue.finish()
+    alone = min(_best(device, lambda: device.enqueue_plain(kernel, size, local)) for _ in range(TIMES))
+    return {
+        "enqueue_us": round(1e6 * min(enqueued[1:]) / LAUNCHES, 2),
+        "launched_us": round(1e6 * _best(device, many) / LAUNCHES, 2),
+        "alone_us": round(1e6 * alone, 2),
+    }
 
 
 def _best(device: Device, deed: Callable[[], Any]) -> float:

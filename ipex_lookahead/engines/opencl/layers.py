@@ -2,71 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ipex_lookahead.architectures.spec import Block, Experts, Linear, ModelSpec, Norm, Tensor
 from ipex_lookahead.engines.load_weights import Order, Read, load_weights, stored_weights
+from ipex_lookahead.engines.native.experts import RoutedExperts
 from ipex_lookahead.engines.opencl.device import Device
-from ipex_lookahead.engines.opencl.linear import LANES, Matrix, stream_bytes
-from ipex_lookahead.engines.opencl.supported import attention_of, mlps_of
-from ipex_lookahead.engines.weights import outputs_of, together
+from ipex_lookahead.engines.opencl.linear import Matrix
+from ipex_lookahead.engines.opencl.operations import operation_of
+from ipex_lookahead.engines.opencl.operations.attention import AttentionOperation
+from ipex_lookahead.engines.opencl.operations.base import Branch, NormBefore
+from ipex_lookahead.engines.opencl.operations.experts import ExpertsOperation
+from ipex_lookahead.engines.opencl.operations.features import FeatureOperation
+from ipex_lookahead.engines.opencl.operations.latent_attention import LatentAttentionOperation
+from ipex_lookahead.engines.opencl.operations.per_layer import PerLayerInputs
+from ipex_lookahead.engines.opencl.uploads import Floats, Held, Uploads
 from ipex_lookahead.formats.base import PackedWeight
 
-Floats = npt.NDArray[np.float32]
-
+PARTS = ("mixer", "feed_forward", "per_layer")
+"""The fields of a block with an operation, in order."""
 EMBEDDING = ("embedding",)
 """The tensor that a device leaves out where it does not embed tokens."""
-BLOCK_NORMS = ("mixer_norm", "mixer_after", "feed_forward_norm", "feed_forward_after")
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Concatenated matrices of one format: the matrix of an MLP, or those of a mixture's experts in that format.
-
-    ``places``: buffer, int32 [experts]: the index of each expert's part, -1 for experts of other stacks; None without
-    a mixture.
-    """
-
-    matrix: Matrix
-    places: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One block's weights.
-
-    Attributes:
-        block: its description.
-        qkv: one matrix if the formats are equal, else three.
-        o: the output projection of attention.
-        router: the router of a mixture, in floats; None without a mixture.
-        gate, up, down: one stack; of a mixture one for each format of its experts.
-        paired: whether gate and up have equal formats, expert by expert.
-        vectors: buffers of norms and sinks by name.
-        orders: buffers, int32: orders of inputs, by the first matrix that reads them.
-    """
-
-    block: Block
-    qkv: list[Matrix]
-    o: Matrix
-    router: Matrix | None
-    gate: list[Stack]
-    up: list[Stack]
-    down: list[Stack]
-    paired: bool
-    vectors: dict[str, Any]
-    orders: dict[str, Any]
-
-    @property
-    def mlp_bytes(self) -> int:
-        """The bytes of all experts, or of the MLP."""
-        return sum(stack.matrix.nbytes for stacks in (self.gate, self.up, self.down) for stack in stacks)
 
 
 class Weights:
@@ -77,164 +37,151 @@ class Weights:
         spec: the model.
         read: returns a tensor's weight; see ``load_weights``.
         threads: number of CPU threads that pack the weights; None: one per core.
-        embeds: whether the device embeds tokens. If not, it holds no embedding.
+        skip: names of the tensors that the device does not hold.
+        held: receives the weights; None: a new one.
+        cpu_moe: number of first layers with their routed experts on the CPU.
+
+    Attributes:
+        per_layer: the additional inputs of layers; None: the model has none.
+        branches: the operations of all blocks in order.
+        embedding, final_norm, head: the rest; the lm_head is in one or several pieces.
+        embedding_norm: norm over embeddings, with weights of one; None: there is none, or no embedding here.
+        features, centroids: of a drafting head.
+        held: all of them by name; given by the caller where it has layers of another model's.
 
     Raises:
         EngineError: the device lacks the memory.
     """
 
     def __init__(
-        self, device: Device, spec: ModelSpec, read: Read, threads: int | None = None, embeds: bool = True
+        self,
+        device: Device,
+        spec: ModelSpec,
+        read: Read,
+        threads: int | None = None,
+        skip: Collection[str] = (),
+        held: Held | None = None,
+        cpu_moe: int = 0,
     ) -> None:
-        self.device, self.spec, self._threads = device, spec, threads
-        self._skip = () if embeds else EMBEDDING
-        self._matrices: dict[str, list[tuple[Matrix, int]]] = {}
-        self._vectors: dict[str, Any] = {}
+        self.device, self.spec = device, spec
+        self._skip = skip
         self._orders: dict[str, Order] = {}
-        self._read: dict[str, PackedWeight] = {}
+        self.held = Held(core=_core(spec, cpu_moe, threads)) if held is None else held
         self.embedding: Matrix | None = None
-        self.layers: list[Layer] = []
+        self.head: list[Matrix] = []
+        self.features: FeatureOperation | None = None
+        self.centroids: Matrix | None = None
+        self.per_layer: PerLayerInputs | None = None
+        self.branches: list[Branch] = []
         for part, weights in groupby(load_weights(spec, read, self._orders, self._skip), lambda one: _part(one[0])):
-            orders: dict[str, Order] = {}
+            taken: dict[str, PackedWeight] = {}
+            orders: dict[str, dict[str, Order]] = {name: {} for name in PARTS}
             for name, tensor, weight in weights:
-                self._read[tensor.name] = weight
+                taken[tensor.name] = weight
                 if name in self._orders:
-                    orders[name.split(".")[-2]] = self._orders[name]
+                    *_, field, layer, _ = name.split(".")  # no part outside blocks has an order
+                    orders[field][layer] = self._orders[name]
+            number = int(part.partition(".")[2]) if part.startswith("layers.") else 0
+            uploads = {field: Uploads(device, self.held, taken, own, threads, number) for field, own in orders.items()}
+            whole = uploads["mixer"]
             if part == "final_norm":
-                self.final_norm = self._norm(spec.final_norm)
+                norm = spec.final_norm
+                self.final_norm = NormBefore(whole.norm(norm), norm, bias=whole.bias(norm))
+            elif part == "per_layer":
+                assert spec.per_layer is not None
+                self.per_layer = PerLayerInputs(spec.per_layer, whole)
             elif part == "head" or spec.tied and part == "embedding":
-                self.head = self._in_pieces(Linear(spec.embedding) if spec.head is None else spec.head)
+                head = Linear(spec.embedding) if spec.head is None else spec.head
+                self.head = whole.in_pieces(head, spec.tied)
             elif part == "embedding":
-                self.embedding = self._upload([Linear(spec.embedding)])
+                self.embedding = whole.matrix([Linear(spec.embedding)])
+            elif part == "features":
+                assert spec.features is not None
+                self.features = FeatureOperation(spec.features, whole, device)
+            elif part == "candidates":
+                assert spec.candidates is not None
+                self.centroids = whole.matrix([spec.candidates.centroids])
             else:
-                self.layers.append(self._layer(spec.layers[len(self.layers)], orders))
-            assert not self._read, self._read.keys()
+                self.branches += _branches(number, spec.layers[number], uploads, number < cpu_moe)
+            assert not taken, taken.keys()
         if spec.tied:
             (self.embedding,) = self.head
+        self.embedding_norm: NormBefore | None = None
+        if spec.embedding_norm is not None and self.embedding is not None:
+            ones = device.upload(np.ones(spec.hidden, np.float32))
+            self.embedding_norm = NormBefore(ones, Norm(spec.final_norm.weight, spec.embedding_norm))
 
-    # ---- upload, one part of the model at a time ---------------------------------------------------------------------
+    @property
+    def mixtures(self) -> list[tuple[int, ExpertsOperation]]:
+        """The mixtures of experts, each with the index of its block."""
+        found = ((branch.layer, branch.operation) for branch in self.branches)
+        return [(layer, one) for layer, one in found if isinstance(one, ExpertsOperation)]
 
-    def _layer(self, block: Block, orders: dict[str, Order]) -> Layer:
-        own, mlps, mixture = attention_of(block), mlps_of(block), isinstance(block.feed_forward, Experts)
-        assert own.k is not None  # as check_spec has seen
-        assert own.v is not None
-        heads = (own.q, own.k, own.v)
-        weights = [self._read[linear.weight.name] for linear in heads]
-        alike = len({(weight.format, weight.group_size) for weight in weights}) == 1 and self._fit(weights) == 3
-        groups = [heads] if alike else [(one,) for one in heads]
-        qkv, o = [self._upload(group) for group in groups], self._upload([own.o])
-        router = self._upload([block.feed_forward.router]) if isinstance(block.feed_forward, Experts) else None
-        gate, up, down = (
-            self._stacks([getattr(mlp, name) for mlp in mlps], mixture) for name in ("gate", "up", "down")
-        )
-        vectors = {name: self._norm(getattr(block, name)) for name in BLOCK_NORMS}
-        vectors |= {"q_norm": self._norm(own.q_norm), "k_norm": self._norm(own.k_norm), "sinks": self._put(own.sinks)}
-        formats = [[self._format_of(getattr(mlp, name)) for mlp in mlps] for name in ("gate", "up")]
-        on_device = {name: self.device.upload(order) for name, order in orders.items()}
-        return Layer(block, qkv, o, router, gate, up, down, formats[0] == formats[1], vectors, on_device)
-
-    def _in_pieces(self, linear: Linear) -> list[Matrix]:
-        """Upload the lm_head in one or several matrices, each small enough for a buffer; a tied one in one matrix."""
-        weight, bias = self._read.pop(linear.weight.name), self._bias(linear)
-        tiles = -(-weight.shape[0] // LANES)
-        of_a_tile = max(stream_bytes(weight.format, weight.shape, weight.group_size)) // tiles
-        step = LANES * (tiles if self.spec.tied else min(tiles, max(self.device.largest_buffer // of_a_tile, 1)))
-        pieces = [slice(first, first + step) for first in range(0, weight.shape[0], step)]
-        made = [
-            Matrix.upload(
-                self.device, [outputs_of(weight, piece)], [None if bias is None else bias[piece]], self._threads
-            )
-            for piece in pieces
-        ]
-        self._matrices[linear.weight.name] = [(one, 0) for one in made]
-        return made
-
-    def _stacks(self, linears: Sequence[Linear], mixture: bool) -> list[Stack]:
-        """Upload matrices in stacks of one format, in the order in which formats appear, each within a buffer."""
-        weights = [self._read[linear.weight.name] for linear in linears]
-        groups: dict[tuple[str, int], list[int]] = {}
-        for i, weight in enumerate(weights):
-            groups.setdefault((weight.format, weight.group_size), []).append(i)
-        made = []
-        for group in (part for alike in groups.values() for part in self._parts(alike, weights)):
-            matrix = self._upload([linears[i] for i in group])
-            places = np.full(len(linears), -1, np.int32)
-            places[group] = np.arange(len(group))
-            made.append(Stack(matrix, self.device.upload(places) if mixture else None))
-        return made
-
-    def _fit(self, weights: Sequence[PackedWeight]) -> int:
-        """Return the number of weights (equal in size and format) that fit in a buffer; at least one."""
-        largest = max(max(stream_bytes(one.format, one.shape, one.group_size)) for one in weights)
-        return min(len(weights), max(self.device.largest_buffer // largest, 1))
-
-    def _parts(self, group: list[int], weights: Sequence[PackedWeight]) -> list[list[int]]:
-        most = self._fit([weights[i] for i in group])
-        return [group[i : i + most] for i in range(0, len(group), most)]
-
-    def _upload(self, linears: Sequence[Linear]) -> Matrix:
-        weights = [self._read.pop(linear.weight.name) for linear in linears]
-        made = Matrix.upload(self.device, weights, [self._bias(linear) for linear in linears], self._threads)
-        for part, linear in enumerate(linears):
-            self._matrices[linear.weight.name] = [(made, part)]
-        return made
-
-    def _bias(self, linear: Linear) -> Floats | None:
-        """Return a linear layer's bias for the matrix's tiles, and upload a second copy, which ``stored`` returns."""
-        if linear.bias is None:
-            return None
-        values = np.asarray(self._read[linear.bias.name].codes, np.float32)
-        self._put(linear.bias)
-        return values
-
-    def _put(self, tensor: Tensor | None) -> Any:
-        if tensor is None:
-            return None
-        self._vectors[tensor.name] = self.device.upload(np.ascontiguousarray(self._read.pop(tensor.name).codes))
-        return self._vectors[tensor.name]
-
-    def _norm(self, one: Norm | None) -> Any:
-        return self._put(None if one is None else one.weight)
-
-    def _format_of(self, linear: Linear) -> tuple[str, int]:
-        ((made, _),) = self._matrices[linear.weight.name]
-        return made.format, made.group_size
-
-    # ---- download ----------------------------------------------------------------------------------------------------
+    @property
+    def attentions(self) -> list[AttentionOperation | LatentAttentionOperation]:
+        """The layers of attention."""
+        kinds = AttentionOperation | LatentAttentionOperation
+        return [branch.operation for branch in self.branches if isinstance(branch.operation, kinds)]
 
     def stored(self) -> Iterator[tuple[str, PackedWeight]]:
         """See ``stored_weights``."""
-        return stored_weights(self.spec, self._matrix, self._vector, self._orders, self._skip)
-
-    def _matrix(self, _: str, tensor: Tensor) -> PackedWeight:
-        return together([one.weights()[part] for one, part in self._matrices[tensor.name]])
+        return stored_weights(
+            self.spec, lambda _, tensor: self.held.matrix(tensor), self._vector, self._orders, self._skip
+        )
 
     def _vector(self, _: str, tensor: Tensor) -> Floats:
-        return self.device.read(self._vectors[tensor.name], tensor.shape, np.float32)
+        return self.held.vector(tensor, self.device)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all weights on the device."""
-        matrices = {id(one): one.nbytes for parts in self._matrices.values() for one, _ in parts}
-        return sum(matrices.values()) + sum(int(buffer.size) for buffer in self._vectors.values())
+        """The bytes of all weights, those on the CPU included."""
+        return self.held.nbytes + (0 if self.held.core is None else self.held.core.nbytes)
 
     @property
     def idle_bytes(self) -> int:
         """The bytes of weights that a step of one row does not read: an untied embedding, and idle experts."""
         idle = 0 if self.spec.tied or self.embedding is None else self.embedding.nbytes
-        for layer in self.layers:
-            if isinstance(mixture := layer.block.feed_forward, Experts):
-                count = len(mixture.experts)
-                idle += layer.mlp_bytes * (count - mixture.used) // count
+        for _, one in self.mixtures:
+            count = len(one.mixture.experts)
+            idle += one.nbytes * (count - one.mixture.used) // count
         return idle
 
     @property
     def expert_bytes(self) -> int:
         """The bytes of an expert: the mean over the first layer with experts; 0 without experts."""
-        for layer in self.layers:
-            if isinstance(mixture := layer.block.feed_forward, Experts):
-                return layer.mlp_bytes // len(mixture.experts)
-        return 0
+        return next((one.nbytes // len(one.mixture.experts) for _, one in self.mixtures), 0)
+
+
+def _core(spec: ModelSpec, cpu_moe: int, threads: int | None) -> RoutedExperts | None:
+    """Return the core's experts, without weights, of the first ``cpu_moe`` layers; None: these have no mixtures."""
+    mixtures = [one if isinstance(one := block.feed_forward, Experts) else None for block in spec.layers[:cpu_moe]]
+    return RoutedExperts(mixtures, spec.hidden, threads) if any(mixtures) else None
+
+
+def _branches(number: int, block: Block, uploads: dict[str, Uploads], cpu_moe: bool) -> Iterator[Branch]:
+    """Upload a block and yield its branches; ``cpu_moe``: its routed experts are on the CPU."""
+    parts = [(name, part) for name in PARTS if (part := getattr(block, name)) is not None]
+    shared = NormBefore(
+        uploads["mixer"].norm(block.mixer_norm), block.mixer_norm, bias=uploads["mixer"].bias(block.mixer_norm)
+    )
+    scale = uploads["mixer"].vector(block.output_scale)
+    for name, part in parts:
+        own = uploads[name]
+        operation = operation_of(part, cpu_moe)(part, own)
+        before, after = shared, getattr(block, f"{name}_after")
+        if name != "mixer" and not block.parallel:
+            norm = getattr(block, f"{name}_norm", None)
+            before = NormBefore(own.norm(norm), norm, bias=own.bias(norm))
+        yield Branch(
+            number,
+            operation,
+            replace(before, order=own.order(operation.reads)),
+            NormBefore(own.norm(after), after, bias=own.bias(after)),
+            multiplier=1.0 if name == "per_layer" else block.residual_multiplier,
+            scale=scale if part is parts[-1][1] else None,
+            defers=block.parallel and name == "mixer",
+            adds_deferred=block.parallel and name == "feed_forward",
+        )
 
 
 def _part(name: str) -> str:

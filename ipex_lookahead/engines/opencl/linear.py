@@ -12,7 +12,15 @@ import numpy.typing as npt
 
 from ipex_lookahead.engines.native.linear import prepacked, unpacked
 from ipex_lookahead.engines.opencl.device import Device
-from ipex_lookahead.engines.opencl.programs import ROWS, files_of, over_weights, rows_of, units_for
+from ipex_lookahead.engines.opencl.programs import (
+    JOBS,
+    ROWS,
+    files_of,
+    over_weights,
+    rows_of,
+    split_for,
+    units_for,
+)
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.formats import FORMATS
 from ipex_lookahead.formats.base import PackedWeight
@@ -20,6 +28,11 @@ from ipex_lookahead.formats.base import PackedWeight
 GROUP, LANES, EIGHT = 32, 16, 8
 STEP_ROWS, STEP_WANTED = 0, 1
 """Indices of a step's number of rows and of wanted rows in its buffer (``kernels/device.cl``)."""
+
+STEPS = (*ROWS, 128)
+"""Numbers of rows of a step for which kernels are chosen; the last one includes all larger numbers."""
+NORMERS = 16
+"""Lane groups of a work-group that norms a row (``kernels/rows.cl``); each writes one block."""
 
 i32 = np.int32
 Floats = npt.NDArray[np.float32]
@@ -111,17 +124,38 @@ class Matrix:
         """Return the number of rows that kernels read a weight for once, in a step of ``rows`` rows."""
         return rows_at_once(rows, rows_of(self.format, self.device.units))
 
-    def kernel(self, name: str, rows: int, *arguments: Any, options: Sequence[str] = ()) -> Any:
+    def split(self, name: str, rows: int, tiles: int) -> int:
+        """Return the number of lane groups that share a tile in the kernel of a name, so that the device is busy.
+
+        ``rows``: of the step, one of ``STEPS``; ``tiles``: as in ``items``, times the experts of a row.
+        """
+        groups = tiles * -(-rows // self.at_once(rows)) * (2 if name == "gate_up" else 1)
+        return split_for(name, self.format, groups, self.device.concurrency)
+
+    def items(self, name: str, rows: int, tiles: int, split: int) -> tuple[int, tuple[int, int]]:
+        """Return the number of work-items for ``tiles`` tiles, and the work-items of a work-group in two dimensions.
+
+        The second dimension, lane groups that work together, is the same for all work-items. ``gate_up`` computes
+        ``tiles`` tiles of gate and ``tiles`` of up.
+        """
+        if name == "gate_up":
+            return -(-tiles // 2) * LANES, (LANES, JOBS * split)
+        if split > 1:
+            return tiles * LANES, (LANES, split)
+        width = self.width(rows)
+        return -(-tiles * LANES // width) * width, (width, 1)
+
+    def kernel(self, name: str, rows: int, *arguments: Any, options: Sequence[str] = (), split: int = 1) -> Any:
         """Make the kernel of a name for this format and ``rows`` rows at once, with its arguments.
 
-        ``options``: more options of the compiler.
+        ``options``: more options of the compiler; ``split``: see the method.
         """
-        own, spelling = over_weights(self.format, rows, self.device.units, self.device.spelling)
+        own, spelling = over_weights(self.format, rows, self.device.units, self.device.spelling, split)
         program = self.device.program(*files_of(name), options=[*own, *options], spelling=spelling)
         return self.device.kernel(program, name, *arguments)
 
     def width(self, rows: int) -> int:
-        """Return the number of work-items of a work-group of kernels for ``rows`` rows at once."""
+        """Return the number of work-items of a work-group of independent tiles, for ``rows`` rows at once."""
         return LANES if units_for(self.format, rows, self.device.units).width == 8 else self.device.width
 
     def weights(self) -> list[PackedWeight]:
@@ -153,9 +187,14 @@ class Rows:
     @classmethod
     def empty(cls, device: Device, rows: int, n: int) -> Rows:
         """Allocate buffers for ``rows`` rows of ``n`` values."""
-        filled = -(-rows // EIGHT) * EIGHT * blocks_of(n) + ROWS[-1]  # and what kernels read beyond the last row
-        sizes = (4 * GROUP * rows * blocks_of(n), *(filled * size for size in (GROUP, 4, 8)))
+        filled = cls.blocks_for(rows, n)
+        sizes = (4 * GROUP * filled, *(filled * size for size in (GROUP, 4, 8)))
         return cls(n, tuple(map(device.empty, sizes)))
+
+    @staticmethod
+    def blocks_for(rows: int, n: int) -> int:
+        """Return the number of blocks that ``rows`` rows of ``n`` values need."""
+        return -(-rows // EIGHT) * EIGHT * blocks_of(n) + ROWS[-1]  # with what kernels read beyond the last row
 
     @property
     def blocks(self) -> int:
@@ -175,25 +214,36 @@ class Product:
         x: float32 [rows, n_in].
         start: float32 [rows, n_out], which the product is added to; None: zeros.
         at_once: one of ``rows_of``; None: a step's choice.
+        split: one of ``splits_of``; None: a step's choice.
     """
 
-    def __init__(self, matrix: Matrix, x: Floats, start: Floats | None = None, at_once: int | None = None) -> None:
+    def __init__(
+        self,
+        matrix: Matrix,
+        x: Floats,
+        start: Floats | None = None,
+        at_once: int | None = None,
+        split: int | None = None,
+    ) -> None:
         device, rows, n = matrix.device, len(x), i32(matrix.n_in)
         self._device, self._shape = device, (rows, matrix.n_out)
         values, step = device.upload(x), device.upload(np.array([rows, rows, 0, 1], i32))
         made = Rows.empty(device, rows, matrix.n_in)
-        arguments = (values, n, n, None, np.float32(0), None, *made.arguments(), step, i32(STEP_ROWS), i32(made.blocks))
-        device.enqueue(device.kernel(device.program("rows"), "norm", *arguments), made.blocks, rows)
+        arguments = (values, n, n, None, np.float32(0), None, *made.arguments(), step, i32(STEP_ROWS))
+        size = (-(-made.blocks // NORMERS) * LANES, rows * NORMERS)
+        device.enqueue_plain(device.kernel(device.program("rows"), "norm", *arguments), size, (LANES, NORMERS))
         self._out = device.upload(np.full(self._shape, np.nan, np.float32) if start is None else start)
         at_once = at_once or matrix.at_once(rows)
+        split = split or matrix.split("linear", rows_at_once(rows, STEPS), matrix.tiles)
         arguments = (*matrix.arguments(), *made.arguments(), step, i32(STEP_ROWS), self._out, i32(matrix.n_out), i32(0))
         self._held = (matrix, values, made, step)  # a kernel does not hold its buffers
-        self._kernel = matrix.kernel("linear", at_once, *arguments, i32(start is not None))
-        self._size = (matrix.tiles, -(-rows // at_once), matrix.width(at_once))
+        self._kernel = matrix.kernel("linear", at_once, *arguments, i32(start is not None), split=split)
+        items, self._local = matrix.items("linear", at_once, matrix.tiles, split)
+        self._size = (items, -(-rows // at_once) * self._local[1])
 
     def enqueue(self) -> None:
         """Enqueue the product once; with ``start``, every call adds again."""
-        self._device.enqueue(self._kernel, *self._size)
+        self._device.enqueue_plain(self._kernel, self._size, self._local)
 
     def result(self) -> Floats:
         """Enqueue the product and return it, float32 [rows, n_out]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +12,23 @@ from ipex_lookahead.engines.opencl.device import Device
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """Number of launches of a kernel over ``items`` work-items, and their time in total, in seconds."""
+    """Launches of a kernel.
+
+    Attributes:
+        kernel: its name.
+        items: work-items of a launch.
+        launches: number of launches.
+        seconds: time of all launches.
+        least: time of the shortest launch, in seconds.
+        nbytes: bytes that all launches must read, by ``bytes_of``.
+    """
 
     kernel: str
     items: tuple[int, ...]
     launches: int
     seconds: float
+    least: float
+    nbytes: int
 
 
 @dataclass(slots=True)
@@ -39,21 +50,25 @@ class Profile:
 
 
 @contextmanager
-def profiled(device: Device) -> Iterator[Profile]:
+def profiled(device: Device, bytes_of: Callable[[Any], int] = lambda kernel: 0) -> Iterator[Profile]:
     """Time the kernels that run on a device inside the context. The profile is filled when the context ends.
 
     Command buffers are not used meanwhile. Raises EngineError if the driver offers no queue with times.
+
+    Args:
+        device: the device.
+        bytes_of: returns the bytes that a launch of a kernel must read (:class:`.traffic.Traffic`).
     """
     cl, before = device.cl, (device.queue, device.launch, device.recorder)
     with device.errors("profiled"):
         device.queue.finish()
         properties = cl.command_queue_properties.PROFILING_ENABLE
         queue = device.objects.make("CommandQueue", device.context, properties=properties)
-    events: list[tuple[str, tuple[int, ...], Any]] = []
+    events: list[tuple[str, tuple[int, ...], int, Any]] = []
 
     def launch(queue: Any, kernel: Any, size: tuple[int, ...], local: tuple[int, ...] | None = None) -> Any:
         event = before[1](queue, kernel, size, local)
-        events.append((str(kernel.function_name), tuple(size), event))
+        events.append((str(kernel.function_name), tuple(size), bytes_of(kernel), event))
         return event
 
     profile = Profile()
@@ -64,11 +79,14 @@ def profiled(device: Device) -> Iterator[Profile]:
         device.queue, device.launch, device.recorder = before
         with device.errors("profiled"):
             queue.finish()
-    times: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    times: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = {}
     with device.errors("profiled"):
-        for name, size, event in events:
-            times.setdefault((name, size), []).append(event.profile.end - event.profile.start)
+        for name, size, nbytes, event in events:
+            times.setdefault((name, size), []).append((event.profile.end - event.profile.start, nbytes))
         if events:
-            profile.seconds = (events[-1][2].profile.end - events[0][2].profile.start) / 1e9
-    found = [KernelTime(name, size, len(taken), sum(taken) / 1e9) for (name, size), taken in times.items()]
+            profile.seconds = (events[-1][-1].profile.end - events[0][-1].profile.start) / 1e9
+    found = []
+    for (name, size), some in times.items():
+        taken, read = zip(*some, strict=True)
+        found.append(KernelTime(name, size, len(some), sum(taken) / 1e9, min(taken) / 1e9, sum(read)))
     profile.kernels = sorted(found, key=lambda one: -one.seconds)

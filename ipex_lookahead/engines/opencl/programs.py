@@ -23,10 +23,24 @@ NUMERICS = ("-cl-fp32-correctly-rounded-divide-sqrt",)
 SUBGROUPS, DOT, ARRIVALS = "HAS_SUBGROUPS", "HAS_DOT", "HAS_ARRIVALS"
 Spelling = tuple[str, ...]
 """The optional features that kernels use (``kernels/device.cl``). Arrivals need subgroups."""
+ON_GPU = ("-DON_GPU",)
+"""Options of all programs on GPUs."""
 ROWS = (1, 4, 16)
 """Numbers of rows that a kernel reads a weight for once. Each number is a separate program."""
+SPLITS = (1, 4, 16)
+"""Numbers of lane groups that share a tile. Each number is a separate program."""
+ALONE = frozenset(("embed", "part_linear", "grouped_linear"))
+"""Kernels over weights with one lane group per tile."""
+JOBS = 4
+"""Tiles of a work-group of ``gate_up``."""
 WIDE_REGISTERS = ("-DWIDE_REGISTERS",)
 """Options of kernels over weights on GPUs with matrix units of 16 lanes, which have registers of 64 bytes."""
+OF_ROWS = ("rows", "experts", "heads", "attention", "latent")
+"""The source files of the kernels over rows and heads, which are one program."""
+QUERIES, LATENT_QUERIES = 1024, 2304
+"""Most values of the queries of a work-group of attention, in local memory. Latent attention: four of DeepSeek's."""
+OF_LATENTS = (f"-DQUERIES={LATENT_QUERIES}",)
+"""Options of attention in models with latent attention."""
 KV_INT8 = ("-DKV_INT8",)
 """Options of attention over keys and values in 8 bits."""
 DIGEST = hashlib.sha256().digest_size
@@ -57,13 +71,13 @@ def sources() -> str:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def flags(spelling: Spelling, has_c3: bool, options: Sequence[str] = ()) -> list[str]:
+def flags(spelling: Spelling, has_c3: bool, options: Sequence[str] = (), on_gpu: bool = False) -> list[str]:
     """Return the build options of a program.
 
     Kernels are written in OpenCL C 1.2; counting arrivals and integer dot products need 3.0.
     """
     language = CL3 if has_c3 and {DOT, ARRIVALS} & {*spelling} else "-cl-std=CL1.2"
-    return [language, *NUMERICS, *(f"-D{name}" for name in spelling), *options]
+    return [language, *NUMERICS, *(f"-D{name}" for name in spelling), *(ON_GPU if on_gpu else ()), *options]
 
 
 def units_for(low_bit: str, rows: int, units: Units) -> Units:
@@ -81,14 +95,40 @@ def rows_of(low_bit: str, units: Units) -> tuple[int, ...]:
     return (*ROWS[:-1], 8) if units.width == 16 else ROWS[:-1]
 
 
+def splits_of(name: str, low_bit: str) -> tuple[int, ...]:
+    """Return the numbers of lane groups of a work-group that may share a tile in a kernel over weights of a format.
+
+    Sums of products of floats cannot be split further than into the four that are defined.
+    """
+    if name in ALONE:
+        return SPLITS[:1]
+    most = 4 if name == "gate_up" or not has_whole_codes(low_bit) else SPLITS[-1]
+    return tuple(count for count in SPLITS if count <= most)
+
+
+def split_for(name: str, low_bit: str, lane_groups: int, concurrency: int) -> int:
+    """Return the least number of lane groups per tile with which ``lane_groups`` tiles fill a device, or the largest.
+
+    ``concurrency``: number of lane groups that the device runs at the same time.
+    """
+    splits = splits_of(name, low_bit)
+    return next((split for split in splits if lane_groups * split >= concurrency), splits[-1])
+
+
 def files_of(name: str) -> tuple[str, ...]:
     """Return the source files of a kernel over weights."""
-    return ("tiles", "heads", name) if name == "linear_heads" else ("tiles", name)
+    return ("tiles", "products", *(("heads",) if name == "linear_heads" else ()), name)
 
 
-def over_weights(low_bit: str, rows: int, units: Units, spelling: Spelling) -> tuple[list[str], Spelling]:
-    """Return build options and spelling of a kernel over weights of a format, for ``rows`` rows at once."""
+def over_weights(
+    low_bit: str, rows: int, units: Units, spelling: Spelling, split: int = 1
+) -> tuple[list[str], Spelling]:
+    """Return build options and spelling of a kernel over weights of a format.
+
+    ``rows``: the number of rows that it computes at once; ``split``: of lane groups that share a tile.
+    """
     options = [*defines(low_bit), f"-DROWS={rows}", *(WIDE_REGISTERS if units.width == 16 else ())]
+    options += [f"-DSPLIT={split}"] if split > 1 else []
     units = units_for(low_bit, rows, units)
     if units.width:
         options += [f"-DMATRIX_WIDTH={units.width}", *(() if units.spelt_out else ("-DHAS_MATRIX_UNITS",))]

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.engines.api import Batch
+from ipex_lookahead.engines.api import HELD, Batch
 from ipex_lookahead.engines.opencl.cache import OpenClCache, Pages
 from ipex_lookahead.errors import ContextLengthError, InputError, arg
 
 Ints = npt.NDArray[np.int32]
 
-HEADER, RECORD = 5, 6
+HEADER, RECORD, STATE = 6, 6, 12
+"""Integers of the header, of a row's record and of a sequence's states."""
 BLOCK = 256
 """Positions in a block of attention; partial results are merged in ascending order."""
 SPLIT_ROWS = 16
@@ -27,7 +28,13 @@ MOST_ROWS, MOST_TREE = 1 << 20, 1 << 13
 class StepRows:
     """The rows of one sequence.
 
-    ``first`` is the index of its first row in the step. ``depths`` is None for a chain.
+    Attributes:
+        cache: the sequence's.
+        first: index of its first row in the step.
+        rows: number of its rows.
+        depths: None for a chain.
+        parents: the parents of its rows.
+        settled: see ``Batch``.
     """
 
     cache: OpenClCache
@@ -35,6 +42,12 @@ class StepRows:
     rows: int
     depths: list[int] | None
     parents: list[int]
+    settled: int = 0
+
+    @property
+    def replayed(self) -> int:
+        """Number of accepted rows of the last step that recurrent layers compute again."""
+        return 0 if self.cache.state is None else self.cache.state.accepted
 
     @property
     def furthest(self) -> int:
@@ -50,11 +63,13 @@ class Plan:
         sequences: in the order of the batch.
         tokens: int32 [rows].
         want: int32 [wanted], the rows that outputs are requested for.
+        hidden: int32 [n], the rows that hidden states are requested for.
     """
 
     sequences: list[StepRows]
     tokens: Ints
     want: Ints
+    hidden: Ints
 
     @property
     def rows(self) -> int:
@@ -70,6 +85,11 @@ class Plan:
     def blocks(self) -> int:
         """Partial results of attention for a row and head; 1 where one work-group does all blocks of a row."""
         return (self.positions - 1) // BLOCK + 1 if self.rows <= SPLIT_ROWS else 1
+
+    @property
+    def replayed(self) -> int:
+        """Number of accepted rows of the last steps that recurrent layers compute again."""
+        return sum(sequence.replayed for sequence in self.sequences)
 
     def joint(self, most: int) -> int:
         """Number of rows of one sequence that a work-group of attention computes together, at most ``most``."""
@@ -101,8 +121,36 @@ class Plan:
                     own[row, 5] = at
                     lists.append(np.array(path, np.int32))
                     at += len(path)
-        header = np.array([self.rows, len(self.want), HEADER + records.size, self.blocks, joint], np.int32)
+        has_states = self.sequences[0].cache.state is not None
+        if has_states:
+            lists += _states(self.sequences, self.rows, at)
+        states = at if has_states else 0
+        header = np.array([self.rows, len(self.want), HEADER + records.size, self.blocks, joint, states], np.int32)
         return np.concatenate([header, records.reshape(-1), *lists])
+
+
+def _states(sequences: list[StepRows], rows: int, at: int) -> list[Ints]:
+    """Return the part of a step's buffer that recurrent layers read, which starts at ``at``."""
+    replayed = sum(sequence.replayed for sequence in sequences)
+    total = rows + replayed
+    records = np.empty((len(sequences), STATE), np.int32)
+    owners = np.repeat(np.arange(len(sequences), dtype=np.int32), [one.rows for one in sequences])
+    again = np.repeat(np.arange(len(sequences), dtype=np.int32), [one.replayed for one in sequences])
+    lists: list[Ints] = [np.array([total, len(sequences)], np.int32), records.reshape(-1), owners, again]
+    first, at = rows, at + 2 + records.size + total
+    for record, one in zip(records, sequences, strict=True):
+        state = one.cache.state
+        assert state is not None  # every sequence of a model has one
+        now, after, accepted, committed = state.now, state.next, state.accepted, state.committed
+        drafts = [now.draft(row) for row in now.accepted]
+        drafts += [after.draft(row) for row in range(accepted + one.rows - committed)]
+        places = (now.matrix, after.matrix, now.history, after.history)
+        record[:5] = one.first, one.rows, first, accepted, committed
+        record[5:9] = [-1 if place is None else place for place in places]
+        record[9:] = at, at + accepted, one.depths is None
+        lists.append(np.array(drafts, np.int32))
+        first, at = first + accepted, at + len(drafts)
+    return lists
 
 
 def _paths(parents: Sequence[int]) -> list[list[int]]:
@@ -125,10 +173,13 @@ def plan(batch: Batch, pages: Pages, vocab: int, max_context: int) -> Plan:
     caches: list[Any]
     try:
         caches, counts = list(batch.caches), [int(count) for count in batch.counts]
+        all_settled = [int(settled) for settled in batch.settled] or [0] * len(counts)
     except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"caches and counts are lists: {error}") from None
+        raise InputError(f"caches, counts and settled are lists: {error}") from None
     if len(caches) != len(counts) or not caches or min(counts) < 1 or sum(counts) != rows:
         raise InputError(f"counts must be positive and sum to the {rows} rows, one for each cache; got {counts[:20]}")
+    if len(all_settled) != len(counts):
+        raise InputError(f"settled has one number for each of the {len(counts)} sequences; got {all_settled[:20]}")
     for cache in caches:
         if not isinstance(cache, OpenClCache):
             raise InputError(f"the OpenCL engine needs its own caches, got {type(cache).__name__}")
@@ -139,7 +190,7 @@ def plan(batch: Batch, pages: Pages, vocab: int, max_context: int) -> Plan:
     if (bad := tokens[(tokens < 0) | (tokens >= vocab)]).size:
         raise InputError(f"token id {bad[0]} is outside the vocabulary of {vocab}")
     sequences, first = [], 0
-    for cache, count in zip(caches, counts, strict=True):
+    for cache, count, settled in zip(caches, counts, all_settled, strict=True):
         own = parents[first : first + count]
         chain = np.arange(-1, count - 1, dtype=np.int32)
         if (wrong := np.flatnonzero((own < -1) | (own > chain))).size:
@@ -147,7 +198,7 @@ def plan(batch: Batch, pages: Pages, vocab: int, max_context: int) -> Plan:
         depths = None if np.array_equal(own, chain) else _depths(own.tolist())
         if depths is not None and count > MOST_TREE:
             raise InputError(f"a tree has {count} rows; it may have {MOST_TREE}")
-        sequence = StepRows(cache, first, count, depths, own.tolist())
+        sequence = StepRows(cache, first, count, depths, own.tolist(), _checked_settled(settled, own))
         if sequence.furthest >= max_context:
             raise ContextLengthError(
                 f"position {sequence.furthest} is beyond the context of {max_context} tokens",
@@ -155,10 +206,29 @@ def plan(batch: Batch, pages: Pages, vocab: int, max_context: int) -> Plan:
             )
         sequences.append(sequence)
         first += count
-    want = np.arange(rows, dtype=np.int32) if batch.wants.rows is None else _ints("rows", batch.wants.rows)
+    wants = batch.wants
+    rows_of = {name: _ascending(name, getattr(wants, name), rows) for name in ("rows", "hidden_rows")}
+    return Plan(sequences, tokens, rows_of["rows"], rows_of["hidden_rows"])
+
+
+def _ascending(name: str, wanted: object, rows: int) -> Ints:
+    """Check wanted rows of a step of ``rows`` rows and return them, int32; None: all rows."""
+    want = np.arange(rows, dtype=np.int32) if wanted is None else _ints(name, wanted)
     if want.size and (want[0] < 0 or want[-1] >= rows or (np.diff(want) < 1).any()):
-        raise InputError("wanted rows must be ascending rows of the step")
-    return Plan(sequences, tokens, want)
+        raise InputError(f"{name}: wanted rows must be ascending rows of the step")
+    return want
+
+
+def _checked_settled(settled: int, parents: Ints) -> int:
+    """Check a sequence's number of settled rows: a chain that its other rows follow."""
+    if not HELD <= settled <= len(parents):
+        raise InputError(f"settled rows are among a sequence's {len(parents)} rows, or {HELD}; got {settled}")
+    expected = np.arange(-1, len(parents) - 1, dtype=np.int32)
+    wrong = np.where(np.arange(len(parents)) < settled, parents != expected, parents < settled - 1)
+    if settled > 0 and wrong.any():
+        row = int(wrong.argmax())
+        raise InputError(f"row {row} has parent {parents[row]}, which does not follow the {settled} settled rows")
+    return settled
 
 
 def _ints(name: str, values: object) -> Ints:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ipex_lookahead.engines.api import FINAL_NORM, MOST_TOP, Batch, OutputRequest, StepOutput
+from ipex_lookahead.architectures.spec import ModelSpec
+from ipex_lookahead.engines.api import FINAL_NORM, MOST_TOP, Adapter, Batch, OutputRequest, StepOutput, refuse_images
 from ipex_lookahead.engines.machine import check_threads
 from ipex_lookahead.engines.native.core import core_build
+from ipex_lookahead.engines.torch.adapters import ModelAdapters, spec_of
 from ipex_lookahead.engines.torch.cache import BufferSequence, SequenceCache, sequence_kinds
 from ipex_lookahead.engines.torch.device import device_facts, forward_errors, torch_threads
 from ipex_lookahead.engines.torch.fitness import Trial, fitness_of, refuse_unfit
@@ -55,7 +58,7 @@ class TorchEngine:
         model: a loaded causal language model of transformers, which any library may have quantized.
         device: the device of its inputs; None = that of its input embedding.
         deterministic: use forwards of one shape, so that lookahead gives the same text as plain decoding; slower on a
-            CPU. None = on Intel GPUs, where each shape compiles new kernels, if the model supports it.
+            CPU. None = on PyTorch's xpu, where each shape compiles new kernels, if the model supports it.
         low_bit: name of the weights' format, for reports.
         threads: number of threads of torch's own operators on the CPU while this engine runs; None = torch's setting.
         max_context: most positions of a sequence; None = the limit of the model's config.
@@ -96,6 +99,7 @@ class TorchEngine:
         self._pad = getattr(model.config, "pad_token_id", None)
         self.max_context = max_context or _max_context(model.config)
         self._has_native = has_native_layers(model)
+        self._adapters = ModelAdapters(model, self.device)
         kinds = [new_sequence] if new_sequence is not None else sequence_kinds(model)
         with torch.no_grad(), torch_threads(self.threads):
             for self._new in kinds:
@@ -131,17 +135,20 @@ class TorchEngine:
             OutOfMemoryError: the device is out of memory.
             NonFiniteError: the logits have NaN or infinity.
         """
+        refuse_images(self.name, batch)
         caches = self._checked(batch)
         wanted = range(len(batch.tokens)) if batch.wants.rows is None else batch.wants.rows.tolist()
         answers: list[torch.Tensor] = []
         states: States | None = [] if batch.wants.hidden else None
         first = 0
         with torch.no_grad(), torch_threads(self._torch_threads(len(batch.tokens))), forward_errors(self.device):
-            for cache, count in zip(caches, batch.counts, strict=True):
+            adapters = batch.adapters or [None] * len(caches)
+            for cache, count, adapter in zip(caches, batch.counts, adapters, strict=True):
                 tokens = batch.tokens[first : first + count]
                 parents = batch.parents[first : first + count].tolist()
                 want = [row - first for row in wanted if first <= row < first + count]
-                logits = self._sequence(cache, tokens, parents, want, states)
+                with self._adapters.applied(adapter):
+                    logits = self._sequence(cache, tokens, parents, want, states)
                 if logits is not None:
                     answers.append(logits)
                 first += count
@@ -149,6 +156,24 @@ class TorchEngine:
             if states is not None:
                 output.hidden = _hidden(states, batch.wants)
             return output
+
+    @cached_property
+    def adapter_spec(self) -> ModelSpec:
+        """See :class:`ipex_lookahead.engines.api.TakesAdapters`."""
+        return spec_of(self.model)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """See :class:`ipex_lookahead.engines.api.TakesAdapters`."""
+        self._adapters.load(adapter, self.adapter_spec)
+
+    def unload_adapter(self, adapter: Adapter) -> None:
+        """See :class:`ipex_lookahead.engines.api.TakesAdapters`."""
+        self._adapters.unload(adapter)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """See :class:`ipex_lookahead.engines.api.TakesAdapters`."""
+        return self._adapters.nbytes
 
     @property
     def kernels(self) -> str:
@@ -171,6 +196,7 @@ class TorchEngine:
             "supports_tree": self.supports_tree,
             "why_chains": "deterministic" if self.deterministic else self.why_chains,
             "deterministic": self.deterministic,
+            **({"adapters": len(self._adapters), "adapter_bytes": self.adapter_bytes} if len(self._adapters) else {}),
             **self.facts,
         }
 

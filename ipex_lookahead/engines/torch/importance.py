@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 import transformers
 
-from ipex_lookahead.architectures.spec import Experts, GatedDeltaNet, LatentAttention, Mamba2, ModelSpec, ShortConv
+from ipex_lookahead.architectures.spec import Experts, LatentAttention, ModelSpec, Recurrent
 from ipex_lookahead.checkpoints import Checkpoint, open_checkpoint
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.safetensors import SafetensorsCheckpoint
@@ -56,7 +56,7 @@ def model_to_measure(path: Path, *, threads: int | None = None, text: bool = Tru
     checkpoint = open_checkpoint(path)
     try:
         spec = checkpoint.spec
-        if any(isinstance(block.mixer, GatedDeltaNet | Mamba2 | ShortConv) for block in spec.layers):
+        if any(isinstance(mixer, Recurrent) for mixer in spec.mixers):
             model = _stateful(checkpoint)
             return model, spec, request.tokenizer(checkpoint.text_tokenizer)[0]
     finally:

@@ -21,14 +21,13 @@ from ipex_lookahead.engines.torch.linear_kernels import (
     has_operators,
     reference,
 )
-from ipex_lookahead.engines.torch.xpu_int4 import XpuInt4Kernel
 from ipex_lookahead.engines.weights import random_matrix
 from ipex_lookahead.errors import EngineError, LookaheadError, first_line
 from ipex_lookahead.formats.base import PackedWeight
 
 log = logging.getLogger("ipex_lookahead")
 
-BACKENDS = {"cpu": ("native", "generic"), "xpu": ("xpu-int4", "generic")}
+BACKENDS = {"cpu": ("native", "generic")}
 """Device type -> kernels in the order of preference. Other devices have the generic one."""
 
 TOLERANCE = 0.02
@@ -93,7 +92,6 @@ class LinearBackends:
         self._factories: dict[str, Callable[[PackedWeight], LinearKernel]] = {
             "generic": lambda weight: GenericKernel(weight, self.device),
             "native": lambda weight: NativeKernel(weight, self.pool),
-            "xpu-int4": lambda weight: XpuInt4Kernel(weight, self.device),
         }
 
     @property

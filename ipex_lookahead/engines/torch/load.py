@@ -62,7 +62,7 @@ def load(request: LoadRequest) -> LoadedModel:
         "that is the native engine's, or the OpenCL engine's",
         kv_cache=request.kv_cache if request.kv_cache != "fp16" else None,
         max_context=request.max_context,
-        gpu_layers=request.gpu_layers,
+        **request.placement(),
     )
     device = check_device("cpu" if request.device is None else request.device)
     family = family_of(request.path)
@@ -167,7 +167,7 @@ def _tensors(
         yield "lm_head.weight", head
     del embedding, head
     done_already = {spec.embedding.name, spec.head_weight.name}
-    rest = [tensor for tensor in spec.tensors() if tensor.name not in done_already]
+    rest = [one for one in spec.tensors() if one.name not in done_already and one.constant is None]
     for name, parts in itertools.groupby(rest, key=_module):  # parts of one follow each other
         yield name, _joined([weight(tensor, keep=tensor.name in kept) for tensor in parts])
     if request.progress is not None:

@@ -24,6 +24,7 @@ from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.drafting.base import Proposer
+from ipex_lookahead.engines.api import AppliedAdapter
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hf.generation import processors as logits_processors
 from ipex_lookahead.hf.generation import stopping
@@ -77,6 +78,7 @@ def generate_stepwise(
     on_prefill: Callable[[int, int], None] | None = None,
     second_model: Mapping[str, Any] | None = None,
     own_proposer: Callable[[LookaheadConfig], Proposer] | None = None,
+    adapters: AppliedAdapter | Sequence[AppliedAdapter | None] | None = None,
     stats: GenerationStats | None = None,
     **kwargs: Any,
 ) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
@@ -119,6 +121,7 @@ def generate_stepwise(
         on_prefill: called after each prompt chunk with the number of processed prompt tokens and their total.
         second_model: arguments of :meth:`~ipex_lookahead.runtime.runtime.Runtime.resolve` for a draft model.
         own_proposer: function of the settings that returns the caller's proposer; called once per sequence.
+        adapters: the low-rank adapter of all prompts, or of each; None: the base model.
         stats: the statistics object to fill; None creates one.
         **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
             ``past_key_values`` (or ``cache``, its name since transformers 5.24) of an earlier output; its tokens at the
@@ -168,7 +171,9 @@ def generate_stepwise(
         check_positions(real, 0, left.pop("position_ids", None))
         given_past = left.pop("past_key_values", None), left.pop("cache", None)
         refuse_rest(left)
+        applied = _adapters(adapters, len(prompts))
         times = settings.num_return_sequences
+        applied = [one for one in applied for _ in range(times)]
         ids, prompts = ids.repeat_interleave(times, 0), [p for p in prompts for _ in range(times)]
         limits = [
             length_limit(
@@ -202,11 +207,12 @@ def generate_stepwise(
                 sampler,
                 stop=stop,
                 cache=cache,
+                adapter=adapter,
                 scores=[] if keeps and settings.output_scores else None,
                 raw=[] if keeps and settings.output_logits else None,
             )
-            for prompt, (limit, reason), sampler, stop, cache in zip(
-                prompts, limits, samplers, stops, past.take(prompts), strict=True
+            for prompt, (limit, reason), sampler, stop, cache, adapter in zip(
+                prompts, limits, samplers, stops, past.take(prompts, applied), applied, strict=True
             )
         ]
         in_time = None if settings.max_time is None else time_limit(float(settings.max_time))
@@ -230,16 +236,18 @@ def generate_stepwise(
         used_again = returned or given_past != (None, None)
         for sequence in sequences:
             sequence.checkpoints = used_again
-        yield from runtime.stepwise(
-            sequences,
-            config,
-            second_engine,
-            stats=stats,
-            own=own_proposer,
-            cancelled=cancelled,
-            callbacks=callbacks,
-            on_prefill=on_prefill,
-        )
+        with runtime.prefixes(wanted=len(sequences) == 1 and not used_again and callbacks is None) as memory:
+            yield from runtime.stepwise(
+                sequences,
+                config,
+                second_engine,
+                stats=stats,
+                own=own_proposer,
+                memory=memory,
+                cancelled=cancelled,
+                callbacks=callbacks,
+                on_prefill=on_prefill,
+            )
         return _result(settings, ids, sequences, eos_ids, stats, engine.vocab_size, past if used_again else None)
     finally:
         if streamer is not None:
@@ -358,6 +366,17 @@ def _samplers(
     return [Sampler(params, seed, number) for number in numbers]
 
 
+def _adapters(
+    adapters: AppliedAdapter | Sequence[AppliedAdapter | None] | None, rows: int
+) -> Sequence[AppliedAdapter | None]:
+    """Return the adapter of each prompt."""
+    if adapters is None or isinstance(adapters, AppliedAdapter):
+        return [adapters] * rows
+    if len(adapters) != rows:
+        raise InputError(f"adapter has {len(adapters)} names for {rows} prompts; give one name, or one for each prompt")
+    return adapters
+
+
 def _pad(settings: GenerationConfig, eos_ids: Sequence[int]) -> int:
     """Return the padding token after a row that has ended."""
     return int(settings.pad_token_id if settings.pad_token_id is not None else (eos_ids[0] if eos_ids else 0))
@@ -379,7 +398,8 @@ def _result(
         found = sequence.ids[len(sequence.prompt) : sequence.length]
         row[ids.shape[1] : ids.shape[1] + len(found)] = torch.from_numpy(found)
     if sequences and past is not None:
-        past.hold([s.cache for s in sequences], rows, [ids.shape[1] - len(s.prompt) for s in sequences])
+        padding = [ids.shape[1] - len(s.prompt) for s in sequences]
+        past.hold([s.cache for s in sequences], rows, padding, [s.adapter for s in sequences])
     if not settings.return_dict_in_generate:
         return rows
     return LookaheadGenerateOutput(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,10 +15,14 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache as TransformersCache
 
+from ipex_lookahead.decoding.cache_chunks import Record, read_records, write_records
 from ipex_lookahead.decoding.prefix_cache import crop_to_shared
-from ipex_lookahead.engines.api import Cache, Engine
+from ipex_lookahead.decoding.saved_cache import cache_key, read_cache, records_of
+from ipex_lookahead.engines.api import Adapter, AppliedAdapter, Cache, Engine
+from ipex_lookahead.engines.fingerprint import fingerprint
 from ipex_lookahead.engines.prefill import prefill
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import CacheFileError, InputError
+from ipex_lookahead.files.paths import given_path
 
 
 class LookaheadCache(TransformersCache):  # type: ignore[misc]
@@ -31,6 +39,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         rows: the engine's caches.
         ids: int64 [rows, columns]; the columns of ``input_ids`` so far.
         mask: bool [rows, columns]; False where they were padding.
+        adapters: the low-rank adapter of each row, which its keys and values depend on; None: the base model.
     """
 
     is_compileable = False
@@ -44,6 +53,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         self.rows: list[Cache] = [engine.new_cache() for _ in range(rows)]
         self.ids = torch.zeros((rows, 0), dtype=torch.int64)
         self.mask = torch.zeros((rows, 0), dtype=torch.bool)
+        self.adapters: list[AppliedAdapter | None] = [None] * rows
 
     # ---- how much there is -------------------------------------------------------------------------------------------
 
@@ -90,7 +100,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         cache, ids = self.rows[row], self.ids[row][self.mask[row]].numpy().astype(np.int32)
         left = ids[cache.crop(len(ids)) :]
         if len(left):
-            deque(prefill(self.engine, [(cache, left)], wanted=[()]), maxlen=0)
+            deque(prefill(self.engine, [(cache, left)], wanted=[()], adapter=self.adapters[row]), maxlen=0)
 
     def reset(self) -> None:
         """Drop everything."""
@@ -110,7 +120,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
     def __deepcopy__(self, memo: dict[int, Any]) -> LookaheadCache:
         twin = LookaheadCache(self.engine, 0)
         twin.rows = [cache.fork() for cache in self.rows]
-        twin.ids, twin.mask = self.ids.clone(), self.mask.clone()
+        twin.ids, twin.mask, twin.adapters = self.ids.clone(), self.mask.clone(), list(self.adapters)
         memo[id(self)] = twin
         return twin
 
@@ -122,35 +132,85 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
             rows.append(self.rows[row].fork() if row in taken else self.rows[row])
             taken.add(row)
         self.rows, self.ids, self.mask = rows, self.ids[list(chosen)], self.mask[list(chosen)]
+        self.adapters = [self.adapters[row] for row in chosen]
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the cache to a file, which ``model.load_cache(path)`` reads.
+
+        The file replaces an older one when it is complete. Only its owner may read it.
+
+        Raises:
+            InputError: a row has no tokens, or the model runs on an engine that cannot save KV caches.
+            SaveError: the file cannot be written.
+        """
+        if not self.rows or any(cache.length == 0 for cache in self.rows):
+            raise InputError("the cache has no tokens in one of its rows; there is nothing to save")
+
+        def records() -> Iterator[Record]:
+            numbers = np.array([len(self.rows), self.get_seq_length()], "<i8").view(np.uint8)
+            ids = self.ids.numpy().astype("<i4").reshape(-1).view(np.uint8)
+            mask = self.mask.numpy().astype(np.uint8).reshape(-1)
+            yield Record("batch", 0, self.get_seq_length(), np.concatenate([numbers, ids, mask]))
+            if any(self.adapters):
+                keys = "\n".join("" if one is None else one.key for one in self.adapters)
+                yield Record("adapters", 0, 0, np.frombuffer(keys.encode(), np.uint8))
+            for ids_of_row, mask_of_row, cache in zip(self.ids, self.mask, self.rows, strict=True):
+                yield from records_of(ids_of_row[mask_of_row].numpy(), cache)
+
+        write_records(given_path(path), _key(self.engine), records())
 
     # ---- lent to a generation ----------------------------------------------------------------------------------------
 
-    def take(self, prompts: Sequence[npt.NDArray[np.int32]]) -> list[Cache]:
+    def take(self, prompts: Sequence[npt.NDArray[np.int32]], adapters: Sequence[AppliedAdapter | None]) -> list[Cache]:
         """Return each row's cache, cropped to the prefix that it shares with its prompt, and leave this cache empty.
 
+        A row that another adapter computed gets an empty cache.
         A generation that fails leaves an empty cache; one that succeeds returns the rows with ``hold``.
         """
-        lent = self.rows
+        lent = [
+            cache if _key_of(own) == _key_of(adapter) else self.engine.new_cache()
+            for cache, own, adapter in zip(self.rows, self.adapters, adapters, strict=True)
+        ]
         for cache, prompt, ids, mask in zip(lent, prompts, self.ids, self.mask, strict=True):
-            crop_to_shared(cache, ids[mask].numpy(), prompt)
-        self.rows = [self.engine.new_cache() for _ in lent]
+            if cache.length:
+                crop_to_shared(cache, ids[mask].numpy(), prompt)
+        self.rows, self.adapters = [self.engine.new_cache() for _ in lent], [None] * len(lent)
         self.ids, self.mask = self.ids[:, :0], self.mask[:, :0]
         return lent
 
-    def hold(self, caches: Sequence[Any], ids: torch.Tensor, padding: Sequence[int]) -> None:
+    def hold(
+        self,
+        caches: Sequence[Any],
+        ids: torch.Tensor,
+        padding: Sequence[int],
+        adapters: Sequence[AppliedAdapter | None],
+    ) -> None:
         """Take over the caches of a generation; all rows are cropped to the columns of the shortest.
 
         Args:
             caches: one per row.
             ids: int64 [rows, n], their tokens.
             padding: number of padding columns on the left of each row.
+            adapters: the adapter of each row.
         """
         columns = min(empty + cache.length for empty, cache in zip(padding, caches, strict=True))
-        self.rows = list(caches)
+        self.rows, self.adapters = list(caches), list(adapters)
         self.ids = ids[:, :columns].clone()
         self.mask = torch.arange(columns)[None] >= torch.tensor(padding)[:, None]
         for row in range(len(self.rows)):
             self.cut(row)
+
+    def check_adapter(self, adapter: AppliedAdapter | None) -> None:
+        """Set the adapter of an empty cache. Raises InputError if another one computed what the cache holds."""
+        if self.get_seq_length() == 0:
+            self.adapters = [adapter] * len(self.rows)
+        elif any(_key_of(one) != _key_of(adapter) for one in self.adapters):
+            raise InputError(
+                "past_key_values were computed with another adapter, or with another scale",
+                hint="pass them with the adapter that computed them, or leave them out",
+            )
 
     # ---- what it has not ---------------------------------------------------------------------------------------------
 
@@ -171,6 +231,80 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(rows={len(self.rows)}, columns={self.get_seq_length()})"
+
+
+def _key_of(adapter: AppliedAdapter | None) -> str:
+    return "" if adapter is None else adapter.key
+
+
+def load_past(
+    engine: Engine, path: str | PathLike[str], adapters: Mapping[str, Adapter] = MappingProxyType({})
+) -> LookaheadCache:
+    """Return the cache in a file that :meth:`LookaheadCache.save` wrote.
+
+    Args:
+        engine: the engine of the model.
+        path: the file.
+        adapters: the loaded adapters, of which the file's must be some.
+
+    Raises:
+        CacheFileError: the file is missing, damaged, of another model or of other settings, or longer than the context;
+            or an adapter that computed it is not loaded.
+        InputError: the engine cannot save KV caches.
+        OutOfMemoryError: there is no memory for the cache.
+    """
+    file, past = given_path(path), LookaheadCache(engine, 0)
+    records = read_records(file, _key(engine))
+    past.ids, past.mask = _batch(file, next(records))
+    second = next(records, None)
+    if second is not None and second.kind == "adapters":
+        past.adapters = _adapters(file, second, adapters, len(past.ids))
+    else:
+        past.adapters = [None] * len(past.ids)
+        records = itertools.chain([second] if second is not None else [], records)
+    for ids, mask in zip(past.ids, past.mask, strict=True):
+        tokens, cache = read_cache(file, records, engine)
+        if not np.array_equal(ids[mask].numpy(), tokens):
+            raise CacheFileError(file, "is damaged: a row has other tokens than its KV cache")
+        past.rows.append(cache)
+    if next(records, None) is not None:
+        raise CacheFileError(file, "is damaged: it has more than its rows")
+    return past
+
+
+def _batch(file: Path, record: Record) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and mask, [rows, columns]."""
+    rows, columns = record.data[:16].view("<i8").tolist() if len(record.data) >= 16 else (0, 0)
+    if record.kind != "batch" or min(rows, columns) < 1 or 16 + 5 * rows * columns != len(record.data):
+        raise CacheFileError(file, "is not a saved past_key_values")
+    ids, mask = np.split(record.data[16:], [4 * rows * columns])
+    return (
+        torch.from_numpy(ids.view("<i4").astype(np.int64).reshape(rows, columns)),
+        torch.from_numpy((mask != 0).reshape(rows, columns)),
+    )
+
+
+def _adapters(file: Path, record: Record, adapters: Mapping[str, Adapter], rows: int) -> list[AppliedAdapter | None]:
+    """Return the adapters of the rows from their keys."""
+    known = {one.digest: one for one in adapters.values()}
+    found: list[AppliedAdapter | None] = []
+    for key in record.data.tobytes().decode(errors="replace").split("\n"):
+        digest, _, scale = key.partition(".")
+        if key and digest not in known:
+            hint = "load it with load_adapter first"
+            raise CacheFileError(file, "was computed with an adapter that is not loaded", hint=hint)
+        try:
+            found.append(AppliedAdapter(known[digest], float.fromhex(scale)) if key else None)
+        except (ValueError, OverflowError):
+            raise CacheFileError(file, "is damaged: an adapter's scale is not a number") from None
+    if len(found) != rows:
+        raise CacheFileError(file, f"is damaged: it has {len(found)} adapters for {rows} rows")
+    return found
+
+
+def _key(engine: Engine) -> bytes:
+    """Return the key of an engine's files. Other files of its caches have other keys, by the name of the tenant."""
+    return cache_key(engine, fingerprint(engine), "past_key_values")
 
 
 def given_cache(past_key_values: Any, cache: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ipex_lookahead.engines.api import OutputRequest
+from ipex_lookahead.engines.api import AppliedAdapter, OutputRequest
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.hf.generation.past import LookaheadCache, check_positions
@@ -23,6 +23,7 @@ def outputs_after(
     *,
     kept: torch.Tensor,
     hidden: Sequence[int] = (),
+    adapter: AppliedAdapter | None = None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Logits and hidden states of new columns, which ``past`` holds afterwards; where this raises it is as before.
 
@@ -34,6 +35,7 @@ def outputs_after(
         cache_position: int64 [columns]; the columns' numbers.
         kept: int64 [k], the new columns to return logits for.
         hidden: layers to return hidden states of, as in ``OutputRequest``.
+        adapter: the low-rank adapter of all rows; None: the base model.
 
     Returns:
         float32 [rows, k, vocab_size], and for each of ``hidden`` float32 [rows, columns, hidden size], all zeros at
@@ -44,6 +46,7 @@ def outputs_after(
         ContextLengthError: a row is longer than the model holds.
     """
     engine, before = past.engine, past.get_seq_length()
+    past.check_adapter(adapter)
     mask = _whole_mask(past, input_ids, attention_mask)
     if mask.sum(1).max() > engine.max_context:
         raise ContextLengthError(f"input_ids need {mask.shape[1]} positions; the model has {engine.max_context}")
@@ -66,7 +69,8 @@ def outputs_after(
     states: dict[int, torch.Tensor] = {}
     try:
         wants = OutputRequest(logits=True, hidden=tuple(hidden))
-        for pieces, output in prefill(engine, fed, wanted=[sorted(places[row]) for row in rows], wants=wants):
+        wanted = [sorted(places[row]) for row in rows]
+        for pieces, output in prefill(engine, fed, wanted=wanted, wants=wants, adapter=adapter):
             for piece in pieces:
                 row = rows[piece.chain]
                 for layer, values in (output.hidden or {}).items():

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ipex_lookahead.engines.opencl.device import device_of, installed
+from ipex_lookahead.engines.opencl.device import device_of
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
+from ipex_lookahead.engines.opencl.head import OpenClHead
 from ipex_lookahead.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -36,13 +37,13 @@ class Placement:
     def to(self: Model, *args: Any, **kwargs: Any) -> Model:
         """A dtype or the engine's own device changes nothing; what ipex-llm's scripts write for an Intel GPU works.
 
-        Where pyopencl is installed, "xpu" moves a model from the native engine to the first Intel GPU, its weights bit
-        for bit. On the OpenCL engine it changes nothing, and neither does "cpu": ids and logits are the CPU's already,
-        and ``save_low_bit`` reads the weights back.
+        "xpu" moves a model and its head from the native engine to the first GPU of OpenCL, bit for bit. On the OpenCL
+        engine it changes nothing, and neither does "cpu": ids and logits are the CPU's already, and ``save_low_bit``
+        reads the weights back.
 
         Raises:
             InputError: another device.
-            EngineError: there is no Intel GPU, or it has no memory for the model.
+            EngineError: pyopencl is not installed, there is no GPU, or it has no memory for the model.
         """
         for value in (*args, *kwargs.values()):
             if not isinstance(value, (str, torch.device)):
@@ -51,8 +52,12 @@ class Placement:
             if self.engine.name == "opencl" and device.type in ("cpu", "xpu"):
                 facts = self.engine.describe()
                 _log.info("the model stays on %s (%s): .to(%r)", facts["device"], facts["device_name"], str(value))
-            elif self.engine.name == "native" and device.type == "xpu" and installed():
-                self._run_on(OpenClEngine.moved(self.engine, device_of(str(device))))
+            elif self.engine.name == "native" and device.type == "xpu":
+                moved = OpenClEngine.moved(self.engine, device_of(str(device)))
+                if self.engine.head is not None:
+                    moved.head = OpenClHead.moved(self.engine.head, moved)
+                    moved.facts["drafter"] = moved.head.describe()
+                self._run_on(moved)
             elif device.type != self.device.type or device.index not in (None, self.device.index):
                 here = "the CPU" if self.device.type == "cpu" else str(self.device)
                 raise InputError(

@@ -25,9 +25,9 @@ REFUSED: dict[str, str] = {
         "write a folder with model.save_low_bit(folder), and upload that with huggingface_hub.upload_folder": (
             "push_to_hub register_for_auto_class "
         ),
-        "merge the adapter into the original with peft's merge_and_unload, save that, and load it here": (
-            "active_adapter active_adapters add_adapter delete_adapter disable_adapters enable_adapters "
-            "enable_peft_hotswap get_adapter_state_dict load_adapter set_adapter "
+        "adapters are read from files: model.load_adapter(path, name), then model.set_adapter(name) or "
+        "generate(adapter=name); model.active_adapters() has the active one": (
+            "active_adapter add_adapter enable_peft_hotswap get_adapter_state_dict "
         ),
         "the engine computes no gradients: train the original with transformers, and load the result": (
             "activation_checkpointing_enable disable_input_require_grads enable_input_require_grads "

@@ -4,6 +4,11 @@ import { sidebar } from "./sidebar.js";
 
 const KEY = "ipex-lookahead.key"; // of this tab only
 
+/** The model that requests name; "" for the server's default. */
+export const target = { model: "" };
+
+const named = () => (target.model ? { model: target.model } : {});
+
 /** An error that the server reported; `code` is the API's word for it. */
 export class ServerError extends Error {
   constructor(message, code = "") {
@@ -45,8 +50,10 @@ export async function request(path, body, signal) {
   return response;
 }
 
-async function failure(response) {
+/** Return the error of a response that is not OK. */
+export async function failure(response) {
   const { error } = await response.json().catch(() => ({}));
+  if (typeof error === "string") return new ServerError(error); // of Ollama's API
   return error ? new ServerError(error.message, error.code) : new Error(`the server answered ${response.status}`);
 }
 
@@ -63,6 +70,7 @@ async function* events(response) {
       if (part.startsWith("data: ") && part !== "data: [DONE]") yield JSON.parse(part.slice(6));
       else if (part.startsWith(": prefill")) yield { prefill: part.slice(10) };
       else if (part.startsWith(": repeats")) yield { repeats: true };
+      else if (/^: (loading|downloading|draining) /.test(part)) yield { loading: part.slice(2) };
     }
   }
 }
@@ -70,11 +78,11 @@ async function* events(response) {
 /**
  * Stream an answer to `messages`.
  *
- * `onProgress` receives {prefill}, {repeats}, or {text, thought, trace, ids}: what is new, with the runs of its draft trace
- * and its token ids. Returns {timings, reason}, `reason` being the API's finish_reason.
+ * `onProgress` receives {prefill}, {loading}, {repeats}, or {text, thought, trace, ids}: what is new, with the runs of its draft trace
+ * and its token ids. Returns {timings, reason}, `reason` being the API's finish_reason, or "repetition".
  */
 export async function ask(messages, options, signal, onProgress) {
-  const body = { messages, stream: true, return_draft_trace: true, return_token_ids: true, ...options };
+  const body = { ...named(), messages, stream: true, return_draft_trace: true, return_token_ids: true, ...options };
   const response = await request("v1/chat/completions", body, signal);
   if (!response.ok) throw await failure(response);
   let timings = null;
@@ -82,7 +90,7 @@ export async function ask(messages, options, signal, onProgress) {
   try {
     for await (const event of events(response)) {
       if (event.error) throw new ServerError(event.error.message, event.error.code);
-      if (event.prefill || event.repeats) onProgress(event);
+      if (event.prefill || event.loading || event.repeats) onProgress(event);
       const choice = event.choices && event.choices[0];
       if (choice) {
         const { content, reasoning_content: thought } = choice.delta;
@@ -91,7 +99,7 @@ export async function ask(messages, options, signal, onProgress) {
         if (content || thought || trace.length || ids.length) {
           onProgress({ text: content || "", thought: thought || "", trace, ids });
         }
-        reason = choice.finish_reason || reason;
+        reason = (choice.stop_reason === "repetition" ? choice.stop_reason : choice.finish_reason) || reason;
       }
       timings = event.timings || timings;
     }
@@ -111,12 +119,12 @@ export async function pdfText(file, signal) {
 
 /** Return the number of tokens of a text; Infinity if it is longer than any context. */
 export async function textTokens(text, signal) {
-  return counted(await request("tokenize", { content: text, add_special: false }, signal));
+  return counted(await request("tokenize", { ...named(), content: text, add_special: false }, signal));
 }
 
 /** Return the number of tokens of a conversation's prompt; Infinity if it is longer than the server reads. */
 export async function promptTokens(messages, options) {
-  return counted(await request("apply-template", { messages, ...options }));
+  return counted(await request("apply-template", { ...named(), messages, ...options }));
 }
 
 async function counted(response) {

@@ -1,13 +1,13 @@
 // The open conversation: questions, answers, and what can be done with them.
 //
 // `ended` of an answer that is not complete: "length" (the limit of tokens), "loop" (the limit, and it repeats itself),
-// "full" (the end of the context), "stopped" (by the user), "broken" (an error).
+// "repetition" (the setting that stops loops), "full" (the end of the context), "stopped" (by the user), "broken" (an error).
 import { grow, resumed, Shown } from "./answer.js";
 import { ask, promptTokens, summary } from "./api.js";
 import { attach, attached, reading, refusal } from "./attach.js";
 import * as branches from "./branches.js";
 import { announce, at, button, element } from "./dom.js";
-import { model } from "./model.js";
+import { model, refresh } from "./model.js";
 import { race } from "./race.js";
 import { drawnSeed, limit, mostTokens, sampling } from "./settings.js";
 import * as talks from "./talks.js";
@@ -26,6 +26,15 @@ export function tell(text, actions = []) {
   const buttons = element("span", "row", ...actions.map(([name, run]) => button(name, run)));
   const sentence = text.slice(0, 1).toUpperCase() + text.slice(1);
   at("notice").replaceChildren(...(text ? [element("span", "", sentence), buttons] : []));
+}
+
+/** Return what a model wrote in the open conversation, in words: its answers and their mean speed. */
+export function statistics(name) {
+  const own = state.talk.messages.filter((one) => one.model === name && one.speed);
+  if (!own.length) return "";
+  const sum = (key) => own.reduce((total, { speed }) => total + speed[key], 0);
+  const speed = sum("ms") > 0 ? ` · ${((1000 * sum("tokens")) / sum("ms")).toFixed(1)} tok/s` : "";
+  return `${own.length === 1 ? "1 answer" : `${own.length} answers`}${speed}`;
 }
 
 /** Store the open conversation. */
@@ -70,6 +79,9 @@ function show(message) {
   return shown;
 }
 
+/** Return whether the chosen model made an answer, so that it can continue from its tokens. */
+const isOwn = (message) => !message.model || !model.name || message.model === model.name;
+
 /** The line above the first message that the model sees. */
 function boundary(message) {
   return element("li", "boundary", "The model does not see the messages above this line.", button("Undo", () => {
@@ -82,12 +94,13 @@ function boundary(message) {
 /** Say under an answer why it is not complete, and offer what helps. */
 function explain(shown, message) {
   const place = () => state.talk.messages.indexOf(message);
-  const go = message.ids?.length ? [["Continue", () => goOn(place())]] : [];
+  const go = message.ids?.length && isOwn(message) ? [["Continue", () => goOn(place())]] : [];
   const made = message.limit ? `its limit of ${message.limit.toLocaleString("en")} tokens` : "the model's own limit";
   const full = [["New conversation", () => hooks.fresh()], ["Drop the oldest turns", () => drop(() => goOn(place()))]];
   const [text, actions] = {
     length: [`The answer reached ${made}.`, go],
     loop: [`The answer repeats itself and reached ${made}. Try another temperature or a larger model.`, go],
+    repetition: ["The answer was stopped because it repeats itself. Try another temperature or a larger model.", go],
     full: [`The conversation fills the model's context${sized()}.`, full],
     stopped: ["Stopped.", go],
     broken: [go.length ? "The answer broke off." : "", go],
@@ -178,6 +191,10 @@ async function stream(talk, message, shown, sent, options, signal) {
       shown.count(`reading the prompt: ${came.prefill}`);
       return;
     }
+    if (came.loading) {
+      shown.count(came.loading);
+      return;
+    }
     if (came.repeats) {
       shown.tell("The answer repeats itself.", [["Stop", () => state.running?.abort()]]);
       return;
@@ -204,9 +221,10 @@ async function stream(talk, message, shown, sent, options, signal) {
   try {
     const found = await ask(sent, options, signal, put);
     const { timings } = found;
-    message.figures = summary(found, before);
+    message.figures = [...(model.several ? [message.model] : []), summary(found, before)].filter(Boolean).join(" · ");
+    if (timings) message.speed = { tokens: timings.predicted_n, ms: timings.predicted_ms };
     if (timings && Number.isInteger(timings.seed)) message.made.seed = timings.seed;
-    ended = found.reason === "length" ? atLimit(timings, options.max_tokens) : "";
+    ended = { length: atLimit(timings, options.max_tokens), repetition: "repetition" }[found.reason] || "";
   } catch (error) {
     if (error.name === "AbortError") ended = "stopped";
     throw error;
@@ -218,6 +236,7 @@ async function stream(talk, message, shown, sent, options, signal) {
     if (talk === state.talk) keep();
     else talks.keep(talk);
     shown.end();
+    if (model.several || !model.context) refresh(); // the request may have loaded the model
   }
 }
 
@@ -236,7 +255,7 @@ async function answer(place, question, more = {}) {
   if (isNew) branches.add(talk, place, question);
   const made = { ...sampling(), ...more };
   const empty = { content: "", thought: "", trace: [], ids: [] };
-  const message = { role: "assistant", ...empty, made, limit: mostTokens(), ended: "stopped" }; // until it has ended
+  const message = { role: "assistant", ...empty, made, model: model.name, limit: mostTokens(), ended: "stopped" }; // until it has ended
   branches.add(talk, place + 1, message);
   at("race").hidden = true;
   redraw(isNew ? place : place + 1);
@@ -334,12 +353,13 @@ async function drop(next, messages = state.talk.messages) {
 function goOn(place) {
   const { talk } = state;
   const message = talk.messages[place];
-  if (state.running || !message?.ids?.length || place !== talk.messages.length - 1) return;
+  if (state.running || !message?.ids?.length || !isOwn(message) || place !== talk.messages.length - 1) return;
   const sent = [
     ...talks.asMessages(talk, place),
     { role: "assistant", content: message.content, token_ids: message.ids },
   ];
   message.limit = mostTokens();
+  if (message.ended === "repetition") message.made.stop_loops = false;
   const options = { ...message.made, ...limit(), continue_final_message: true, echo: true };
   const shown = begin(message);
   guarded((signal) => stream(talk, message, shown, sent, options, signal), (error) => {

@@ -2,9 +2,9 @@
 // only, never as HTML.
 import { keepKey, restoreKey } from "./api.js";
 import { connectAttachments } from "./attach.js";
-import { edit, fit, hooks, keep, open, redraw, run, send, state, tell, write } from "./chat.js";
+import { edit, fit, hooks, keep, open, redraw, run, send, state, statistics, tell, write } from "./chat.js";
 import { at, button, disclosure, drawIcons, element, follow } from "./dom.js";
-import { connect, model } from "./model.js";
+import { connect, list as listModels, model, hooks as modelHooks } from "./model.js";
 import { restoreSettings } from "./settings.js";
 import { isOpen, list, sidebar } from "./sidebar.js";
 import * as talks from "./talks.js";
@@ -28,6 +28,7 @@ function refresh() {
   at("title").value = state.talk.title;
   at("title").placeholder = name;
   document.title = `${name} · ipex-lookahead`;
+  if (model.several) listModels();
 }
 
 function fresh() {
@@ -61,6 +62,7 @@ async function take([file]) {
 drawIcons();
 hooks.changed = refresh;
 hooks.fresh = fresh;
+Object.assign(modelHooks, { tell, statistics, picked: () => redraw(), busy: () => state.running !== null });
 hooks.toEnd = follow(at("main"), [at("talk"), at("race")], at("down"));
 connectAttachments(tell);
 const closeActions = disclosure(at("more"), at("actions"));

@@ -4,25 +4,27 @@ import { at } from "./dom.js";
 const STORED = "ipex-lookahead.settings";
 const NAMES = ["most", "temperature", "top_p", "seed", "thinking"];
 const NUMBERS = ["temperature", "top_p"];
+const SWITCHES = ["color", "stop_loops"];
 
 /** Restore the settings and keep later changes. */
 export function restoreSettings() {
   try {
     const kept = JSON.parse(localStorage.getItem(STORED)) || {};
     for (const name of NAMES) if (typeof kept[name] === "string") at(name).value = kept[name];
-    at("color").checked = Boolean(kept.color);
+    for (const name of SWITCHES) if (typeof kept[name] === "boolean") at(name).checked = kept[name];
   } catch {
     // nothing is stored
   }
   showColors();
-  for (const name of [...NAMES, "color"]) at(name).addEventListener("change", store);
+  for (const name of [...NAMES, ...SWITCHES]) at(name).addEventListener("change", store);
   at("color").addEventListener("change", showColors);
 }
 
 function store() {
   const kept = Object.fromEntries(NAMES.map((name) => [name, at(name).value]));
+  for (const name of SWITCHES) kept[name] = at(name).checked;
   try {
-    localStorage.setItem(STORED, JSON.stringify({ ...kept, color: at("color").checked }));
+    localStorage.setItem(STORED, JSON.stringify(kept));
   } catch {
     // the settings end with the page
   }
@@ -46,7 +48,7 @@ export function mostTokens() {
 
 /** Return the sampling fields of a request. Fields that are empty have the model's own values. */
 export function sampling() {
-  const found = {};
+  const found = at("stop_loops").checked ? { stop_loops: true } : {};
   for (const name of NUMBERS) if (at(name).value !== "") found[name] = Number(at(name).value);
   if (at("seed").value !== "") found.seed = Math.max(0, Math.floor(Number(at("seed").value)));
   else if (found.temperature) found.seed = drawnSeed(); // known here, so that a stopped answer can be continued

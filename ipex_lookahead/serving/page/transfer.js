@@ -61,7 +61,8 @@ export async function importFile(file) {
     throw new Error(`"${file.name}" is not valid JSON; choose a file that "Export as JSON" wrote`);
   }
   const several = Array.isArray(given) && given.some((one) => one && one.messages) ? given : given && given.conversations;
-  const found = (Array.isArray(several) ? several : [given]).map((one, i) => imported(one, i, file.name));
+  const now = Date.now();
+  const found = (Array.isArray(several) ? several : [given]).map((one, i) => imported(one, i, file.name, now));
   if (!found.length) throw new Error(`"${file.name}" has no conversation`);
   for (const [i, talk] of found.entries()) {
     if (talks.keep(talk)) continue;
@@ -71,7 +72,7 @@ export async function importFile(file) {
   return found;
 }
 
-function imported(given, number, file) {
+function imported(given, number, file, now) {
   const messages = Array.isArray(given) ? given : given && given.messages;
   if (!Array.isArray(messages) || !messages.length) {
     throw new Error(`"${file}": conversation ${number + 1} has no list "messages"; choose a file that "Export as JSON" wrote`);
@@ -86,7 +87,7 @@ function imported(given, number, file) {
   const title = typeof given.title === "string" ? given.title.slice(0, 200) : "";
   return {
     ...talks.fresh(),
-    when: Date.now() - number, // in the order of the file
+    when: now - number, // in the order of the file
     title,
     named: Boolean(title),
     system: system.map((one) => one.content).join("\n\n"),

@@ -15,7 +15,8 @@ MARKS = (
     "<|tool_call_start|>", "<|tool_call_end|>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
     "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<|tool_call|>",
     "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>",
-    "<|tool_call>", "<tool_call|>", '<|"|>',
+    "<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|start|>", "<|message|>", "<|eom|>",
 )  # fmt: skip
 END = 256
 FIRST = 257
@@ -65,7 +66,7 @@ def takes(grammar: str, text: str, tokens: bool = False) -> bool:
     return matcher.validate_tokens(ids) == len(ids) and all(map(matcher.consume_token, ids)) and matcher.is_accepting()
 
 
-CLOSING = ("\n</parameter>\n", "</parameter>", "</arg_value>", '<|"|>', '"', "'", "}", "]", ")")
+CLOSING = ("\n</parameter>\n", "</parameter>", "</param>", "</arg_value>", '<|"|>', '"', "'", "}", "]", ")")
 
 
 def walked(grammar: str, seed: int, tokens: bool = False, most: int = 1500, letters: Sequence[str] = ()) -> str:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ipex_lookahead.conversation.calls.bare_keys import BareKeys
 from ipex_lookahead.conversation.calls.base import Call, Style
-from ipex_lookahead.conversation.calls.elements import Coder, Keyed
-from ipex_lookahead.conversation.calls.json_calls import Bracketed, Sectioned, Tagged
+from ipex_lookahead.conversation.calls.elements import Coder, Keyed, Params
+from ipex_lookahead.conversation.calls.json_calls import Bracketed, Numbered, Sectioned, Tagged
 from ipex_lookahead.conversation.calls.pythonic import Pythonic
 from ipex_lookahead.conversation.reader import Reader
 from ipex_lookahead.conversation.thinking import CHANNEL, Mode, Thought
@@ -28,10 +28,12 @@ STYLES: dict[str, Style] = {
     "granite 3": Bracketed("<|tool_call|>"),
     "deepseek 3": Sectioned(fenced=True),
     "deepseek 3.1": Sectioned(fenced=False),
+    "kimi": Numbered(),
     "lfm2": Pythonic(),
     "qwen3.5": Coder(),
     "glm 4.5": Keyed("\n"),
     "glm 4.7": Keyed(""),
+    "minicpm5": Params(),
     "gemma 4": BareKeys(),
 }
 EVERY = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
@@ -204,7 +206,9 @@ def test_every_mark_is_named(style: Style) -> None:
     assert set(marks) <= {*style.markers, *style.inner, style.end}
 
 
-ELEMENTS = pytest.mark.parametrize("style", [Coder(), Keyed("\n"), Keyed("")], ids=["qwen3.5", "glm 4.5", "glm 4.7"])
+ELEMENTS = pytest.mark.parametrize(
+    "style", [Coder(), Keyed("\n"), Keyed(""), Params()], ids=["qwen3.5", "glm 4.5", "glm 4.7", "minicpm5"]
+)
 
 
 def of(schema: Any, **more: Any) -> list[Any]:
@@ -389,7 +393,7 @@ def test_deep_schemas_and_arguments_are_refused() -> None:
          [("f", {"a": "it's", "b": True}), ("f", {"n": -1000})]),
         (Pythonic(), "<|tool_call_start|>[f(z={'k': [1, (2, 3), None, true,], \"e\": 1e3})]<|tool_call_end|>",
          [("f", {"z": {"k": [1, [2, 3], None, True], "e": 1000.0}})]),
-        (Pythonic(), '<|tool_call_start|>[f(a="\\u00e9\\n\\x41\\q\\ud83d\\ude42")]<|tool_call_end|>',
+        (Pythonic(), '<|tool_call_start|>[f(a="\\u00e9\n\\x41\\q\\ud83d\\ude42")]<|tool_call_end|>',
          [("f", {"a": "é\nA\\q🙂"})]),
         (BareKeys(), '<|tool_call> call : f { a : <|"|> x <|"|> , n : -5 }<tool_call|>',
          [("f", {"a": " x ", "n": -5})]),
@@ -426,3 +430,19 @@ def test_transformers_finds_the_same_calls_of_gemma_4(arguments: dict[str, Any],
     assert calls == [("f", arguments), ("g", {})]
     assert [str(one) for one in ours if isinstance(one, Thought)] == ["hm"] * thinks
     assert theirs.get("reasoning_content", "").strip() == "hm" * thinks
+
+
+@pytest.mark.parametrize("text", ["a < b", "a & b\n", "</param>", "</function>", "]]>x", "<![CDATA[", ""])
+def test_a_section_holds_any_text_but_its_own_end(text: str) -> None:
+    """MiniCPM5's texts with markup; what the model writes without a section is taken as it is."""
+    style, functions = Params(), of({"type": "string"})
+    written = "".join(style.spelled([("f", {"a": text})]))
+    assert ("CDATA" in written) == bool(set(text) & set("<&\n"))
+    assert found(style, written, functions) == [("f", {"a": text})]
+    plain = '<function name="f"><param name="a">a &lt; b</param></function>'
+    assert found(style, plain, functions) == [("f", {"a": "a &lt; b"})]
+
+
+def test_a_section_of_another_type_is_read_as_its_value() -> None:
+    written = '<function name="f"><param name="a"><![CDATA[[1, 2]]]></param></function>'
+    assert found(Params(), written, of({"type": "array"})) == [("f", {"a": [1, 2]})]

@@ -26,8 +26,11 @@ from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModel
 from tests.support.assistant_folders import WORDS, Ids, Pair, write_assistant_gguf
 from tests.support.family_engines import on
 
-PAIRS = [("e2b", True), ("e2b", False), ("31b", False), ("31b keys and values apart", True), ("26b", False)]
-"""Targets, and whether their assistants compute the logits of a few centroids alone."""
+PAIRS: list[tuple[Any, ...]] = [
+    ("e2b", True), ("e2b", False), ("31b", False), ("31b keys and values apart", True), ("26b", False),
+    ("plain", False, WORDS, "gemma4_unified_text"),
+]  # fmt: skip
+"""Targets, and whether their assistants compute the logits of a few centroids alone; then of which family they are."""
 
 
 def text(length: int, seed: int = 0) -> Ids:

@@ -16,7 +16,7 @@ from ipex_lookahead.errors import ContextLengthError, InputError
 from tests.gates import cases
 from tests.support.cache_walk import Plain, walk
 from tests.support.hybrids import HYBRIDS, hybrid
-from tests.support.native import ids_of, load, run
+from tests.support.native import chain, ids_of, load, run
 from tests.support.specs import make_spec, native_engine, random_weights
 from tests.support.tiny import write_tiny_llama
 
@@ -137,3 +137,32 @@ def test_walks(name: str, kv_cache: str) -> None:
     plain = Plain(engine)
     for seed in range(cases(4, 10)):
         walk(engine, seed, plain=plain)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_settled_rows_that_are_not_kept_leave_no_trace(name: str) -> None:
+    """Accepted rows that the dropped step had added to the state are pending again, in a batch too."""
+    engine = hybrid(name)
+    tokens = ids_of(engine, 30)
+    expected = run(engine, engine.new_cache(), tokens)
+    caches = [engine.new_cache(), engine.new_cache()]
+
+    def step(chosen: list[int], first: int, rows: int, settled: int) -> np.ndarray:
+        parents = np.concatenate([chain(rows)] * len(chosen))
+        some = np.concatenate([tokens[first : first + rows]] * len(chosen))
+        own, counts = [caches[i] for i in chosen], [rows] * len(chosen)
+        logits = engine.forward(
+            Batch(own, counts, some, parents, OutputRequest(logits=True), [settled] * len(chosen))
+        ).logits
+        assert logits is not None
+        return logits
+
+    step([0, 1], 0, 10, 10)
+    for cache in caches:
+        cache.keep(list(range(10)))
+    step([0, 1], 10, 8, 0)
+    for cache in caches:
+        cache.keep(list(range(8)))
+    step([0], 18, 4, 4)
+    found = step([0, 1], 18, 3, 0)
+    assert found.tobytes() == np.concatenate([expected[18:21]] * 2).tobytes()

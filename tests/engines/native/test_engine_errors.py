@@ -22,7 +22,7 @@ from tests.support.tiny import write_tiny_llama
 def test_too_little_memory_for_a_step_is_an_error_of_ours(tmp_path: Path) -> None:
     engine = load(write_tiny_llama(tmp_path))
 
-    def no_memory(*arguments: object) -> None:
+    def no_memory(*arguments: object, **named: object) -> None:
         raise MemoryError
 
     engine._forward = no_memory

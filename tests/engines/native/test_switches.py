@@ -146,3 +146,14 @@ def test_windows_of_a_long_blank_cost_little() -> None:
     cache = engine.new_cache((1 << 20) - 70)
     run(engine, cache, ids_of(engine, 70))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # kB; all of it would take 4 GiB
+
+
+def test_norms_of_all_heads_where_rows_have_several_lengths() -> None:
+    """24 keys end within a vector: another layer's row, of another length, leaves values behind them."""
+    spec = make_spec(layers=3, heads=6, kv_heads=3, head_dim=8, q_norm="whole", k_norm="whole",
+                     attention_gate=[True, False])  # fmt: skip
+    engine = native_engine(spec, random_weights(spec, 3), "fp32")
+    tokens = ids_of(engine, 40)
+    expected = [row.tobytes() for row in one_by_one(engine, tokens)]
+    for sizes in ([40], [1, 7], [17, 3]):
+        assert rows_in_every_way(engine, tokens, sizes) == expected, sizes

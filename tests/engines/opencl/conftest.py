@@ -18,6 +18,18 @@ def device(request: pytest.FixtureRequest) -> Any:
     return device_of(None, SPELLINGS[request.param])
 
 
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A device with nothing on it, whose memory a test may change."""
+    from ipex_lookahead.engines.opencl.device import Objects, device_of
+
+    device = device_of(None)
+    monkeypatch.setattr(device, "objects", Objects(device.cl, device))
+    monkeypatch.setattr(device, "memory", device.memory)
+    monkeypatch.setattr(device, "largest_buffer", device.largest_buffer)
+    return device
+
+
 def need(device: Device, *names: str) -> None:
     """Skip the test where the device lacks one of what kernels may use, keys of ``SPELT``."""
     from ipex_lookahead.engines.opencl.device import NOT_OFFERED, SPELT

@@ -75,8 +75,10 @@ def test_a_gpu_is_chosen_before_what_else_there_is(monkeypatch: pytest.MonkeyPat
     for name in ("opencl:3", "opencl:-1", "cuda", "opencl:", "cpu"):
         with pytest.raises(InputError, match=r"opencl:0 \(cpu\), opencl:1 \(arc\), opencl:2 \(iris\)"):
             module._chosen(name)
-    with pytest.raises(EngineError, match="'xpu:2': 2 of the OpenCL devices"):
-        module._chosen("xpu:2")
+    for name in ("xpu:2", "xpu:24"):  # a GPU's number, never a number of layers
+        with pytest.raises(EngineError, match=f"'{name}': 2 of the OpenCL devices") as caught:
+            module._chosen(name)
+        assert "a number of layers is gpu_layers" in caught.value.hint
     del devices[1:]
     assert module._chosen(None) == (0, devices[0])
     with pytest.raises(EngineError, match="'xpu': 0 of the OpenCL devices"):

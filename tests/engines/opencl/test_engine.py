@@ -331,7 +331,7 @@ def test_bad_steps_are_refused_and_nothing_is_lost(device: Device) -> None:
         {"wants": OutputRequest(top=65)},
         {"wants": OutputRequest(top=-1)},
         {"wants": OutputRequest(top=None)},
-        {"wants": OutputRequest(hidden=(1,))},
+        {"wants": OutputRequest(hidden=(9,))},
         {"wants": OutputRequest(timings=True)},
     ):
         with pytest.raises(InputError):

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead.engines.opencl.device import Device
-from ipex_lookahead.engines.opencl.launches import MOST_FUSED
+from ipex_lookahead.engines.opencl.operations.base import MOST_FUSED
 from ipex_lookahead.engines.opencl.programs import ARRIVALS
 from tests.engines.opencl.test_engine import both
 from tests.support.native import ids_of, run
@@ -28,7 +28,7 @@ def test_launches_of_a_model_of_7b(device: Device, rows: int, each: int, others:
     spec = make_spec(layers=32, hidden=32, intermediate=40, heads=2, kv_heads=2, vocab=32000, tied=False)
     _, engine = both(spec, device, "sym_int4")
     run(engine, engine.new_cache(), np.zeros(rows, np.int32))
-    (launches,) = engine._decoder._launches.values()
+    ((launches,),) = engine._decoder._launches.values()
     assert len(launches) == 32 * each + others
 
 
@@ -57,7 +57,7 @@ def test_heads_of_any_width_are_finished_once(
         window=None,
     )
     native, engine = both(spec, device, low_bit, kv_cache)
-    assert len(engine._decoder.weights.layers[0].qkv) == (1 if low_bit == "sym_int4" else 3)
+    assert len(engine._decoder.weights.attentions[0].qkv) == (1 if low_bit == "sym_int4" else 3)
     tokens = ids_of(native, 70)
     pairs = [(one, one.new_cache()) for one in (engine, native)]
     for rows, parents in (

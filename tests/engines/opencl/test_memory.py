@@ -18,11 +18,12 @@ from ipex_lookahead.engines import weights
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.opencl import memory
-from ipex_lookahead.engines.opencl.device import Device, Objects, device_of
+from ipex_lookahead.engines.opencl.device import Device, device_of
 from ipex_lookahead.engines.opencl.engine import OpenClEngine
 from ipex_lookahead.engines.opencl.linear import Rows
 from ipex_lookahead.engines.opencl.load import load
-from ipex_lookahead.engines.opencl.memory import Measured, choose_layers, layers_that_fit, measured, room
+from ipex_lookahead.engines.opencl.memory import Measured, measured
+from ipex_lookahead.engines.opencl.placement import SHARE, Placement, choose, room
 from ipex_lookahead.engines.opencl.scratch import Scratch
 from ipex_lookahead.engines.opencl.split import SplitEngine
 from ipex_lookahead.errors import OutOfMemoryError
@@ -32,6 +33,8 @@ from tests.engines.opencl.test_split import divided
 from tests.support.native import chain, ids_of, run
 from tests.support.specs import make_spec
 from tests.support.tiny import write_tiny_llama
+
+LATENTS = (24, 20, 8, 12, 40)
 
 
 def of(spec: Any, low_bit: str, kv_cache: str = "fp16", positions: int = 512) -> Measured:
@@ -54,8 +57,8 @@ def test_weights_take_what_was_said(low_bit: str) -> None:
 
 def buffers_in(part: Any) -> int:
     """Bytes of all buffers that a part of a step holds."""
-    if isinstance(part, (list, tuple)):
-        return sum(map(buffers_in, part))
+    if isinstance(part, (dict, list, tuple)):
+        return sum(map(buffers_in, part.values() if isinstance(part, dict) else part))
     if isinstance(part, (Scratch, Rows)):
         names = ("buffers",) if isinstance(part, Rows) else vars(part)
         return sum(buffers_in(getattr(part, name)) for name in names)
@@ -64,15 +67,22 @@ def buffers_in(part: Any) -> int:
 
 @pytest.mark.parametrize("kv_cache", ["fp16", "int8"])
 def test_keys_and_what_steps_work_in_take_what_was_said(kv_cache: str) -> None:
-    spec = make_spec(context=600, layers=3, experts=[0, 3, 3], used=[0, 2, 2])
+    spec = make_spec(
+        context=600,
+        layers=3,
+        experts=[0, 3, 3],
+        used=[0, 2, 2],
+        shared_expert=[0, 70, 0],
+        latent=[None, LATENTS, LATENTS],
+    )
     native, engine = both(spec, device_of(None), "sym_int4", kv_cache)
     need = of(spec, "sym_int4", kv_cache, 600).need(3)
     wants = OutputRequest(np.arange(memory.WANTED, dtype=np.int32))
     engine.forward(Batch([engine.new_cache()], [512], ids_of(native, 512), chain(512), wants))
     decoder = engine._decoder
-    assert need.keys == 10 * decoder.pages.bytes * len(decoder.pages.buffers)  # 600 positions are ten pages
+    assert need.keys == 10 * sum(decoder.pages.sizes)  # 600 positions are ten pages
     tables = [sum(int(one.size) for one in rope.buffers if one is not None) for rope in decoder.ropes.values()]
-    factors = 4 * 600  # of queries, of a rope that has none: made with its tables, and not kept
+    factors = 4 * 600 * len(tables)  # of queries, of ropes that have none: made with their tables, and not kept
     assert need.scratch == buffers_in(decoder._scratch) + sum(tables) + factors
 
 
@@ -89,44 +99,34 @@ def test_fewer_layers_need_less_and_an_embedding_of_its_own_goes_first() -> None
     assert needs[2].widest != "embedding"
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """A device with nothing on it, whose memory a test may change."""
-    device = device_of(None)
-    monkeypatch.setattr(device, "objects", Objects(device.cl, device))
-    monkeypatch.setattr(device, "memory", device.memory)
-    monkeypatch.setattr(device, "largest_buffer", device.largest_buffer)
-    return device
-
-
 def test_what_does_not_fit_is_refused_with_what_fits(small: Device) -> None:
     spec = make_spec(layers=4, tied=False)
     model = of(spec, "sym_int4")
-    small.memory = int(model.need(3).total / memory.SHARE) + 100
-    assert layers_that_fit(small, model) == 3
+    small.memory = int(model.need(3).total / SHARE) + 100
+    assert choose(small, model) == Placement(3)
     with pytest.raises(OutOfMemoryError, match=r"the model needs .* of weights, .* for 512 positions") as caught:
-        choose_layers(small, model, 9)
+        choose(small, model, 9)
     assert caught.value.hint.startswith(
         "gpu_layers=3 fits (3 of 4 layers; the others run on the CPU); or use kv_cache="
     )
-    assert choose_layers(small, model, 2) == 2
+    assert choose(small, model, 2) == Placement(2)
     with pytest.raises(InputError, match="gpu_layers=0: at least one layer"):
-        choose_layers(small, model, 0)
+        choose(small, model, 0)
     small.memory = 1000
     with pytest.raises(OutOfMemoryError, match="1 of the model's 4 layers need") as caught:
-        choose_layers(small, model, None)
+        choose(small, model)
     assert "not one layer fits: use engine='native'" in caught.value.hint
 
 
 def test_as_many_as_fit_are_put_there_and_it_is_said(small: Device, caplog: pytest.LogCaptureFixture) -> None:
     model = of(make_spec(layers=4), "sym_int4")
-    small.memory = int(model.need(2).total / memory.SHARE) + 100
+    small.memory = int(model.need(2).total / SHARE) + 100
     with caplog.at_level(logging.INFO, "ipex_lookahead"):
-        assert choose_layers(small, model, None) == 2
+        assert choose(small, model) == Placement(2)
         assert "2 of its 4 layers and the lm_head are put there, the others run on the CPU" in caplog.text
         small.memory *= 100
         caplog.clear()
-        assert choose_layers(small, model, None) == 4
+        assert choose(small, model) == Placement(4)
     assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
@@ -143,7 +143,7 @@ def test_models_that_are_there_already_count(small: Device) -> None:
     _, engine = both(make_spec(), small)
     run(engine, engine.new_cache(), np.zeros(1, np.int32))
     decoder = engine._decoder
-    kept = decoder.weights.nbytes + decoder.pages.bytes * len(decoder.pages.buffers)
+    kept = decoder.weights.nbytes + sum(decoder.pages.sizes)
     assert before - room(small) > kept + buffers_in(decoder._scratch)
     del engine, decoder
     assert room(small) == before
@@ -165,7 +165,7 @@ def test_nothing_is_read_before_it_is_known_to_fit(
     request = LoadRequest(folder, low_bit="sym_int4", threads=1)
     spec = checkpoint.spec
     model = measured(checkpoint, spec, request.plan("sym_int4").of_spec(spec), "fp16", None)
-    small.memory = int(model.need(2).total / memory.SHARE) + 10
+    small.memory = int(model.need(2).total / SHARE) + 10
     read: list[str] = []
     monkeypatch.setattr(weights, "read_matrix", lambda _, tensor, *__, **___: read.append(tensor))
     with pytest.raises(OutOfMemoryError, match="has .* for it"):
@@ -178,7 +178,7 @@ def test_loading_divides_the_layers_by_itself(tmp_path: Path, small: Device) -> 
     checkpoint = open_checkpoint(folder)
     spec = checkpoint.spec
     plan = LoadRequest(folder, low_bit="sym_int4").plan("sym_int4").of_spec(spec)
-    small.memory = int(measured(checkpoint, spec, plan, "fp16", None).need(2).total / memory.SHARE) + 10
+    small.memory = int(measured(checkpoint, spec, plan, "fp16", None).need(2).total / SHARE) + 10
     model = AutoModelForCausalLM.from_pretrained(folder, load_in_low_bit="sym_int4", engine="opencl", progress=False)
     assert isinstance(model.engine, SplitEngine)
     facts = model.engine.describe()
@@ -203,12 +203,13 @@ def test_weights_larger_than_a_buffer_are_in_several(
     monkeypatch.setattr(device, "largest_buffer", 2 * 64 * 64 + 100)
     native, (engine,) = divided(spec, device, "sym_int8")
     weights, before = (one._device._decoder.weights for one in (engine, whole))
-    assert (len(before.layers[0].qkv), len(weights.layers[0].qkv)) == (1, 3)
+    assert (len(before.attentions[0].qkv), len(weights.attentions[0].qkv)) == (1, 3)
     assert (len(before.head), len(weights.head)) == (1, 3)
-    assert (len(before.layers[0].down), len(weights.layers[0].down)) == ((1, 5) if spec.mixtures else (1, 1))
+    if spec.mixtures:
+        assert [len(one.mixtures[0][1].down) for one in (before, weights)] == [1, 5]
     tokens = ids_of(native, 40)
     expected = run(native, native.new_cache(), tokens).tobytes()
-    assert in_pieces(engine, tokens, [1, 5]).tobytes() == expected
+    assert in_pieces(engine, tokens, [1, 4]).tobytes() == expected
     for (key, one), (other_key, other) in zip(sorted_weights(engine), sorted_weights(native), strict=True):
         assert key == other_key
         assert [(n, a.tobytes()) for n, a in one.arrays()] == [(n, a.tobytes()) for n, a in other.arrays()], key

@@ -22,6 +22,7 @@ from tests.engines.native.test_kernels import linear, make_weight
 from tests.engines.opencl.test_engine import both
 from tests.engines.opencl.test_linear import activations
 from tests.support.native import ids_of, run
+from tests.support.recurrences import ODD, recurrent_spec
 from tests.support.specs import make_spec
 
 SMALL: dict[str, Any] = {"layers": 1, "hidden": 64, "intermediate": 40, "heads": 2, "kv_heads": 1, "vocab": 40}
@@ -34,8 +35,17 @@ MIXTURE: dict[str, Any] = {
     **SMALL, "experts": 3, "used": 2, "sinks": True, "q_norm": "head", "k_norm": "head", "bias": "gudr",
     "activation": Activation("clamped", 1.702, 0.7),
 }  # fmt: skip
-MODELS = {"llama": SMALL, "after": AFTER, "mixture": MIXTURE}
-NOT_OF_A_STEP = {"self_test", "range_test", "arrivals", "read_all"}
+LATENTS: dict[str, Any] = {
+    **SMALL, "latent": (24, 20, 8, 12, 40), "experts": 4, "used": 2, "groups": (2, 1, 2), "scores": "sigmoid",
+    "correction": True, "shared_expert": 40, "router_multiplier": 0.3,
+}  # fmt: skip
+"""Latent attention, and a mixture with norms of its own, a shared expert and groups."""
+VARIANTS: dict[str, Any] = {**SMALL, "layer_norm": "biased", "per_layer": 5}
+MODELS = {"llama": SMALL, "after": AFTER, "mixture": MIXTURE, "latents": LATENTS, "variants": VARIANTS}
+STATES = recurrent_spec("delta alone", "mamba alone", "short alone", **{**ODD, "hidden": 40, "vocab": 40})
+OF_HEADS = {"copy_rows", "join", "candidate_tokens", "exponential_sums", "choose_token"}
+"""Kernels of drafting heads and of hidden states, which ``test_heads.py`` and ``test_hidden.py`` run."""
+NOT_OF_A_STEP = {"self_test", "range_test", "arrivals", "read_all", "copy_all", *OF_HEADS}
 
 
 def test_every_kernel_of_a_step(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +59,12 @@ def test_every_kernel_of_a_step(device: Device, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Device, "kernel", noted)
     monkeypatch.setattr(device, "recorder", None)  # oclgrind has none
-    for name, kv_cache in (("llama", "fp16"), ("after", "int8"), ("mixture", "fp16")):
+    for name, kv_cache in (
+        ("llama", "fp16"), ("after", "int8"), ("mixture", "fp16"), ("latents", "int8"), ("states", "fp16"),
+        ("variants", "fp16"),
+    ):  # fmt: skip
         native, engine = both(
-            make_spec(**MODELS[name]),
+            STATES if name == "states" else make_spec(**MODELS[name]),
             device,
             lambda tensor, name=name: "sym_int8" if name == "after" and ".up" in tensor.name else "sym_int4",
             kv_cache,
@@ -64,7 +77,10 @@ def test_every_kernel_of_a_step(device: Device, monkeypatch: pytest.MonkeyPatch)
             for _, cache in pairs:
                 cache.keep(kept)
     source = "".join(path.read_text() for path in KERNELS.glob("*.cl"))
-    there = set(re.findall(r"(?m)^(?:LANE_GROUPS )?(?:kernel )?void (\w+)\(", source)) - NOT_OF_A_STEP
+    there = (
+        set(re.findall(r"(?m)^(?:LANE_GROUPS(?:_OF\w*(?:\([\w * ]+\))?)? )?(?:kernel )?void (\w+)\(", source))
+        - NOT_OF_A_STEP
+    )
     counting = {"linear_heads", "linear_norm"}  # arrivals of work-groups
     assert used == there - ({"merge_heads"} if ARRIVALS in device.spelling else counting)
 

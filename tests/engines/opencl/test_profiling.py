@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
+from ipex_lookahead.bench.roofline import RandomModel, profile
+from ipex_lookahead.bench.routing import Routing
+from ipex_lookahead.engines import prefill
+from ipex_lookahead.engines.api import WarmsUp
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.profiling import profiled
 from ipex_lookahead.errors import InputError
@@ -23,7 +29,7 @@ def test_every_launch_of_a_step_is_timed_and_nothing_is_changed(device: Device) 
     with profiled(device) as profile:
         assert run(engine, cache, tokens).tobytes() == expected
     assert (device.queue, device.launch, device.recorder) == before
-    (launches,) = engine._decoder._launches.values()
+    ((launches,),) = engine._decoder._launches.values()
     assert sum(one.launches for one in profile.kernels) == len(launches)
     assert {one.kernel: one.launches for one in profile.kernels}["attend"] == 3
     assert 0 < profile.busy <= profile.seconds
@@ -32,6 +38,41 @@ def test_every_launch_of_a_step_is_timed_and_nothing_is_changed(device: Device) 
         pass
     assert (nothing.kernels, nothing.seconds) == ([], 0.0)
     assert run(engine, cache, tokens).tobytes() == expected
+
+
+@pytest.mark.parametrize("mixture", [False, True], ids=["dense", "mixture"])
+def test_the_bytes_of_a_step_are_its_weights_keys_and_values(device: Device, mixture: bool) -> None:
+    options: dict[str, Any] = {"experts": 4, "used": 2, "scores": "chosen"} if mixture else {}
+    _, engine = both(make_spec(layers=2, tied=False, **options), device, "sym_int8")
+    batch = prefill.chain(engine.new_cache(50), np.array([3], np.int32))
+    found = profile(engine, batch, copy_gb_s=1.0)
+    assert (found["rows"], found["positions"]) == (1, 50)
+    facts = engine.describe()
+    embedded = sum(one["bytes"] for one in found["kernels"] if one["kernel"] == "embed")
+    read = sum(one["bytes"] for one in found["kernels"]) - embedded
+    assert read == pytest.approx(facts["step_bytes"] + 51 * facts["kv_bytes_per_token"], rel=0.01)
+    for one in found["kernels"]:
+        assert (one["share"] is None) == (one["bytes"] == 0)
+        assert one["share"] is None or one["share"] == pytest.approx(one["gb_s"], abs=0.01)
+
+
+def test_routers_on_the_device_choose_the_experts_of_a_trace(device: Device) -> None:
+    spec = make_spec(layers=2, tied=False, experts=8, used=2, scores="all")
+    routing = Routing(spec, 1, 4)
+    engine = RandomModel(spec, "sym_int8", routing=routing).on(device, 8, 1)
+    tokens = routing.tokens("trace", 0, 4)
+    assert engine.forward(prefill.chain(engine.new_cache(), tokens)).experts == routing.experts(tokens)
+
+
+def test_after_the_first_step_of_a_number_of_rows_nothing_is_built(device: Device) -> None:
+    """As the calibration of lookahead assumes of engines that say so."""
+    _, engine = both(make_spec(), device, "sym_int4")
+    assert isinstance(engine, WarmsUp)
+    batch = prefill.chain(engine.new_cache(), np.arange(5, dtype=np.int32))
+    engine.forward(batch)
+    programs, launches = dict(device._programs), dict(engine._decoder._launches)
+    engine.forward(batch)
+    assert (programs, launches) == (device._programs, engine._decoder._launches)
 
 
 def test_a_profile_that_fails_leaves_the_device_as_it_was(device: Device) -> None:

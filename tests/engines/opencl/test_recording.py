@@ -32,11 +32,11 @@ def test_recorded_steps_give_the_bytes_of_plain_ones(device: Device, monkeypatch
             one.keep(range(rows))
         at += rows
         assert len(engine._decoder._recorded) <= 3
-    assert (2, 2, 4, 2) in engine._decoder._recorded
-    recorded = engine._decoder._recorded[2, 2, 4, 2]
+    assert (4, 2, 2, 4, 2, 0, 1) in engine._decoder._recorded
+    recorded = engine._decoder._recorded[4, 2, 2, 4, 2, 0, 1]
     cache.crop(at - 2)
     run(engine, cache, own)
-    assert engine._decoder._recorded[2, 2, 4, 2] is recorded
+    assert engine._decoder._recorded[4, 2, 2, 4, 2, 0, 1] is recorded
 
 
 def test_without_the_extension_launches_are_plain(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,20 +16,14 @@ from ipex_lookahead.architectures.spec import ModelSpec
 from ipex_lookahead.controller.kept import key_of
 from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.identity import identity
-from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.engine import NativeEngine
-from ipex_lookahead.engines.native.load import load as load_native
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.split import SplitEngine
 from ipex_lookahead.errors import EngineError
-from tests.engines.opencl.test_engine import in_pieces, sorted_weights
-from tests.engines.opencl.test_load import loaded_or_refused
+from tests.engines.opencl.test_engine import in_pieces
 from tests.support.cache_walk import Plain, walk
-from tests.support.family_engines import each, some
-from tests.support.family_table import CONTEXT, Variant
 from tests.support.native import chain, ids_of, run
 from tests.support.specs import NAMED, make_spec, random_switches, random_weights, reader
-from tests.support.tiny_families import build, text, write_folder
 
 
 def divided(
@@ -77,27 +70,6 @@ def test_walks_over_caches(device: Device, kv_cache: str) -> None:
     plain = Plain(native)
     for seed in range(6):
         walk(engines[0], seed, steps=12, plain=plain, longest=90)
-
-
-@each(some()[::3])
-@pytest.mark.rotating(18)
-def test_checkpoints_of_families(tmp_path: Path, model_type: str, variant: Variant) -> None:
-    """Every third one: the same logits, and the weights as they are in the file."""
-    folder = write_folder(tmp_path / "folder", build(model_type, variant))
-    given_ = {"kv_cache": "int8" if variant.gguf else "fp16", "threads": 1, "max_context": CONTEXT}
-    native = load_native(LoadRequest(folder, **given_)).engine
-    tokens = text(build(model_type, variant))
-    expected = run(native, native.new_cache(), tokens).tobytes()
-    for layers in range(1, len(native.spec.layers)):
-        engine = loaded_or_refused(LoadRequest(folder, gpu_layers=layers, **given_), model_type)
-        if engine is None:
-            return
-        assert isinstance(engine, SplitEngine)
-        assert run(engine, engine.new_cache(), tokens).tobytes() == expected
-        pairs = zip(sorted_weights(engine), sorted_weights(native), strict=True)
-        for (name, one), (other_name, other) in pairs:
-            assert name == other_name
-            assert [(n, a.tobytes()) for n, a in one.arrays()] == [(n, a.tobytes()) for n, a in other.arrays()], name
 
 
 def test_what_is_counted_is_the_native_engines(device: Device) -> None:

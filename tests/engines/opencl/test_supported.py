@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.architectures.spec import Linear, ModelSpec, Norm, Tensor
-from ipex_lookahead.engines.opencl.supported import AT_DEFAULT, RUN, check_spec
+from ipex_lookahead.architectures.spec import Activation, Linear, ModelSpec, Norm, Tensor
+from ipex_lookahead.engines.opencl.supported import AT_DEFAULT, RUN, check_spec, may_divide
 from ipex_lookahead.errors import UnsupportedModelError
+from tests.support.recurrences import recurrent_spec
 from tests.support.specs import NAMED, make_spec, tensor
 
-MIXTURE = make_spec(experts=3, used=2, tied=False, q_norm="head", k_norm="head")
+MIXTURE = make_spec(
+    experts=[3, 0], used=[2, 0], tied=False, q_norm="head", k_norm="head", latent=[None, (24, 20, 8, 12, None)],
+    per_layer=8, activation=[Activation("silu"), Activation("xielu")],
+)  # fmt: skip
+MIXTURE = replace(MIXTURE, layers=(*MIXTURE.layers, *recurrent_spec("delta", "mamba", "short").layers))
+"""Every part that a description may have."""
 
 
 def changed(part: Any, kind: type, change: Any) -> Any:
@@ -71,7 +77,24 @@ def test_what_is_off_the_list_is_refused(kind: Any, name: str) -> None:
 
 
 def test_scores_and_layers_that_no_kernel_knows() -> None:
-    assert "a router with sigmoids" in refused(make_spec(experts=3, used=2, scores="softplus"))
+    assert "experts with the scores 'softplus'" in refused(make_spec(experts=3, used=2, scores="softplus"))
+    mixed = make_spec(experts=3, used=2, gated=False)
+    ((block, *_), experts) = mixed.layers, make_spec(experts=3, used=2).mixtures[0].experts
+    some = replace(mixed.mixtures[0], experts=(experts[0], *mixed.mixtures[0].experts[1:]))
+    assert "with and without a gate" in refused(replace(mixed, layers=(replace(block, feed_forward=some),)))
+    assert "parameters in their" in refused(make_spec(experts=3, used=2, activation=Activation("xielu")))
+    for norms in (
+        {"layer_norm": "plain", "latent": (24, 20, 8, 12, None)},
+        {"layer_norm": "plain", "router_multiplier": 2.0},
+    ):
+        assert "layer norms" in refused(make_spec(experts=3, used=2, shared_expert=70, **norms))
+
+
+def test_layers_that_share_more_than_hidden_states_stay_together() -> None:
+    shared = make_spec(layers=4, shared=[None, None, 1, 1])
+    assert [may_divide(shared, layers) for layers in (1, 2, 3, 4)] == [False, False, True, True]
+    inputs = make_spec(layers=2, per_layer=8)
+    assert [may_divide(inputs, layers) for layers in (1, 2)] == [False, True]
     (block, *rest) = make_spec().layers
     made_up = make_dataclass("MadeUp", [("heads", int, 4)], frozen=True)
     assert "MadeUp layers" in refused(replace(make_spec(), layers=(replace(block, mixer=made_up()), *rest)))

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("pyopencl", reason="pyopencl is not installed (make test-opencl runs these tests)")
 
 from ipex_lookahead.engines.opencl import matrix_units
-from ipex_lookahead.engines.opencl.cache import PAGE, Pages
+from ipex_lookahead.engines.opencl.cache import PAGE, Layout, Pages
 from ipex_lookahead.engines.opencl.device import Device
 from ipex_lookahead.engines.opencl.programs import Units
 from ipex_lookahead.errors import EngineError, InputError, OutOfMemoryError
@@ -96,22 +96,22 @@ def test_no_memory_for_a_step(device: Device, monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_pages_grow_by_what_is_needed_where_twice_is_too_much(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages = Pages(device, layers=2, kv_heads=1, head_dim=16, kv_cache="fp16")
+    pages = Pages(device, [Layout(kv_heads=1, head_dim=16, value_dim=16)] * 2, kv_cache="fp16")
     pages.take(10)
     made = Device.empty
     full = EngineError("no memory")
 
     def small(self: Device, nbytes: int) -> Any:
-        if nbytes > 12 * pages.bytes:
+        if nbytes > 12 * pages.sizes[0]:
             raise full
         return made(self, nbytes)
 
     monkeypatch.setattr(Device, "empty", small)
     assert pages.take(1) == [10]
-    assert pages.buffers[0].size == 11 * pages.bytes
+    assert pages.buffers[0].size == 11 * pages.sizes[0]
     with pytest.raises(EngineError, match="no memory"):
         pages.take(5)
-    assert (pages.held(), pages.buffers[0].size) == (11, 11 * pages.bytes)
+    assert (pages.held(), pages.buffers[0].size) == (11, 11 * pages.sizes[0])
     assert pages.take(1) == [11]
 
 
@@ -232,7 +232,7 @@ from ipex_lookahead.engines.opencl.device import Device, device_of, listed
 device = device_of(None)
 buffer = device.upload(np.ones(4, np.float32))
 one = np.int32(1)
-kernel = device.kernel(device.program("rows"), "cap", buffer, one, one, np.float32(1), np.float32(0), buffer)
+kernel = device.kernel(device.program("rows"), "cap", buffer, one, one, np.float32(1), np.float32(0), buffer, one)
 dropped = device.upload(np.ones(4, np.float32))
 child = os.fork()
 if child == 0:

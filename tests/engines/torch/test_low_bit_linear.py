@@ -29,11 +29,9 @@ from ipex_lookahead.engines.torch.low_bit_linear import (
     LowBitLinear,
     replace_linears,
 )
-from ipex_lookahead.engines.torch.xpu_int4 import XpuInt4Kernel
 from ipex_lookahead.engines.weights import WeightPlan, random_matrix
 from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.formats import FORMATS, dequantize
-from tests.support.int4_operator import NEEDS_HALF, int4_product
 
 pytest.importorskip("ipex_lookahead._native", reason="the native core is not built")
 
@@ -228,31 +226,10 @@ def test_without_a_compiled_core_the_generic_kernel_serves(monkeypatch):
     assert "not built" in found.describe()["declined"][0]["reason"]
 
 
-@NEEDS_HALF
-def test_the_xpu_operator_is_chosen_where_it_works_and_declined_where_it_does_not(monkeypatch):
-    """The order and the fallback of an Intel GPU, with the operator restated and the device played by the CPU."""
-
-    def xpu(product):
-        found = LinearBackends(dtype=torch.float16)
-        found.order = BACKENDS["xpu"]
-        found._factories["xpu-int4"] = lambda weight: XpuInt4Kernel(weight, torch.device("cpu"), product)
-        return found
-
-    right = xpu(int4_product)
-    assert [right.kernel(weight_of(f, 16, 32)).name for f in INTEGER] == ["xpu-int4", "xpu-int4", "generic"]
-    wrong_at_one_row = xpu(lambda x, *rest: int4_product(x, *rest) * (1 if len(x) > 1 else 3))
-    assert wrong_at_one_row.kernel(weight_of("sym_int4", 16, 32)).name == "generic"
-    swapped = xpu(lambda x, codes, *rest: int4_product(x, codes.view(torch.uint8).flip(-1).view(torch.int32), *rest))
-    assert swapped.kernel(weight_of("sym_int4", 16, 32)).name == "generic"
-    # PyTorch's own, on a device that it was not made for.
-    real = xpu(None)
-    assert real.kernel(weight_of("sym_int4", 16, 32)).name == "generic"
-    assert real.describe()["declined"][0]["backend"] == "xpu-int4"
-
-
 def test_a_backend_of_another_device_is_refused():
-    with pytest.raises(EngineError, match="native, generic"):
-        LinearBackends(only="xpu-int4")
+    for device, there_is in (("cpu", "native, generic"), ("xpu", "generic")):
+        with pytest.raises(EngineError, match=f"'other' for {device}; there is {there_is}$"):
+            LinearBackends(device, only="other")
 
 
 # ---- torch's own threads --------------------------------------------------------------------------------------------

@@ -11,27 +11,26 @@
 LANE_GROUPS kernel void finish_heads(HEADS_ARGUMENTS, global const int* step) {
   EXCHANGE(lanes)
   const int index = lane_group_of(), row = get_group_id(1);
-  if (index < heads + 2 * kv_heads && row < step[STEP_ROWS]) finish_head(HEADS, index, row, step EXCHANGED);
+  if (row < step[STEP_ROWS]) finish_head(HEADS, index, row, step EXCHANGED);
 }
 
-// A partial softmax over positions: {max, sum, weighted values [head_dim]}, per (row, head, block or all blocks).
-#define PARTIAL(head_dim) (2 + (head_dim))
+// A partial softmax over positions: {max, sum, weighted values [value_dim]}, per (row, head, block or all blocks).
+#define PARTIAL(value_dim) (2 + (value_dim))
 
 static int first_block(int window, int position) {
   return window > 0 && position >= window ? (position - window + 1) / BLOCK : 0;
 }
 
-// One value of a row's attention: merges its blocks in ascending order, then the sink, and divides by the sum.
-static float joined(global const float* partials, int row, int column, int heads, int head_dim, int window,
+// Value `d` of a row's head: merges its blocks in ascending order, then the sink, and divides by the sum.
+static float joined(global const float* partials, int row, int head, int d, int heads, int value_dim, int window,
                     global const float* sinks, global const int* step) {
-  const int head = column / head_dim, d = column % head_dim, blocks = step[STEP_BLOCKS];
-  const int position = ROW(step, row)[POSITION];
+  const int blocks = step[STEP_BLOCKS], position = ROW(step, row)[POSITION];
   const int from = blocks > 1 ? first_block(window, position) : 0, last = blocks > 1 ? position / BLOCK : 0;
-  global const float* next = partials + (((size_t)row * heads + head) * blocks + from) * PARTIAL(head_dim);
+  global const float* next = partials + (((size_t)row * heads + head) * blocks + from) * PARTIAL(value_dim);
   float state_max = next[0], state_sum = next[1], state = next[2 + d];
   for (int b = from + 1; b <= last + (sinks ? 1 : 0); ++b) {
     const bool is_sink = b > last;  // merged as a block with the sink as its only score and a value of zero
-    next += PARTIAL(head_dim);
+    next += PARTIAL(value_dim);
     const float top = is_sink ? sinks[head] : next[0], sum = is_sink ? 1.0f : next[1], value = is_sink ? 0.0f : next[2 + d];
     const float highest = state_max > top ? state_max : top;
     const float keep = exponential(state_max - highest), take = exponential(top - highest);
@@ -42,14 +41,26 @@ static float joined(global const float* partials, int row, int column, int heads
   return state / state_sum;
 }
 
-// Writes a block of 32 inputs of the layer's output projection. order: null, or the row's value for each input.
-static void merge_block(const Rows out, int b, int row, global const float* partials, int heads, int head_dim, int window,
-                        global const float* sinks, global const int* order, global const int* step EXCHANGE_ARGUMENT) {
+// Kinds of gates: softplus instead of sigmoid, and one gate per head instead of one per value.
+#define SOFTPLUS 1
+#define GATES_OF_HEADS 2
+
+// Writes a block of 32 inputs of the layer that reads the heads, each padded with zeros to `width` inputs. order: null, or the
+// row's value for each input. gates: null, or the row's gates: of each value, or of each head.
+static void merge_block(const Rows out, int b, int row, global const float* partials, int heads, int value_dim, int width,
+                        int window, global const float* gates, int gating, global const float* sinks, global const int* order,
+                        global const int* step EXCHANGE_ARGUMENT) {
   float v[2];
   UNROLLED for (int i = 0; i < 2; ++i) {
-    const int own = b * GROUP + i * LANES + lane_of(), width = heads * head_dim;
-    const int column = order && own < width ? order[own] : own;
-    v[i] = own < width ? joined(partials, row, column, heads, head_dim, window, sinks, step) : 0.0f;
+    const int own = b * GROUP + i * LANES + lane_of(), inside = own < heads * width;
+    const int column = order && inside ? order[own] : own, d = column % width;
+    v[i] = inside && d < value_dim ? joined(partials, row, column / width, d, heads, value_dim, window, sinks, step) : 0.0f;
+    if (!gates || !inside) continue;
+    const float g = gates[gating & GATES_OF_HEADS ? column / width : column];
+    if (gating == 0)
+      v[i] = gated(v[i], g);
+    else
+      v[i] = v[i] * (gating & SOFTPLUS ? softplus(g) : gated(1.0f, g));
   }
   store_block(out, step[STEP_ROWS], row, b, v[0], v[1] EXCHANGED);
 }
@@ -66,7 +77,9 @@ static int whole_number(float x, float factor) { return factor == 0.0f ? 0 : con
 
 #define ATTENDERS 256
 #define PAIRS 8        // maximum (row, head) pairs of a work-group
+#ifndef QUERIES
 #define QUERIES 1024   // maximum number of values of all their queries
+#endif
 
 // Reduces `n` values in local memory per pair, one lane group per pair: REDUCED(pair, lane) = f over every 16th value. All
 // work-items join after it. A macro, because pocl 3.1 loses private variables across a function's barriers.
@@ -91,17 +104,19 @@ static int whole_number(float x, float factor) { return factor == 0.0f ? 0 : con
 // A work-group computes `joint` heads that share a key head, for STEP_JOINT rows, over one block of positions if partials are
 // stored per block, else over all positions. A key or value is read once for all pairs with the same slots: the committed
 // positions of a sequence. Rows of a tree are processed one by one in blocks beyond those. A work-item computes one position
-// of a block, then one dimension of the head for a subset of the pairs. With HAS_ARRIVALS, the last of the work-groups for
+// of a block, then one dimension of the values for a subset of the pairs. With HAS_ARRIVALS, the last of the work-groups for
 // the heads of a 32-input block merges them; else `merge_heads` does.
 #ifdef HAS_ARRIVALS
-#define MERGE_ARGUMENTS , int merged, global const float* sinks, ROWS_ARGUMENTS(out), global int* counters
+#define MERGE_ARGUMENTS \
+  , int merged, int width, int gate_column, int gating, global const float *sinks, ROWS_ARGUMENTS(out), global int *counters
 LANE_GROUPS
 #else
 #define MERGE_ARGUMENTS
 #endif
 kernel __attribute__((reqd_work_group_size(ATTENDERS, 1, 1)))
-void attend(global const float* qkv, int stride, int heads, int kv_heads, int head_dim, int joint, global uchar* pages,
-            int window, float softcap, global float* partials, global const int* step MERGE_ARGUMENTS) {
+void attend(global const float* qkv, int stride, int heads, int kv_heads, int head_dim, int value_dim, int joint,
+            global uchar* pages, int window, float softcap, global float* partials,
+            global const int* step MERGE_ARGUMENTS) {
   local float q[QUERIES], scores[PAIRS * BLOCK], reduced[ATTENDERS], tops[PAIRS], maxima[PAIRS], sums[PAIRS];
   local float keeps[PAIRS], takes[PAIRS];  // factors of the previous blocks and of the current block
   local int begins[PAIRS], ends[PAIRS];    // range of positions in the block that a pair sees
@@ -136,10 +151,10 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
   for (int i = me; i < pairs * head_dim; i += ATTENDERS)
     whole_q[i] = whole_number(q[i], whole_factor(most_q[i / head_dim], MOST_QUERY));
 #endif
-  for (int chunk = 0; chunk < head_dim; chunk += ATTENDERS) {  // over dimensions; usually one iteration
-    const int dims = (min(head_dim - chunk, ATTENDERS) + LANES - 1) / LANES * LANES, teams = ATTENDERS / dims;
+  for (int chunk = 0; chunk < value_dim; chunk += ATTENDERS) {  // over dimensions; usually one iteration
+    const int dims = (min(value_dim - chunk, ATTENDERS) + LANES - 1) / LANES * LANES, teams = ATTENDERS / dims;
     const int team = me / dims, d = chunk + me % dims;
-    const bool at_work = team < teams && d < head_dim;  // works on pairs `team`, `team` + `teams`, ...
+    const bool at_work = team < teams && d < value_dim;  // works on pairs `team`, `team` + `teams`, ...
     float state[PAIRS];
     UNROLLED for (int k = 0; k < PAIRS; ++k) state[k] = 0.0f;
     for (int b = first; b <= last; ++b) {
@@ -165,13 +180,17 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
         if (!seen) continue;
         global const int* at = ROW(step, ROW_OF(from));
         const int p = b * BLOCK + me, slot = p < at[LENGTH] || at[PATH] < 0 ? p : at[LENGTH] + step[at[PATH] + p - at[LENGTH]];
-        const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim);
+        const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim, value_dim);
         global Kept* k = h.keys + key_at(slot % PAGE, 0, head_dim);
 #ifdef KV_INT8
         int whole[PAIRS];
         UNROLLED for (int i = 0; i < PAIRS; ++i) whole[i] = 0;
 #else
         UNROLLED for (int i = 0; i < PAIRS; ++i) score[i] = i >= from && i < upto ? 0.0f : score[i];
+#endif
+#ifndef KV_INT8
+        float next[8];
+        UNROLLED for (int j = 0; j < 8; ++j) next[j] = KEPT(k, j * LANES);
 #endif
         for (int c = 0; c < head_dim; c += 8) {
 #ifdef KV_INT8
@@ -180,9 +199,11 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
           UNROLLED for (int i = 0; i < PAIRS; ++i)
             if (i >= from && i < upto)
               UNROLLED for (int j = 0; j < 8; ++j) whole[i] += key[j] * whole_q[i * head_dim + c + j];
-#else
+#else  // the next ones are read before these are multiplied
+          const int following = min(c + 8, head_dim - 8);
           float key[8];
-          UNROLLED for (int j = 0; j < 8; ++j) key[j] = KEPT(k, (c + j) * LANES);
+          UNROLLED for (int j = 0; j < 8; ++j) key[j] = next[j];
+          UNROLLED for (int j = 0; j < 8; ++j) next[j] = KEPT(k, (following + j) * LANES);
           UNROLLED for (int i = 0; i < PAIRS; ++i)
             if (i >= from && i < upto)
               UNROLLED for (int j = 0; j < 8; ++j) score[i] = fma(key[j], q[i * head_dim + c + j], score[i]);
@@ -227,12 +248,14 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
 #define WEIGHTS whole_weights
 #define TIMES(value, weight, sum) ((sum) + (value) * (weight))
 #define VALUE(from, i) (from)[i]
+#define AT_ONCE 8  // values that are read before they are multiplied, if there are 8
       typedef int Whole;
 #else
       const float sum = me < pairs ? reduced[me * LANES] : 0.0f;
 #define WEIGHTS scores
 #define TIMES(value, weight, sum) fma(value, weight, sum)
 #define VALUE(from, i) KEPT(from, i)
+#define AT_ONCE 16
       typedef float Whole;
 #endif
       Whole value[PAIRS];
@@ -254,26 +277,32 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
           const int slot = plain ? where : at[LENGTH] + step[at[PATH] + where - at[LENGTH]];
           int stop = plain ? min(p + PAGE - slot % PAGE, end) : p + 1;
           if (plain && at[PATH] >= 0) stop = min(stop, at[LENGTH] - b * BLOCK);
-          const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim);
-          global Kept* v = h.values + (size_t)(slot % PAGE) * head_dim + d;
+          const Head h = head_in(pages, step[at[PAGES] + slot / PAGE], kv_heads, kv_head, head_dim, value_dim);
+          global Kept* v = h.values + (size_t)(slot % PAGE) * value_dim + d;
 #define OWN(k) (team + (k) * teams)
           while (p < stop) {
             if (p >= all && p + 8 <= min(stop, until)) {
-              Whole eight[8], weight[8];
-              UNROLLED for (int j = 0; j < 8; ++j) eight[j] = VALUE(v, j * head_dim);
+              Whole eight[8], next[8], weight[8];
+              const int some = AT_ONCE > 8 && p + AT_ONCE <= min(stop, until) ? AT_ONCE : 8;
+              UNROLLED for (int j = 0; j < 8; ++j) eight[j] = VALUE(v, j * value_dim);
+              if (some > 8) UNROLLED for (int j = 0; j < 8; ++j) next[j] = VALUE(v, (8 + j) * value_dim);
               UNROLLED for (int k = 0; k < PAIRS; ++k)
                 if (OWN(k) >= from && OWN(k) < upto && begins[OWN(k)] < ends[OWN(k)]) {
                   vstore8(vload8(0, WEIGHTS + OWN(k) * BLOCK + p), 0, weight);
                   UNROLLED for (int j = 0; j < 8; ++j) value[k] = TIMES(eight[j], weight[j], value[k]);
+                  if (some > 8) {
+                    vstore8(vload8(0, WEIGHTS + OWN(k) * BLOCK + p + 8), 0, weight);
+                    UNROLLED for (int j = 0; j < 8; ++j) value[k] = TIMES(next[j], weight[j], value[k]);
+                  }
                 }
-              p += 8;
-              v += 8 * head_dim;
+              p += some;
+              v += some * value_dim;
             } else {
               UNROLLED for (int k = 0; k < PAIRS; ++k)
                 if (OWN(k) >= from && OWN(k) < upto && p >= begins[OWN(k)] && p < ends[OWN(k)])
                   value[k] = TIMES(VALUE(v, 0), WEIGHTS[OWN(k) * BLOCK + p], value[k]);
               ++p;
-              v += head_dim;
+              v += value_dim;
             }
           }
         }
@@ -300,7 +329,7 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
     }
 #define SEEN(pair) (!apart || begins[pair] < ends[pair])
 #define PARTIAL_OF(pair) \
-  (partials + (((size_t)ROW_OF(pair) * heads + HEAD_OF(pair)) * blocks + (apart ? first : 0)) * PARTIAL(head_dim))
+  (partials + (((size_t)ROW_OF(pair) * heads + HEAD_OF(pair)) * blocks + (apart ? first : 0)) * PARTIAL(value_dim))
     UNROLLED for (int k = 0; k < PAIRS; ++k)
       if (at_work && OWN(k) < pairs && SEEN(OWN(k))) PARTIAL_OF(OWN(k))[2 + d] = state[k];
     if (me < pairs && SEEN(me)) {
@@ -324,43 +353,49 @@ void attend(global const float* qkv, int stride, int heads, int kv_heads, int he
   for (int pair = 0; pair < pairs; ++pair) {
     if (!arrived[pair]) continue;
     const int begin_head = HEAD_OF(pair) / merged * merged, end_head = min(begin_head + merged, heads);
-    const int from = begin_head * head_dim / GROUP, to = (end_head * head_dim + GROUP - 1) / GROUP;
+    const int from = begin_head * width / GROUP, to = (end_head * width + GROUP - 1) / GROUP;
     for (int b = from + me / LANES; b < to; b += ATTENDERS / LANES)
-      merge_block(rows, b, ROW_OF(pair), partials, heads, head_dim, window, sinks, 0, step);
+      merge_block(rows, b, ROW_OF(pair), partials, heads, value_dim, width, window,
+                  gate_column > 0 ? qkv + (size_t)ROW_OF(pair) * stride + gate_column : 0, gating, sinks, 0, step);
   }
 #endif
 }
 
 // Writes the inputs of the layer's output projection: one lane group per block of 32.
-LANE_GROUPS kernel void merge_heads(global const float* partials, int heads, int head_dim, int window,
-                                    global const float* sinks, global const int* order, ROWS_ARGUMENTS(out),
+LANE_GROUPS kernel void merge_heads(global const float* partials, int heads, int value_dim, int width, int window,
+                                    global const float* qkv, int stride, int gate_column, int gating,
+                                    global const float* sinks,
+                                    global const int* order, ROWS_ARGUMENTS(out),
                                     global const int* step) {
   EXCHANGE(lanes)
   const Rows out = ROWS_OF(out);
   const int b = lane_group_of(), row = get_group_id(1);
   if (b >= out.blocks || row >= step[STEP_ROWS]) return;
-  merge_block(out, b, row, partials, heads, head_dim, window, sinks, order, step EXCHANGED);
+  global const float* gates = gate_column > 0 ? qkv + (size_t)row * stride + gate_column : 0;
+  merge_block(out, b, row, partials, heads, value_dim, width, window, gates, gating, sinks, order, step
+              EXCHANGED);
 }
 
 // Moves slots of a sequence in the given order, each {page, slot, to page, to slot}; one work-item per element.
-kernel void move_slots(global uchar* pages, int kv_heads, int head_dim, global const int* moves, int count) {
+kernel void move_slots(global uchar* pages, int kv_heads, int head_dim, int value_dim, global const int* moves, int count) {
   const int d = get_global_id(0), head = get_global_id(1);  // the driver chooses the work-group sizes
-  if (d >= head_dim) return;
   for (int i = 0; i < count; ++i) {
-    const Head from = head_in(pages, moves[4 * i], kv_heads, head, head_dim);
-    const Head to = head_in(pages, moves[4 * i + 2], kv_heads, head, head_dim);
+    const Head from = head_in(pages, moves[4 * i], kv_heads, head, head_dim, value_dim);
+    const Head to = head_in(pages, moves[4 * i + 2], kv_heads, head, head_dim, value_dim);
     const int s = moves[4 * i + 1], t = moves[4 * i + 3];
+    const size_t key = key_at(t, d, head_dim), from_key = key_at(s, d, head_dim);
+    const size_t value = (size_t)t * value_dim + d, from_value = (size_t)s * value_dim + d;
     // As bits: not every device can assign half.
 #ifdef KV_INT8
-    to.keys[key_at(t, d, head_dim)] = from.keys[key_at(s, d, head_dim)];
-    to.values[(size_t)t * head_dim + d] = from.values[(size_t)s * head_dim + d];
+    if (d < head_dim) to.keys[key] = from.keys[from_key];
+    if (d < value_dim) to.values[value] = from.values[from_value];
     if (d == 0) {
       to.scales[t] = from.scales[s];
       to.scales[PAGE + t] = from.scales[PAGE + s];
     }
 #else
-    ((global ushort*)to.keys)[key_at(t, d, head_dim)] = ((global ushort*)from.keys)[key_at(s, d, head_dim)];
-    ((global ushort*)to.values)[(size_t)t * head_dim + d] = ((global ushort*)from.values)[(size_t)s * head_dim + d];
+    if (d < head_dim) ((global ushort*)to.keys)[key] = ((global ushort*)from.keys)[from_key];
+    if (d < value_dim) ((global ushort*)to.values)[value] = ((global ushort*)from.values)[from_value];
 #endif
   }
 }

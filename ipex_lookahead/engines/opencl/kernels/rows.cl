@@ -1,25 +1,55 @@
 // Operations on rows between linear layers; csrc/kernels/generic/elementwise.inl and csrc/model are the CPU implementation.
 
-// Rows of `x`, all or those with outputs, as linear layers read them, normed if there is a weight. A lane group writes one
-// block in `groups` of a row, and computes the row's norm itself. order: null, or the value of x for each input.
-LANE_GROUPS kernel void norm(global const float* x, int stride, int n, global const float* weight, float epsilon,
-                             global const int* order, ROWS_ARGUMENTS(out), global const int* step, int counted,
-                             int groups) {
-  EXCHANGE(lanes)
+// Rows of `x`, all or those with outputs, as linear layers read them, normed if there is a weight. Each lane group writes one
+// block; the NORMERS of a work-group compute the row's norm together, each work-group for itself. order: null, or the value of
+// x for each input.
+#define NORMERS 16
+LANE_GROUPS_OF(NORMERS) kernel void norm(global const float* x, int stride, int n, global const float* weight,
+                                         float epsilon, global const int* order, ROWS_ARGUMENTS(out),
+                                         global const int* step, int counted) {
+  EXCHANGE_OF(lanes, NORMERS)
+  NORM_MEMORY(memory)
   const Rows out = ROWS_OF(out);
-  const int row = get_group_id(1);
-  if (lane_group_of() >= groups || row >= step[counted]) return;
+  const int row = get_group_id(1), b = get_group_id(0) * NORMERS + lane_group_within();
+  if (row >= step[counted]) return;
   global const float* at = x + (size_t)(counted == STEP_WANTED ? step[step[STEP_WANT] + row] : row) * stride;
-  const float inverse = weight ? inverse_root(at, n, epsilon EXCHANGED) : 0.0f;
-  for (int b = lane_group_of(); b < out.blocks; b += groups) {
-    norm_block(at, n, weight, inverse, order, out, step[counted], row, b EXCHANGED);
-  }
+  const float inverse = weight ? inverse_root_together(at, n, epsilon, memory EXCHANGED) : 0.0f;
+  norm_block(at, n, weight, inverse, order, out, step[counted], row, b EXCHANGED);
 }
 
-// f(gate) up, if gate and up were not computed in one kernel: per row, or per (row, expert) pair.
-LANE_GROUPS kernel void activate(global const float* gate, global const float* up, int stride, int n,
-                                 ROWS_ARGUMENTS(out), global const int* step, int counted, int pairs, int kind,
-                                 float alpha, float limit) {
+// e^x - 1 as in csrc/kernels/generic.
+static inline float exponential_less_1(float x) {
+  x = -87.0f > x ? -87.0f : x;
+  x = 88.0f < x ? 88.0f : x;
+  const int n = convert_int_rte(x * 1.44269504f);
+  const float nf = convert_float(n);
+  float r = fma(nf, -0.693359375f, x);
+  r = fma(nf, 2.12194440e-4f, r);
+  float p = 1.0f / 720;
+  p = fma(p, r, 1.0f / 120);
+  p = fma(p, r, 1.0f / 24);
+  p = fma(p, r, 1.0f / 6);
+  p = fma(p, r, 0.5f);
+  p = fma(p * r, r, r);
+  const float power = as_float(as_uint(1.0f) + ((uint)n << 23));
+  return fma(power, p, power - 1.0f);
+}
+
+// xIELU with its trained parameters: alpha_p, alpha_n, beta, eps.
+static inline float xielu(global const float* parameters, float x) {
+  const float alpha = softplus(parameters[0]), alpha_below = parameters[2] + softplus(parameters[1]);
+  const float beta = parameters[2], epsilon = parameters[3];
+  const float above = 0.0f > x ? 0.0f : x, below = 0.0f < x ? 0.0f : x, slope = below * -3e38f;
+  const float is_below = 1.0f < slope ? 1.0f : slope;
+  const float bend = exponential_less_1(epsilon < x ? epsilon : x) - below;
+  return fma(above * above, alpha, fma(x, beta, bend * alpha_below * is_below));
+}
+
+// f(gate) up, if gate and up were not computed in one kernel, or f(up) if `gate` is null: per row, or per (row, expert) pair.
+// parameters: null, or those of xIELU, which replaces `kind`.
+LANE_GROUPS kernel void activate(global const float* gate, global const float* up, int gate_stride, int up_stride,
+                                 int up_column, int n, ROWS_ARGUMENTS(out), global const int* step, int counted,
+                                 int pairs, global const float* parameters, int kind, float alpha, float limit) {
   EXCHANGE(lanes)
   const Rows out = ROWS_OF(out);
   const int row = get_group_id(1), b = lane_group_of();
@@ -27,105 +57,108 @@ LANE_GROUPS kernel void activate(global const float* gate, global const float* u
   float v[2];
   UNROLLED for (int i = 0; i < 2; ++i) {
     const int k = b * GROUP + i * LANES + lane_of();
-    const size_t at = (size_t)row * stride + k;
-    v[i] = k >= n ? 0.0f : activated(kind, alpha, limit, gate[at], up[at]);
+    v[i] = 0.0f;
+    if (k >= n) continue;
+    const float second = up[(size_t)row * up_stride + up_column + k];
+    const float x = gate ? gate[(size_t)row * gate_stride + k] : second, y = gate ? second : 1.0f;
+    v[i] = parameters ? xielu(parameters, x) * y : activated(kind, alpha, limit, x, y);
   }
   store_block(out, step[counted] * pairs, row, b, v[0], v[1] EXCHANGED);
 }
 
-// hidden += factor * branch, normed first if there is a weight.
-LANE_GROUPS kernel void add_branch(global const float* branch, int stride, int n, global const float* weight,
-                                   float epsilon, float factor, global float* hidden, global const int* step,
-                                   int groups) {
-  EXCHANGE(lanes)
-  const int row = get_group_id(1);
-  if (lane_group_of() >= groups || row >= step[STEP_ROWS]) return;
-  global const float* at = branch + (size_t)row * stride;
-  const float inverse = weight ? inverse_root(at, n, epsilon EXCHANGED) : 0.0f;
-  for (int k = lane_group_of() * LANES + lane_of(); k < n; k += groups * LANES) {
-    global float* to = hidden + (size_t)row * stride + k;
-    *to = fma(weight ? normed(at, weight, k, inverse) : at[k], factor, *to);
-  }
-}
-
-// Chooses the experts of a row, best first (ties: the lowest index), and their weights: one lane group per row. `logits`
-// [rows][of]; softmax over all of them, or over the chosen ones. The layer's choices are stored from `first`.
-#define MOST_USED 64
-LANE_GROUPS kernel void choose(global const float* logits, int of, int used, int over_all, int renormalise,
-                               global int* experts, int first, global float* weights, global const int* step) {
-  EXCHANGE(lanes)
-  const int row = get_group_id(1), lane = lane_of();
-  if (lane_group_of() > 0 || row >= step[STEP_ROWS]) return;
-  experts += first;
-  logits += (size_t)row * of;
-  int chosen[MOST_USED / LANES], best_of_all = 0;  // choice k is stored in lane k % LANES
-  UNROLLED for (int i = 0; i < MOST_USED / LANES; ++i) chosen[i] = 0;
-#define EACH_CHOICE(k) UNROLLED for (int i = 0, k = lane; i < MOST_USED / LANES; ++i, k += LANES) if (k < used)
-  float last = INFINITY;
-  int last_id = -1;
-  for (int k = 0; k < used; ++k) {
-    float best = -INFINITY;
-    int best_id = of;
-    for (int e = lane; e < of; e += LANES) {
-      const float v = logits[e];
-      const bool left = v < last || (v == last && e > last_id);
-      if (left && (v > best || best_id == of)) {
-        best = v;
-        best_id = e;
-      }
-    }
-    const float top = max_lanes(best EXCHANGED);
-    last_id = max_lanes_int(best == top && best_id < of ? of - best_id : 0 EXCHANGED);
-    last_id = last_id > 0 ? of - last_id : k;  // if no value is a number, any index will do: the weights are NaN
-    last = top;
-    best_of_all = k == 0 ? last_id : best_of_all;
-    EACH_CHOICE(own) chosen[i] = own == k ? last_id : chosen[i];
-  }
-  const float most = logits[best_of_all];
-  float sum = 0.0f, all = 0.0f;
-  if (over_all)
-    for (int i = lane; i < of; i += LANES) sum = ADD(sum, exponential(logits[i] - most));
+// The moments of a norm by all lane groups of a work-group; for a layer norm, each of them computes its own.
+static inline Moments moments_together(global const float* at, int n, float epsilon, int centered,
+                                       local float* memory EXCHANGE_ARGUMENT) {
+  Moments m = {0.0f, 0.0f};
+  if (centered)
+    m = moments_of(at, n, epsilon, centered EXCHANGED);
   else
-    EACH_CHOICE(k) sum = ADD(sum, exponential(logits[chosen[i]] - most));
-  sum = sum_lanes(sum EXCHANGED);
-  for (int k = 0; k < used; ++k) {
-    int id = 0;
-    EACH_CHOICE(own) id = own == k ? chosen[i] : id;
-    all = ADD(all, exponential(logits[max_lanes_int(id EXCHANGED)] - most) / sum);
+    m.inverse = inverse_root_together(at, n, epsilon, memory EXCHANGED);
+  barrier(CLK_GLOBAL_MEM_FENCE);  // none of them writes what another one still reads
+  return m;
+}
+
+// Rows of `x` as linear layers read them after a layer norm; see `norm`.
+LANE_GROUPS_OF(NORMERS) kernel void layer_norm(global const float* x, int stride, int n, global const float* weight,
+                                               global const float* bias, float epsilon, global const int* order,
+                                               ROWS_ARGUMENTS(out), global const int* step, int counted) {
+  EXCHANGE_OF(lanes, NORMERS)
+  const Rows out = ROWS_OF(out);
+  const int row = get_group_id(1), b = get_group_id(0) * NORMERS + lane_group_within();
+  if (row >= step[counted]) return;
+  global const float* at = x + (size_t)(counted == STEP_WANTED ? step[step[STEP_WANT] + row] : row) * stride;
+  const Moments moments = moments_of(at, n, epsilon, 1 EXCHANGED);
+  float v[2];
+  UNROLLED for (int i = 0; i < 2; ++i) {
+    const int own = b * GROUP + i * LANES + lane_of();
+    v[i] = own >= n ? 0.0f : normed_by(at, weight, bias, order ? order[own] : own, moments);
   }
-  EACH_CHOICE(k) {
-    const float logit = logits[chosen[i]], weight = exponential(logit - most) / sum;
-    experts[row * used + k] = chosen[i];
-    weights[row * used + k] = !isfinite(logit) ? NAN : renormalise ? weight / all : weight;
+  store_block(out, step[counted], row, b, v[0], v[1] EXCHANGED);
+}
+
+// hidden = (hidden + factor * branch) * scale, with `branch` normed first if there is a weight: a work-group for 32 inputs of
+// each of its lane groups. scale: null, or one factor.
+LANE_GROUPS_OF(NORMERS) kernel void add_branch(global const float* branch, int stride, int n, global const float* weight,
+                                               global const float* bias, float epsilon, int centered, float factor,
+                                               global const float* scale, global float* hidden, global const int* step) {
+  EXCHANGE_OF(lanes, NORMERS)
+  NORM_MEMORY(memory)
+  const int row = get_group_id(1), first = get_group_id(0) * NORMERS * GROUP, end = min(first + NORMERS * GROUP, n);
+  if (row >= step[STEP_ROWS]) return;
+  global const float* at = branch + (size_t)row * stride;
+  Moments moments = {0.0f, 0.0f};
+  if (weight) moments = moments_together(at, n, epsilon, centered, memory EXCHANGED);
+  for (int k = first + lane_group_within() * LANES + lane_of(); k < end; k += NORMERS * LANES) {
+    global float* to = hidden + (size_t)row * stride + k;
+    const float sum = fma(weight ? normed_by(at, weight, bias, k, moments) : at[k], factor, *to);
+    *to = scale ? sum * *scale : sum;
   }
 }
 
-// The sum of a row's experts in order, times their weights; added to `out`, or stored there.
-kernel void add_experts(global const float* made, global const float* weights, int used, int n, global float* out, int add,
-                        global const int* step) {
-  const int k = get_global_id(0), row = get_group_id(1);
-  if (k >= n || row >= step[STEP_ROWS]) return;
-  float sum = 0.0f;
-  for (int i = row * used; i < (row + 1) * used; ++i) sum = fma(made[(size_t)i * n + k], weights[i], sum);
-  global float* to = out + (size_t)row * n + k;
-  *to = add ? *to + sum : sum;
-}
-
-// A norm over the whole width of q or of k, in place: one lane group per row.
-LANE_GROUPS kernel void norm_whole(global float* x, int stride, int first, int n, global const float* weight,
-                                   float epsilon, global const int* step) {
-  EXCHANGE(lanes)
+// A norm over the whole width of q or of k, in place: one work-group per row.
+LANE_GROUPS_OF(NORMERS) kernel void norm_whole(global float* x, int stride, int first, int n, global const float* weight,
+                                               global const float* bias, float epsilon, int centered,
+                                               global const int* step) {
+  EXCHANGE_OF(lanes, NORMERS)
+  NORM_MEMORY(memory)
   const int row = get_group_id(1);
-  if (lane_group_of() > 0 || row >= step[STEP_ROWS]) return;
+  if (row >= step[STEP_ROWS]) return;
   global float* at = x + (size_t)row * stride + first;
-  const float inverse = inverse_root(at, n, epsilon EXCHANGED);
-  for (int k = lane_of(); k < n; k += LANES) at[k] = normed(at, weight, k, inverse);
+  const Moments moments = moments_together(at, n, epsilon, centered, memory EXCHANGED);
+  for (int k = lane_group_within() * LANES + lane_of(); k < n; k += NORMERS * LANES)
+    at[k] = normed_by(at, weight, bias, k, moments);
 }
 
-// x = x * factor, then limit tanh(x / limit) if there is a limit.
-kernel void cap(global float* x, int stride, int n, float factor, float limit, global const int* step) {
+// The inputs of each layer, in place of their projections, [rows][layers][width]: one lane group per row and layer. They are
+// (norm(projection * projection_multiplier) + table * table_multiplier) * multiplier.
+LANE_GROUPS kernel void per_layer_inputs(global float* projections, global const float* table, int width, int layers,
+                                         global const float* weight, global const float* bias, float epsilon, int centered,
+                                         float projection_multiplier, float table_multiplier, float multiplier,
+                                         global const int* step) {
+  EXCHANGE(lanes)
+  const int row = get_group_id(1), layer = lane_group_of();
+  if (layer >= layers || row >= step[STEP_ROWS]) return;
+  const size_t first = ((size_t)row * layers + layer) * width;
+  global float* at = projections + first;
+  for (int k = lane_of(); k < width; k += LANES) at[k] = at[k] * projection_multiplier;
+  const Moments moments = moments_of(at, width, epsilon, centered EXCHANGED);
+  for (int k = lane_of(); k < width; k += LANES)
+    at[k] = fma(table[first + k], table_multiplier, normed_by(at, weight, bias, k, moments)) * multiplier;
+}
+
+// to[row][column + k] = the first `n` values of each row of `from`, or of each row with outputs.
+kernel void copy_rows(global const float* from, int stride, int n, global float* to, int to_stride, int column,
+                      global const int* step, int counted) {
   const int k = get_global_id(0), row = get_group_id(1);
-  if (k >= n || row >= step[STEP_WANTED]) return;
+  if (k >= n || row >= step[counted]) return;
+  const int source = counted == STEP_WANTED ? step[step[STEP_WANT] + row] : row;
+  to[(size_t)row * to_stride + column + k] = from[(size_t)source * stride + k];
+}
+
+// x = x * factor, then limit tanh(x / limit) if there is a limit; of all rows, or of those with outputs.
+kernel void cap(global float* x, int stride, int n, float factor, float limit, global const int* step, int counted) {
+  const int k = get_global_id(0), row = get_group_id(1);
+  if (k >= n || row >= step[counted]) return;
   global float* at = x + (size_t)row * stride + k;
   const float scaled = *at * factor;
   *at = limit > 0 ? capped(scaled, limit, 1.0f / limit) : scaled;

@@ -1,0 +1,147 @@
+// An encoder: rows of floats in, rows of floats out. Every row attends to all rows, or to those within a distance. There is no
+// cache: an input's keys and values are float32 and live as long as its pass.
+//
+// Attention is two products with the kernels of linear layers: scores = Q K^T and outputs = P V, with K and V in the layout of
+// float weights. So a row's result depends on the input's rows alone, through operations in a fixed order.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "model/operation.h"
+#include "model/spec.h"
+#include "model/weights.h"
+#include "runtime/arena.h"
+
+namespace ipex_lookahead {
+
+struct LinearShape {
+  int64_t n_out = 0, n_in = 0;  // n_out = 0: absent
+  bool clip = false;            // inputs and outputs are clamped to four learned limits
+};
+
+// An RMS norm without weights.
+struct PlainNormShape {
+  int64_t width = 0;
+  float epsilon = 0;
+};
+
+// A sequence of operations on a row, such as a patch embedding or a projector.
+using LinkShape = std::variant<NormShape, PlainNormShape, LinearShape, GateKind>;
+using ChainShape = std::vector<LinkShape>;
+
+// x + after(attention(before(x))), then x + after(mlp(before(x))).
+struct EncoderBlockShape {
+  NormShape mixer_norm, mixer_after, feed_forward_norm, feed_forward_after;
+  int heads = 0, kv_heads = 0, head_dim = 0;
+  bool rope = false;
+  float query_scale = 1;
+  int64_t distance = 0;  // rows see those up to this distance; 0: all
+  LinearShape q, k, v, o;
+  NormShape q_norm, k_norm;  // per head
+  float value_norm = 0;      // epsilon of an RMS norm without weights over each head of values; 0: no norm
+  LinearShape gate, up, down;
+  GateKind activation = GateKind::silu;
+};
+
+struct EncoderShape {
+  int64_t hidden = 0;
+  int rope_parts = 1;  // consecutive parts of a head that are rotated separately, each half with half
+  std::vector<ChainShape> chains;
+  std::vector<EncoderBlockShape> layers;
+};
+
+class Encoder;
+
+// One input on its way through the layers. It runs in slices, so that other work can use the threads between them.
+class EncoderPass {
+ public:
+  // x [rows][hidden]; cos, sin [rows][head_dim / 2], or null for an encoder without rope. The encoder must outlive the pass.
+  EncoderPass(Encoder& encoder, const float* x, int64_t rows, const float* cos, const float* sin);
+
+  // Runs the next slice. Throws std::invalid_argument if all layers are complete, MissingWeightError.
+  void advance();
+  int64_t layer() const { return layer_; }  // number of complete layers
+  int64_t rows() const { return rows_; }
+  const Encoder& encoder() const { return encoder_; }
+  // Copies the rows after layer() layers, [rows][hidden]. Throws std::invalid_argument within a layer.
+  void copy(float* out) const;
+
+ private:
+  friend class Encoder;
+  Encoder& encoder_;
+  const int64_t rows_, tiles_;
+  Buffer<float> hidden_, queries_, keys_, values_, cos_, sin_;
+  int64_t layer_ = 0, next_ = 0;  // next row of the layer's current phase
+  bool attends_ = false;          // the phase: projections, or attention and MLP
+};
+
+// Methods that run or change it hold the process's thread pool (a Crew).
+class Encoder {
+ public:
+  // Throws std::invalid_argument for an invalid shape or number of threads.
+  Encoder(const EncoderShape& shape, int threads, const std::string& isa);
+
+  // Names: chains.0.1.weight, layers.0.mixer.q.weight, layers.0.mixer.q.clip.input_min, ...
+  DecoderWeights& weights() { return weights_; }
+  const DecoderWeights& weights() const { return weights_; }
+  const EncoderShape& shape() const { return shape_; }
+  const char* isa() const { return kernels_.name; }
+  int threads() const { return threads_; }
+  // Number of rows of a slice: the time of a slice does not depend on the number of threads.
+  int64_t slice_rows() const;
+
+  // Inputs and outputs of a chain. Throws std::invalid_argument for a chain that does not exist.
+  std::pair<int64_t, int64_t> widths(int64_t chain) const;
+  // out [rows][outputs] = chain(x [rows][inputs]). Throws as widths(), MissingWeightError.
+  void run_chain(int64_t chain, const float* x, int64_t rows, float* out);
+
+ private:
+  friend class EncoderPass;
+  struct LinearLayer {
+    Matrix matrix;
+    int64_t n_out = 0, n_in = 0;
+    const float *input_min = nullptr, *input_max = nullptr, *output_min = nullptr, *output_max = nullptr;
+    void declare(const std::string& name, const LinearShape& shape, DecoderWeights& weights);
+    bool any() const { return n_out > 0; }
+  };
+  struct Block {
+    Norm mixer_norm, mixer_after, feed_forward_norm, feed_forward_after, q_norm, k_norm;
+    LinearLayer q, k, v, o, gate, up, down;
+  };
+  struct Link {
+    GateKind activation = GateKind::none;  // if there is neither a norm nor a linear layer
+    Norm norm;
+    LinearLayer linear;
+  };
+  struct Scratch {
+    Buffer<float> input, clipped, q, kv, scores, merged, up, gate, branch;
+    void reserve(int64_t widest, int64_t row_scores);
+  };
+
+  template <typename Work>
+  void each_band(int64_t begin, int64_t end, int64_t scores, const Work& work);
+  void widen(int64_t width);
+  void apply(Scratch& scratch, const LinearLayer& linear, const Rows& x, float* out, int64_t stride) const;
+  void norm_head(const Norm& norm, int d, float* x) const;
+  void project(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end);
+  void attend(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end);
+  void add(Scratch& scratch, const Norm& after, const LinearLayer& linear, const Rows& x, float* hidden) const;
+  void rotate(const EncoderPass& pass, int64_t row, int d, float scale, bool rope, float* x) const;
+
+  const EncoderShape shape_;
+  const KernelTable& kernels_;
+  const int threads_;
+  const int64_t stride_;
+  int64_t widest_;  // of the rows that linear layers read, padded
+  DecoderWeights weights_;
+  std::vector<float> ones_;
+  std::vector<std::vector<Link>> chains_;
+  std::vector<Block> blocks_;
+  std::vector<Scratch> scratch_;  // one per thread
+};
+
+}  // namespace ipex_lookahead

@@ -1,0 +1,136 @@
+"""Encoders in the native core: float weights, float32 rows, in slices between which other work can use the threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ipex_lookahead.architectures.encoder import EncoderSpec
+from ipex_lookahead.architectures.spec import Tensor
+from ipex_lookahead.engines.machine import check_threads, default_threads
+from ipex_lookahead.engines.native.core import CORE_RAISES, chosen_isa, core_error, native_core
+from ipex_lookahead.engines.native.decoder import set_weight
+from ipex_lookahead.errors import NonFiniteError, UnsupportedModelError
+from ipex_lookahead.formats import FLOATS, as_floats
+from ipex_lookahead.formats.base import PackedWeight
+from ipex_lookahead.formats.float_base import widen
+
+Floats = npt.NDArray[np.float32]
+Pause = Callable[[], None]
+"""Called between slices of an encoder's work."""
+
+
+def no_pause() -> None:
+    """Continue with the next slice."""
+
+
+class Table:
+    """A matrix of which rows are read, in the file's float format."""
+
+    def __init__(self, weight: PackedWeight) -> None:
+        self._weight = weight if weight.format in FLOATS else as_floats(weight)
+
+    def __len__(self) -> int:
+        return self._weight.shape[0]
+
+    def __getitem__(self, rows: Any) -> Floats:
+        """Return rows, or values of a vector, as float32."""
+        return widen(self._weight.codes[rows], self._weight.format)
+
+
+class NativeEncoder:
+    """An encoder in the native core. One input at a time; calls from several threads take turns.
+
+    Args:
+        spec: the encoder.
+        read: returns a tensor's weight.
+        threads: number of threads; None: see ``default_threads``.
+
+    Raises:
+        UnsupportedModelError: the core does not support the shape.
+        EngineError: no compiled core, or a forced instruction set that this processor lacks.
+    """
+
+    def __init__(
+        self, spec: EncoderSpec, read: Callable[[Tensor], PackedWeight], *, threads: int | None = None
+    ) -> None:
+        count, isa = default_threads() if threads is None else check_threads(threads), chosen_isa()
+        self.spec = spec
+        try:
+            self._raw = native_core().Encoder(spec, count, isa)
+        except (ValueError, TypeError) as error:
+            raise UnsupportedModelError(f"the native engine cannot hold an encoder of this shape: {error}") from None
+        tables = []
+        for name, tensor in spec.named_tensors():
+            weight = read(tensor)
+            if name.startswith("tables."):
+                tables.append(Table(weight))
+            elif tensor.is_matrix:
+                set_weight(self._raw, name, weight if weight.format in FLOATS else as_floats(weight))
+            else:
+                values = widen(weight.codes.reshape(-1), weight.format)
+                set_weight(self._raw, name, PackedWeight("fp32", values.shape, values))
+        self.tables = tuple(tables)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in the core."""
+        return int(self._raw.weight_bytes)
+
+    def chain(self, number: int, x: Floats, pause: Pause = no_pause) -> Floats:
+        """Return a chain of rows x [rows, inputs]."""
+        x, size = np.ascontiguousarray(x), int(self._raw.slice_rows)
+        found = []
+        for first in range(0, len(x), size):
+            if first:
+                pause()
+            found.append(self._call(self._raw.chain, number, x[first : first + size]))
+        return np.concatenate(found)
+
+    def layers(
+        self,
+        x: Floats,
+        cos: Floats | None = None,
+        sin: Floats | None = None,
+        *,
+        after: Collection[int] = (),
+        pause: Pause = no_pause,
+    ) -> Mapping[int, Floats]:
+        """Return the rows after all layers, and after numbers of layers.
+
+        Args:
+            x: rows [rows, hidden].
+            cos: cosines [rows, head_dim / 2], for an encoder with rope.
+            sin: sines.
+            after: further numbers of layers.
+            pause: called between slices.
+
+        Returns:
+            Number of layers -> rows [rows, hidden].
+
+        Raises:
+            NonFiniteError: the rows have NaN or infinity.
+        """
+        tables = (None if table is None else np.ascontiguousarray(table) for table in (cos, sin))
+        one = self._call(native_core().EncoderPass, self._raw, np.ascontiguousarray(x), *tables)
+        found: dict[int, Floats] = {}
+        last = len(self.spec.layers)
+        while one.layer < last:
+            number = one.layer
+            self._call(one.advance)
+            if one.layer > number and (one.layer in after or one.layer == last):
+                found[one.layer] = np.asarray(self._call(one.rows, self._raw))
+            if one.layer < last:
+                pause()
+        if not np.isfinite(found[last]).all():
+            raise NonFiniteError("an encoder's rows are not finite", hint="the checkpoint's weights are damaged")
+        return found
+
+    def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except CORE_RAISES as error:
+            raise core_error(error, "the encoder's input does not fit: ") from None

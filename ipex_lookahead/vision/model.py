@@ -1,0 +1,214 @@
+"""What a model sees with: an image file becomes pixels of a known size, then features, which are kept by content."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ipex_lookahead.architectures.hparams import Source, integer
+from ipex_lookahead.checkpoints.config_json import read_json
+from ipex_lookahead.engines.native.encoder import NativeEncoder, Pause, no_pause
+from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.files.safe_json import JsonObject
+from ipex_lookahead.vision.images import ImageLimits, ImageReader, Pixels
+from ipex_lookahead.vision.mmproj import MmprojFile
+from ipex_lookahead.vision.preparation import Preparation, settings
+from ipex_lookahead.vision.towers import gemma4, gemma4_unified, qwen3_vl
+from ipex_lookahead.vision.towers.base import Features, checked
+from ipex_lookahead.vision.weights import TowerFolder
+
+TOWERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
+    "gemma4": (gemma4, {}),
+    "gemma4_unified": (gemma4_unified, {}),
+    "qwen3_vl": (qwen3_vl, {"deepstack_visual_indexes": [8, 16, 24]}),
+    "qwen3_vl_moe": (qwen3_vl, {"deepstack_visual_indexes": [8, 16, 24]}),
+    "qwen3_5": (qwen3_vl, {}),
+    "qwen3_5_moe": (qwen3_vl, {}),
+}
+"""``model_type`` of the whole model -> its tower, and defaults in the family's transformers config class."""
+MAX_TOKENS = 2048
+"""Maximum number of tokens of an image; encoding time grows with its square. Qwen's own limit is 16,384."""
+KEPT_BYTES = 256 << 20
+"""Bytes of features that are kept for images that come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An image at the size that the tower reads.
+
+    Attributes:
+        pixels: uint8 [height, width, 3].
+        grid: rows and columns of tokens.
+        digest: hash of all that the features depend on.
+    """
+
+    pixels: Pixels
+    grid: tuple[int, int]
+    digest: bytes
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the image in a prompt."""
+        return self.grid[0] * self.grid[1]
+
+
+class VisionModel:
+    """The vision part of a model. Methods may be called from several threads.
+
+    Args:
+        tower: a module of ``towers``.
+        config: the checked ``vision_config``.
+        preparation: of images.
+        encoder: the tower's weights.
+        identity: hash of the weights and their use.
+        limits: limits on images.
+        around: token ids before and after an image's placeholders that the chat template does not write.
+    """
+
+    def __init__(
+        self,
+        tower: Any,
+        config: Mapping[str, Any],
+        preparation: Preparation,
+        encoder: NativeEncoder,
+        identity: bytes,
+        limits: ImageLimits | None = None,
+        around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
+    ) -> None:
+        self.around = around
+        self._tower, self._config, self._encoder, self._identity = tower, config, encoder, identity
+        self.preparation = preparation.capped(MAX_TOKENS)
+        self.reader = ImageReader(limits)
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, Features] = OrderedDict()
+        self._kept_bytes = 0
+
+    @classmethod
+    def open(
+        cls, folder: str | PathLike[str], *, threads: int | None = None, limits: ImageLimits | None = None
+    ) -> VisionModel:
+        """Load the vision part of a folder.
+
+        Raises:
+            UnsupportedModelError: the model has no vision part that is supported here.
+            ModelFormatError: a contradiction in the files.
+            EngineError: no compiled core, or Pillow is not installed.
+        """
+        path = Path(folder) / "config.json"
+        raw = read_json(path)
+        tower, config = described(raw, path)
+        text = raw.get("text_config")
+        text = text if isinstance(text, JsonObject) else JsonObject()
+        hidden = text.get("hidden_size")
+        if not isinstance(hidden, int) or not 0 < hidden <= 1 << 20:
+            raise Source.of(text, path, "text_config").error("hidden_size", "is missing or not a positive number")
+        preparation = tower.preparation(*settings(Path(folder)), config)
+        files = TowerFolder(folder)
+        try:
+            encoder = NativeEncoder(tower.spec(config, hidden), files.read_tensor, threads=threads)
+        finally:
+            files.close()
+        files.digest.update(repr(sorted(config.items())).encode())
+        around = _around([_token(raw, path, key, default) for key, default in tower.AROUND.items()])
+        return cls(tower, config, preparation, encoder, files.digest.digest(), limits, around)
+
+    @classmethod
+    def open_mmproj(
+        cls, path: str | PathLike[str], hidden: int, *, threads: int | None = None, limits: ImageLimits | None = None
+    ) -> VisionModel:
+        """Load the vision part of a GGUF model from its ``mmproj`` file.
+
+        Args:
+            path: the file.
+            hidden: hidden size of the text model.
+            threads: number of threads; None: see ``default_threads``.
+            limits: limits on images.
+
+        Raises:
+            InputError: the file belongs to a model of another size.
+            UnsupportedModelError: a kind of tower that is not supported here.
+            ModelFormatError: a contradiction in the file.
+            EngineError: no compiled core, or Pillow is not installed.
+        """
+        file = MmprojFile(path)
+        try:
+            if file.hidden != hidden:
+                raise InputError(
+                    f"{path} is for models of hidden size {file.hidden}; this model has {hidden}",
+                    hint="use the mmproj file from the model's own repository",
+                )
+            preparation = file.tower.preparation(str(path), file.settings, file.config)
+            encoder = NativeEncoder(file.tower.spec(file.config, hidden), file.read_tensor, threads=threads)
+        finally:
+            file.close()
+        file.digest.update(repr(sorted(file.config.items())).encode())
+        around = _around([*file.tower.AROUND.values()])
+        return cls(file.tower, file.config, preparation, encoder, file.digest.digest(), limits, around)
+
+    def size(self, file: bytes) -> tuple[int, int]:
+        """Return rows and columns of an image's tokens, from the header of the file. Raises InputError."""
+        return self.preparation.grid(*self.reader.size(file))[::-1]
+
+    def prepare(self, file: bytes) -> Prepared:
+        """Return an image at the tower's size. Raises InputError."""
+        width, height = self.reader.size(file)
+        pixels = self.reader.pixels(file, self.preparation.size(width, height), self.preparation.resample)
+        digest = hashlib.sha256(self._identity)
+        digest.update(repr((pixels.shape, self.preparation)).encode())
+        digest.update(pixels.data)
+        return Prepared(pixels, self.preparation.grid(width, height)[::-1], digest.digest())
+
+    def features(self, image: Prepared, pause: Pause = no_pause) -> Features:
+        """Return an image's features; ``pause`` is called between slices of at most about 0.2 s of work."""
+        with self._lock:
+            if (found := self._kept.get(image.digest)) is not None:
+                self._kept.move_to_end(image.digest)
+                return found
+        patches = self.preparation.patches(image.pixels)
+        made: Features = self._tower.encode(self._encoder, self._config, patches, pause)
+        with self._lock:
+            if image.digest not in self._kept:
+                self._kept[image.digest] = made
+                self._kept_bytes += _bytes(made)
+            while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= _bytes(self._kept.popitem(last=False)[1])
+        return made
+
+
+def described(raw: JsonObject, path: Path) -> tuple[Any, dict[str, Any]]:
+    """Return the tower of a ``config.json`` and its checked ``vision_config``.
+
+    Raises UnsupportedModelError for a model without a supported vision part, ModelFormatError for invalid values.
+    """
+    model_type = raw.get("model_type")
+    given = raw.get("vision_config")
+    if not isinstance(model_type, str) or model_type not in TOWERS or not isinstance(given, JsonObject):
+        kinds = ", ".join(TOWERS)
+        raise UnsupportedModelError(
+            f"{path}: a {model_type} model with{'out' if given is None else ''} vision_config takes no images here",
+            hint=f"models that take images have model_type {kinds}",
+        )
+    tower, defaults = TOWERS[model_type]
+    values = JsonObject({**defaults, **given})
+    return tower, checked(tower.KEYS, values, Source.of(given, path, "vision_config"))
+
+
+def _around(tokens: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what precedes and follows an image: one token each, or nothing."""
+    return ((tokens[0],), (tokens[1],)) if tokens else ((), ())
+
+
+def _token(raw: JsonObject, path: Path, key: str, default: int) -> int:
+    """Return a token id of a ``config.json``."""
+    value = raw.get(key)
+    return default if value is None else integer(0, 1 << 27)(Source.of(raw, path), key, value)
+
+
+def _bytes(features: Features) -> int:
+    return features.values.nbytes + sum(one.nbytes for one in features.deepstack)
