@@ -134,7 +134,7 @@ def run(
 ) -> tuple[list[Running], Scheduler]:
     """Submit the prompts, each ``after`` steps behind the one before, and step to their end."""
     scheduler, found = Scheduler(engine, memory=memory, **options), []
-    for number, case in enumerate(wanted):
+    for number, case in enumerate(cases):
         found.append(Running(engine, case, make, number))
         found[-1].sequence.head = head
         scheduler.submit(found[-1].group)
