@@ -1,0 +1,1 @@
+"""Embedding models and rerankers: texts to vectors, and scores of documents for a query."""
