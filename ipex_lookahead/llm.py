@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ipex_lookahead.config import LookaheadConfig
@@ -188,6 +187,7 @@ class LLM:
                 draft_model=None if draft_model is None else str(draft_model),
                 drafter=None if drafter is None else str(drafter),
                 draft_vocab=draft_vocab,
+                mmproj=mmproj,
                 progress=progress,
                 note=print_status if progress else None,
             )
@@ -202,7 +202,6 @@ class LLM:
             loaded.use_cache_folder(cache_dir, cache_disk)
         self._lookahead = lookahead
         self._model = ChatModel(loaded)
-        self._model.mmproj = None if mmproj is None else Path(mmproj)
         self._service = Service(loaded, slots=slots, queue=_ANY, cache_memory=cache_memory)
         self._close = weakref.finalize(self, _close, self._service, self._model)
         self.tokenizer = loaded.tokenizer

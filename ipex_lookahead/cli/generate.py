@@ -24,7 +24,6 @@ from ipex_lookahead.cli.tables import print_line
 from ipex_lookahead.cli.thinking import ThinkOptions, ThoughtLimit, think_variables
 from ipex_lookahead.cli.writing import check_output, written
 from ipex_lookahead.errors import LookaheadError
-from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ class Text:
     system: str | None = option("System prompt.", metavar="TEXT")
     raw: bool = option("Continue the prompt without the chat template.", False)
     image: tuple[str, ...] = option("Image file before the prompt. Repeatable.", (), metavar="FILE")
-    mmproj: str | None = option("GGUF file with the vision part, for --image.", None, type=click.Path(), metavar="FILE")
 
     def check(self, prompt: str | None, thinking: ThinkOptions) -> str | None:
         """Return the prompt of the command line. Raise UsageError for options that exclude each other."""
@@ -149,12 +147,13 @@ def generate(
     facts |= {"lookahead": ahead.lookahead, **({} if adapter is None else {"adapter": adapter})}
 
     from ipex_lookahead.cli.stream import Answer, Painter
+    from ipex_lookahead.conversation.model import ChatModel
     from ipex_lookahead.conversation.pictures import with_images
 
     with ExitStack() as opened:
         chat = None
         if form is not None or text.image:
-            chat = opened.enter_context(closing(_chat_model(loaded, text)))
+            chat = opened.enter_context(closing(ChatModel(loaded)))
         files = _image_files(chat, text.image)
 
         def answering(prompt: str, write: Callable[[str], None]) -> tuple[Answer, Callable[..., object]]:
@@ -195,14 +194,6 @@ def generate(
             print_line(line)
         if out.verbose:
             print_details(loaded.stats)
-
-
-def _chat_model(loaded: TextModel, text: Text) -> ChatModel:
-    from ipex_lookahead.conversation.model import ChatModel
-
-    made = ChatModel(loaded)
-    made.mmproj = None if text.mmproj is None else given_path(text.mmproj)
-    return made
 
 
 def _image_files(chat: ChatModel | None, paths: Sequence[str]) -> list[bytes]:

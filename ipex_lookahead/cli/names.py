@@ -42,7 +42,7 @@ _SAME = (
     "low_bit group_size mixed_precision kv_cache imatrix draft_model drafter draft_vocab drafter_low_bit threads "
     "engine device gpu_layers cpu_moe n_cpu_moe deterministic overwrite max_new_tokens lookahead strategy store window "
     "ngram guesses draft_min_prob temperature top_k top_p min_p seed repetition_penalty presence_penalty "
-    "frequency_penalty"
+    "frequency_penalty mmproj"
 ).split()
 OPTIONS = {
     "cache_dir": "--cache-dir",
@@ -67,6 +67,7 @@ THEIR_COMMANDS = {
 """Command of Ollama and other programs -> ours, for hints."""
 _THEIR_OPTIONS = {
     "--model": "--hf-repo --hf",
+    "--mmproj": "-mm --clip-model-path",
     "--draft-model": "-md --model-draft --spec-draft-model --speculative-model",
     "--low-bit": "--quantization --load-in-low-bit --load-in-4bit",
     "--kv-cache": "-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype",

@@ -95,7 +95,7 @@ class ChatModels:
         own = (
             self._loading
             if name == self._loading.model
-            else replace(self._loading, model=name, draft_model=None, drafter=None, draft_vocab=None)
+            else replace(self._loading, model=name, draft_model=None, drafter=None, draft_vocab=None, mmproj=None)
         )
         try:
             model = own.load_text(progress=True)

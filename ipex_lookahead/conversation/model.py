@@ -41,7 +41,7 @@ class ChatModel:
         self.think_sentence = ""
         self._compiler: Compiler | None = None
         self._compiling = threading.Lock()
-        self.mmproj: Path | None = None
+        self.mmproj = model.mmproj
         self._vision: VisionModel | None = None
         self._seeing = threading.Lock()
 

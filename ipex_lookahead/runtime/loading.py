@@ -21,6 +21,7 @@ from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.hub import resolve_model
 from ipex_lookahead.runtime.text_model import TextModel
+from ipex_lookahead.runtime.vision_file import VisionFile
 from ipex_lookahead.system.extras import need_torch
 from ipex_lookahead.system.terminal import bar, may_draw
 
@@ -43,6 +44,7 @@ def load_text_model(
     draft_vocab: int | str | PathLike[str] | None = None,
     drafter_low_bit: str | None = None,
     draft_model: str | None = None,
+    mmproj: str | PathLike[str] | None = None,
     **options: Any,
 ) -> TextModel:
     """Load a model with its tokenizer: on the native engine neither torch nor transformers is imported.
@@ -50,14 +52,17 @@ def load_text_model(
     The arguments are those of ``AutoModelForCausalLM.from_pretrained``, ``options`` those of ``LoadRequest`` among
     them; a function as ``progress`` is called like ``LoadRequest.progress``; ``note`` gets what else is waited for.
     ``draft_model`` is the name of a second model, which drafts for the first and is loaded with the same ``options``.
+    ``mmproj`` is the GGUF file with the vision part, which is checked here and loaded for the first image.
 
     Raises:
-        InputError: the checkpoint carries no tokenizer, or the draft model has another vocabulary.
+        InputError: the checkpoint carries no tokenizer, the draft model has another vocabulary, or ``mmproj`` is for
+            another model.
         LookaheadError: its tokenizer cannot be used; and as ``from_pretrained``.
     """
     check_engine(engine)
     shown = progress is True
     path = resolve_model(name_or_path, progress=shown)
+    vision = None if mmproj is None else VisionFile.of(mmproj, progress=shown)
     with progress_bar(progress) as report:
         request = LoadRequest(
             path,
@@ -70,6 +75,9 @@ def load_text_model(
         loaded = load_model(request, engine, *choose_engine(engine, request))
     assert loaded.tokenizer is not None  # the request has ``text``
     model = TextModel(loaded, loaded.tokenizer, note)
+    if vision is not None:
+        vision.check(model.engine)
+        model.mmproj = vision.path
     if draft_model is not None:
         model.use_draft_model(
             load_text_model(draft_model, low_bit=low_bit, engine=engine, progress=progress, **options)

@@ -11,6 +11,7 @@ from collections import abc, deque
 from collections.abc import Callable, Generator, Mapping
 from functools import cached_property
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ class TextModel:
         config: the model's config.
         recommended_by: source of its recommended sampling, for people; "" where there is none.
         source: the folder or GGUF file that it was loaded from, or None.
+        mmproj: the GGUF file with its vision part, if a caller named one.
         cache_files: the folder of its prefix caches, or None.
     """
 
@@ -85,6 +87,7 @@ class TextModel:
         )
         self._eos = frozenset(token_ids("eos_token_id", self._defaults.get("eos_token_id"), self.engine.vocab_size))
         self.source = loaded.source
+        self.mmproj: Path | None = None
         self.runtime.adapters.base = str(loaded.source or "")
         self.cache_files: CacheFiles | None = None
         self._draft: TextModel | None = None

@@ -37,6 +37,7 @@ class ScriptedModel:
         self.generation_defaults: dict[str, Any] = {}
         self.fingerprint = b"model"
         self.cache_files: Any = None
+        self.source = self.mmproj = None
         self.closed = 0
         self.interrupt_after: int | None = None
         self.signal_after: int | None = None

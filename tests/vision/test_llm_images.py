@@ -180,6 +180,19 @@ def test_a_gguf_models_mmproj_file_is_found_next_to_it(made, tmp_path):
         assert answer_of(other, picture(8)).token_ids == answer_of(llm, picture(8)).token_ids
 
 
+def test_a_wrong_mmproj_file_is_refused_when_the_model_is_loaded(made, tmp_path):
+    folder, _, _ = made("gemma4")
+    other = write(folder, tmp_path / "mmproj.gguf", projection=64)
+    with pytest.raises(InputError, match="hidden size 64; this model has 32"):
+        LLM(folder, progress=False, mmproj=other)
+    with pytest.raises(InputError, match="is a folder"):
+        LLM(folder, progress=False, mmproj=folder)
+    with pytest.raises(InputError, match="no model named"):
+        LLM(folder, progress=False, mmproj=tmp_path / "missing.gguf")
+    with pytest.raises(InputError, match="this model takes no images"):
+        LLM(write_chat_llama(tmp_path / "llama"), progress=False, mmproj=other)
+
+
 @pytest.mark.parametrize(
     ("images", "message"),
     [
