@@ -21,9 +21,9 @@ from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.hub import resolve_model
 from ipex_lookahead.runtime.text_model import TextModel
-from ipex_lookahead.runtime.vision_file import VisionFile
 from ipex_lookahead.system.extras import need_torch
 from ipex_lookahead.system.terminal import bar, may_draw
+from ipex_lookahead.vision.given_file import VisionFile
 
 log = logging.getLogger("ipex_lookahead")
 
