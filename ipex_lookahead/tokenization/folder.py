@@ -33,13 +33,15 @@ MAX_SETTINGS = 4 << 20
 MOST_TEMPLATES = 32
 
 
-def text_from_folder(path: Path, config: Mapping[str, Any]) -> TextTokenizer | None:
+def text_from_folder(path: Path, config: Mapping[str, Any], *, keep_ends: bool = False) -> TextTokenizer | None:
     """Build the tokenizer of a folder.
 
     Args:
         path: The folder.
         config: The config of the model. ``vocab_size`` is the limit of ids, except for added tokens; ``bos_token_id``
             and ``eos_token_id`` are used if the tokenizer's files do not name these tokens.
+        keep_ends: ``add_bos_token`` and ``add_eos_token`` of false do not remove the special tokens that
+            ``tokenizer.json`` adds: Qwen3-Embedding has both, and its vectors need the end token.
 
     Returns:
         A tokenizer with its chat template, if any; None if the folder has neither ``tokenizer.json`` nor
@@ -54,7 +56,9 @@ def text_from_folder(path: Path, config: Mapping[str, Any]) -> TextTokenizer | N
     if not present:
         return None
     folder = _Folder(path, config)
-    return folder.sentencepiece() if folder.vocabulary(present) == "tokenizer.model" else folder.pipeline()
+    if folder.vocabulary(present) == "tokenizer.model":
+        return folder.sentencepiece()
+    return folder.pipeline(keep_ends=keep_ends)
 
 
 class _Folder:
@@ -76,7 +80,7 @@ class _Folder:
         named = marker.get("vocabulary") if isinstance(marker, dict) else None
         return named if named in present else present[0]
 
-    def pipeline(self) -> TextTokenizer:
+    def pipeline(self, *, keep_ends: bool) -> TextTokenizer:
         file = self.path / "tokenizer.json"
         pipeline = read_pipeline(load_object(file, MAX_TOKENIZER), file, self.config.get("vocab_size"))
         ids = pipeline.vocab | {token["content"]: token["id"] for token in pipeline.description["added_tokens"]}
@@ -84,6 +88,8 @@ class _Folder:
         roles = self.roles(ids)
         for name in list(flags):
             flags[name] = flags[name] and roles[name[4:]] is not None
+        if keep_ends and not any(flags.values()):
+            flags = {}
         options = {**self.common(ids, roles), **flags}
         return BytePairText(pipeline.core(), options) if pipeline.apart is None else IsolatedText(pipeline, options)
 

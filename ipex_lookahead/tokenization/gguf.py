@@ -1,8 +1,8 @@
 """The tokenizer inside a GGUF file, from its metadata.
 
-Three kinds are supported: ``gpt2`` (byte-level BPE with merges), ``gemma4`` (BPE on text) and ``llama`` (SentencePiece,
-pieces with scores). All are rebuilt from the arrays in the file. The splitting of a file without ``tokenizer.ggml.pre``
-is derived from its vocabulary, with a warning.
+Five kinds are supported: ``gpt2`` (byte-level BPE with merges), ``gemma4`` (BPE on text), ``llama`` (SentencePiece,
+pieces with scores), ``t5`` (SentencePiece's unigram model) and ``bert`` (WordPiece). All are rebuilt from the arrays in
+the file. The splitting of a file without ``tokenizer.ggml.pre`` is derived from its vocabulary, with a warning.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
+from math import isfinite
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -29,10 +30,12 @@ from ipex_lookahead.tokenization.sentencepiece_model import (
     USER_DEFINED,
     Piece,
     SentencePieceModel,
+    check_charsmap,
     check_model,
 )
 from ipex_lookahead.tokenization.splitting import SPLITTINGS, implied_splitting
 from ipex_lookahead.tokenization.text import BytePairText, SentencePieceText, TextTokenizer
+from ipex_lookahead.tokenization.word_piece import pair_ends, unigram_core, word_piece_core
 
 _log = logging.getLogger(__name__)
 
@@ -95,7 +98,13 @@ class _Reader:
         kind = self.scalar("model", str)
         if kind is None:
             raise self.fail("model", "is missing")
-        builders = {"gpt2": self.byte_pair, "gemma4": self.spelled, "llama": self.sentencepiece}
+        builders = {
+            "gpt2": self.byte_pair,
+            "gemma4": self.spelled,
+            "llama": self.sentencepiece,
+            "t5": self.unigram,
+            "bert": self.word_pieces,
+        }
         if kind not in builders:
             raise UnsupportedModelError(
                 f"{self.file}: the tokenizer is of kind {kind!r}; known are {', '.join(map(repr, builders))}",
@@ -213,6 +222,73 @@ class _Reader:
         except RuntimeError as error:
             raise self.fail("tokens", f"sentencepiece does not take this model: {error}") from None
 
+    def unigram(self) -> TextTokenizer:
+        """Build ``t5``: the most likely pieces by scores, such as XLM-RoBERTa's."""
+        scores = self.numbers("scores", float)
+        if scores is None:
+            raise self.fail("scores", "is missing")
+        if not all(map(isfinite, scores)):
+            raise self.fail("scores", "holds a score that is not finite")
+        unknown = self.special_id("unknown_token_id")
+        if unknown is None:
+            unknown = next((i for i, kind in enumerate(self.types) if kind == UNKNOWN), None)
+        core = unigram_core(
+            list(zip(self.tokens, scores, strict=True)),
+            unknown,
+            self.charsmap(),
+            prefix=self.scalar("add_space_prefix", bool) is not False,
+        )
+        return self.of_encoder(core, "bos_token_id", "eos_token_id", types=False)
+
+    def charsmap(self) -> bytes:
+        table = self.octets("precompiled_charsmap")
+        if table:
+            check_charsmap(table, lambda _, __, problem: self.fail("precompiled_charsmap", problem))
+        return table
+
+    def word_pieces(self) -> TextTokenizer:
+        """Build ``bert``: words begin with "▁", other pieces have no mark, and tokens in brackets are special."""
+        unknown = self.special_id("unknown_token_id")
+        if unknown is None:
+            unknown = next((i for i, token in enumerate(self.tokens) if token == "[UNK]"), None)
+        if unknown is None:
+            raise self.fail("unknown_token_id", "is missing, and no token is [UNK]")
+        texts = [_word_piece(token) for token in self.tokens]
+        vocabulary = {text: i for i, text in enumerate(texts)}
+        if len(vocabulary) != len(texts):
+            twice = next(text for i, text in enumerate(texts) if vocabulary[text] != i)
+            raise self.fail("tokens", f"holds {twice[:80]!r} twice")
+        self.tokens = texts
+        lowercase = self.scalar(_PREFIX + "normalizer.lowercase", bool)
+        accents = self.scalar(_PREFIX + "normalizer.strip_accents", bool)
+        core = word_piece_core(vocabulary, texts[unknown], lowercase=lowercase is not False, strip_accents=accents)
+        first = "cls_token_id" if _PREFIX + "cls_token_id" in self.metadata else "bos_token_id"
+        return self.of_encoder(core, first, "seperator_token_id", types=True)  # llama.cpp's spelling
+
+    def of_encoder(self, core: Tokenizer, first: str, last: str, *, types: bool) -> TextTokenizer:
+        """Return a tokenizer with the special tokens of BERT (``types``) or RoBERTa, for single texts and pairs."""
+        ids = [self.special_id(first), self.special_id(last)]
+        names = (("[CLS]", "<s>"), ("[SEP]", "</s>"))
+        for side, spellings in enumerate(names):
+            if ids[side] is None:
+                ids[side] = next((i for i, token in enumerate(self.tokens) if token in spellings), None)
+        flags = [self.scalar(key, bool) for key in ("add_bos_token", "add_eos_token")]
+        if self.scalar("add_sep_token", bool) is not None:
+            flags[1] = self.scalar("add_sep_token", bool)
+        special, ordinary = self.added_tokens()
+        more = [t for t, kind in zip(self.tokens, self.types, strict=True) if kind == UNKNOWN and t]
+        more += [self.tokens[i] for i in ids if i is not None]
+        special = list(dict.fromkeys([*special, *more]))
+        core.add_special_tokens(
+            [AddedToken(t, special=True, normalized=False, lstrip=t == "<mask>" and not types) for t in special]
+        )
+        core.add_tokens([AddedToken(t, special=False, normalized=False) for t in ordinary])
+        ends = [None if i is None or flag is False else (self.tokens[i], i) for i, flag in zip(ids, flags, strict=True)]
+        core.post_processor = pair_ends(*ends, types=types)
+        roles = self.roles()
+        return BytePairText(core, {"clean_up_tokenization_spaces": False, "chat_template": self.chat_template(),
+                                   **{role: roles.get(role) for role in _ROLES}})  # fmt: skip
+
     def options(self, roles: Mapping[str, str], *, bos: bool, eos: bool) -> dict[str, Any]:
         """Return the options of both kinds of tokenizer."""
         return {
@@ -300,3 +376,10 @@ class _Reader:
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
             raise self.fail(key, "is missing" if value is None else "must be an array")
         return list(value)
+
+
+def _word_piece(token: str) -> str:
+    """Return a token of llama.cpp's files in BERT's own spelling."""
+    if token.startswith("▁"):
+        return token[1:]
+    return token if token.startswith("[") and token.endswith("]") else "##" + token

@@ -30,7 +30,7 @@ MOST_ADDED_CHARACTERS = 1 << 20
 """Maximum total length of added tokens: the automaton that finds them takes hundreds of bytes per character."""
 
 _log = logging.getLogger(__name__)
-_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
+_FORMS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "BertNormalizer", "Precompiled"})
 
 _TOKENS_PER_CHARACTER = 64
 """An upper bound: U+FDFA in form KC, with "▁" for its spaces, has 39 bytes."""

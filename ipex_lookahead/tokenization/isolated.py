@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.files.safe_json import File
 from ipex_lookahead.tokenization.content import Encode, respelled
 from ipex_lookahead.tokenization.growth import MOST_ADDED, MOST_GROWTH, most_ids
+from ipex_lookahead.tokenization.layout import Layout
 from ipex_lookahead.tokenization.process import KeptWorker, Stopped, Worker, importable, spoken_memory
 from ipex_lookahead.tokenization.saving import FAST, ends_of, write_settings
 from ipex_lookahead.tokenization.text import TextTokenizer
@@ -124,6 +126,7 @@ class IsolatedText(TextTokenizer):
             some.post_processor = ends_of(options, self._vocab.__getitem__)
             description["post_processor"] = json.loads(some.to_str())["post_processor"]
         self._description = json.dumps(description, ensure_ascii=False)
+        self._post_processor = description["post_processor"]
         self._longest = max(map(len, self._vocab))
         self._file = pipeline.file
         self._process = TokenizerProcess(self._description, pipeline.file)
@@ -145,6 +148,13 @@ class IsolatedText(TextTokenizer):
         most = MOST_ADDED + MOST_GROWTH * self._longest * len(ids)
         question = {"ids": ids, "skip": skip_special_tokens, "most": most}
         return str(self._process.request(question, 8 * len(ids), "decoding"))
+
+    @cached_property
+    def layout(self) -> Layout:
+        empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+        return Layout.of(
+            Tokenizer.from_str(json.dumps(empty | {"post_processor": self._post_processor})).post_processor
+        )
 
     def get_vocab(self) -> dict[str, int]:
         return dict(self._vocab)

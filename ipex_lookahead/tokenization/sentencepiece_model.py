@@ -164,10 +164,10 @@ def check_model(model: SentencePieceModel, fail: Fail) -> None:
     if any(len(text) > MAX_PIECE_BYTES for text in model.special.values()):
         raise fail("trainer_spec.unk_surface", None, f"is longer than {MAX_PIECE_BYTES}, as no piece may be")
     if model.precompiled_charsmap:
-        _check_charsmap(model.precompiled_charsmap, fail)
+        check_charsmap(model.precompiled_charsmap, fail)
 
 
-def _check_charsmap(data: bytes, fail: Fail) -> None:
+def check_charsmap(data: bytes, fail: Fail) -> None:
     """Check that every step in the double-array trie, and every text it refers to, is inside of the map.
 
     A text must not be much longer than the text that it replaces.

@@ -22,6 +22,7 @@ from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.tokenization.chat_template import Renderer, chat_template_of, render_chats
 from ipex_lookahead.tokenization.content import ContentGuard, Encode, respelled
 from ipex_lookahead.tokenization.growth import check_ids
+from ipex_lookahead.tokenization.layout import Layout
 from ipex_lookahead.tokenization.pieces import MARKER, Pieces
 from ipex_lookahead.tokenization.release import panics_typed
 from ipex_lookahead.tokenization.saving import (
@@ -82,6 +83,11 @@ class TextTokenizer(ABC):
         guard = self._guard("")
         spells = guard.spells(text)
         return guard.encode_as_text(text, add_special_tokens) if spells else self.encode(text, add_special_tokens)
+
+    @property
+    @abstractmethod
+    def layout(self) -> Layout:
+        """The special tokens that ``encode`` adds, and those of a pair."""
 
     @property
     @abstractmethod
@@ -234,7 +240,7 @@ class TextTokenizer(ABC):
 
 
 class BytePairText(TextTokenizer):
-    """Byte-pair encoding on the ``tokenizers`` library.
+    """Byte-pair encoding, WordPiece or a unigram model on the ``tokenizers`` library.
 
     Args:
         core: A tokenizer of the library without truncation and padding; it is modified.
@@ -259,6 +265,10 @@ class BytePairText(TextTokenizer):
 
     def get_vocab(self) -> dict[str, int]:
         return dict(self.core.get_vocab(with_added_tokens=True))
+
+    @cached_property
+    def layout(self) -> Layout:
+        return Layout.of(self.core.post_processor)
 
     def _token_id(self, token: str) -> int | None:
         return self.core.token_to_id(token)
@@ -328,6 +338,10 @@ class SentencePieceText(TextTokenizer):
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._encoded(text, add_special_tokens, self._split, self._pieces)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.around(self._before, self._after)
 
     def _encoded(self, text: str, add_special_tokens: bool, split: _Splitter, pieces: Pieces) -> list[int]:
         ids: list[int] = []

@@ -8,6 +8,8 @@ regular expressions run in another process (``isolated.py``).
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,14 +17,14 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from ipex_lookahead.errors import LookaheadError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.files.safe_json import File, kind
 from ipex_lookahead.tokenization.byte_pair import Pair, bpe, check_merges, merge_pairs
 from ipex_lookahead.tokenization.growth import check_added, leaves, note_unproducible, stays_short
 from ipex_lookahead.tokenization.release import check_whole_words, merges_are_pairs, merges_for_json
-from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECE_BYTES, MAX_PIECES
+from ipex_lookahead.tokenization.sentencepiece_model import MAX_PIECE_BYTES, MAX_PIECES, check_charsmap
 from ipex_lookahead.tokenization.splitting import KNOWN_PATTERNS
 
 Check = Callable[[Any], bool]
@@ -49,6 +51,17 @@ def _is_some_text(value: Any) -> bool:
 _TEXT, _FLAG, _COUNT = _is(str), _is(bool), lambda value: type(value) is int and 0 <= value < 1 << 16
 _BEHAVIOR = _one_of("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 _PATTERN = "pattern"  # checked by _check_pattern
+_CHARSMAP = "charsmap"  # checked by _Reader.charsmap
+_TOKEN = "token"  # checked by _Reader.named_token
+MAX_WORD = 1000
+"""Maximum characters of a word for WordPiece, which tries all ends for each start of a piece."""
+
+
+def _is_choice(value: Any) -> bool:
+    """Return True for true, false and null."""
+    return value is None or type(value) is bool
+
+
 _METASPACE: dict[str, Any] = {
     "replacement": lambda value: type(value) is str and len(value) == 1,
     "prepend_scheme": _one_of("always", "never", "first"),
@@ -60,12 +73,17 @@ _REPLACE: dict[str, Any] = {"pattern": _PATTERN, "content": _TEXT}
 
 _PARTS: dict[str, dict[str, dict[str, Any]]] = {
     "normalizer": {
-        "NFC": {}, "NFD": {}, "NFKC": {}, "NFKD": {}, "Lowercase": {},
+        "NFC": {}, "NFD": {}, "NFKC": {}, "NFKD": {}, "Lowercase": {}, "StripAccents": {},
+        "BertNormalizer": {
+            "clean_text": _FLAG, "handle_chinese_chars": _FLAG, "strip_accents": _is_choice, "lowercase": _FLAG,
+        },
+        "Precompiled": {"precompiled_charsmap": _CHARSMAP},
         "Prepend": {"prepend": _is_some_text},
         "Replace": _REPLACE,
         "Strip": {"strip_left": _FLAG, "strip_right": _FLAG},
     },
     "pre_tokenizer": {
+        "BertPreTokenizer": {},
         "ByteLevel": _BYTE_LEVEL,
         "Digits": {"individual_digits": _FLAG},
         "Metaspace": _METASPACE,
@@ -79,9 +97,12 @@ _PARTS: dict[str, dict[str, dict[str, Any]]] = {
         "Metaspace": _METASPACE,
         "Replace": _REPLACE,
         "Strip": {"content": _TEXT, "start": _COUNT, "stop": _is_zero},
+        "WordPiece": {"prefix": _is_some_text, "cleanup": _FLAG},
     },
     "post_processor": {
+        "BertProcessing": {"sep": _TOKEN, "cls": _TOKEN},
         "ByteLevel": _BYTE_LEVEL,
+        "RobertaProcessing": {"sep": _TOKEN, "cls": _TOKEN, "trim_offsets": _FLAG, "add_prefix_space": _FLAG},
         "TemplateProcessing": {"single": "template", "pair": "template", "special_tokens": "template"},
     },
 }  # fmt: skip
@@ -92,13 +113,11 @@ _SEQUENCES = {
     "post_processor": "processors",
 }
 _ELSEWHERE: dict[str, frozenset[str]] = {
-    "model": frozenset({"Unigram", "WordLevel", "WordPiece"}),
-    "normalizer": frozenset({"BertNormalizer", "ByteLevel", "Nmt", "Precompiled", "StripAccents"}),
-    "pre_tokenizer": frozenset(
-        {"BertPreTokenizer", "CharDelimiterSplit", "FixedLength", "UnicodeScripts", "Whitespace"}
-    ),
-    "decoder": frozenset({"BPEDecoder", "CTC", "WordPiece"}),
-    "post_processor": frozenset({"BertProcessing", "RobertaProcessing"}),
+    "model": frozenset({"WordLevel"}),
+    "normalizer": frozenset({"ByteLevel", "Nmt"}),
+    "pre_tokenizer": frozenset({"CharDelimiterSplit", "FixedLength", "UnicodeScripts", "Whitespace"}),
+    "decoder": frozenset({"BPEDecoder", "CTC"}),
+    "post_processor": frozenset(),
 }
 """Parts that run in another process, where the library checks their settings."""
 
@@ -136,17 +155,25 @@ class Pipeline:
 
     def _core(self) -> Tokenizer:
         """Pass vocabulary and merges as objects: JSON would take most of the time."""
-        model = self.description["model"]
-        others = {"model": {**model, "vocab": {}, "merges": [], "unk_token": None}, "added_tokens": []}
-        core = Tokenizer.from_str(json.dumps(self.description | others))
-        settings = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges")
-        options = {name: model[name] for name in settings if model[name]}  # older releases do not have all of them
-        core.model = bpe(self.vocab, self.merges, partial(ModelFormatError, self.file, "model.merges", None), **options)
+        empty = {"type": "BPE", "vocab": {}, "merges": []}
+        core = Tokenizer.from_str(json.dumps(self.description | {"model": empty, "added_tokens": []}))
+        core.model = self._model(self.description["model"])
         for special, tokens in groupby(self.description["added_tokens"], lambda token: token["special"]):
             made = [AddedToken(**{k: v for k, v in token.items() if k != "id"}) for token in tokens]
             (core.add_special_tokens if special else core.add_tokens)(made)
         self._check_spaces(core)
         return core
+
+    def _model(self, model: Mapping[str, Any]) -> Any:
+        if model["type"] == "WordPiece":
+            names = ("unk_token", "max_input_chars_per_word", "continuing_subword_prefix")
+            return models.WordPiece(self.vocab, **{name: model[name] for name in names})
+        if model["type"] == "Unigram":
+            options = {"byte_fallback": True} if model["byte_fallback"] else {}  # older releases do not have it
+            return models.Unigram([(piece, score) for piece, score in model["vocab"]], model["unk_id"], **options)
+        settings = ("unk_token", "fuse_unk", "byte_fallback", "ignore_merges")
+        options = {name: model[name] for name in settings if model[name]}  # older releases do not have all of them
+        return bpe(self.vocab, self.merges, partial(ModelFormatError, self.file, "model.merges", None), **options)
 
     def _check_spaces(self, core: Tokenizer) -> None:
         """Reject white space with lstrip or rstrip.
@@ -229,10 +256,11 @@ class _Reader:
     def model(self, model: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
         """Return the description of the model, and its vocabulary."""
         name = model.get("type", "BPE")
+        builders = {"BPE": self.merged, "WordPiece": self.pieced, "Unigram": self.likely}
         if isinstance(name, str) and name in _ELSEWHERE["model"]:
             self.apart = self.apart or f"model.{name}"
-        elif name != "BPE":
-            raise self.unsupported("model.type", name, ["BPE", *_ELSEWHERE["model"]])
+        elif not isinstance(name, str) or name not in builders:
+            raise self.unsupported("model.type", name, [*builders, *_ELSEWHERE["model"]])
         vocab = self.scored(model) if name == "Unigram" else self.object(model.get("vocab"), "model.vocab")
         if not 0 < len(vocab) <= MAX_PIECES:
             raise self.fail("model.vocab", f"has {len(vocab)} tokens; 1 to {MAX_PIECES} are allowed")
@@ -246,7 +274,35 @@ class _Reader:
             )
         if len(set(vocab.values())) != len(vocab):
             raise self.fail("model.vocab", "two tokens have the same id")
-        return (self.merged(model, vocab) if name == "BPE" else model), vocab
+        return (builders[name](model, vocab) if name in builders else model), vocab
+
+    def pieced(self, model: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
+        """Return the description of a WordPiece model."""
+        clean: dict[str, Any] = {"type": "WordPiece", "vocab": vocab}
+        clean["unk_token"] = self.setting(
+            model.get("unk_token", "[UNK]"), lambda v: type(v) is str and v in vocab, "model.unk_token"
+        )
+        clean["continuing_subword_prefix"] = self.setting(
+            model.get("continuing_subword_prefix", "##"), _TEXT, "model.continuing_subword_prefix"
+        )
+        clean["max_input_chars_per_word"] = self.setting(
+            model.get("max_input_chars_per_word", 100), _COUNT, "model.max_input_chars_per_word"
+        )
+        if clean["max_input_chars_per_word"] > MAX_WORD:
+            self.apart = self.apart or "model.max_input_chars_per_word"
+        return clean
+
+    def likely(self, model: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
+        """Return the description of a unigram model."""
+        pieces = model["vocab"]
+        if not all(len(piece) == 2 and type(piece[1]) in (int, float) for piece in pieces):
+            raise self.fail("model.vocab", "must be an array of pieces and scores")
+        clean: dict[str, Any] = {"type": "Unigram", "vocab": [[piece, float(score)] for piece, score in pieces]}
+        clean["unk_id"] = self.setting(
+            model.get("unk_id"), lambda v: v is None or (type(v) is int and 0 <= v < len(vocab)), "model.unk_id"
+        )
+        clean["byte_fallback"] = self.setting(model.get("byte_fallback", False), _FLAG, "model.byte_fallback")
+        return clean
 
     def merged(self, model: dict[str, Any], vocab: dict[str, int]) -> dict[str, Any]:
         """Return the description of a byte-pair model."""
@@ -328,6 +384,10 @@ class _Reader:
             field = f"{stage}.{name}.{key}"
             if check == "pattern":
                 clean[key] = self.pattern(value, field)
+            elif check == _CHARSMAP:
+                clean[key] = self.charsmap(value, field)
+            elif check == _TOKEN:
+                clean[key] = self.named_token(value, field)
             elif check == "template":
                 clean[key] = value
             else:
@@ -345,6 +405,23 @@ class _Reader:
         if pattern["Regex"] not in KNOWN_PATTERNS:
             self.apart = self.apart or field
         return {"Regex": pattern["Regex"]}
+
+    def charsmap(self, value: Any, field: str) -> Any:
+        """Check the table of a SentencePiece normalizer, which is in base64."""
+        if value is None or value == "":
+            raise self.fail(field, "is empty")
+        try:
+            table = base64.b64decode(value, validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise self.fail(field, "is not text in base64") from None
+        check_charsmap(table, lambda _, __, problem: self.fail(field, problem))
+        return value
+
+    def named_token(self, value: Any, field: str) -> list[Any]:
+        """Check a special token with its id."""
+        if not isinstance(value, list) or len(value) != 2 or type(value[0]) is not str:
+            raise self.fail(field, "must be a token and its id")
+        return [value[0], self.identifier(value[1], field)]
 
     def template(self, clean: dict[str, Any]) -> None:
         """Check TemplateProcessing, which adds tokens before and after a text."""

@@ -161,15 +161,18 @@ APART: dict[str, dict[str, Any]] = {
         normalizer=normalizers({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}, ESCAPE),
         decoder=decoders(SPELLED),
     ),
-    "unigram": unigram(bos(spelled(**LLAMA))),
     "scripts": byte_level({"type": "UnicodeScripts"}),
     "whitespace": byte_level({"type": "Whitespace"}),
+}
+"""What runs in a process of its own."""
+OF_ENCODERS: dict[str, dict[str, Any]] = {
+    "unigram": unigram(bos(spelled(**LLAMA))),
     "accents": byte_level(split(GPT2), normalizer=normalizers({"type": "NFD"}, {"type": "StripAccents"})),
     "bert": spelled(normalizer={"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
                                 "strip_accents": None, "lowercase": True},
                     pre_tokenizer={"type": "BertPreTokenizer"}, decoder=decoders(SPELLED)),
 }  # fmt: skip
-"""What runs in a process of its own."""
+"""Parts of encoders' tokenizers, which run in this process."""
 
 
 def write(folder: Path, description: dict[str, Any], cls: str, model_type: str) -> Path:
@@ -183,13 +186,15 @@ def write(folder: Path, description: dict[str, Any], cls: str, model_type: str) 
     return folder
 
 
-@pytest.fixture(params=[*FAMILIES, *APART])
+@pytest.fixture(params=[*FAMILIES, *APART, *OF_ENCODERS])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[TextTokenizer, Any]:
     """Ours and transformers', of one folder."""
     from transformers import AutoTokenizer
 
     apart = request.param in APART
-    folder = write(tmp_path, *((APART[request.param], FAST, "llama") if apart else FAMILIES[request.param][:3]))
+    others = APART | OF_ENCODERS
+    known = request.param in FAMILIES
+    folder = write(tmp_path, *(FAMILIES[request.param][:3] if known else (others[request.param], FAST, "llama")))
     ours = text_from_folder(folder, {})
     assert type(ours) is (IsolatedText if apart else BytePairText)
     return ours, AutoTokenizer.from_pretrained(folder)

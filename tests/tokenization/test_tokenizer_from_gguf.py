@@ -337,8 +337,8 @@ def test_damaged_byte_pair_metadata(bpe_metadata, case):
 
 
 def test_unknown_kinds_list_the_known(bpe_metadata):
-    with pytest.raises(UnsupportedModelError, match=r"'t5'; known are 'gpt2', 'gemma4', 'llama'"):
-        tokenizer_from_gguf(change(bpe_metadata, model="t5"), "x.gguf")
+    with pytest.raises(UnsupportedModelError, match=r"'rwkv'; known are 'gpt2', 'gemma4', 'llama', 't5', 'bert'"):
+        tokenizer_from_gguf(change(bpe_metadata, model="rwkv"), "x.gguf")
     with pytest.raises(UnsupportedModelError, match=r"'elvish'; known are .*gpt-2.*llama-bpe.*smollm"):
         tokenizer_from_gguf(change(bpe_metadata, pre="elvish"), "x.gguf")
 
