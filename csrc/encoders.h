@@ -22,8 +22,9 @@ inline LinearShape linear_of(const Description& d) {
 }
 
 inline GateKind gate_kind_of(const Description& activation) {
-  const int known = one_of("activation", activation.get<std::string>("kind"), {"silu", "gelu_tanh", "gelu", "gelu_quick"});
-  constexpr GateKind kinds[] = {GateKind::silu, GateKind::gelu_tanh, GateKind::gelu, GateKind::gelu_quick};
+  const int known = one_of("activation", activation.get<std::string>("kind"), {"silu", "gelu_tanh", "gelu", "gelu_quick", "sigmoid", "tanh", "relu"});
+  constexpr GateKind kinds[] = {GateKind::silu,    GateKind::gelu_tanh, GateKind::gelu, GateKind::gelu_quick,
+                                GateKind::sigmoid, GateKind::tanh,      GateKind::relu};
   return kinds[known];
 }
 
@@ -36,7 +37,24 @@ inline LinkShape link_of(const Description& d) {
   throw nb::type_error(("a chain cannot have a " + kind).c_str());
 }
 
-inline EncoderBlockShape encoder_block_of(const Description& d) {
+// Index of a layer's rope; ropes with equal tables are one.
+inline int rope_number(const Description& d, EncoderShape& shape) {
+  if (d.is_none()) return -1;
+  Rope rope = rope_of(d);
+  if (rope.query_beta != 0 || rope.interleaved || !rope.axes.empty()) throw nb::type_error("encoders have ropes of plain halves");
+  for (size_t i = 0; i < shape.ropes.size(); ++i)
+    if (shape.ropes[i].frequencies == rope.frequencies && shape.ropes[i].factor == rope.factor) return int(i);
+  shape.ropes.push_back(std::move(rope));
+  return int(shape.ropes.size()) - 1;
+}
+
+// Rows of a table; 0 for None.
+inline int64_t table_of(const Description& d) {
+  if (d.is_none()) return 0;
+  return nb::cast<int64_t>(d["shape"].object()[0]);
+}
+
+inline EncoderBlockShape encoder_block_of(const Description& d, EncoderShape& shape) {
   const Description a = d["mixer"], m = d["feed_forward"];
   if (a.kind() != "Attention" || m.kind() != "GatedMlp") throw nb::type_error("an encoder's block is Attention and a GatedMlp");
   for (const char* name : {"gate", "softcap", "sinks", "shared"})
@@ -50,7 +68,7 @@ inline EncoderBlockShape encoder_block_of(const Description& d) {
   b.heads = a.get<int>("heads");
   b.kv_heads = a.get<int>("kv_heads");
   b.head_dim = a.get<int>("head_dim");
-  b.rope = !a["rope"].is_none();
+  b.rope = rope_number(a["rope"], shape);
   b.query_scale = a.get<float>("scale");
   b.distance = a.get<int64_t>("window", 0);
   b.q = linear_of(a["q"]);
@@ -76,7 +94,15 @@ inline EncoderShape encoder_shape_of(const nb::object& spec) {
     shape.chains.emplace_back();
     for (nb::handle link : nb::iter(chain.object())) shape.chains.back().push_back(link_of(Description(link)));
   }
-  for (const Description& block : d.parts("layers")) shape.layers.push_back(encoder_block_of(block));
+  for (const Description& block : d.parts("layers")) shape.layers.push_back(encoder_block_of(block, shape));
+  shape.vocab = table_of(d["embedding"]);
+  shape.types = table_of(d["types"]);
+  shape.positions = table_of(d["positions"]);
+  shape.embedding_multiplier = d.get<float>("embedding_multiplier");
+  shape.embedding_norm = norm_of(d["embedding_norm"]);
+  shape.final_norm = norm_of(d["final_norm"]);
+  shape.post_norm = d.get<bool>("post_norm");
+  shape.slopes = d.get<std::vector<float>>("slopes");
   return shape;
 }
 
@@ -117,16 +143,31 @@ inline void def_encoders(nb::module_& m) {
             if (int64_t(x.shape(1)) != e.shape().hidden)
               throw std::invalid_argument("x must have shape [rows, " + std::to_string(e.shape().hidden) + "]");
             const int64_t rows = int64_t(x.shape(0));
+            const int64_t width = e.rope_width();
             for (const auto& table : {cos, sin}) {
-              if (!table) continue;
+              if (!table || width == 0) continue;
               check_aligned(*table, sizeof(float));
-              for (const EncoderBlockShape& block : e.shape().layers)
-                if (block.rope && (int64_t(table->shape(0)) != rows || int64_t(table->shape(1)) != block.head_dim / 2))
-                  throw std::invalid_argument("cosines and sines must have shape [rows, " + std::to_string(block.head_dim / 2) + "]");
+              if (int64_t(table->shape(0)) != rows || int64_t(table->shape(1)) != width)
+                throw std::invalid_argument("cosines and sines must have shape [rows, " + std::to_string(width) + "]");
             }
             new (self) EncoderPass(e, x.data(), rows, cos ? cos->data() : nullptr, sin ? sin->data() : nullptr);
           },
           "encoder"_a, "x"_a, "cos"_a.none() = nb::none(), "sin"_a.none() = nb::none(), nb::keep_alive<1, 2>())
+      .def_static(
+          "texts",
+          [](Encoder& e, const IntVector& tokens, const IntVector& lengths, const std::optional<IntVector>& types) {
+            check_aligned(tokens, sizeof(int32_t));
+            check_aligned(lengths, sizeof(int32_t));
+            if (types) check_aligned(*types, sizeof(int32_t));
+            Texts texts{tokens.data(), types ? types->data() : nullptr, {lengths.data(), lengths.data() + lengths.shape(0)}};
+            int64_t rows = 0;
+            for (const int64_t length : texts.lengths) rows += std::max<int64_t>(length, 0);
+            if (int64_t(tokens.shape(0)) != rows || (types && int64_t(types->shape(0)) != rows))
+              throw std::invalid_argument("there must be " + std::to_string(rows) + " tokens and types, the sum of the lengths");
+            nb::gil_scoped_release release;
+            return new EncoderPass(e, texts);
+          },
+          "encoder"_a, "tokens"_a, "lengths"_a, "types"_a.none() = nb::none(), nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
       .def("advance", &EncoderPass::advance, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("layer", &EncoderPass::layer)
       .def("rows", [](const EncoderPass& pass, const Encoder& e) {

@@ -80,7 +80,7 @@ struct Activation {
 };
 
 // Functions of a gate that multiply its input. gelu: gate (1 + erf(gate / sqrt(2))) / 2; gelu_quick: gate sigmoid(1.702 gate).
-enum class GateKind : int32_t { none, sigmoid, silu, gelu_tanh, gelu, gelu_quick, softplus };
+enum class GateKind : int32_t { none, sigmoid, silu, gelu_tanh, gelu, gelu_quick, softplus, tanh, relu };
 
 // One row of a linear recurrence for a tile of 16 of a head's values: S = decay S, d = beta (v - S^T k), or beta v without
 // the delta rule, S += k d^T, out = S^T q. The state S is [keys][16].

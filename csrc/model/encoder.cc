@@ -56,7 +56,7 @@ void check(const EncoderBlockShape& b, int64_t hidden, int parts) {
   if (b.heads < 1 || b.heads > kMaxHeads || b.kv_heads < 1 || b.heads % b.kv_heads != 0)
     fail("heads must be a multiple of kv_heads");
   if (b.head_dim < 8 || b.head_dim > kMaxHeadDim || b.head_dim % 8 != 0) fail("head_dim must be a multiple of 8, at most 1024");
-  if (b.rope && (parts < 1 || parts > b.head_dim || b.head_dim % (2 * parts) != 0)) fail("a head must have rope_parts parts of two halves");
+  if (b.rope >= 0 && (parts < 1 || parts > b.head_dim || b.head_dim % (2 * parts) != 0)) fail("a head must have rope_parts parts of two halves");
   if (b.distance < 0 || b.distance > INT32_MAX) fail("the distance of visible rows must not be negative or above 2^31 - 1");
   const int64_t q = int64_t(b.heads) * b.head_dim, kv = int64_t(b.kv_heads) * b.head_dim;
   check("q", b.q, q, hidden);
@@ -75,6 +75,23 @@ const EncoderShape& checked(const EncoderShape& s) {
   if (s.hidden < 1 || s.hidden > kMaxLayerWidth) fail("hidden is " + std::to_string(s.hidden) + ", out of range");
   if (s.layers.size() > size_t(kMaxLayers)) fail("there are too many layers");
   for (const EncoderBlockShape& block : s.layers) check(block, s.hidden, s.rope_parts);
+  int rotated = 0;
+  for (const EncoderBlockShape& block : s.layers) {
+    if (block.rope < 0) continue;
+    if (rotated != 0 && rotated != block.head_dim) fail("layers with rope must have heads of one size");
+    rotated = block.head_dim;
+    if (s.vocab > 0 && s.ropes.at(size_t(block.rope)).half() * 2 != rotated) fail("the ropes of texts must rotate whole heads");
+  }
+  for (const int64_t rows : {s.vocab, s.types, s.positions})
+    if (rows < 0 || rows > kMaxVocab) fail("a table has " + std::to_string(rows) + " rows, out of range");
+  for (const NormShape* norm : {&s.embedding_norm, &s.final_norm}) check("a norm of rows", *norm, s.hidden);
+  for (const EncoderBlockShape& block : s.layers) {
+    if (!s.slopes.empty() && s.slopes.size() != size_t(block.heads)) fail("slopes must be one number per head");
+    if (s.post_norm && (block.mixer_after.width == 0 || block.feed_forward_after.width == 0)) fail("post_norm needs norms after both branches");
+  }
+  for (const float slope : s.slopes)
+    if (!(slope >= 0 && slope <= 1)) fail("slopes must be from 0 to 1");
+  if (!std::isfinite(s.embedding_multiplier)) fail("the factor on embeddings must be finite");
   return s;
 }
 
@@ -100,6 +117,7 @@ Encoder::Encoder(const EncoderShape& shape, int threads, const std::string& isa)
       stride_(padded(shape.hidden, kLanes)),
       widest_(std::max<int64_t>(padded(shape.hidden, kGroup), kMaxHeadDim)),
       weights_(threads),
+      ropes_(shape.ropes.size()),
       blocks_(shape.layers.size()),
       scratch_(size_t(threads)) {
   for (const ChainShape& chain : shape_.chains)
@@ -123,6 +141,14 @@ Encoder::Encoder(const EncoderShape& shape, int threads, const std::string& isa)
     }
     widths(int64_t(i));
   }
+  const auto declare_table = [&](const char* name, Matrix& table, int64_t rows) {
+    if (rows > 0) weights_.declare(name, table, rows, shape_.hidden, {Phase::embedding});
+  };
+  declare_table("embedding", embedding_, shape_.vocab);
+  declare_table("types", types_, shape_.types);
+  declare_table("positions", positions_, shape_.positions);
+  embedding_norm_.declare("embedding_norm", shape_.embedding_norm, weights_);
+  final_norm_.declare("final_norm", shape_.final_norm, weights_);
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const std::string layer = "layers." + std::to_string(i) + ".", mixer = layer + "mixer", mlp = layer + "feed_forward";
     const EncoderBlockShape& of = shape_.layers[i];
@@ -141,6 +167,12 @@ Encoder::Encoder(const EncoderShape& shape, int threads, const std::string& isa)
     block.down.declare(mlp + ".down", of.down, weights_);
     block.feed_forward_after.declare(mlp + "_after", of.feed_forward_after, weights_);
   }
+}
+
+int64_t Encoder::rope_width() const {
+  for (const EncoderBlockShape& block : shape_.layers)
+    if (block.rope >= 0) return int64_t(shape_.ropes.size()) * (block.head_dim / 2);
+  return 0;
 }
 
 void Encoder::widen(int64_t width) {
@@ -231,39 +263,110 @@ void Encoder::run_chain(int64_t chain, const float* x, int64_t rows, float* out)
   });
 }
 
-EncoderPass::EncoderPass(Encoder& encoder, const float* x, int64_t rows, const float* cos, const float* sin)
-    : encoder_(encoder), rows_(rows), tiles_((rows + kLanes - 1) / kLanes) {
-  if (rows < 1 || rows > kMaxRows) fail("rows is " + std::to_string(rows) + "; it must be from 1 to " + std::to_string(kMaxRows));
-  const int64_t hidden = encoder.shape_.hidden;
-  int64_t q = 0, keys = 0, values = 0, half = 0;
+void Encoder::check_texts(const Texts& texts) const {
+  if (shape_.vocab == 0) fail("the encoder has no embedding of tokens");
+  if (shape_.rope_parts != 1) fail("texts have ropes of one part");
+  int64_t rows = 0;
+  for (const int64_t length : texts.lengths) {
+    if (length < 1) fail("a text has no tokens");
+    if (shape_.positions > 0 && length > shape_.positions)
+      fail("a text has " + std::to_string(length) + " tokens; the encoder has positions for " + std::to_string(shape_.positions));
+    rows += length;
+  }
+  const auto check_rows = [&](const char* name, const int32_t* indices, int64_t of) {
+    for (int64_t r = 0; indices != nullptr && r < rows; ++r)
+      if (indices[r] < 0 || indices[r] >= of)
+        fail(std::string(name) + " " + std::to_string(indices[r]) + " has no row: the table has " + std::to_string(of));
+  };
+  check_rows("token", texts.tokens, shape_.vocab);
+  check_rows("token type", texts.types, std::max<int64_t>(shape_.types, 1));
+}
+
+// Computes the first rows of texts, and their cosines and sines.
+void Encoder::embed(EncoderPass& pass, const Texts& texts) {
+  each_band(0, pass.rows_, 0, [&](Scratch& scratch, int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      embed_row(scratch, texts.tokens[r], texts.types == nullptr ? 0 : texts.types[r], r - pass.segment(r).first,
+                pass.hidden_.data() + r * stride_);
+  });
+  if (shape_.ropes.empty()) return;
+  Crew crew(threads_);
+  const int64_t half = shape_.ropes[0].half(), ropes = int64_t(shape_.ropes.size());
+  pass.cos_.resize(size_t(pass.rows_ * ropes * half));
+  pass.sin_.resize(size_t(pass.rows_ * ropes * half));
+  for (int64_t i = 0; i < ropes; ++i) {
+    RopeTable& table = ropes_[size_t(i)];
+    table.reserve(shape_.ropes[size_t(i)], pass.longest_, kMaxRows);
+    for (int64_t r = 0; r < pass.rows_; ++r) {
+      const int64_t from = (r - pass.segment(r).first) * half, to = (r * ropes + i) * half;
+      std::copy_n(table.cos.data() + from, half, pass.cos_.data() + to);
+      std::copy_n(table.sin.data() + from, half, pass.sin_.data() + to);
+    }
+  }
+}
+
+void Encoder::embed_row(Scratch& scratch, int64_t token, int64_t type, int64_t position, float* out) const {
+  const int64_t n = shape_.hidden;
+  float* const row = float_rows(scratch.input, 1, n).values;
+  float* const other = float_rows(scratch.branch, 1, n).values;
+  kernels_.dequantize_row(embedding_, token, row);
+  if (shape_.embedding_multiplier != 1) kernels_.scale(row, n, shape_.embedding_multiplier);
+  const auto add = [&](const Matrix& table, int64_t index) {
+    kernels_.dequantize_row(table, index, other);
+    kernels_.add_scaled(other, n, 1.0f, row);
+  };
+  if (shape_.types > 0) add(types_, type);
+  if (shape_.positions > 0) add(positions_, position);
+  if (embedding_norm_.width > 0) embedding_norm_(kernels_, row, other);
+  std::copy_n(embedding_norm_.width > 0 ? other : row, n, out);
+}
+
+EncoderPass::EncoderPass(Encoder& encoder, const std::vector<int64_t>& lengths) : encoder_(encoder) {
+  int64_t tiles = 0;
+  for (const int64_t length : lengths) {
+    if (length < 1 || length > kMaxRows - rows_) fail("an input has " + std::to_string(length) + " rows; all must have from 1 to " + std::to_string(kMaxRows));
+    const int64_t own = (length + kLanes - 1) / kLanes;
+    segment_of_.resize(size_t(rows_ + length), int32_t(segments_.size()));
+    segments_.push_back({rows_, length, tiles, own});
+    rows_ += length;
+    tiles += own;
+    longest_ = std::max(longest_, length);
+  }
+  if (rows_ == 0) fail("there is no input");
+  int64_t q = 0, keys = 0, values = 0;
   for (const EncoderBlockShape& block : encoder.shape_.layers) {
     q = std::max<int64_t>(q, padded(int64_t(block.heads) * block.head_dim, kLanes));
-    keys = std::max<int64_t>(keys, block.kv_heads * tiles_ * kLanes * block.head_dim);
-    values = std::max<int64_t>(values, block.kv_heads * rows * padded(block.head_dim, kLanes));
-    if (!block.rope) continue;
-    if (half != 0 && half != block.head_dim / 2) fail("layers with rope must have heads of one size");
-    half = block.head_dim / 2;
+    keys = std::max<int64_t>(keys, block.kv_heads * tiles * kLanes * block.head_dim);
+    values = std::max<int64_t>(values, block.kv_heads * rows_ * padded(block.head_dim, kLanes));
   }
-  if (half > 0 && (cos == nullptr || sin == nullptr)) fail("an encoder with rope needs cosines and sines");
-  hidden_.resize(size_t(rows * encoder.stride_));
-  queries_.resize(size_t(rows * q));
+  hidden_.resize(size_t(rows_ * encoder.stride_));
+  queries_.resize(size_t(rows_ * q));
   keys_.resize(size_t(keys));
   values_.resize(size_t(values));
-  std::fill(hidden_.begin(), hidden_.end(), 0.0f);
-  std::fill(keys_.begin(), keys_.end(), 0.0f);
-  std::fill(values_.begin(), values_.end(), 0.0f);
+  if (encoder.shape_.slopes.empty()) return;
+  distances_.resize(size_t(2 * longest_ - 1));
+  for (int64_t i = 0; i < 2 * longest_ - 1; ++i) distances_[size_t(i)] = float(std::abs(i - longest_ + 1));
+}
+
+EncoderPass::EncoderPass(Encoder& encoder, const float* x, int64_t rows, const float* cos, const float* sin)
+    : EncoderPass(encoder, std::vector<int64_t>{rows}) {
+  const int64_t hidden = encoder.shape_.hidden, width = encoder.rope_width();
+  if (width > 0 && (cos == nullptr || sin == nullptr)) fail("an encoder with rope needs cosines and sines");
   for (int64_t r = 0; r < rows; ++r) std::copy_n(x + r * hidden, hidden, hidden_.data() + r * encoder.stride_);
-  if (half == 0) return;
-  cos_.resize(size_t(rows * half));
-  sin_.resize(size_t(rows * half));
-  std::copy_n(cos, rows * half, cos_.data());
-  std::copy_n(sin, rows * half, sin_.data());
+  if (width == 0) return;
+  cos_.assign(cos, cos + rows * width);
+  sin_.assign(sin, sin + rows * width);
+}
+
+EncoderPass::EncoderPass(Encoder& encoder, const Texts& texts) : EncoderPass(encoder, texts.lengths) {
+  encoder.check_texts(texts);
+  encoder.embed(*this, texts);
 }
 
 void EncoderPass::advance() {
   if (layer_ >= int64_t(encoder_.blocks_.size())) fail("the pass has completed all layers");
   const int64_t end = std::min(next_ + encoder_.slice_rows(), rows_);
-  encoder_.each_band(next_, end, rows_, [&](Encoder::Scratch& scratch, int64_t first, int64_t last) {
+  encoder_.each_band(next_, end, longest_, [&](Encoder::Scratch& scratch, int64_t first, int64_t last) {
     if (attends_)
       encoder_.attend(scratch, *this, first, last);
     else
@@ -291,10 +394,11 @@ void Encoder::norm_head(const Norm& norm, int d, float* x) const {
   std::copy_n(out, d, x);
 }
 
-void Encoder::rotate(const EncoderPass& pass, int64_t row, int d, float scale, bool rope, float* x) const {
-  if (!rope) return scale == 1 ? void() : kernels_.scale(x, d, scale);
+void Encoder::rotate(const EncoderPass& pass, int64_t row, int d, float scale, int rope, float* x) const {
+  if (rope < 0) return scale == 1 ? void() : kernels_.scale(x, d, scale);
   const int part = d / shape_.rope_parts, half = part / 2;
-  const float *cos = pass.cos_.data() + row * (d / 2), *sin = pass.sin_.data() + row * (d / 2);
+  const int64_t at = (row * int64_t(shape_.ropes.size()) + rope) * (d / 2);
+  const float *cos = pass.cos_.data() + at, *sin = pass.sin_.data() + at;
   for (int i = 0; i < shape_.rope_parts; ++i) kernels_.rope(x + i * part, cos + i * half, sin + i * half, half, part, scale);
 }
 
@@ -330,7 +434,9 @@ void Encoder::project(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_
       if (block.k_norm.width > 0) norm_head(block.k_norm, d, k);
       rotate(pass, begin + r, d, 1.0f, shape.rope, k);
       const int64_t row = begin + r;
-      float* const to = pass.keys_.data() + (h * pass.tiles_ + row / kLanes) * d * kLanes + row % kLanes;
+      const EncoderPass::Segment& segment = pass.segment(row);
+      const int64_t at = row - segment.first, tile = segment.first_tile * shape.kv_heads + h * segment.tiles + at / kLanes;
+      float* const to = pass.keys_.data() + tile * d * kLanes + at % kLanes;
       for (int i = 0; i < d; ++i) to[i * kLanes] = k[i];
     }
   apply(scratch, block.v, x, kv, kv_stride);
@@ -339,8 +445,10 @@ void Encoder::project(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_
     for (int h = 0; h < shape.kv_heads; ++h) {
       float* const v = kv + r * kv_stride + h * d;
       if (shape.value_norm != 0) norm_head(value_norm, d, v);
-      float* const to = pass.values_.data() + h * pass.rows_ * padded(d, kLanes) + (begin + r) * kLanes;
-      for (int i = 0; i < d; ++i) to[i / kLanes * pass.rows_ * kLanes + i % kLanes] = v[i];
+      const EncoderPass::Segment& segment = pass.segment(begin + r);
+      const int64_t at = (segment.first * shape.kv_heads + h * segment.rows) * padded(d, kLanes);
+      float* const to = pass.values_.data() + at + (begin + r - segment.first) * kLanes;
+      for (int i = 0; i < d; ++i) to[i / kLanes * segment.rows * kLanes + i % kLanes] = v[i];
     }
 }
 
@@ -350,44 +458,66 @@ void Encoder::add(Scratch& scratch, const Norm& after, const LinearLayer& linear
   apply(scratch, linear, x, out.values, out.stride);
   const Rows normed = float_rows(scratch.input, x.count, shape_.hidden);
   for (int64_t r = 0; r < x.count; ++r) {
-    if (after.width > 0) after(kernels_, out.values_of(r), normed.values_of(r));
-    kernels_.add_scaled(after.width > 0 ? normed.values_of(r) : out.values_of(r), shape_.hidden, 1.0f, hidden + r * stride_);
+    float* const row = hidden + r * stride_;
+    if (after.width > 0 && !shape_.post_norm) after(kernels_, out.values_of(r), normed.values_of(r));
+    kernels_.add_scaled(after.width > 0 && !shape_.post_norm ? normed.values_of(r) : out.values_of(r), shape_.hidden, 1.0f, row);
+    if (!shape_.post_norm) continue;
+    after(kernels_, row, normed.values_of(r));
+    std::copy_n(normed.values_of(r), shape_.hidden, row);
   }
 }
 
-// Attention and MLP of the rows [begin, end), after all rows have their queries, keys and values.
-void Encoder::attend(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end) {
+// Attention of the rows [begin, end) of one input, after all its rows have their queries, keys and values: heads in `merged`.
+void Encoder::attend_within(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end, const Rows& merged) {
   const EncoderBlockShape& shape = shape_.layers[size_t(pass.layer_)];
-  const Block& block = blocks_[size_t(pass.layer_)];
-  const int64_t count = end - begin, n = pass.rows_, q_width = int64_t(shape.heads) * shape.head_dim;
-  const int64_t q_stride = padded(q_width, kLanes);
+  const EncoderPass::Segment& segment = pass.segment(begin);
+  const int64_t count = end - begin, n = segment.rows, at = begin - segment.first;
+  const int64_t q_stride = padded(int64_t(shape.heads) * shape.head_dim, kLanes);
   const int d = shape.head_dim;
   // The rows that one of these rows sees: the tiles from `first`.
-  const int64_t first = shape.distance == 0 ? 0 : std::max<int64_t>(0, begin - shape.distance) / kLanes;
-  const int64_t last = shape.distance == 0 ? pass.tiles_ : (std::min(n, end + shape.distance) + kLanes - 1) / kLanes;
-  const Rows merged = float_rows(scratch.merged, count, q_width);
+  const int64_t first = shape.distance == 0 ? 0 : std::max<int64_t>(0, at - shape.distance) / kLanes;
+  const int64_t last = shape.distance == 0 ? segment.tiles : (std::min(n, at + count + shape.distance) + kLanes - 1) / kLanes;
   for (int h = 0; h < shape.heads; ++h) {
     const int64_t kv = h / (shape.heads / shape.kv_heads);
     const Rows q = float_rows(scratch.q, count, d);
     for (int64_t r = 0; r < count; ++r) std::copy_n(pass.queries_.data() + (begin + r) * q_stride + h * d, d, q.values_of(r));
     const Rows scores = float_rows(scratch.scores, count, n);
-    const Matrix keys = matrix_of(pass.keys_.data() + kv * pass.tiles_ * d * kLanes, n, d);
+    const Matrix keys = matrix_of(
+        pass.keys_.data() + (segment.first_tile * shape.kv_heads + kv * segment.tiles) * d * kLanes, n, d);
     kernels_.linear(keys, q, first, last, scores.values + first * kLanes, scores.stride, false);
     for (int64_t r = 0; r < count; ++r) {
       float* const row = scores.values_of(r);
+      if (!shape_.slopes.empty())
+        kernels_.add_scaled(pass.distances_.data() + pass.longest_ - 1 - at - r, n, -shape_.slopes[size_t(h)], row);
       if (shape.distance == 0) {
         kernels_.softmax(row, n);
         continue;
       }
-      const int64_t from = std::max<int64_t>(0, begin + r - shape.distance), to = std::min(n, begin + r + shape.distance + 1);
+      const int64_t from = std::max<int64_t>(0, at + r - shape.distance), to = std::min(n, at + r + shape.distance + 1);
       const Rows own = float_rows(scratch.branch, 1, to - from);
       std::copy_n(row + from, to - from, own.values);
       kernels_.softmax(own.values, to - from);
       std::fill(row, row + scores.stride, 0.0f);
       std::copy_n(own.values, to - from, row + from);
     }
-    const Matrix values = matrix_of(pass.values_.data() + kv * n * padded(d, kLanes), d, n);
+    const Matrix values = matrix_of(
+        pass.values_.data() + (segment.first * shape.kv_heads + kv * n) * padded(d, kLanes), d, n);
     kernels_.linear(values, scores, 0, values.tiles(), merged.values + h * d, merged.stride, false);
+  }
+}
+
+// Attention and MLP of the rows [begin, end).
+void Encoder::attend(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end) {
+  const EncoderBlockShape& shape = shape_.layers[size_t(pass.layer_)];
+  const Block& block = blocks_[size_t(pass.layer_)];
+  const int64_t count = end - begin;
+  const Rows merged = float_rows(scratch.merged, count, int64_t(shape.heads) * shape.head_dim);
+  for (int64_t r = begin, last; r < end; r = last) {
+    const EncoderPass::Segment& segment = pass.segment(r);
+    last = std::min(end, segment.first + segment.rows);
+    Rows own = merged;
+    own.values = merged.values_of(r - begin);
+    attend_within(scratch, pass, r, last, own);
   }
   float* const hidden = pass.hidden_.data() + begin * stride_;
   add(scratch, block.mixer_after, block.o, merged, hidden);
@@ -413,6 +543,11 @@ void Encoder::attend(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t
     up = gate;
   }
   add(scratch, block.feed_forward_after, block.down, up, hidden);
+  if (final_norm_.width == 0 || pass.layer_ + 1 < int64_t(blocks_.size())) return;
+  for (int64_t r = 0; r < count; ++r) {
+    final_norm_(kernels_, hidden + r * stride_, x.values_of(r));
+    std::copy_n(x.values_of(r), shape_.hidden, hidden + r * stride_);
+  }
 }
 
 }  // namespace ipex_lookahead

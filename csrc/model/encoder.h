@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "model/operation.h"
+#include "model/rope.h"
 #include "model/spec.h"
 #include "model/weights.h"
 #include "runtime/arena.h"
@@ -33,11 +34,11 @@ struct PlainNormShape {
 using LinkShape = std::variant<NormShape, PlainNormShape, LinearShape, GateKind>;
 using ChainShape = std::vector<LinkShape>;
 
-// x + after(attention(before(x))), then x + after(mlp(before(x))).
+// x + after(attention(before(x))), then x + after(mlp(before(x))); with post_norm, after(x + ...).
 struct EncoderBlockShape {
   NormShape mixer_norm, mixer_after, feed_forward_norm, feed_forward_after;
   int heads = 0, kv_heads = 0, head_dim = 0;
-  bool rope = false;
+  int rope = -1;  // index into EncoderShape::ropes; -1: no rotary embedding
   float query_scale = 1;
   int64_t distance = 0;  // rows see those up to this distance; 0: all
   LinearShape q, k, v, o;
@@ -47,8 +48,15 @@ struct EncoderBlockShape {
   GateKind activation = GateKind::silu;
 };
 
+// Texts' rows are embedding_norm(multiplier * embedding + type + position).
 struct EncoderShape {
   int64_t hidden = 0;
+  int64_t vocab = 0, types = 0, positions = 0;  // rows of tables; 0: no table
+  float embedding_multiplier = 1;
+  NormShape embedding_norm, final_norm;
+  bool post_norm = false;
+  std::vector<float> slopes;  // [heads]: a score is lowered by its head's slope times the distance; empty: not at all
+  std::vector<Rope> ropes;
   int rope_parts = 1;  // consecutive parts of a head that are rotated separately, each half with half
   std::vector<ChainShape> chains;
   std::vector<EncoderBlockShape> layers;
@@ -56,25 +64,48 @@ struct EncoderShape {
 
 class Encoder;
 
-// One input on its way through the layers. It runs in slices, so that other work can use the threads between them.
+// Texts, a run of tokens each. `types`: null for type 0 everywhere.
+struct Texts {
+  const int32_t *tokens = nullptr, *types = nullptr;
+  std::vector<int64_t> lengths;
+};
+
+// Inputs on their way through the layers: one of given rows, or texts one after the other, which do not see each other. It runs
+// in slices, so that other work can use the threads between them.
 class EncoderPass {
  public:
-  // x [rows][hidden]; cos, sin [rows][head_dim / 2], or null for an encoder without rope. The encoder must outlive the pass.
+  // x [rows][hidden]; cos, sin [rows][ropes][head_dim / 2], or null for an encoder without rope. The encoder must outlive the
+  // pass.
   EncoderPass(Encoder& encoder, const float* x, int64_t rows, const float* cos, const float* sin);
+  // Throws std::invalid_argument for an encoder without an embedding, a text without tokens, and an index without a row;
+  // MissingWeightError.
+  EncoderPass(Encoder& encoder, const Texts& texts);
 
   // Runs the next slice. Throws std::invalid_argument if all layers are complete, MissingWeightError.
   void advance();
   int64_t layer() const { return layer_; }  // number of complete layers
   int64_t rows() const { return rows_; }
   const Encoder& encoder() const { return encoder_; }
-  // Copies the rows after layer() layers, [rows][hidden]. Throws std::invalid_argument within a layer.
+  // Copies the rows after layer() layers, [rows][hidden], after all layers with the final norm. Throws std::invalid_argument
+  // within a layer.
   void copy(float* out) const;
 
  private:
   friend class Encoder;
+  // An input: its rows, and its first tile of keys. Keys are [kv_heads][tiles][head_dim][16] from that tile, values
+  // [kv_heads][head_dim / 16][rows][16] from its first row.
+  struct Segment {
+    int64_t first, rows, first_tile, tiles;
+  };
+  EncoderPass(Encoder& encoder, const std::vector<int64_t>& lengths);
+  const Segment& segment(int64_t row) const { return segments_[size_t(segment_of_[size_t(row)])]; }
+
   Encoder& encoder_;
-  const int64_t rows_, tiles_;
+  std::vector<Segment> segments_;
+  std::vector<int32_t> segment_of_;  // of each row
+  int64_t rows_ = 0, longest_ = 0;
   Buffer<float> hidden_, queries_, keys_, values_, cos_, sin_;
+  Buffer<float> distances_;  // n - 1 ... 1, 0, 1 ... n - 1: those of row r begin at n - 1 - r
   int64_t layer_ = 0, next_ = 0;  // next row of the layer's current phase
   bool attends_ = false;          // the phase: projections, or attention and MLP
 };
@@ -94,6 +125,8 @@ class Encoder {
   // Number of rows of a slice: the time of a slice does not depend on the number of threads.
   int64_t slice_rows() const;
 
+  // Cosines of a row: those of every rope; 0: no layer has rope.
+  int64_t rope_width() const;
   // Inputs and outputs of a chain. Throws std::invalid_argument for a chain that does not exist.
   std::pair<int64_t, int64_t> widths(int64_t chain) const;
   // out [rows][outputs] = chain(x [rows][inputs]). Throws as widths(), MissingWeightError.
@@ -128,9 +161,13 @@ class Encoder {
   void apply(Scratch& scratch, const LinearLayer& linear, const Rows& x, float* out, int64_t stride) const;
   void norm_head(const Norm& norm, int d, float* x) const;
   void project(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end);
+  void attend_within(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end, const Rows& merged);
   void attend(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end);
   void add(Scratch& scratch, const Norm& after, const LinearLayer& linear, const Rows& x, float* hidden) const;
-  void rotate(const EncoderPass& pass, int64_t row, int d, float scale, bool rope, float* x) const;
+  void rotate(const EncoderPass& pass, int64_t row, int d, float scale, int rope, float* x) const;
+  void check_texts(const Texts& texts) const;
+  void embed(EncoderPass& pass, const Texts& texts);
+  void embed_row(Scratch& scratch, int64_t token, int64_t type, int64_t position, float* out) const;
 
   const EncoderShape shape_;
   const KernelTable& kernels_;
@@ -139,6 +176,9 @@ class Encoder {
   int64_t widest_;  // of the rows that linear layers read, padded
   DecoderWeights weights_;
   std::vector<float> ones_;
+  Matrix embedding_, types_, positions_;
+  Norm embedding_norm_, final_norm_;
+  std::vector<RopeTable> ropes_;  // of texts; grows with a Crew
   std::vector<std::vector<Link>> chains_;
   std::vector<Block> blocks_;
   std::vector<Scratch> scratch_;  // one per thread

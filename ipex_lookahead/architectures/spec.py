@@ -368,7 +368,7 @@ class Activation:
     ``kind`` is "silu", "gelu_tanh", "relu_squared", "xielu" (with weights in ``Xielu``), "scaled_silu":
     silu(alpha * gate) * up (Falcon-H1), or "clamped": gate at most
     ``limit``, up within ±``limit``, gate * sigmoid(alpha * gate) * (up + 1) (gpt-oss). Encoders have "silu",
-    "gelu_tanh", "gelu" with the error function, and "gelu_quick": x * sigmoid(1.702 x).
+    "gelu_tanh", "gelu" with the error function, "gelu_quick": x * sigmoid(1.702 x), "relu", "tanh", and "sigmoid".
     """
 
     kind: str

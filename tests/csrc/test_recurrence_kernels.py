@@ -27,7 +27,17 @@ FLAGS = {
 """As CMakeLists.txt has them; amx_int8 takes these kernels from avx512_vnni."""
 ISAS = [name for name in FLAGS if name in native.available_isas()]
 SIZES = [1, 2, 5, 15, 16, 17, 31, 33, 48, 100]
-GATES = ["none", "sigmoid", "silu", "gelu_tanh", "gelu", "gelu_quick"]  # in the order of csrc/kernels/kernels.h
+GATES = [
+    "none",
+    "sigmoid",
+    "silu",
+    "gelu_tanh",
+    "gelu",
+    "gelu_quick",
+    "softplus",
+    "tanh",
+    "relu",
+]  # in the order of csrc/kernels/kernels.h
 
 pytestmark = pytest.mark.timeout(600)
 F32 = npt.NDArray[np.float32]
@@ -89,7 +99,7 @@ def behind(values: F32) -> F32:
     return held
 
 
-@pytest.mark.parametrize("kind", range(6), ids=GATES)
+@pytest.mark.parametrize("kind", range(len(GATES)), ids=GATES)
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.rotating(8)
 def test_gate(libraries: dict[str, Any], n: int, kind: int) -> None:
@@ -107,8 +117,21 @@ def test_gate(libraries: dict[str, Any], n: int, kind: int) -> None:
         "gelu_tanh": by * sigmoid(2 * math.sqrt(2 / math.pi) * (by + 0.044715 * by.astype(np.float64) ** 3)),
         "gelu": by * (1 + np.vectorize(math.erf)(by.astype(np.float64) / math.sqrt(2))) / 2,
         "gelu_quick": by * sigmoid(1.702 * by),
+        "softplus": np.logaddexp(by.astype(np.float64), 0),
+        "tanh": np.tanh(by.astype(np.float64)),
+        "relu": np.maximum(by, 0),
     }[GATES[kind]]
     np.testing.assert_allclose(got, x * factor, rtol=1e-6, atol=1e-6 if "gelu" in GATES[kind] else 1e-7)
+
+
+@pytest.mark.parametrize("kind", ["tanh", "relu"])
+def test_a_value_that_is_not_finite_is_not_hidden(libraries: dict[str, Any], kind: str) -> None:
+    wrong = np.array([np.nan, np.inf, -np.inf, 1e-9], np.float32)
+    values = behind(np.ones_like(wrong))
+    libraries["scalar"].gate(at(wrong), ctypes.c_int64(4), GATES.index(kind), at(values))
+    assert not np.isfinite(taken(values, 4)[[0, 2]]).any()
+    assert not np.isfinite(taken(values, 4)[1])
+    np.testing.assert_allclose(taken(values, 4)[3], 1e-9, rtol=1e-6)
 
 
 def test_gelu_follows_the_error_function_everywhere(libraries: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ from ipex_lookahead.architectures.spec import (
     named_tensors,
 )
 from tests.engines.native.test_encoder import encoder_spec, inputs, read
+from tests.engines.native.test_text_encoder import VOCAB as TEXT_VOCAB
+from tests.engines.native.test_text_encoder import bert
 from tests.support.specs import make_spec
 
 HIDDEN, VOCAB, CONTEXT = 32, 40, 64
@@ -268,9 +270,10 @@ def unset_encoder() -> Any:
     return _native.Encoder(encoder_spec(), 2, "")
 
 
-def whole_encoder() -> Any:
-    made = unset_encoder()
-    for name, tensor in encoder_spec().named_tensors():
+def whole_encoder(spec: Any = None) -> Any:
+    spec = spec or encoder_spec()
+    made = _native.Encoder(spec, 2, "")
+    for name, tensor in spec.named_tensors():
         values = read(tensor).codes
         if tensor.is_matrix:
             made.set_matrix(name, "fp32", *tensor.shape, 0, values, None, None)
@@ -279,7 +282,7 @@ def whole_encoder() -> Any:
     return made
 
 
-ENCODER = whole_encoder()
+ENCODER, TEXT_ENCODER = whole_encoder(), whole_encoder(bert())
 
 
 def encoder_pass(slices: int = 0) -> Any:
@@ -465,6 +468,12 @@ GOOD: dict[str, Arguments] = {
     "Encoder.threads": dict,
     "Encoder.weight_bytes": dict,
     "EncoderPass.__init__": named("encoder x cos sin", lambda: (ENCODER, *inputs(5))),
+    "EncoderPass.texts": lambda: {
+        "encoder": TEXT_ENCODER,
+        "tokens": np.arange(6, dtype=np.int32) % TEXT_VOCAB,
+        "lengths": np.array([1, 5], np.int32),
+        "types": np.array([0, 1, 0, 1, 0, 1], np.int32),
+    },
     "EncoderPass.advance": dict,
     "EncoderPass.layer": dict,
     "EncoderPass.rows": lambda: {"encoder": ENCODER},

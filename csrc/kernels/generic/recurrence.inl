@@ -60,6 +60,13 @@ SIMD_INLINE f32x16 gated_by(GateKind kind, f32x16 gate, f32x16 x) {
       return mul(gated(gate, mul(gate, set1(1.702f))), x);
     case GateKind::softplus:
       return mul(softplus(gate), x);
+    // The products with zero are NaN for an infinity, which these functions would turn into a number.
+    case GateKind::tanh: {
+      const f32x16 power = exponential_less_1(add(gate, gate));
+      return mul(fma(gate, zero(), div(power, add(power, set1(2.0f)))), x);
+    }
+    case GateKind::relu:
+      return mul(fma(gate, zero(), max(zero(), gate)), x);
     default:
       return mul(gate, x);
   }

@@ -1,8 +1,12 @@
-"""Encoders in the native core: float weights, float32 rows, in slices between which other work can use the threads."""
+"""Encoders in the native core: float32 rows in slices, between which other work can use the threads.
+
+``NativeEncoder`` runs rows that are given, as for images, with float weights. ``NativeTextEncoder`` runs tokens, with
+weights in every format.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +17,13 @@ from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.engines.machine import check_threads, default_threads
 from ipex_lookahead.engines.native.core import CORE_RAISES, chosen_isa, core_error, native_core
 from ipex_lookahead.engines.native.decoder import set_weight
-from ipex_lookahead.errors import NonFiniteError, UnsupportedModelError
+from ipex_lookahead.errors import InputError, NonFiniteError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, as_floats
 from ipex_lookahead.formats.base import PackedWeight
 from ipex_lookahead.formats.float_base import widen
 
 Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.integer[Any]]
 Pause = Callable[[], None]
 """Called between slices of an encoder's work."""
 
@@ -116,6 +121,10 @@ class NativeEncoder:
         """
         tables = (None if table is None else np.ascontiguousarray(table) for table in (cos, sin))
         one = self._call(native_core().EncoderPass, self._raw, np.ascontiguousarray(x), *tables)
+        return self._finish(one, after, pause)
+
+    def _finish(self, one: Any, after: Collection[int], pause: Pause) -> Mapping[int, Floats]:
+        """Run the remaining slices of a pass, as ``layers``."""
         found: dict[int, Floats] = {}
         last = len(self.spec.layers)
         while one.layer < last:
@@ -134,3 +143,65 @@ class NativeEncoder:
             return call(*arguments)
         except CORE_RAISES as error:
             raise core_error(error, "the encoder's input does not fit: ") from None
+
+
+class NativeTextEncoder(NativeEncoder):
+    """A text encoder in the native core: tokens in, a row per token out.
+
+    A text's rows have the same bits alone and with any other texts, for any number of threads and instruction set.
+
+    Args:
+        spec: an encoder with an embedding.
+        read: returns a tensor's weight.
+        threads: number of threads; None: see ``default_threads``.
+
+    Raises:
+        UnsupportedModelError: the core does not support the shape.
+        EngineError: no compiled core, or a forced instruction set that this processor lacks.
+    """
+
+    def rows(
+        self,
+        inputs: Sequence[Ids],
+        types: Sequence[Ids | None] | None = None,
+        *,
+        pause: Pause = no_pause,
+    ) -> list[Floats]:
+        """Return the rows of texts after all layers and the final norm.
+
+        Args:
+            inputs: token ids of each text, at least one.
+            types: token types of each text; None: 0.
+            pause: called between slices.
+
+        Returns:
+            One array [tokens, hidden] per text.
+
+        Raises:
+            InputError: an empty text, or a token, type or position without a row.
+            NonFiniteError: the rows have NaN or infinity.
+        """
+        kinds = [None] * len(inputs) if types is None else types
+        for ids, of in zip(inputs, kinds, strict=True):
+            if not len(ids) or (of is not None and len(of) != len(ids)):
+                got = f"a text of {len(ids)} tokens" + ("" if of is None else f" with {len(of)} token types")
+                raise InputError(argument="inputs", got=got, allowed="at least one token, and a type for each or none")
+        if not inputs:
+            return []
+        lengths = np.array([len(ids) for ids in inputs], np.int32)
+        joined = None
+        if any(of is not None for of in kinds):
+            given = (np.zeros(n, np.int32) if of is None else of for n, of in zip(lengths, kinds, strict=True))
+            joined = _ids("types", np.concatenate([*given]))
+        tokens = _ids("inputs", np.concatenate([*inputs]))
+        one = self._call(native_core().EncoderPass.texts, self._raw, tokens, lengths, joined)
+        rows = self._finish(one, (), pause)[len(self.spec.layers)]
+        return np.split(rows, np.cumsum(lengths)[:-1])
+
+
+def _ids(argument: str, ids: Ids) -> npt.NDArray[np.int32]:
+    """Return ids as the core reads them; a value without a row there is the core's to refuse."""
+    if ids.dtype.kind not in "iu" or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+        got = f"ids of dtype {ids.dtype} from {ids.min()} to {ids.max()}"
+        raise InputError(argument=argument, got=got, allowed="integers from 0 to 2147483647")
+    return ids.astype(np.int32)

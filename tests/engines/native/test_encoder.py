@@ -222,7 +222,7 @@ def test_wrong_inputs_are_refused():
         (lambda: encoder.layers(x[:, 1:], cos, sin), r"shape \[rows, 40\]"),
         (lambda: encoder.layers(x, cos[1:], sin), r"shape \[rows, 12\]"),
         (lambda: encoder.layers(x), "needs cosines and sines"),
-        (lambda: encoder.layers(x[:0], cos[:0], sin[:0]), "rows is 0"),
+        (lambda: encoder.layers(x[:0], cos[:0], sin[:0]), "an input has 0 rows"),
         (lambda: encoder.chain(1, x), "chain 1 does not exist"),
         (lambda: encoder.chain(0, x), r"shape \[rows, 70\]"),
     ):
