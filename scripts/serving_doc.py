@@ -10,6 +10,9 @@ from pathlib import Path
 from ipex_lookahead.serving.adapters import LoadAdapter, UnloadAdapter
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.completions import CompletionRequest
+from ipex_lookahead.serving.embedding.ollama import OllamaEmbed, OllamaEmbeddings
+from ipex_lookahead.serving.embedding.ranking import RerankRequest
+from ipex_lookahead.serving.embedding.vectors import EmbeddingRequest, LlamaEmbeddingRequest, TeiRequest
 from ipex_lookahead.serving.fields import IGNORED, NO_EFFECT, REFUSED, SUPPORTED, Body, support
 from ipex_lookahead.serving.llama_server import InfillRequest, LlamaRequest, LlamaSampled, SlotRequest
 from ipex_lookahead.serving.messages import MessagesRequest
@@ -29,6 +32,12 @@ REQUESTS: dict[str, type[Body]] = {
     "`/v1/completions`": CompletionRequest,
     "`/v1/responses`": ResponsesRequest,
     "`/v1/messages`": MessagesRequest,
+    "`/v1/embeddings`": EmbeddingRequest,
+    "`/v1/rerank`, `/v2/rerank` and `/rerank`": RerankRequest,
+    "`/embed`": TeiRequest,
+    "`/embedding`": LlamaEmbeddingRequest,
+    "`/api/embed`": OllamaEmbed,
+    "`/api/embeddings`": OllamaEmbeddings,
     "Common fields of Ollama's requests": OllamaRequest,
     "`/api/chat`": OllamaChat,
     "`/api/generate`": OllamaGenerate,

@@ -28,6 +28,8 @@ from ipex_lookahead.serving import (
     tokens,
     web,
 )
+from ipex_lookahead.serving.embedding import ollama as ollama_embed
+from ipex_lookahead.serving.embedding import ranking, vectors
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.gate import Gate
 from ipex_lookahead.serving.handling import GONE
@@ -44,6 +46,9 @@ APIS = (
     messages,
     ollama,
     ollama_models,
+    vectors,
+    ranking,
+    ollama_embed,
     llama_server,
     models,
     adapters,

@@ -1,4 +1,4 @@
-"""Errors as the APIs say them: OpenAI's shape, Anthropic's under ``/v1/messages``, Ollama's under ``/api``."""
+"""Errors in the shapes of the APIs: OpenAI's, and on their own paths Anthropic's, Ollama's, Cohere's and TEI's."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ FIELDS = {"max_new_tokens": "max_tokens", "stop_strings": "stop", "num_draft_tok
 
 OLLAMA = "/api/"
 """Where Ollama's begins."""
+COHERE = "/v2/"
+"""Where Cohere's begins."""
+TEI = ("/embed", "/rerank", "/info")
+"""The paths of text-embeddings-inference."""
+_TEI_KINDS = {429: "Overloaded", 500: "Backend", 503: "Unhealthy"}
+"""Status -> ``error_type`` there, if that is not "Validation"."""
 
 
 class ApiError(Exception):
@@ -71,6 +77,10 @@ class ApiError(Exception):
             return {"type": "error", "error": {"type": kind, "message": self.message}}
         if path.startswith(OLLAMA):
             return {"error": self.message}
+        if path.startswith(COHERE):
+            return {"message": self.message}
+        if path in TEI:
+            return {"error": self.message, "error_type": _TEI_KINDS.get(self.status, "Validation")}
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 

@@ -16,16 +16,15 @@ router = APIRouter()
 @router.get("/v1/health", include_in_schema=False)
 async def health(request: Request) -> dict[str, str]:
     """200 while the server answers; 503 while it loads, drains or is closed. Needs no key."""
-    server = server_of(request)
-    server.served  # noqa: B018  (it raises what is to be answered)
+    server_of(request).check_ready()
     return {"status": "ok"}
 
 
 @router.get("/ready")
 async def ready(request: Request) -> dict[str, Any]:
     """As ``/health``, with how much there is to do. Needs no key."""
-    service = server_of(request).served.service
-    return {"status": "ready", "running": service.running, "waiting": service.waiting}
+    running, waiting = server_of(request).counts
+    return {"status": "ready", "running": running, "waiting": waiting}
 
 
 @router.get("/metrics")

@@ -38,6 +38,8 @@ class Limits:
         pdf_bytes, pdf_pages, pdf_characters: of one PDF file that the page attaches, and of its text.
         pdf_seconds, pdf_memory: processor time and bytes of memory of the process that reads it.
         reading_pdfs: PDF files that are read at the same time; others wait.
+        embedding_inputs: texts of an embedding request; documents of a reranking request.
+        embedding_tokens: tokens of all texts of such a request, after truncation.
         saved_slots: files of saved slots of one key.
         preparing: requests rendered and tokenized at the same time; others wait.
         compiling, all_compiling: grammars that are compiled at once, of one key and of all; others wait.
@@ -79,6 +81,8 @@ class Limits:
     pdf_seconds: float = 30.0
     pdf_memory: int = 768 << 20
     reading_pdfs: int = 2
+    embedding_inputs: int = 2048
+    embedding_tokens: int = 1 << 20
     saved_slots: int = 64
     preparing: int = 4
     compiling: int = 2

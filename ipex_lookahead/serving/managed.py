@@ -10,6 +10,7 @@ from fastapi import Request
 
 from ipex_lookahead.conversation.thinking import has_switch
 from ipex_lookahead.serving.failures import ApiError
+from ipex_lookahead.serving.purposes import TEXT
 from ipex_lookahead.serving.server import Server
 
 State = Literal["unloaded", "downloading", "loading", "ready", "draining", "failed"]
@@ -33,6 +34,7 @@ class Entry(Protocol):
         progress: (completed, total) of a running load; (0, 0) if unknown.
         facts: its object in its own ``/v1/models`` when it was last loaded; empty before.
         adapters: names of its adapters, which requests use as models.
+        purpose: what it is for: "text", "embedding" or "reranking"; "" if unknown because it is not downloaded.
     """
 
     @property
@@ -55,6 +57,8 @@ class Entry(Protocol):
     def facts(self) -> Mapping[str, Any]: ...
     @property
     def adapters(self) -> Sequence[str]: ...
+    @property
+    def purpose(self) -> str: ...
 
 
 class Models(Protocol):
@@ -126,6 +130,7 @@ class FixedEntry:
     expires_at: float | None = None
     progress: tuple[int, int] = (0, 0)
     adapters: tuple[str, ...] = ()
+    purpose: str = TEXT
 
 
 class OneModel:
@@ -141,15 +146,15 @@ class OneModel:
     def entries(self) -> list[FixedEntry]:
         """Return one entry for each name of the model; raise a 503 while it is being loaded."""
         first, *others = (self._entry(name) for name in self._server.settings.names)
-        return [replace(first, adapters=tuple(self._server.served.model.runtime.adapters)), *others]
+        return [replace(first, adapters=self._adapters()), *others]
 
     def find(self, name: str) -> FixedEntry:
         """Return the model; raise a 404 for an unknown name, and a 503 while the model is being loaded."""
         if name not in self._server.names:
             name = name.removesuffix(LATEST)
-        self._server.known(name)
-        adapters = self._server.served.model.runtime.adapters
-        return self.entries()[0] if name in adapters else self._entry(name)
+        self._server.check_name(name)
+        self._server.check_ready()
+        return self.entries()[0] if name in self._adapters() else self._entry(name)
 
     def check_changeable(self) -> None:
         """Raise a 400: the server has one model."""
@@ -173,22 +178,32 @@ class OneModel:
         """Raise a 400: the model stays loaded."""
         await self.unload(name)
 
+    def _adapters(self) -> tuple[str, ...]:
+        return tuple(self._server.served.model.runtime.adapters) if self._server.purpose == TEXT else ()
+
     def _entry(self, name: str) -> FixedEntry:
         facts = facts_of(self._server, name)
-        return FixedEntry(name, self._server.served.facts.get("weight_bytes", 0), facts)
+        return FixedEntry(name, facts["meta"].get("weight_bytes", 0), facts, purpose=self._server.purpose)
 
 
 def facts_of(server: Server, name: str) -> dict[str, Any]:
     """Return the object of a loaded model in ``/v1/models``."""
-    served = server.served
-    return {
+    common = {
         "id": name,
         "object": "model",
         "created": server.created,
         "owned_by": "ipex-lookahead",
         "root": server.settings.names[0],
-        "max_model_len": served.max_context,
+        "purpose": server.purpose,
         "system_fingerprint": server.fingerprint,
+    }
+    if server.purpose != TEXT:
+        embedder = server.embedder()
+        return {**common, "max_model_len": embedder.model.max_length, "meta": dict(embedder.facts)}
+    served = server.served
+    return {
+        **common,
+        "max_model_len": served.max_context,
         "meta": {
             "architecture": str(served.model.config.get("model_type") or "unknown"),
             "n_vocab": served.vocab_size,

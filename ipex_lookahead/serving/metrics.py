@@ -65,12 +65,27 @@ class Metrics(HttpMetrics):
         self._generated = Counter("generation_tokens", "Tokens generated.", **made)
         self._drafted = Counter("spec_decode_num_draft_tokens", "Draft tokens verified.", ["source"], **made)
         self._accepted = Counter("spec_decode_num_accepted_tokens", "Those of them accepted.", ["source"], **made)
+        self._whole: Histogram | None = None
         self._first = Histogram(
             "time_to_first_token_seconds", "From the request to its first token.", buckets=_SECONDS, **made
         )
         self._each = Histogram(
             "time_per_output_token_seconds", "Between tokens after the first.", buckets=_TOKEN_SECONDS, **made
         )
+
+    def embedded(self, tokens: int, seconds: float, reason: str) -> None:
+        """Count a request of an embedding or reranking model that ended with "stop", "abort" or "error"."""
+        if self._whole is None:
+            self._whole = Histogram(
+                "e2e_request_latency_seconds",
+                "From the request to its end, of embedding and reranking models.",
+                buckets=_SECONDS,
+                namespace=PREFIX,
+                registry=self._registry,
+            )
+        self._ended.labels(reason).inc()
+        self._prompt.inc(tokens)
+        self._whole.observe(seconds)
 
     def watch(self, service: Service) -> None:
         """Show a service's own figures from now on."""

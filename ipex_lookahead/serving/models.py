@@ -66,13 +66,14 @@ def _listed(entry: Entry) -> dict[str, Any]:
     """A model as ``/v1/models`` lists it: what it reported itself when it was last loaded, and its state."""
     own = {"id": entry.name, "object": "model", "created": STARTED, "owned_by": "ipex-lookahead"}
     more = {"memory_bytes": entry.memory_bytes, "aliases": list(entry.aliases), "error": entry.error or None}
+    own |= {"purpose": entry.purpose} if entry.purpose else {}
     return {**own, **entry.facts, "id": entry.name, "state": entry.state, "status": _status(entry), **more}
 
 
 def _adapters(entry: Entry) -> list[dict[str, Any]]:
     """Return a model's adapters in vLLM's shape: ``parent`` is the name of the model."""
     model = _listed(entry)
-    same = ("object", "created", "owned_by", "state", "status", "max_model_len", "meta")
+    same = ("object", "created", "owned_by", "purpose", "state", "status", "max_model_len", "meta")
     kept: dict[str, Any] = {name: model[name] for name in same if name in model}
     return [{"id": name, **kept, "root": name, "parent": entry.name} for name in entry.adapters]
 

@@ -29,6 +29,7 @@ from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, identity_of, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
+from ipex_lookahead.serving.purposes import TEXT
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, Sampler, drafting, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import line
@@ -354,6 +355,8 @@ async def version() -> dict[str, str]:
 @router.post("/api/show")
 async def show(request: HttpRequest, body: Named) -> dict[str, Any]:
     """What is known of the model."""
+    if server_of(request).purpose != TEXT:
+        return _shown_embedder(request, body)
     server, served = _checked(request, body, body.model or body.name)
     architecture = _architecture(served)
     capabilities = ["completion", *(["tools"] if served.template else [])]  # in words where the template has none
@@ -374,15 +377,42 @@ async def show(request: HttpRequest, body: Named) -> dict[str, Any]:
     }
 
 
+def _shown_embedder(request: HttpRequest, body: Named) -> dict[str, Any]:
+    """What is known of an embedding or reranking model."""
+    server = server_of(request)
+    name = body.model or body.name
+    server.check_name(name if name in server.names else name and name.removesuffix(_LATEST))
+    body.check(strict=server.settings.strict_fields)
+    embedder = server.embedder()
+    family = str(embedder.facts.get("architecture", "unknown"))
+    model = embedder.model
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": _named_details(family, str(embedder.facts.get("low_bit", ""))),
+        "model_info": {
+            "general.architecture": family,
+            f"{family}.context_length": model.max_length,
+            f"{family}.embedding_length": model.dimensions,
+        },
+        "capabilities": [server.purpose],
+        "modified_at": when(server.created),
+    }
+
+
 def _details(served: Served) -> dict[str, Any]:
-    family = _architecture(served)
+    return _named_details(_architecture(served), str(served.facts.get("low_bit", "")))
+
+
+def _named_details(family: str, level: str) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "gguf",
         "family": family,
         "families": [family],
         "parameter_size": "",
-        "quantization_level": str(served.facts.get("low_bit", "")),
+        "quantization_level": level,
     }
 
 

@@ -26,6 +26,7 @@ from ipex_lookahead.serving.managed import LATEST, Entry, Models, RouterModels, 
 from ipex_lookahead.serving.model_files import ModelFiles
 from ipex_lookahead.serving.models import STARTED
 from ipex_lookahead.serving.ollama import keep_alive_seconds, when
+from ipex_lookahead.serving.purposes import EMBEDDING, PATHS, TEXT
 from ipex_lookahead.serving.sse import ClientGoneError, EventStream, line, unless_gone
 
 router = APIRouter(route_class=JsonRoute)
@@ -34,7 +35,12 @@ NEVER = "0001-01-01T00:00:00Z"
 _NAME = "the name"
 _LOADED = ("ready", "draining")
 _SHOW = "/api/show"
-PROMPTS = {"/api/chat": ("messages",), "/api/generate": ("prompt", "suffix")}
+PROMPTS = {
+    "/api/chat": ("messages",),
+    "/api/generate": ("prompt", "suffix"),
+    "/api/embed": ("input",),
+    "/api/embeddings": ("prompt",),
+}
 """Path -> the fields without which a request only loads or unloads a model."""
 
 
@@ -223,7 +229,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
             f"{family}.context_length": context,
             f"{family}.vocab_size": config.get("vocab_size"),
         },
-        "capabilities": ["completion", "tools"],
+        "capabilities": ["completion", "tools"] if entry.purpose in ("", TEXT) else [entry.purpose],
         "modified_at": when(STARTED if files is None else files.modified),
     }
 
@@ -255,6 +261,8 @@ async def answered_here(models: RouterModels, path: str, body: Mapping[str, Any]
     models.set_keep_alive(entry.name, seconds)
     if lease is not None:
         lease.close()
+    if path in PATHS[EMBEDDING]:
+        return JSONResponse({"embedding": []} if path == "/api/embeddings" else {"model": name, "embeddings": []})
     said = {"message": {"role": "assistant", "content": ""}} if path == "/api/chat" else {"response": ""}
     reason = "unload" if seconds == 0 else "load"
     head = {"model": name, "created_at": when(time.time())}

@@ -35,6 +35,7 @@ from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.metrics import Metrics
+from ipex_lookahead.serving.purposes import EMBEDDING, RERANKING, TEXT, misdirected
 from ipex_lookahead.serving.remembered import Remembered
 from ipex_lookahead.serving.slots import Slots
 from ipex_lookahead.serving.sse import ClientGoneError, unless_gone
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from ipex_lookahead.architectures.adapter import AppliedAdapter
     from ipex_lookahead.runtime.service import Service
     from ipex_lookahead.runtime.text_model import TextModel
+    from ipex_lookahead.serving.embedding.embedder import Embedder
 
 Result = TypeVar("Result")
 ALIASES = ("claude-",)
@@ -215,6 +217,7 @@ class Server:
         self.slots: Slots | None = None
         self._model_print = b""
         self._served: Served | None = None
+        self._embedder: Embedder | None = None
         self._preparing: asyncio.Semaphore | None = None
         self._compiling: dict[str, asyncio.Semaphore] = {}
         self._compilers = ThreadPoolExecutor(self.limits.all_compiling, "grammar")
@@ -236,9 +239,31 @@ class Server:
         self.fingerprint, self._served = fingerprint, served
         self.metrics.watch(served.service)
 
+    def ready_to_embed(self, embedder: Embedder) -> None:
+        """Serve an embedding or reranking model."""
+        from ipex_lookahead.serving.embedding.embedder import EmbedderFigures
+
+        self.fingerprint, self._embedder = embedder.fingerprint, embedder
+        self.metrics.collect(EmbedderFigures(embedder.batcher))
+
+    @property
+    def purpose(self) -> str:
+        """What the model is for: "text", "embedding" or "reranking"; "text" while it is being loaded."""
+        return TEXT if self._embedder is None else self._embedder.purpose
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Numbers of running and waiting requests. Raises ApiError as ``check_ready``."""
+        self.check_ready()
+        work = self.served.service if self._embedder is None else self._embedder.batcher
+        return work.running, work.waiting
+
     @property
     def state(self) -> str:
         """One of "loading", "ready", "draining" and "closed"."""
+        if self._embedder is not None:
+            state = self._embedder.batcher.state
+            return "draining" if self.draining and state == "ready" else state
         if self._served is None:
             return "draining" if self.draining else "loading"
         state = self._served.service.state
@@ -246,16 +271,35 @@ class Server:
             state = "ready"
         return "draining" if self.draining and state == "ready" else state
 
-    @property
-    def served(self) -> Served:
-        """The model. Raises ApiError where it cannot answer now."""
-        state = self.state
-        if self._served is None or state != "ready":
+    def check_ready(self) -> None:
+        """Raise ApiError where the model cannot answer now."""
+        if (state := self.state) != "ready":
             seconds = self.limits.loading_retry_seconds
             doing = {"loading": "the model is being loaded", "draining": "the server is shutting down"}
             message = f"{doing.get(state, 'the server is closed')}; ask again in {seconds} s"
             raise ApiError(503, message, code=state, headers={"retry-after": str(seconds)})
+
+    @property
+    def served(self) -> Served:
+        """The text model. Raises ApiError where it cannot answer now, and for a model of another purpose."""
+        self.check_ready()
+        if self._served is None:
+            raise misdirected(self.settings.names[0], self.purpose, TEXT)
         return self._served
+
+    def embedder(self, wanted: str = "") -> Embedder:
+        """The embedding or reranking model.
+
+        Args:
+            wanted: purpose of the request; "": either.
+
+        Raises ApiError where it cannot answer now, and for a model of another purpose.
+        """
+        self.check_ready()
+        purposes = (wanted,) if wanted else (EMBEDDING, RERANKING)
+        if self._embedder is None or self._embedder.purpose not in purposes:
+            raise misdirected(self.settings.names[0], self.purpose, wanted)
+        return self._embedder
 
     @property
     def names(self) -> list[str]:
@@ -264,7 +308,12 @@ class Server:
         return [*self.settings.names, *adapters]
 
     def known(self, model: str | None) -> Served:
-        """The model of that name, or with the adapter of that name. Raises ApiError for another, and as ``served``.
+        """The text model of that name, or with the adapter of that name. Raises ApiError."""
+        self.check_name(model)
+        return self.served
+
+    def check_name(self, model: str | None) -> None:
+        """Raise ApiError for a name of another model.
 
         Coding agents ask for Anthropic's models by their own names, some of which cannot be set: they get the only one
         that there is.
@@ -274,7 +323,6 @@ class Server:
         if model is not None and model not in names and not meant:
             said = f"there is no model {model[:200]!r}; this server has {', '.join(names)}"
             raise ApiError(404, said, param="model", code="model_not_found")
-        return self.served
 
     def applied(self, model: str | None, scales: Mapping[int, float] | None = None) -> AppliedAdapter | None:
         """Return the adapter of a request; None for the model itself.
@@ -326,6 +374,8 @@ class Server:
         if self._served is not None:
             self._served.service.close(drain)
             self._served.close()
+        if self._embedder is not None:
+            self._embedder.close(drain)
         self._compilers.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(self, work: Callable[[], Result]) -> Result:

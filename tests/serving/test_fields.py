@@ -9,6 +9,9 @@ import pytest
 
 from ipex_lookahead.serving.chat import ChatRequest
 from ipex_lookahead.serving.completions import CompletionRequest
+from ipex_lookahead.serving.embedding.ollama import OllamaEmbed, OllamaEmbeddings
+from ipex_lookahead.serving.embedding.ranking import RerankRequest
+from ipex_lookahead.serving.embedding.vectors import EmbeddingRequest, TeiRequest
 from ipex_lookahead.serving.fields import IGNORED, NO_EFFECT, REFUSED, SUPPORTED, support
 from ipex_lookahead.serving.messages import MessagesRequest
 from ipex_lookahead.serving.responses import ResponsesRequest
@@ -27,6 +30,12 @@ OF_THE_APIS = {
     " temperature text tool_choice tools top_logprobs top_p truncation user",
     MessagesRequest: "max_tokens messages model container context_management mcp_servers metadata service_tier"
     " stop_sequences stream system temperature thinking tool_choice tools top_k top_p",
+    EmbeddingRequest: "input model encoding_format dimensions user",
+    RerankRequest: "query documents model top_n return_documents max_tokens_per_doc priority max_chunks_per_doc"
+    " rank_fields texts truncate truncation_direction raw_scores return_text",
+    TeiRequest: "inputs normalize truncate truncation_direction prompt_name dimensions",
+    OllamaEmbed: "model input truncate dimensions keep_alive options",
+    OllamaEmbeddings: "model prompt keep_alive options",
 }
 """The fields that the APIs' own documents have."""
 

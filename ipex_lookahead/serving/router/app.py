@@ -27,6 +27,8 @@ from ipex_lookahead.serving import (
     web,
 )
 from ipex_lookahead.serving.app import make_app, protect
+from ipex_lookahead.serving.embedding import ollama as ollama_embed
+from ipex_lookahead.serving.embedding import ranking, vectors
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.metrics import PREFIX, HttpMetrics, together
 from ipex_lookahead.serving.router.client import WorkerLostError, fetch
@@ -35,7 +37,9 @@ from ipex_lookahead.serving.router.proxy import forward
 from ipex_lookahead.serving.router.table import ModelTable
 from ipex_lookahead.serving.server import Served, Server, Settings
 
-FORWARDED = (chat, completions, responses, stored, messages, ollama, llama_server, tokens)
+EMBEDDING = (vectors, ranking, ollama_embed)
+"""The APIs of embedding and reranking models."""
+FORWARDED = (chat, completions, responses, stored, messages, ollama, llama_server, tokens, *EMBEDDING)
 """The APIs that workers answer."""
 _OWN = ("/api/version",)
 """Paths of those that need no model."""

@@ -89,6 +89,7 @@ class ModelEntry:
         error: why it could not be loaded, or how its worker ended; "" if it is loaded, or was unloaded.
         facts: its object in ``/v1/models`` when it was last loaded.
         adapters: names of its adapters, which requests use as models.
+        purpose: what it is for: "text", "embedding" or "reranking"; "" until the model is downloaded.
     """
 
     name: str
@@ -102,6 +103,7 @@ class ModelEntry:
     error: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
     adapters: Sequence[str] = ()
+    purpose: str = "text"
     run: Run | None = field(default=None, repr=False)
     waiting: deque[Ticket] = field(default_factory=deque, repr=False)
     resolving: asyncio.Task[None] | None = field(default=None, repr=False)

@@ -17,8 +17,10 @@ from ipex_lookahead.serving.body import LARGE, parsed
 from ipex_lookahead.serving.failures import OLLAMA, ApiError
 from ipex_lookahead.serving.gate import OWNER, SECRET
 from ipex_lookahead.serving.handling import GONE
+from ipex_lookahead.serving.managed import LATEST
 from ipex_lookahead.serving.ollama import keep_alive_seconds
 from ipex_lookahead.serving.ollama_models import PROMPTS, answered_here
+from ipex_lookahead.serving.purposes import EMBEDDING, RERANKING, TEXT, misdirected, none_serves, purpose_at
 from ipex_lookahead.serving.relay import Headers
 from ipex_lookahead.serving.router.client import Exchange, WorkerLostError
 from ipex_lookahead.serving.router.entries import ModelEntry
@@ -48,14 +50,15 @@ async def forward(request: Request) -> Response:
     found = await _keeper(request, table, given)
     if found is None and _STORED in request.path_params:
         raise unknown(request.path_params[_STORED])  # a model that is not loaded has none
-    entry = found or table.find(_name(request, given))
+    entry = found or _chosen(table, _name(request, given), request.url.path)
     request.scope["model"] = entry.name
     named = given.get("model")
     path = request.url.path
     here = await answered_here(table, path, given, str(request.scope.get("owner", "")))
     if here is not None:
         return here
-    streams = given.get("stream", path.startswith(OLLAMA)) is True and request.method == "POST"
+    embeds = purpose_at(path) != TEXT
+    streams = given.get("stream", path.startswith(OLLAMA)) is True and request.method == "POST" and not embeds
     waiting = WaitingStream(path, named if isinstance(named, str) else entry.name) if streams else None
     keep_alive = keep_alive_seconds(given.get("keep_alive")) if path in PROMPTS else None
     return _Forwarded(request, body, table, entry, waiting, keep_alive)
@@ -78,6 +81,23 @@ def _name(request: Request, given: dict[str, Any]) -> str | None:
     """Return the name of the requested model; None if there is none, or no text, which the worker refuses."""
     name = given.get("model") or (given.get("name") if request.url.path.startswith(OLLAMA) else None)
     return name if isinstance(name, str) else None
+
+
+def _chosen(table: ModelTable, name: str | None, path: str) -> ModelEntry:
+    """Return the model of a name, by default the first one that is for the path.
+
+    Raises ApiError for an unknown name, and for a model of another purpose, with the names of the right models.
+    """
+    wanted = purpose_at(path)
+    suited = [one for one in table.entries() if one.purpose in ("", wanted or EMBEDDING, wanted or RERANKING)]
+    entry = table.find(name)
+    if entry in suited:
+        return entry
+    if name is None or name not in (entry.name, *entry.aliases, *entry.adapters, f"{entry.name}{LATEST}"):
+        if not suited:
+            raise none_serves(wanted)
+        return suited[0]  # no name, or one of Anthropic's, means the default
+    raise misdirected(entry.name, entry.purpose, wanted, [one.name for one in suited if one.purpose])
 
 
 async def _keeper(request: Request, table: ModelTable, given: dict[str, Any]) -> ModelEntry | None:

@@ -108,7 +108,14 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
     """``fleet({"a": app}, loads=False, keys=...)`` serves these applications as models until the test ends."""
     made: list[tuple[Fleet, Served]] = []
 
-    def start(apps: dict[str, Any], *, loads: bool = True, wait_seconds: float = PATIENCE, **settings: Any) -> Fleet:
+    def start(
+        apps: dict[str, Any],
+        *,
+        loads: bool = True,
+        wait_seconds: float = PATIENCE,
+        purposes: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> Fleet:
         workers: list[AppWorker] = []
 
         async def worker(entry: ModelEntry) -> AppWorker:
@@ -118,7 +125,8 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
                 one.loaded.set()
             return one
 
-        table = ModelTable([ModelEntry(name, name) for name in apps], start=worker, wait_seconds=wait_seconds)
+        entries = [ModelEntry(name, name, purpose=(purposes or {}).get(name, "text")) for name in apps]
+        table = ModelTable(entries, start=worker, wait_seconds=wait_seconds)
         server = RouterServer(Settings(**{"names": [*apps], "limits": LIMITS, **settings}), table)
         served, bound = Served(make_router_app(server), http=impatient(30.0)), bind("127.0.0.1", 0)
         served.start(bound)
