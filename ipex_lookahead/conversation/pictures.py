@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
 from ipex_lookahead.conversation.model import ChatModel
-from ipex_lookahead.engines.images import PromptImage
+from ipex_lookahead.engines.images import Floats, PromptImage
 from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.vision.model import Prepared, VisionModel
 
 ImageFile = bytes | str | PathLike[str]
 """An image of a caller in Python: the contents of a file, a path, or a ``data:`` URL."""
@@ -47,7 +49,7 @@ def of_data_url(url: object, place: str) -> bytes:
 
 
 def with_images(model: ChatModel, ids: Sequence[int], files: Sequence[bytes]) -> tuple[list[int], list[PromptImage]]:
-    """Return the prompt with a placeholder for each row of its images, and the images with their features.
+    """Return the prompt with a placeholder for each row of its images, and the images, which are not encoded yet.
 
     Args:
         model: the model.
@@ -85,9 +87,15 @@ def with_images(model: ChatModel, ids: Sequence[int], files: Sequence[bytes]) ->
     end = 0
     for place, file in zip(places, files, strict=True):
         prepared = vision.prepare(file)
-        features = vision.features(prepared)
         found += [*ids[end:place], *before]
-        images.append(PromptImage(len(found), features.values, features.grid, prepared.digest, features.deepstack))
+        encode = partial(_features, vision, prepared)
+        images.append(PromptImage(len(found), None, prepared.grid, prepared.digest, encode=encode))
         found += [*([token] * prepared.tokens), *after]
         end = place + 1
     return [*found, *ids[end:]], images
+
+
+def _features(vision: VisionModel, image: Prepared, pause: Callable[[], None]) -> tuple[Floats, tuple[Floats, ...]]:
+    """Return an image's features and deepstack features."""
+    found = vision.features(image, pause)
+    return found.values, found.deepstack

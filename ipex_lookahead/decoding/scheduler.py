@@ -16,12 +16,13 @@ from typing import Any
 
 from ipex_lookahead.decoding.disk_cache import POLL_SECONDS
 from ipex_lookahead.decoding.events import Event
+from ipex_lookahead.decoding.image_encoding import ImageEncoding
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, alike, pages_of
 from ipex_lookahead.decoding.rule_price import RulePrice
 from ipex_lookahead.decoding.running_batch import RunningBatch
 from ipex_lookahead.decoding.sequence import Sequence
 from ipex_lookahead.decoding.sequence_group import PrefillChunk, SequenceGroup
-from ipex_lookahead.decoding.shares import QUANTUM, Shares, by_owner, dispensable
+from ipex_lookahead.decoding.shares import LEAST_CHUNK, QUANTUM, Shares, by_owner, dispensable, share_of
 from ipex_lookahead.engines.api import Batch, Engine, StepOutput, state_bytes
 from ipex_lookahead.engines.prefill import PREFILL_ROWS, TAIL
 from ipex_lookahead.errors import ContextLengthError, EngineError
@@ -29,9 +30,7 @@ from ipex_lookahead.errors import ContextLengthError, EngineError
 log = logging.getLogger("ipex_lookahead")
 
 DELAY = 4.0
-"""Upper bound on how much prefill chunks may slow down a decode step (4 = four times)."""
-LEAST_CHUNK = 8
-"""Prompt rows that are read in every step in which a prompt waits."""
+"""Upper bound on how much prefill chunks, or slices of encoding, may slow down a decode step (4 = four times)."""
 SHOWN_ROWS = 64
 """Most prompt rows of a step with logits: each takes one float per token of the vocabulary."""
 
@@ -87,6 +86,7 @@ class Scheduler:
         self._decoding: list[SequenceGroup] = []
         self._running_batch = RunningBatch((), engine)
         self._batch_outdated = False  # whether the running batch is another one by now
+        self._encoding = ImageEncoding(self._turn)
         self._rules = RulePrice()
         self._sitting_out: frozenset[SequenceGroup] = frozenset()
         self._events: list[Event] = []
@@ -151,7 +151,8 @@ class Scheduler:
     def step(self) -> abc.Sequence[Event]:
         """One forward: each sequence that decodes emits at least one token, and the next chunks of prompts are read.
 
-        An exception that belongs to one group, from its admission to its end, ends that group alone.
+        Slices of encoding images follow; without sequences that decode or read there is one slice and no forward. An
+        exception that belongs to one group, from its admission to its end, ends that group alone.
 
         Returns:
             Events of the groups that emit events, in order for each group.
@@ -174,6 +175,7 @@ class Scheduler:
             if self._batch_outdated:  # a proposer has failed
                 return self._take_events()
         chunks = self._prefill_chunks() if self._reading else _NONE
+        encodes, seconds = self._encoding.is_needed(self._reading), 0.0
         if running_batch.live or chunks:
             try:
                 batch = running_batch.batch(drafted, chunks)
@@ -182,8 +184,10 @@ class Scheduler:
                 self._one_by_one(chunks, error, drafted=drafted)
             else:
                 self._took(running_batch, chunks, output, proposing, seconds)
-        elif self._waiting:  # for reads from disk alone
+        elif self._waiting and not encodes:  # for reads from disk alone
             sleep(POLL_SECONDS)
+        if encodes:
+            self._encoding.run(self._reading, seconds, DELAY - 1 if running_batch.live else 1.0, self._fail)
         return self._take_events() if self._events else ()
 
     def _forward(self, batch: Batch) -> tuple[StepOutput, float]:
@@ -376,6 +380,7 @@ class Scheduler:
         self._remove(group)
         self._shares.leave(group)
         del self._groups[group.id]
+        self._encoding.keep_for(self._groups.values())
         group.close()
         if group.emits_events:
             self._events.append(Event("finish" if group.error is None else "error", group=group.id))
@@ -439,14 +444,14 @@ class Scheduler:
         Groups that need less leave the rest of their share to others.
         """
         chunks: list[PrefillChunk] = []
-        while not chunks:
+        while self._reading and not chunks:
             room, shown = self._room(), SHOWN_ROWS
             by_key = [sorted(some, key=_left) for some in by_owner(self._reading)]
             by_key.sort(key=lambda some: sum(map(_left, some)))
             for place, groups in enumerate(by_key):
-                own = _share(room, len(by_key) - place)
+                own = share_of(room, len(by_key) - place)
                 for number, group in enumerate(groups):
-                    share = _share(own, len(groups) - number)
+                    share = share_of(own, len(groups) - number)
                     for sequence in group.readers:
                         rows = self._chunk(sequence, share)
                         if sequence.shows_prompt:
@@ -458,7 +463,7 @@ class Scheduler:
                         if rows > 0:
                             chunks.append(PrefillChunk(group, sequence, rows, rows == sequence.left))
                             share, own, room = share - rows, own - rows, room - rows
-            if self._decoding or chunks or self._memory is None or not self._reading:
+            if self._decoding or chunks or self._memory is None or self._encoding.is_needed(self._reading):
                 break
             self._preempt_one(self._memory)
         return chunks
@@ -493,8 +498,3 @@ class Scheduler:
 def _left(group: SequenceGroup) -> int:
     """Return the number of prompt tokens that a group still reads."""
     return sum(sequence.left for sequence in group.readers)
-
-
-def _share(room: int, among: int) -> int:
-    """Return the share of rows of the first of ``among`` groups."""
-    return min(room, max(LEAST_CHUNK, room // among))

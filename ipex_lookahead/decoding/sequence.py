@@ -135,8 +135,14 @@ class Sequence:
         self.keys[: self.length] = row_keys(self.prompt, images.images)
 
     def fitted(self, rows: int) -> int:
-        """Return the number of rows of a chunk that ends outside of spans: more than ``rows`` if it begins at one."""
-        return rows if self.images is None or rows <= 0 else self.images.fitted(self.cache.length, rows)
+        """Return the number of rows of a chunk that ends outside of spans: more than ``rows`` if it begins at one.
+
+        The chunk ends before an image that is not encoded yet; 0: it would begin with such an image.
+        """
+        if self.images is None or rows <= 0:
+            return rows
+        rows = min(rows, self.images.encoded(self.cache.length))
+        return self.images.fitted(self.cache.length, rows) if rows else 0
 
     # ---- tokens ------------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from ipex_lookahead.decoding.sequence_group import SequenceGroup
 
 QUANTUM = 64
 """Owed rows that count as one slot, and rows that a preempted group computes before its next preemption."""
+LEAST_CHUNK = 8
+"""Prompt rows that are read in every step in which a prompt waits."""
 _WORTH = 2.0
 """Lead in slots (or rows, by ``QUANTUM``) at which an owner loses a slot: with a smaller one owners would swap."""
 
@@ -118,6 +120,11 @@ def by_owner(groups: Iterable[SequenceGroup]) -> list[list[SequenceGroup]]:
     for group in groups:
         by_key.setdefault(group.owner, []).append(group)
     return list(by_key.values())
+
+
+def share_of(room: int, among: int) -> int:
+    """Return the share of a step's prompt rows of the first of ``among`` groups."""
+    return min(room, max(LEAST_CHUNK, room // among))
 
 
 def _had_its_turn(group: SequenceGroup) -> bool:

@@ -7,7 +7,7 @@ A prompt with images is token ids, with the model's placeholder id for each row 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from ipex_lookahead.errors import InputError
 Floats = npt.NDArray[np.float32]
 Keys = npt.NDArray[np.int64]
 """int64 [n], one for each row of a text: the token id, or for a row of an image a negative number of its content."""
+Encode = Callable[[Callable[[], None]], tuple[Floats, Sequence[Floats]]]
+"""Return an image's features and deepstack features; the given function is called between slices of the work."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,32 +30,30 @@ class PromptImage:
     Attributes:
         start: index of its first placeholder among the prompt's tokens.
         features: float32 [count, hidden], the embeddings of its rows; they are not multiplied by the model's factor on
-            embeddings. The model that encodes images returns them.
+            embeddings. The model that encodes images returns them. None: ``encode`` is called before a step reads its
+            rows, and never if a cache has them.
         grid: rows and columns of its features (after merging patches); their product is ``count``.
         digest: at least 16 bytes, a hash of all that the features depend on: final pixels, grid and encoder.
         deepstack: float32 [count, hidden] each, added to its rows after the text model's first layers (Qwen3-VL).
+        encode: returns ``features`` and ``deepstack`` where they are not given.
     """
 
     start: int
-    features: Floats
+    features: Floats | None
     grid: tuple[int, int]
     digest: bytes
     deepstack: tuple[Floats, ...] = ()
+    encode: Encode | None = None
 
     @property
     def count(self) -> int:
         """Number of its rows, which is the number of its placeholders."""
-        return len(self.features)
+        return self.grid[0] * self.grid[1]
 
     @property
     def end(self) -> int:
         """Index after its last placeholder."""
         return self.start + self.count
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its features."""
-        return int(self.features.nbytes + sum(one.nbytes for one in self.deepstack))
 
     def keys(self) -> Keys:
         """Return the keys of its rows: int64 [count], all negative, from SHA-256 in counter mode."""
@@ -124,15 +124,12 @@ def check_images(
         named = f"image {number} (rows {image.start} to {image.end - 1} of the prompt)"
         if image.start < end or image.end > len(tokens) or image.count < 1:
             raise InputError(f"{named} is not behind the image before it and within the {len(tokens)} tokens")
-        if image.grid[0] * image.grid[1] != image.count:
-            raise InputError(f"{named} has a grid of {image.grid}; its product must be {image.count}")
         if len(image.digest) < 16:
             raise InputError(f"{named} has a digest of {len(image.digest)} bytes; there must be at least 16")
-        for part in (image.features, *image.deepstack):
-            if part.dtype != np.float32 or part.shape != (image.count, hidden):
-                raise InputError(f"{named} has {part.dtype} {part.shape}; it must be float32 {(image.count, hidden)}")
-        if len(image.deepstack) != deepstack:
-            raise InputError(f"{named} has {len(image.deepstack)} deepstack features; the model has {deepstack}")
+        if image.features is not None:
+            _check_features(named, image, (image.features, *image.deepstack), hidden, deepstack)
+        elif image.encode is None:
+            raise InputError(f"{named} has neither features nor a function that encodes it; give one of them")
         if (tokens[image.start : image.end] != placeholder).any():
             raise InputError(f"{named} is not at placeholders: all of its tokens must be {placeholder}")
         end, covered = image.end, covered + image.count
@@ -140,8 +137,23 @@ def check_images(
         raise InputError(f"the prompt has {found} image placeholders ({placeholder}), and its images {covered} rows")
 
 
+def _check_features(named: str, image: PromptImage, parts: Sequence[Floats], hidden: int, deepstack: int) -> None:
+    """Raise InputError for features of another type, shape or number; ``parts`` begins with those of the embeddings."""
+    for part in parts:
+        if part.dtype != np.float32 or part.shape != (image.count, hidden):
+            raise InputError(
+                f"{named} has features {part.dtype} {list(part.shape)} with a grid of {image.grid};"
+                f" they must be float32 {[image.count, hidden]}"
+            )
+    if len(parts) != 1 + deepstack:
+        raise InputError(f"{named} has {len(parts) - 1} deepstack features; the model has {deepstack}")
+
+
 class ImageRows:
     """The images of one prompt, as a model's text part takes them; made once per request.
+
+    Images without features are encoded before a step reads their rows: by :class:`ImageEncoding` of the scheduler in
+    slices, or else by :meth:`given` at once.
 
     Args:
         images: ascending; see :func:`check_images`.
@@ -154,6 +166,9 @@ class ImageRows:
 
     def __init__(self, images: Sequence[PromptImage], *, grid_positions: bool = False, spans: bool = False) -> None:
         self.images = tuple(images)
+        self._parts = {
+            image.start: (image.features, *image.deepstack) for image in images if image.features is not None
+        }
         self.grid_positions = grid_positions
         self.spans = spans
         self._ends = np.array([image.end for image in self.images], np.int64)
@@ -163,6 +178,30 @@ class ImageRows:
     def offset(self, slot: int) -> int:
         """Return the RoPE position minus the slot of a text row."""
         return int(self._offsets[np.searchsorted(self._ends, slot, side="right")])
+
+    def missing(self, first: int) -> PromptImage | None:
+        """Return the first image without features that has rows from slot ``first`` on."""
+        return next((one for one in self.images if one.end > first and one.start not in self._parts), None)
+
+    def encoded(self, first: int) -> int:
+        """Return the number of rows from slot ``first`` on before the first image without features."""
+        image = self.missing(first)
+        return 1 << 31 if image is None else max(0, image.start - first)
+
+    def put(self, digest: bytes, features: Floats, deepstack: Sequence[Floats]) -> None:
+        """Give the images with a digest their features. Raises InputError for another number of rows."""
+        for image in self.images:
+            if image.digest == digest and image.start not in self._parts:
+                named = f"the image at rows {image.start} to {image.end - 1} of the prompt"
+                _check_features(named, image, (features, *deepstack), features.shape[-1], len(deepstack))
+                self._parts[image.start] = (features, *deepstack)
+
+    def _parts_of(self, image: PromptImage) -> Sequence[Floats]:
+        """Return the features and deepstack features of an image, which is encoded now if it has none."""
+        if image.start not in self._parts:
+            assert image.encode is not None
+            self.put(image.digest, *image.encode(lambda: None))
+        return self._parts[image.start]
 
     def fitted(self, first: int, rows: int) -> int:
         """Return the number of rows of a step that begins at slot ``first`` so that it ends outside of spans.
@@ -206,14 +245,7 @@ class ImageRows:
                 row, column = np.divmod(np.arange(part.start, part.stop), image.grid[1])
                 own = positions[image.start + part.start - first : image.start + part.stop - first]
                 own[:, 0], own[:, 1], own[:, 2] = begin, begin + row, begin + column
-        return GivenRows(
-            sequence,
-            (np.concatenate(at) - first).astype(np.int32),
-            np.concatenate([image.features[part] for image, part in zip(here, parts, strict=True)]),
-            tuple(
-                np.concatenate([image.deepstack[i][part] for image, part in zip(here, parts, strict=True)])
-                for i in range(len(here[0].deepstack))
-            ),
-            positions,
-            seen,
-        )
+        found = [[one[part] for one in self._parts_of(image)] for image, part in zip(here, parts, strict=True)]
+        embeddings, *deepstack = (np.concatenate(some) for some in zip(*found, strict=True))
+        rows_of_images = (np.concatenate(at) - first).astype(np.int32)
+        return GivenRows(sequence, rows_of_images, embeddings, tuple(deepstack), positions, seen)

@@ -17,7 +17,8 @@ from ipex_lookahead import architectures
 from ipex_lookahead.architectures.images import with_images
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller import Controller
-from ipex_lookahead.decoding import disk_cache
+from ipex_lookahead.decoding import disk_cache, image_encoding
+from ipex_lookahead.decoding import scheduler as scheduling
 from ipex_lookahead.decoding.cache_folder import CacheFolder
 from ipex_lookahead.decoding.disk_cache import DiskCache
 from ipex_lookahead.decoding.prefix_cache import PAGE, RUNNING_STATES, PrefixCache
@@ -34,10 +35,11 @@ from ipex_lookahead.engines.api import position_bytes, state_bytes
 from ipex_lookahead.engines.images import PromptImage, row_keys
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.native.load import load as load_native
+from ipex_lookahead.errors import InputError, NonFiniteError
 from tests.support.family_engines import load
 from tests.support.family_table import FAMILIES, VOCAB, variants
 from tests.support.mtp_folders import with_mtp
-from tests.support.pictures import PLACEHOLDER, Ids, ours, picture, prompt, rows_of, seeing
+from tests.support.pictures import PLACEHOLDER, Ids, ours, picture, prompt, rows_of, seeing, unencoded
 from tests.support.proposers import RandomProposer, TreeProposer
 from tests.support.tiny_families import with_weights, write_folder
 
@@ -371,3 +373,126 @@ def test_a_heads_rows_have_the_features_and_positions_of_images(drafting: Any) -
     changed = [replace(case.images[0], grid=(8, 7))]  # other positions of the same rows
     ours(engine, case.ids[:-1], changed, cache=other)
     assert engine.head.draft(other, int(case.ids[-1]), 5) != drafts[0]
+
+
+def lazily(case: Checked, log: list[str], **options: Any) -> Checked:
+    """The same prompt, with images that are not encoded yet."""
+    images = [unencoded(image, log, name=image.digest.decode().strip(), **options) for image in case.images]
+    return replace(case, images=images)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("rows", [8, 30, 512])
+@pytest.mark.rotating(4)
+def test_images_are_encoded_between_steps_and_only_where_they_are_read(
+    engines: dict[str, Any], name: str, rows: int
+) -> None:
+    """Equal images of several sequences once; not at all if the prefix cache has their rows."""
+    engine, log = engines[name], []
+    wanted = [
+        pictured(engine, 80, (10, (5, 6), 0), (50, (4, 4), 1)),
+        pictured(engine, 60, (2, (5, 6), 0)),
+        pictured(engine, 20, seed=3),
+    ]
+    memory = memory_of(engine, 8, 40)
+    found, _ = run(engine, [lazily(case, log) for case in wanted], memory=memory, prefill_rows=rows)
+    expected = [alone(engine, case) for case in wanted]
+    assert [one.answer for one in found] == expected
+    assert sorted(one for one in log if one.startswith("begin")) == ["begin picture 0", "begin picture 1"]
+    del log[:]
+    again, _ = run(engine, [lazily(wanted[0], log)], memory=memory, prefill_rows=rows)
+    assert again[0].answer == expected[0]
+    if not engine.state_bytes:
+        assert log == []
+
+
+def test_preempted_sequences_keep_their_encoded_images(engines: dict[str, Any]) -> None:
+    engine, log = engines["gemma3"], []
+    wanted = [pictured(engine, 50, (10, (5, 6), seed), new=90) for seed in range(3)]
+    lazy = [lazily(case, log) for case in wanted]
+    found, scheduler = run(engine, lazy, memory=memory_of(engine, 2, 4), slots=3)
+    assert scheduler.preemptions > 0
+    assert [one.answer for one in found] == [alone(engine, case) for case in wanted]
+    assert len([one for one in log if one.startswith("begin")]) == 3
+
+
+def test_streams_go_on_while_an_image_is_encoded(engines: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By clocks of the test: slices of 0.1 s get at most three times the forwards' time, after the first one."""
+    engine, log = engines["gemma3"], []
+    clocks = {scheduling: 0.01, image_encoding: 0.1}
+    now = dict.fromkeys(clocks, 0.0)
+
+    def clock(module: Any) -> float:
+        now[module] += clocks[module]
+        return now[module]
+
+    for module in clocks:
+        monkeypatch.setattr(module, "perf_counter", lambda module=module: clock(module))
+    scheduler = Scheduler(engine)
+    stream = Running(engine, pictured(engine, 20, new=100), lambda _: None, 0)
+    scheduler.submit(stream.group)
+    scheduler.step()
+    other = Running(engine, lazily(pictured(engine, 60, (10, (5, 6), 0), new=2), log, slices=12), lambda _: None, 1)
+    scheduler.submit(other.group)
+    before = stream.sequence.length
+    while "end picture 0" not in log:
+        scheduler.step()
+    slices, steps = log.count("slice picture 0"), stream.sequence.length - before
+    assert slices == 12
+    assert 3 * slices - 3 <= steps <= 4 * slices + 4
+    while scheduler.busy:
+        scheduler.step()
+    assert stream.answer == alone(engine, pictured(engine, 20, new=100))
+    assert other.answer == alone(engine, pictured(engine, 60, (10, (5, 6), 0), new=2))
+
+
+def test_a_failure_in_encoding_fails_its_group_alone(engines: dict[str, Any]) -> None:
+    engine, log = engines["qwen3_vl"], []
+    good = [pictured(engine, 60, (10, (5, 6), seed)) for seed in (0, 1)]
+    damaged = [lazily(good[0], log, error=NonFiniteError("damaged")), lazily(good[1], log)]
+    found, _ = run(engine, damaged, memory=memory_of(engine, 4, 20))
+    assert isinstance(found[0].group.error, NonFiniteError)
+    assert found[1].answer == alone(engine, good[1])
+    wrong = unencoded(replace(good[0].images[0], features=np.zeros((3, 64), np.float32)), log)
+    (last,), _ = run(engine, [replace(good[0], images=[wrong])])
+    assert isinstance(last.group.error, InputError)
+
+
+def test_a_cancelled_group_ends_its_encoding_unless_another_one_needs_it(engines: dict[str, Any]) -> None:
+    engine, log = engines["qwen3_5"], []
+    case = pictured(engine, 60, (10, (5, 6), 0))
+    scheduler = Scheduler(engine, memory=memory_of(engine, 8, 20))
+    for others in (0, 1):
+        del log[:]
+        runs = [Running(engine, lazily(case, log, slices=9), lambda _: None, i) for i in range(1 + others)]
+        runs[-1].sequence.turns = (1,)
+        for number, one in enumerate(runs):  # of two tenants, which share no rows
+            one.group.key = one.group.owner = f"tenant{number}"
+            scheduler.submit(one.group)
+        while log.count("slice picture 0") < 3:
+            scheduler.step()
+        scheduler.cancel(runs[0].group.id)
+        assert runs[0].sequence.finish == "cancelled"
+        assert ("closed picture 0" in log) == (not others)
+        while scheduler.busy:
+            scheduler.step()
+        assert log.count("begin picture 0") == 1
+        if others:
+            assert runs[1].answer == alone(engine, case)
+
+
+def test_owners_alternate_in_encoding(engines: dict[str, Any]) -> None:
+    engine, log = engines["qwen3_vl"], []
+    places = [(3, (3, 3), 0), (20, (3, 3), 1), (40, (3, 3), 2)]
+    runs = [
+        Running(engine, lazily(pictured(engine, 60, *places, new=1), log), lambda _: None, 0),
+        Running(engine, lazily(pictured(engine, 60, (5, (3, 3), 3), new=1), log), lambda _: None, 1),
+        Running(engine, lazily(pictured(engine, 60, (5, (3, 3), 4), new=1), log), lambda _: None, 2),
+    ]
+    scheduler = Scheduler(engine)
+    for one, owner in zip(runs, "aab", strict=True):
+        one.group.owner = owner
+        scheduler.submit(one.group)
+    while scheduler.busy:
+        scheduler.step()
+    assert [one[-1] for one in log if one.startswith("begin")] == ["0", "4", "3", "1", "2"]

@@ -15,7 +15,8 @@ from ipex_lookahead.controller import AdaptiveController, Controller
 from ipex_lookahead.controller.calibration import Calibration
 from ipex_lookahead.controller.cost import CostCurve
 from ipex_lookahead.decoding.prefix_cache import PAGE, PrefixCache, pages_of
-from ipex_lookahead.decoding.scheduler import DELAY, LEAST_CHUNK, Scheduler
+from ipex_lookahead.decoding.scheduler import DELAY, Scheduler
+from ipex_lookahead.decoding.shares import LEAST_CHUNK
 from ipex_lookahead.drafting import PROPOSERS, make_proposer
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.draft import Draft, Outcome

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,3 +100,27 @@ def theirs(model: Any, ids: Ids, images: Sequence[PromptImage]) -> Any:
             **given,
         )
     return output.logits[0].numpy()
+
+
+def unencoded(
+    image: PromptImage, log: list[str], *, name: str = "", slices: int = 3, error: Exception | None = None
+) -> PromptImage:
+    """Return the image without its features, and a function that makes them in slices; ``log`` gets each slice."""
+    assert image.features is not None
+    features, deepstack = image.features, image.deepstack
+
+    def encode(pause: Callable[[], None]) -> tuple[Any, Any]:
+        log.append(f"begin {name}")
+        try:
+            for _ in range(slices):
+                log.append(f"slice {name}")
+                pause()
+            if error is not None:
+                raise error
+        except BaseException as stopped:
+            log.append(f"{'failed' if stopped is error else 'closed'} {name}")
+            raise
+        log.append(f"end {name}")
+        return features, deepstack
+
+    return replace(image, features=None, deepstack=(), encode=encode)
