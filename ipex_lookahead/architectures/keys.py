@@ -246,6 +246,8 @@ GGUF_GIVEN = frozenset({
     "rope.scaling.yarn_beta_slow",
 })  # fmt: skip
 """Keys that every architecture uses; ``gguf_config.py`` reads and checks them."""
+GGUF_VECTORS = frozenset({"pooling_type", "classifier.output_labels"})
+"""Keys of embedding models and rerankers, which ``embedding/`` reads; text generation does not use them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +327,7 @@ class GgufKeys:
     def unknown(self, metadata: Mapping[str, Any]) -> list[str]:
         """Return the architecture's unknown keys in the file's order; they may be newer options."""
         prefix = f"{self.architecture}."
-        known = {*GGUF_GIVEN, *self.used.values(), *self.all_neutral(), *self.all_refused()}
+        known = {*GGUF_GIVEN, *GGUF_VECTORS, *self.used.values(), *self.all_neutral(), *self.all_refused()}
         return [key for key in metadata if key.startswith(prefix) and key.removeprefix(prefix) not in known]
 
 

@@ -94,6 +94,12 @@ class TextTokenizer(ABC):
     def added_tokens(self) -> Mapping[str, bool]:
         """Added token -> whether it is special."""
 
+    @property
+    def model_max_length(self) -> int | None:
+        """Largest number of tokens of a text by the tokenizer's files, or None."""
+        found: int | None = self._options.get("model_max_length")
+        return found
+
     @abstractmethod
     def _respelled(self, spellings: Mapping[str, str]) -> Encode:
         """Return an encoder that has the given added tokens by other spellings only."""
