@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tests.support.gguf_families import write_gguf
 
@@ -31,6 +31,7 @@ def tokenizer(*, end: bool = True) -> Tokenizer:
     """Return a byte-level tokenizer with Qwen's control tokens, "yes" and "no"; ``end``: a text ends with ``END``."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=360, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
