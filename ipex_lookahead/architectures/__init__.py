@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from os import PathLike
 from typing import Any, cast
 
@@ -10,9 +11,13 @@ from ipex_lookahead.architectures import families
 from ipex_lookahead.architectures.images import with_images
 from ipex_lookahead.architectures.keys import Family, GgufSource
 from ipex_lookahead.architectures.spec import ModelSpec
+from ipex_lookahead.architectures.text_encoder import TextEncoder
 from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 
-__all__ = ["ENCODERS", "HEADS", "ModelSpec", "family", "gguf_architectures", "gguf_family", "model_types", "spec_for"]
+__all__ = [
+    "ENCODERS", "HEADS", "ModelSpec", "TextEncoder", "encoder_families", "encoder_type", "family", "gguf_architectures",
+    "gguf_encoder", "gguf_family", "model_types", "spec_for",
+]  # fmt: skip
 
 HEADS = frozenset({"gemma4_assistant", "gemma4_unified_assistant"})
 """Families of drafting heads, which cannot generate text on their own."""
@@ -28,12 +33,40 @@ _GGUF_ENCODERS = frozenset(
 """Their values of ``general.architecture``."""
 
 
+def encoder_families() -> Mapping[str, TextEncoder]:
+    """Return the supported families of text encoders by name: their ``model_type``, or ``gemma_embedding``."""
+    return families.encoders()
+
+
+def encoder_type(config: Mapping[str, Any]) -> str | None:
+    """Return the family of text encoders of a ``config.json``; None for other models.
+
+    EmbeddingGemma has the ``model_type`` of a decoder, and a key that lets all tokens see each other.
+    """
+    kind, both_ways = config.get("model_type"), config.get("use_bidirectional_attention")
+    if kind == "gemma3_text":
+        return "gemma_embedding" if both_ways else None
+    return kind if isinstance(kind, str) and kind in encoder_families() else None
+
+
+def gguf_encoder(architecture: object) -> str | None:
+    """Return the family of text encoders with this ``general.architecture``; None for other models."""
+    for name, one in encoder_families().items():
+        if one.GGUF is not None and architecture in one.GGUF.architectures:
+            return name
+    return None
+
+
 def refuse_encoder(path: str | PathLike[str], kind: object) -> None:
     """Raise UnsupportedModelError if a model type, or a GGUF file's architecture, is an encoder's."""
-    if kind in ENCODERS or kind in _GGUF_ENCODERS:
+    if kind in ENCODERS or kind in _GGUF_ENCODERS or gguf_encoder(kind) is not None:
+        runs = kind in encoder_families() or gguf_encoder(kind) is not None
+        known = ", ".join(sorted(encoder_families()))
         raise UnsupportedModelError(
-            f"{path}: {kind} is an encoder: it computes embeddings and generates no text. Embeddings are not supported",
-            hint="choose a model that generates text; `ipex-lookahead pull` lists recommended ones",
+            f"{path}: {kind} is an encoder: it computes embeddings and generates no text"
+            + ("" if runs else f"; it is not one of the supported encoders {known}"),
+            hint="to generate text, choose another model: `ipex-lookahead pull` lists recommended ones"
+            + (f"; for embeddings, use {arg('LLM(path).embed(texts)')}" if runs else ""),
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ipex_lookahead.architectures.spec import Activation, Block, Linear, Norm, Tensor, named_tensors
 
@@ -64,6 +65,9 @@ class EncoderSpec:
     final_norm: Norm | None = None
     rope_parts: int = 1
     tables: tuple[Tensor, ...] = ()
+    mtp: ClassVar[None] = None
+    read_past: ClassVar[tuple[str, ...]] = ()
+    unread: ClassVar[tuple[str, ...]] = ()
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every weight with its field path, which is its name in the native core."""
@@ -73,3 +77,15 @@ class EncoderSpec:
         """Return the names of matrices that keep the file's format: tables, and linear layers of chains."""
         parts = (self.embedding, self.types, self.positions, self.chains, self.tables)
         return tuple(tensor.name for part in parts if part is not None for _, tensor in named_tensors(part))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Return every weight once."""
+        return (tensor for _, tensor in named_tensors(self))
+
+    def own_tensors(self) -> Iterator[Tensor]:
+        """Return every weight once: an encoder shares none."""
+        return self.tensors()
+
+    def routers(self) -> tuple[str, ...]:
+        """Return the names of routers: none."""
+        return ()

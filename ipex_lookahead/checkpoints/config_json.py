@@ -190,7 +190,7 @@ def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     )
 
     def places() -> dict[str, Place]:
-        found = _rope_places(source, key, raw.at[key], rope)
+        found = _rope_places(source, key, raw.at.get(key), rope)
         return found | ({f"rope_scaling.{outside}": source.find()[outside]} if replaced else {})
 
     return {**rope, outside: raw[outside]} if replaced else rope, Source(source.file, places)
@@ -198,7 +198,7 @@ def _spelled_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
 
 def _rope_places(source: Source, key: str, at: int | None, rope: JsonObject) -> dict[str, Place]:
     """Return the places of a rope object's keys, the object being located at ``at`` as ``key``, and of all others."""
-    inside = {f"rope_scaling.{name}": (f"{key}.{name}", place) for name, place in rope.at.items()}
+    inside = {f"rope_scaling.{name}": (f"{key}.{name}", rope.at.get(name)) for name in rope}
     theta = {"rope_theta": inside["rope_scaling.rope_theta"]} if rope.get("rope_theta") is not None else {}
     return {**source.find(), "rope_scaling": (key, at), **inside, **theta}
 
@@ -234,7 +234,7 @@ def _layered_rope(raw: JsonObject, source: Source, keys: ConfigKeys) -> tuple[di
     def places() -> dict[str, Place]:
         known = _rope_places(source, f"{key}.full_attention", ropes.at.get("full_attention"), far)
         if "rope_theta" in near:
-            known[LOCAL_THETA] = (f"{key}.sliding_attention.rope_theta", near.at["rope_theta"])
+            known[LOCAL_THETA] = (f"{key}.sliding_attention.rope_theta", near.at.get("rope_theta"))
         return known
 
     return found, Source(source.file, places)
@@ -248,7 +248,7 @@ def _flat_rope(raw: JsonObject, key: str, source: Source, keys: ConfigKeys) -> t
     found = {**rope, **({LOCAL_THETA: rope[base]} if rope.get(base) is not None else {})}
 
     def places() -> dict[str, Place]:
-        known = _rope_places(source, key, raw.at[key], rope)
+        known = _rope_places(source, key, raw.at.get(key), rope)
         return known | ({LOCAL_THETA: known[base]} if rope.get(base) is not None else {})
 
     return found, Source(source.file, places)

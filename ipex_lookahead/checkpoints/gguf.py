@@ -78,7 +78,7 @@ class GgufCheckpoint:
             self.generation_config |= gguf_suppressed(self._file, self.config["vocab_size"])
             there = self._file.tensors
             self._tensors = {
-                name: with_old_names(tensor, self._file.tensors)
+                name: self._in_file(tensor)
                 for name, tensor in {**tensors_by_name(self.spec), **head_tensors(self.spec)}.items()
             }
             self._numbers = {t.name: self._number(t) for t in self._tensors.values() if t.gguf.layout == "key"}
@@ -131,6 +131,10 @@ class GgufCheckpoint:
                 f"{self.path}: no supported family matches the metadata of architecture {architecture}"
             )
         return found
+
+    def _in_file(self, tensor: Tensor) -> Tensor:
+        """Return the weight with its place in this file, considering the names of other converters."""
+        return with_old_names(tensor, self._file.tensors)
 
     def _check_tensors(self) -> None:
         """Check that every tensor is present with the shape that the config implies.

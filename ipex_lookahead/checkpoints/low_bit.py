@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
@@ -149,16 +149,13 @@ class LowBitCheckpoint(Folder):
         self._most_dimensions = 4 if other_family else 2
         self._weights: dict[str, Tensor] = {}
         if not other_family:
-            self.config = checked_config(raw, config_path)
+            self.config = self._checked_config(raw, config_path)
             file = self.path / "generation_config.json"
             self.generation_config = read_generation_config(file, self.config["vocab_size"])
         self._file = SafetensorsFile(self.path / SINGLE)
         if not other_family:
             held = self._file.tensors
-            self.spec = with_mtp(
-                spec_for(self.config, file=self.path),
-                lambda tensor: tensor.name in held or f"{tensor.name}.codes" in held,
-            )
+            self.spec = self._spec_of(held)
             every = {**tensors_by_name(self.spec), **head_tensors(self.spec)}
             self._weights = {name: fused_experts(tensor, held) for name, tensor in every.items()}
             self._most_dimensions = max(len(tensor.hf.shape) for tensor in self._weights.values())
@@ -169,6 +166,16 @@ class LowBitCheckpoint(Folder):
         except BaseException:
             self._file.close()
             raise
+
+    def _checked_config(self, raw: JsonObject, path: Path) -> dict[str, Any]:
+        return checked_config(raw, path)
+
+    def _spec_of(self, held: Mapping[str, StoredTensor]) -> ModelSpec:
+        """Return the spec of the model that the config and the stored tensors describe."""
+        return with_mtp(
+            spec_for(self.config, file=self.path),
+            lambda tensor: tensor.name in held or f"{tensor.name}.codes" in held,
+        )
 
     def _find_tensors(self) -> dict[str, _Weight]:
         stored = dict(self._file.tensors)

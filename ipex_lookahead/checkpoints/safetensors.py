@@ -137,15 +137,16 @@ class SafetensorsCheckpoint(Folder):
             self.config["tie_word_embeddings"] = not self._has_own_head(names)
             self.own_head = said is True and not self.config["tie_word_embeddings"]
         return with_mtp(
-            spec_for(self.config, file=self.path), lambda tensor: self._is_there(_placed(tensor, names).hf.name, names)
+            spec_for(self.config, file=self.path),
+            lambda tensor: self._is_there(self._placed(tensor, names).hf.name, names),
         )
 
     def _place(self) -> None:
         """Find the model's weights among the tensors, by the names in its spec."""
-        names = {renamed(name) or "": stored.shape for name, (_, stored) in self._tensors.items()}
+        names = {self._renamed(name) or "": stored.shape for name, (_, stored) in self._tensors.items()}
         self.spec = self._described(names)
         every = {**tensors_by_name(self.spec), **head_tensors(self.spec)}
-        self._weights = {name: _placed(tensor, names) for name, tensor in every.items()}
+        self._weights = {name: self._placed(tensor, names) for name, tensor in every.items()}
         wanted = {one.hf.name: len(one.hf.shape) for one in self._weights.values() if one.constant is None}
         bytes_of = {tensor.hf.name: tensor for tensor in self._weights.values() if tensor.hf.layout == "mxfp4"}
         tokens = {tensor.hf.name for tensor in self._weights.values() if tensor.hf.layout == "whole"}
@@ -156,7 +157,7 @@ class SafetensorsCheckpoint(Folder):
         scaled = scaled_names(self._tensors)
         unused: list[str] = []
         for in_file, (file, tensor) in self._tensors.items():
-            if (name := renamed(in_file)) is None:
+            if (name := self._renamed(in_file)) is None:
                 continue
             if name in found:
                 raise ModelFormatError(file.path, in_file, tensor.entry, f"is also stored under another name of {name}")
@@ -182,6 +183,14 @@ class SafetensorsCheckpoint(Folder):
             self._open_layers(self.scheme)
         self._unused = unused = [name for name in unused if not self._is_zero_bias(name)]
         self.warn_of_unused(self.spec.model_type, unused)
+
+    def _renamed(self, name: str) -> str | None:
+        """Return the spec's name of a tensor in the files; None if it does not belong to the model."""
+        return renamed(name)
+
+    def _placed(self, tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
+        """Return the weight with its place in a folder that has tensors with these names and shapes."""
+        return transposed_experts(fused_experts(in_blocks(by_any_name(tensor, shapes), shapes), shapes), shapes)
 
     def _is_there(self, name: str, names: Collection[str]) -> bool:
         return name in names or (self.scheme is not None and bool(self.scheme.parts(name, names)))
@@ -354,11 +363,6 @@ class SafetensorsCheckpoint(Folder):
     def close(self) -> None:
         for file in self._files:
             file.close()
-
-
-def _placed(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
-    """Return the weight with its place in a folder that has tensors with these names and shapes."""
-    return transposed_experts(fused_experts(in_blocks(by_any_name(tensor, shapes), shapes), shapes), shapes)
 
 
 def refuse_without_safetensors(folder: Path) -> None:

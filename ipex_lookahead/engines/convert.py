@@ -37,14 +37,14 @@ def convert(
         SaveError: writing failed; the folder's former content is unchanged.
     """
     checkpoint = open_checkpoint(request.path)
-    parts: list[_Conversion] = []
+    parts: list[Conversion] = []
     try:
         spec = checkpoint.spec
         for tensor in spec.tensors():
             check_shape(checkpoint, tensor)
         label, plan, rounded_from = request.planned(checkpoint, spec)
         tokenizer, _ = request.tokenizer(checkpoint.text_tokenizer)
-        made = _Conversion(checkpoint, spec, spec.tensors(), plan, request.threads)
+        made = Conversion(checkpoint, spec, spec.tensors(), plan, request.threads)
         infos = made.infos()
         (drafting, copied), config = _drafting(checkpoint, request, plan, label), checkpoint.config
         parts.append(made)
@@ -79,7 +79,7 @@ def convert(
 
 def _drafting(
     checkpoint: Checkpoint, request: LoadRequest, plan: WeightPlan, label: str
-) -> tuple[_Conversion | None, Path | None]:
+) -> tuple[Conversion | None, Path | None]:
     """Return the usable head in or next to the model's files: one to convert, or files to copy.
 
     Raises InputError for a ``drafter_low_bit`` if there is no head, or one with files that are copied.
@@ -97,7 +97,7 @@ def _drafting(
             return None, where
         saved = isinstance(head.checkpoint, LowBitCheckpoint)
         plan = plan.of_head(request.drafter_low_bit, "" if saved else label)
-        made = _Conversion(head.checkpoint, head.spec, head.tensors(), plan, request.threads)
+        made = Conversion(head.checkpoint, head.spec, head.tensors(), plan, request.threads)
         try:
             for tensor in head.tensors():
                 check_shape(head.checkpoint, tensor)
@@ -111,7 +111,7 @@ def _drafting(
     return None, None
 
 
-class _Conversion:
+class Conversion:
     """Weights of a checkpoint in the formats of a plan."""
 
     def __init__(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ipex_lookahead
-from ipex_lookahead.architectures import model_types
+from ipex_lookahead.architectures import encoder_families, model_types
 from tests.docs.pages import PAGES, ROOT
 
 
@@ -25,7 +25,7 @@ def test_pages_are_up_to_date(name):
 
 def test_families_with_real_weights_exist():
     real = script("families_doc")["REAL_WEIGHTS"]
-    assert {"llama", "gemma3_text"} <= set(real) <= set(model_types())
+    assert {"llama", "gemma3_text"} <= set(real) <= {*model_types(), *encoder_families()}
     for name, model in real.items():
         (row,) = re.findall(rf"^\| `{name}` \|.*$", PAGES["docs/families.md"], re.MULTILINE)
         assert row.endswith(f"| {model} |")

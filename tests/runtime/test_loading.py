@@ -24,10 +24,11 @@ from tests.support.chat_tokenizer import write_chat_llama
 
 @pytest.mark.parametrize("engine", ["auto", "native", "torch"])
 def test_an_encoder_writes_no_text(engine: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
-    with pytest.raises(UnsupportedModelError, match="bert is an encoder: .* generates no text") as caught:
-        LLM(tmp_path, engine=engine, progress=False)
-    assert "Embeddings are not supported" in str(caught.value)
+    for kind, said in (("bert", "no text"), ("mpnet", "not one of the supported encoders bert, ")):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+        with pytest.raises(UnsupportedModelError, match=f"{kind} is an encoder: .*{said}") as caught:
+            choose_engine(engine, LoadRequest(tmp_path))
+        assert (".embed(texts)" in caught.value.hint) == (kind == "bert")
 
 
 def test_no_family_is_an_encoder() -> None:
