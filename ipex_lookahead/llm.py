@@ -10,19 +10,23 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.conversation.answer import AnswerState, shown_ends, submit
 from ipex_lookahead.conversation.compiling import Client
 from ipex_lookahead.conversation.given import check_text, conversation_of, form_of
 from ipex_lookahead.conversation.model import ChatModel
+from ipex_lookahead.conversation.options import AnswerOptions
 from ipex_lookahead.conversation.other_names import OTHER_NAMES, OTHER_SETTINGS, refuse_unknown
 from ipex_lookahead.conversation.pictures import ImageFile
 from ipex_lookahead.conversation.request import Form, grammar_of, request_for
 from ipex_lookahead.conversation.result import Answer, AnswerStream, ToolCall
 from ipex_lookahead.conversation.thinking import Thought, has_switch, marks_of
-from ipex_lookahead.errors import InputError, LookaheadError, ServiceError, in_python
+from ipex_lookahead.embedding.llm_methods import VectorMethods, opened_vectors
+from ipex_lookahead.embedding.model import Ranked, purpose_of
+from ipex_lookahead.errors import InputError, LookaheadError, in_python
+from ipex_lookahead.hub import resolve_model
 from ipex_lookahead.runtime.checks import integer
 from ipex_lookahead.runtime.loading import load_text_model
 from ipex_lookahead.runtime.request import Request
@@ -40,53 +44,10 @@ Prompt = str | Sequence[Mapping[str, Any]]
 """A question, or the messages of a conversation as in OpenAI's API: ``{"role": ..., "content": ...}``."""
 
 
-class AnswerOptions(TypedDict, total=False):
-    """Options of one answer; those that are left out have the model's recommended values.
+class LLM(VectorMethods):
+    """A language model, an embedding model or a reranker. One object serves any number of threads.
 
-    Attributes:
-        max_new_tokens: maximum number of tokens of the answer; default 1,024. 0 generates none.
-        temperature: 0 always takes the most likely token, 0 to 100. Default: recommended by the model's authors, else
-            0.
-        top_k: sample from the k most likely tokens only; 0 is all.
-        top_p: sample from the most likely tokens up to this total probability, above 0 to 1.
-        min_p: drop tokens less than ``min_p`` times as likely as the most likely one, 0 to 1.
-        seed: sampling seed. The same seed and the same settings give the same text. Default: fixed; random if
-            ``temperature`` is given. ``answer.stats.seed`` is the seed used.
-        repetition_penalty: penalty factor for tokens of prompt and answer; 1 is off.
-        presence_penalty: OpenAI's presence penalty, -2 to 2.
-        frequency_penalty: OpenAI's frequency penalty, -2 to 2.
-        stop: a text, or several, before which the answer ends.
-        ignore_eos: end tokens of the model do not end the answer.
-        min_tokens: minimum number of tokens before an end token can end the answer.
-        stop_token_ids: further tokens that end the answer.
-        stop_loops: an answer ends when its last 192 tokens are one part of at most 64 tokens again and again, with the
-            finish reason "repetition". Default: False.
-        lookahead: as for :class:`LLM`, for this answer. It never changes the text.
-        adapter: name of an adapter of the LLM; default None, the base model.
-        adapter_scale: factor on what the adapter changes, from -100 to 100; default 1. 0 is the base model.
-    """
-
-    max_new_tokens: int
-    temperature: float | None
-    top_k: int | None
-    top_p: float | None
-    min_p: float | None
-    seed: int | None
-    repetition_penalty: float | None
-    presence_penalty: float | None
-    frequency_penalty: float | None
-    stop: str | Sequence[str]
-    ignore_eos: bool
-    min_tokens: int | None
-    stop_token_ids: Sequence[int]
-    stop_loops: bool
-    lookahead: int | str | LookaheadConfig | None
-    adapter: str | None
-    adapter_scale: float
-
-
-class LLM:
-    """A language model. One object serves any number of threads: concurrent calls are batched.
+    Concurrent answers are batched.
 
     The text of an answer depends on the prompt, the options and the seed only: not on lookahead, on other calls, or on
     earlier ones. A prompt that begins like an earlier one, such as the next turn of a conversation, reads the new
@@ -167,14 +128,27 @@ class LLM:
         known = [name for name in LLM.__init__.__annotations__ if name not in ("unknown", "return")]
         refuse_unknown("argument", unknown, known, OTHER_SETTINGS)
         self.name = str(model)
+        self.max_context: int
         integer("slots", slots, 1, 256)
         if cache_disk is not None and cache_dir is None:
             raise InputError("cache_disk needs cache_dir, the folder that it limits", hint="give both, or leave it out")
         if not isinstance(adapters or {}, Mapping):
             raise InputError(argument="adapters", got=adapters, allowed="a mapping of names to paths")
+        local = resolve_model(self.name, progress=progress)
+        if purpose_of(local) != "text":
+            of_text = {
+                "draft_model": draft_model, "drafter": drafter, "draft_vocab": draft_vocab, "cache_dir": cache_dir,
+                "adapters": adapters, "mmproj": mmproj, "gpu_layers": gpu_layers, "n_cpu_moe": n_cpu_moe,
+                "cpu_moe": cpu_moe, "engine": engine if engine not in ("auto", "native") else None,
+                "device": device if device != "cpu" else None,
+            }  # fmt: skip
+            vectors = opened_vectors(self.name, local, low_bit, threads, max_context, progress, of_text)
+            self._vectors, self._close = vectors, weakref.finalize(self, vectors.close)
+            self.tokenizer, self.max_context = vectors.tokenizer, vectors.max_length
+            return
         try:
             loaded = load_text_model(
-                self.name,
+                str(local),
                 low_bit=low_bit,
                 threads=threads,
                 kv_cache=kv_cache,
@@ -205,7 +179,7 @@ class LLM:
         self._service = Service(loaded, slots=slots, queue=_ANY, cache_memory=cache_memory)
         self._close = weakref.finalize(self, _close, self._service, self._model)
         self.tokenizer = loaded.tokenizer
-        self.max_context: int = loaded.engine.max_context
+        self.max_context = loaded.engine.max_context
 
     def chat(
         self,
@@ -367,6 +341,7 @@ class LLM:
     @property
     def adapters(self) -> list[str]:
         """The names of the loaded adapters."""
+        self._check_text()
         return [*self._model.model.runtime.adapters]
 
     def load_adapter(self, path: str | PathLike[str], name: str) -> None:
@@ -377,18 +352,18 @@ class LLM:
             ModelFormatError: the adapter is invalid.
             UnsupportedModelError: the engine takes no adapters, or the adapter changes what no adapter may change.
         """
-        self._check_open()
+        self._check_text()
         self._model.model.runtime.adapters.load(path, name)
 
     def unload_adapter(self, name: str) -> None:
         """Release an adapter. Running answers that use it end with an InputError. Raises InputError if unknown."""
-        self._check_open()
+        self._check_text()
         self._model.model.runtime.adapters.unload(name)
 
     def close(self) -> None:
         """End running answers and release the model's memory. Later calls raise ServiceError."""
         self._close()
-        for name in ("_model", "_service", "tokenizer"):
+        for name in ("_model", "_service", "_vectors", "tokenizer"):
             vars(self).pop(name, None)
 
     def __enter__(self) -> Self:
@@ -400,6 +375,8 @@ class LLM:
     def __repr__(self) -> str:
         if not self._close.alive:
             return f"LLM({self.name!r}, closed)"
+        if self._vectors is not None:
+            return f"LLM({self.name!r}, purpose={self._vectors.purpose!r}, max_context={self.max_context})"
         facts = self._model.model.engine.describe()
         shown = ", ".join(f"{key}={facts.get(key)!r}" for key in ("engine", "low_bit", "threads"))
         return f"LLM({self.name!r}, {shown}, max_context={self.max_context})"
@@ -416,7 +393,7 @@ class LLM:
         reasoning: bool = False,
     ) -> AnswerStream:
         """Submit one prompt. Raises as :meth:`chat`."""
-        self._check_open()
+        self._check_text()
         given = dict(options)
         lookahead = given.pop("lookahead", self._lookahead)
         adapter = self._model.model.runtime.adapters.applied(
@@ -448,9 +425,9 @@ class LLM:
         state = AnswerState(request, self.tokenizer)
         return AnswerStream(events, state, extras.get("schema"), reasoning=reasoning, owner=self)
 
-    def _check_open(self) -> None:
-        if not self._close.alive:
-            raise ServiceError(f"LLM({self.name!r}) is closed", hint="create a new LLM")
+    def _check_text(self) -> None:
+        self._check_open()
+        self._check_generates()
 
     def _params(self, given: dict[str, Any]) -> SamplingParams:
         known = AnswerOptions.__annotations__
@@ -484,4 +461,4 @@ def _close(service: Service, model: ChatModel) -> None:
     model.close()
 
 
-__all__ = ["LLM", "Answer", "AnswerOptions", "AnswerStream", "Thought", "ToolCall"]
+__all__ = ["LLM", "Answer", "AnswerOptions", "AnswerStream", "Ranked", "Thought", "ToolCall"]

@@ -26,7 +26,7 @@ This file is made by `scripts/python_doc.py` from the code; do not edit it.
 """
 CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
     "LLM": {
-        "ipex_lookahead.LLM": ("chat", "stream", "generate", "complete_batch", "close"),
+        "ipex_lookahead.LLM": ("chat", "stream", "generate", "complete_batch", "embed", "rank", "close"),
         "ipex_lookahead.llm.AnswerOptions": (),
         "ipex_lookahead.llm.Answer": ("text", "message", "parsed"),
         "ipex_lookahead.llm.AnswerStream": ("answer", "close"),

@@ -20,6 +20,7 @@ from ipex_lookahead.embedding.inputs import TextInput
 from ipex_lookahead.embedding.pooling import check_finite, cut, normalized, pooled, probabilities
 from ipex_lookahead.embedding.purpose import Purpose, purpose_of
 from ipex_lookahead.engines.load_weights import Progress
+from ipex_lookahead.engines.weights import check_low_bit
 from ipex_lookahead.errors import ContextLengthError, InputError, ServiceError
 from ipex_lookahead.hub import resolve_model
 
@@ -121,8 +122,9 @@ class EmbeddingModel:
                 hint="choose an embedding model or a reranker, such as Qwen3-Embedding-0.6B;"
                 " `ipex-lookahead pull` lists recommended ones",
             )
+        low_bit = None if load_in_low_bit is None else check_low_bit(load_in_low_bit)
         backend = open_backend(
-            found, reranks=use == "reranking", low_bit=load_in_low_bit, threads=threads, max_length=max_length,
+            found, reranks=use == "reranking", low_bit=low_bit, threads=threads, max_length=max_length,
             progress=progress,
         )  # fmt: skip
         return cls(str(path), found, use, backend)
