@@ -16,8 +16,8 @@ from ipex_lookahead.serving.handling import server_of
 
 router = APIRouter(include_in_schema=False, route_class=JsonRoute)
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none';"
-    " frame-ancestors 'none'; require-trusted-types-for 'script'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src blob:; connect-src 'self'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 )
 _KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 _FOLDER = files("ipex_lookahead.serving") / "page"

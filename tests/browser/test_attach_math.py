@@ -182,14 +182,15 @@ def test_files_are_dropped_and_pasted(page, how):
 def test_what_cannot_be_attached_is_named(page):
     attach(
         page,
-        file("photo.png", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256))),
+        file("program.exe", b"MZ" + bytes(range(256))),
         file("scan.pdf", made("")),
         file("broken.pdf", b"no pdf"),
         file("none.txt", b""),
         file("fine.txt", b"fine"),
     )
     expect(page.locator("#attached .chip")).to_have_count(1)
-    told(page, "#notice", '"photo.png" is not a text file (UTF-8 or UTF-16) or a PDF, so it cannot be attached.')
+    refusal = "is not a text file (UTF-8 or UTF-16), a PDF or a picture, so it cannot be attached."
+    told(page, "#notice", f'"program.exe" {refusal}')
     told(
         page,
         "#notice",
@@ -268,9 +269,9 @@ def test_exported_files_are_imported(page):
         """async () => {
           const { asJson, asMarkdown, importFile } = await import("./page/transfer.js");
           const { all } = await import("./page/talks.js");
-          const json = asJson(all()[0], "m");
+          const json = await asJson(all()[0], "m");
           const [talk] = await importFile(new File([json], "x.json"));
-          return [JSON.parse(json).messages[0].content, talk.messages[0], asMarkdown(talk)];
+          return [JSON.parse(json).messages[0].content, talk.messages[0], await asMarkdown(talk)];
         }"""
     )
     sent = "File: a.txt\n```\nwords\n```\n\nLook"
@@ -288,7 +289,8 @@ def test_a_pasted_table_is_text_and_a_folder_is_named(page):
           for (const kind of ["text/plain", "text/html"]) transfer.setData(kind, "a\\tb");
           const paste = new ClipboardEvent("paste", { bubbles: true, cancelable: true, clipboardData: transfer });
           document.getElementById("prompt").dispatchEvent(paste);
-          const unread = { slice: () => ({ text: () => Promise.reject(new DOMException("no", "NotFoundError")) }) };
+          const refuse = () => Promise.reject(new DOMException("no", "NotFoundError"));
+          const unread = { slice: () => ({ arrayBuffer: refuse }) };
           const folder = { name: "notes", size: 4096, ...unread };
           return [paste.defaultPrevented, await read(folder).catch((error) => error.message)];
         }"""

@@ -1,6 +1,7 @@
 // Attached files: the button, drag and drop, pasted files, and the list above the message box and in sent messages.
 import { announce, at, element, iconButton } from "./dom.js";
 import { bytes, read } from "./files.js";
+import { show } from "./images.js";
 import { model } from "./model.js";
 
 const MAX_FILES = 20;
@@ -22,9 +23,24 @@ export function attach(files = []) {
 export const reading = () => held.some((one) => one.reading);
 
 const tokens = (count) => (count === Infinity ? "too many tokens" : `${count.toLocaleString("en")} ${count === 1 ? "token" : "tokens"}`);
-const described = ({ size, tokens: count, text }) =>
-  `${bytes(size)} · ${count === null ? `${text.length.toLocaleString("en")} characters` : tokens(count)}`;
+const described = ({ size, tokens: count, text, image }) => {
+  if (image) return `${image.width} × ${image.height} · ${bytes(size)}`;
+  return `${bytes(size)} · ${count === null ? `${text.length.toLocaleString("en")} characters` : tokens(count)}`;
+};
 const fits = (count) => !model.context || count === null || count < model.context;
+
+/** Return an <img> of an attached picture; `about` shows what there is in its place if the browser has lost it. */
+function pictured({ name, image }, about) {
+  const made = element("img");
+  made.alt = name;
+  [made.width, made.height] = [image.width, image.height]; // the place that it takes is known before it is there
+  show(made, image).then((there) => {
+    if (there) return;
+    made.remove();
+    about.textContent = "not stored in this browser any more";
+  });
+  return made;
+}
 
 function draw() {
   at("attached").replaceChildren(...held.map((one) => {
@@ -34,8 +50,8 @@ function draw() {
       draw();
       at("prompt").focus();
     });
-    const about = one.reading ? "reading…" : described(one);
-    const made = element("li", "chip", element("span", "name", one.name), element("span", "about", about), remove);
+    const about = element("span", "about", one.reading ? "reading…" : described(one));
+    const made = element("li", "chip", ...(one.image ? [pictured(one, about)] : []), element("span", "name", one.name), about, remove);
     made.classList.toggle("over", !one.reading && !fits(one.tokens));
     return made;
   }));
@@ -74,9 +90,22 @@ export function refusal(files) {
   return large ? tooLarge(large) : "";
 }
 
-/** Return the list of a sent message's files; each opens to the text that the model received. */
+/** Return the entry of a sent picture: its thumbnail, which opens to the picture. */
+function picture(one) {
+  const about = element("span", "about", described(one));
+  const summary = element("summary", "", pictured(one, about), element("span", "name", one.name), about);
+  const folded = element("details", "chip picture", summary);
+  folded.addEventListener("toggle", () => {
+    folded.querySelector(":scope > img")?.remove();
+    if (folded.open) folded.append(pictured(one, about));
+  });
+  return element("li", "", folded);
+}
+
+/** Return the list of a sent message's files; each opens to the text that the model received, or to the picture. */
 export function list(files) {
   const made = element("ul", "files", ...files.map((one) => {
+    if (one.image) return picture(one);
     const summary = element("summary", "", element("span", "name", one.name), element("span", "about", described(one)));
     const text = element("pre");
     text.tabIndex = 0;

@@ -7,13 +7,15 @@ import { ask, promptTokens, summary } from "./api.js";
 import { attach, attached, reading, refusal } from "./attach.js";
 import * as branches from "./branches.js";
 import { announce, at, button, element } from "./dom.js";
-import { model, refresh } from "./model.js";
+import { pictures } from "./files.js";
+import { blindness, model, refresh } from "./model.js";
 import { race } from "./race.js";
 import { drawnSeed, limit, mostTokens, sampling } from "./settings.js";
 import * as talks from "./talks.js";
 
 const FULL = "context_length_exceeded";
 const READING = "A file is still being read.";
+const STORAGE_FULL = "The browser's storage is full: this conversation is lost when the page is closed. Export or delete some.";
 
 /** What is open; `running` stops the answer in progress, `editing` is the place of the message that is edited. */
 export const state = { talk: talks.all()[0] || talks.fresh(), running: null, editing: null };
@@ -40,9 +42,8 @@ export function statistics(name) {
 /** Store the open conversation. */
 export function keep() {
   state.talk.when = Date.now();
-  if (!talks.keep(state.talk)) {
-    tell("The browser's storage is full: this conversation is lost when the page is closed. Export or delete some.");
-  }
+  if (!talks.keep(state.talk)) tell(STORAGE_FULL);
+  talks.keepPictures(state.talk).then((kept) => kept || tell(STORAGE_FULL));
   hooks.changed();
 }
 
@@ -271,7 +272,7 @@ async function answer(place, question, more = {}) {
   };
   const work = async (signal) => {
     try {
-      await stream(talk, message, shown, talks.asMessages(talk, place + 1), { ...made, ...limit() }, signal);
+      await stream(talk, message, shown, await talks.asMessages(talk, place + 1), { ...made, ...limit() }, signal);
     } finally {
       if (!message.content && !message.thought && message.ended) undo(); // nothing came: all is as it was
       keep();
@@ -305,7 +306,7 @@ function begin(message) {
 /** Say that the conversation no longer fits, with the numbers, and offer what helps. */
 async function tellFull(messages, retry) {
   const { talk } = state;
-  const count = (some) => promptTokens(talks.asMessages({ ...talk, messages: some })).catch(() => Infinity);
+  const count = (some) => talks.asMessages({ ...talk, messages: some }).then(promptTokens).catch(() => Infinity);
   const last = messages.slice(messages.findLastIndex((one) => one.role === "user"));
   const alone = (await count(last)) >= model.context;
   const total = await count(alone ? last : messages);
@@ -323,7 +324,7 @@ async function drop(next, messages = state.talk.messages) {
   const first = talks.firstSent({ messages });
   const starts = messages.flatMap(({ role }, i) => (role === "user" && i > first ? [i] : []));
   const fits = async (start) => {
-    const sent = talks.asMessages({ ...talk, messages: messages.slice(start) });
+    const sent = await talks.asMessages({ ...talk, messages: messages.slice(start) });
     const room = Math.min(mostTokens() || model.context / 8, model.context / 2);
     return (await promptTokens(sent)) + room <= model.context;
   };
@@ -354,15 +355,14 @@ function goOn(place) {
   const { talk } = state;
   const message = talk.messages[place];
   if (state.running || !message?.ids?.length || !isOwn(message) || place !== talk.messages.length - 1) return;
-  const sent = [
-    ...talks.asMessages(talk, place),
-    { role: "assistant", content: message.content, token_ids: message.ids },
-  ];
+  if (refuseUnseen(talk.messages)) return;
+  const last = { role: "assistant", content: message.content, token_ids: message.ids };
   message.limit = mostTokens();
   if (message.ended === "repetition") message.made.stop_loops = false;
   const options = { ...message.made, ...limit(), continue_final_message: true, echo: true };
   const shown = begin(message);
-  guarded((signal) => stream(talk, message, shown, sent, options, signal), (error) => {
+  const work = async (signal) => stream(talk, message, shown, [...await talks.asMessages(talk, place), last], options, signal);
+  guarded(work, (error) => {
     if (error.code === FULL) tellFull(talk.messages.slice(0, place + 1), () => goOn(place));
     else tell(error.message, [["Try again", () => goOn(place)]]);
   });
@@ -371,8 +371,15 @@ function goOn(place) {
 /** Write another version of the answer at a place. */
 export function again(place) {
   const question = state.talk.messages[place - 1];
-  if (state.running || question?.role !== "user") return;
+  if (state.running || question?.role !== "user" || refuseUnseen(state.talk.messages.slice(0, place))) return;
   answer(place - 1, question, { seed: drawnSeed() }); // with the same seed, the answer would be the same
+}
+
+/** Say that the model takes no pictures, if it takes none and these messages have some; return whether that is so. */
+function refuseUnseen(messages) {
+  const problem = messages.slice(talks.firstSent({ messages })).some((one) => pictures(one).length) && blindness();
+  if (problem) tell(`This conversation has pictures, and ${problem}.`, [["New conversation", () => hooks.fresh()]]);
+  return Boolean(problem);
 }
 
 /** Return the message in the box, with its files; null if there is none. */
@@ -389,6 +396,7 @@ export function send() {
   const problem = reading() ? READING : refusal(attached());
   if (problem) return tell(problem);
   const place = state.editing === null ? talk.messages.length : state.editing;
+  if (refuseUnseen([...talk.messages.slice(0, place), question])) return;
   edit(null);
   write("");
   answer(place, question);
@@ -406,10 +414,12 @@ export function run() {
     at("prompt").focus();
     return;
   }
-  const sent = question ? talks.asMessages({ ...talk, messages: [...talk.messages, question] }) : talks.asMessages(talk, last + 1);
+  const messages = question ? [...talk.messages, question] : talk.messages.slice(0, last + 1);
+  if (refuseUnseen(messages)) return;
   at("race").hidden = false;
   at("empty").hidden = true;
   hooks.toEnd();
   const options = { ...sampling(), ...limit() };
-  guarded((signal) => race(sent, options, signal), (error) => tell(error.message, [["Try again", run]]));
+  const work = async (signal) => race(await talks.asMessages({ ...talk, messages }), options, signal);
+  guarded(work, (error) => tell(error.message, [["Try again", run]]));
 }

@@ -1,6 +1,9 @@
-// Files of a message: text files are read in the browser, PDF files by the server. A file is {name, size, text, tokens};
-// `tokens` is null where the server did not count them. The model receives them in front of the message's text.
+// Files of a message: text files and pictures are read in the browser, PDF files by the server. A file is
+// {name, size, text, tokens}, or {name, size, image, tokens} with a picture of images.js; `tokens` is null where the server
+// did not count them. The model receives them in front of the message's text, pictures first.
 import { pdfText, textTokens } from "./api.js";
+import * as images from "./images.js";
+import { blindness, model } from "./model.js";
 
 const MAX_TEXT_BYTES = 4 << 20;
 const MAX_PDF_BYTES = 24 << 20;
@@ -18,17 +21,34 @@ export function bytes(count) {
 /** Read a file of the user. Throws an Error with a sentence that names the file, quoted: `tell` begins with a capital. */
 export async function read(file, signal) {
   const name = file.name.replace(/[\p{C}\p{Zl}\p{Zp}]+/gu, " ").trim().slice(-MAX_NAME) || "file";
-  const start = await file.slice(0, 5).text().catch(() => null);
-  if (start === null) throw new Error(`"${name}" cannot be read; a folder cannot be attached`);
+  const head = await file.slice(0, 16).arrayBuffer().catch(() => null);
+  if (head === null) throw new Error(`"${name}" cannot be read; a folder cannot be attached`);
+  const type = images.typeOf(new Uint8Array(head));
+  if (type) return picture(file, name, type);
+  const other = images.otherKind(new Uint8Array(head));
+  if (other) throw new Error(`"${name}" is a ${other} picture, which cannot be attached; convert it to JPEG or PNG`);
+  const start = new TextDecoder().decode(head).slice(0, 5);
   const isPdf = start === "%PDF-" || /\.pdf$/i.test(name);
   const most = isPdf ? MAX_PDF_BYTES : MAX_TEXT_BYTES;
   if (file.size > most) throw new Error(`"${name}" has ${bytes(file.size)}; at most ${bytes(most)} can be attached`);
   if (file.size === 0) throw new Error(`"${name}" is empty`);
   const text = isPdf ? await extracted(file, name, signal) : decoded(new Uint8Array(await file.arrayBuffer()));
-  if (text === null) throw new Error(`"${name}" is not a text file (UTF-8 or UTF-16) or a PDF, so it cannot be attached`);
+  if (text === null) {
+    throw new Error(`"${name}" is not a text file (UTF-8 or UTF-16), a PDF or a picture, so it cannot be attached`);
+  }
   if (!text.trim()) throw new Error(`"${name}" has no text`);
   const tokens = await textTokens(text, signal).catch(() => null);
   return { name, size: file.size, text, tokens };
+}
+
+async function picture(file, name, type) {
+  const problem = blindness();
+  if (problem) throw new Error(`"${name}" cannot be attached: ${problem}`);
+  try {
+    return { name, size: file.size, tokens: null, image: await images.take(file, type, model.images) };
+  } catch (error) {
+    throw new Error(`"${name}" ${error.message}`);
+  }
 }
 
 async function extracted(file, name, signal) {
@@ -65,7 +85,22 @@ function wide(data) {
 
 /** Return a message's text as the model receives it: each file with its name in a code block, then what was written. */
 export function sent({ content, files = [] }) {
-  return [...files.map(block), content].filter(Boolean).join("\n\n");
+  return [...files.filter(({ image }) => !image).map(block), content].filter(Boolean).join("\n\n");
+}
+
+/** Return the files of a message that are pictures. */
+export const pictures = ({ files = [] }) => files.filter(({ image }) => image);
+
+/** Return a message's content as the APIs take it: its text, or a list of its pictures and its text. */
+export async function content(message) {
+  const [seen, text] = [pictures(message), sent(message)];
+  if (!seen.length) return text;
+  const parts = await Promise.all(seen.map(async ({ name, image }) => {
+    const url = await images.dataUrl(image);
+    if (url === null) throw new Error(`"${name}" is not stored in this browser any more. Edit its message and attach it again.`);
+    return { type: "image_url", image_url: { url } };
+  }));
+  return [...parts, ...(text ? [{ type: "text", text }] : [])];
 }
 
 function block({ name, text }) {
@@ -85,7 +120,8 @@ export function separated(content, files) {
 /** Return whether a stored value can be a message's files. */
 export function isFiles(files) {
   return files === undefined || (Array.isArray(files) && files.every(
-    (one) => one && typeof one.name === "string" && typeof one.text === "string" && Number.isFinite(one.size) &&
+    (one) => one && typeof one.name === "string" && Number.isFinite(one.size) &&
+      (one.image ? images.isPicture(one.image) : typeof one.text === "string") &&
       (one.tokens === null || Number.isFinite(one.tokens)),
   ));
 }

@@ -7,13 +7,24 @@ const RETRY_MS = 2000;
 const POLL_MS = 500;
 const STORED = "ipex-lookahead.model";
 
-/** The chosen model, as `/v1/models` reports it; `several`: whether the server has others. */
-export const model = { name: "", context: 0, several: false };
+/**
+ * The chosen model, as `/v1/models` reports it; `several`: whether the server has others. `images` are its limits on
+ * pictures, null if it takes none, undefined if that is not known, because it is not loaded.
+ */
+export const model = { name: "", context: 0, several: false, images: undefined };
 
 /** Set by page.js: a notice; the statistics of a model in the open conversation; another model was chosen. */
 export const hooks = { tell: () => {}, statistics: () => "", picked: () => {}, busy: () => false };
 
 let listed = [];
+
+/** Return why the chosen model takes no pictures, "" if it does or if that is not known. */
+export function blindness() {
+  if (model.images !== null) return "";
+  const others = listed.filter(({ meta }) => meta?.images).map(({ id }) => id);
+  const instead = others.length ? `choose one that does, such as ${others[0]}` : "serve a model with a vision part";
+  return `${model.name} takes no pictures; ${instead}`;
+}
 
 /** Return the address that programs use for OpenAI's API. */
 export const address = () => new URL("v1", document.baseURI).href;
@@ -102,7 +113,7 @@ function stated({ state, status = {} }) {
 
 function describe(found) {
   const { id, max_model_len: context = 0, meta = {} } = found;
-  Object.assign(model, { name: id, context, several: listed.length > 1 });
+  Object.assign(model, { name: id, context, several: listed.length > 1, images: meta.images });
   target.model = id;
   const format = meta.low_bit || meta.engine || "";
   const tokens = context ? `${context.toLocaleString("en")} tokens` : "";
@@ -116,6 +127,7 @@ function describe(found) {
     ["API", address(), "Copy the API address"],
     ["Format", format],
     ["Context", tokens],
+    ["Pictures", meta.images ? "yes" : ""],
     ["Engine", [meta.engine, meta.isa, meta.threads && `${meta.threads} threads`].filter(Boolean).join(", ")],
     ["Weights", meta.weight_bytes ? `${(meta.weight_bytes / 1e9).toFixed(2)} GB` : ""],
   ];

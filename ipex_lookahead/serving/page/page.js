@@ -110,9 +110,18 @@ on("system", "change", () => {
   state.talk.system = at("system").value;
   keep();
 });
-on("export-markdown", "click", () => download(asMarkdown(state.talk), talks.name(state.talk), "md", "text/markdown"));
-on("export-json", "click", () => download(asJson(state.talk, model.name), talks.name(state.talk), "json", "application/json"));
-on("export-all", "click", () => download(asJson(talks.all(), model.name), "conversations", "json", "application/json"));
+/** Offer what `make` returns as a file; its errors become a notice. */
+async function offer(make, ...file) {
+  try {
+    download(await make(), ...file);
+  } catch (error) {
+    tell(error.message);
+  }
+}
+
+on("export-markdown", "click", () => offer(() => asMarkdown(state.talk), talks.name(state.talk), "md", "text/markdown"));
+on("export-json", "click", () => offer(() => asJson(state.talk, model.name), talks.name(state.talk), "json", "application/json"));
+on("export-all", "click", () => offer(() => asJson(talks.all(), model.name), "conversations", "json", "application/json"));
 on("import", "click", () => at("import-file").click());
 on("import-file", "change", ({ target }) => take([...target.files]));
 on("key", "change", async () => {
@@ -124,5 +133,6 @@ addEventListener("pagehide", () => state.running && keep()); // a partial answer
 restoreKey();
 restoreSettings();
 open(state.talk.id);
+talks.sweepPictures();
 connect();
 if (matchMedia("(pointer: fine)").matches) at("prompt").focus(); // on a phone it would open the keyboard

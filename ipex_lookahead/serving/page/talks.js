@@ -7,7 +7,8 @@
 //   cut: the model does not see the messages before this one
 //   files: attached ones, see files.js
 //   versions: see branches.js
-import { isFiles, sent } from "./files.js";
+import { content, isFiles, pictures } from "./files.js";
+import * as images from "./images.js";
 
 const PREFIX = "ipex-lookahead.talk.";
 const TITLE = 60;
@@ -76,8 +77,30 @@ function titled(text) {
   return line.length > TITLE ? `${line.slice(0, TITLE - 1).join("")}…` : line.join("");
 }
 
+/** Return the pictures of a conversation, those of its other versions included. */
+export function picturesOf(talk) {
+  const inside = (messages) => messages.flatMap((one) => [
+    ...pictures(one).map(({ image }) => image), ...(one.versions?.tails || []).flatMap((tail) => inside(tail || [])),
+  ]);
+  return inside(talk.messages);
+}
+
+/** Store the pictures of a conversation; return whether the browser took them. */
+export const keepPictures = async (talk) => Boolean(talk.gone) || images.keep(picturesOf(talk));
+
+/** Remove stored pictures that no conversation has any more, such as those of replaced versions. */
+export async function sweepPictures() {
+  try {
+    const names = Object.keys(localStorage).filter((name) => name.startsWith(PREFIX));
+    await images.sweep(names.map((name) => localStorage.getItem(name)).join("\n"));
+  } catch {
+    // there is no storage
+  }
+}
+
 /** Remove a conversation from the storage. */
 export function remove(talk) {
+  images.remove(picturesOf(talk));
   try {
     localStorage.removeItem(PREFIX + talk.id);
   } catch {
@@ -91,8 +114,12 @@ export const name = (talk) => talk.title || "New conversation";
 /** Return the position of the first message that the model sees. */
 export const firstSent = (talk) => Math.max(0, talk.messages.findLastIndex((message) => message.cut));
 
-/** Return a conversation's first `count` messages as the APIs take them, without those that were dropped. */
-export function asMessages(talk, count = talk.messages.length) {
-  const messages = talk.messages.slice(firstSent(talk), count).map((one) => ({ role: one.role, content: sent(one) }));
+/**
+ * Return a conversation's first `count` messages as the APIs take them, without those that were dropped. Throws an Error if
+ * the browser has lost a picture.
+ */
+export async function asMessages(talk, count = talk.messages.length) {
+  const shown = talk.messages.slice(firstSent(talk), count);
+  const messages = await Promise.all(shown.map(async (one) => ({ role: one.role, content: await content(one) })));
   return talk.system.trim() ? [{ role: "system", content: talk.system }, ...messages] : messages;
 }
