@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from ipex_lookahead.cli.commands import command
-from ipex_lookahead.cli.loading import draft_vocab_option, drafter_option
+from ipex_lookahead.cli.loading import draft_vocab_option, drafter_option, mmproj_option
 from ipex_lookahead.cli.options import json_alone_option, option
 from ipex_lookahead.cli.settings import CONFIG, Found
 from ipex_lookahead.cli.tables import print_facts, print_table
 from ipex_lookahead.cli.types import Model
-from ipex_lookahead.errors import EngineError
+from ipex_lookahead.errors import EngineError, InputError
 from ipex_lookahead.system.terminal import counted
 
 PACKAGES = ("ipex-lookahead", "torch", "transformers", "tokenizers", "safetensors", "numpy")
@@ -36,6 +36,7 @@ def info(
     model: str | None,
     drafter: str | None = drafter_option,
     draft_vocab: int | Path | None = draft_vocab_option,
+    mmproj: str | None = mmproj_option,
     list_formats: bool = option("List the weight formats.", False, "--formats"),
     forget_costs: bool = option("Delete the measured step costs: all, or those of MODEL.", False),
     as_json: bool = json_alone_option,
@@ -55,9 +56,9 @@ def info(
         curves = counted(forgotten, "cost curve")
         click.echo(json.dumps({"forgotten": forgotten}) if as_json else f"deleted {curves}")
         return
-    if model is None and (drafter is not None or draft_vocab is not None):
-        raise click.UsageError("--drafter and --draft-vocab need a MODEL")
-    facts = machine_facts() if model is None else model_facts(model, drafter, draft_vocab, progress=not as_json)
+    if model is None and any(one is not None for one in (drafter, draft_vocab, mmproj)):
+        raise click.UsageError("--drafter, --draft-vocab and --mmproj need a MODEL")
+    facts = machine_facts() if model is None else model_facts(model, drafter, draft_vocab, mmproj, progress=not as_json)
     if as_json:
         click.echo(json.dumps(facts))
     else:
@@ -145,7 +146,12 @@ def _opencl() -> dict[str, Any]:
 
 
 def model_facts(
-    name: str, drafter: str | None = None, draft_vocab: int | Path | None = None, *, progress: bool
+    name: str,
+    drafter: str | None = None,
+    draft_vocab: int | Path | None = None,
+    mmproj: str | None = None,
+    *,
+    progress: bool,
 ) -> dict[str, Any]:
     """Return the facts of a model from its headers, and its measured step costs."""
     from ipex_lookahead.checkpoints import kind_of
@@ -159,7 +165,10 @@ def model_facts(
     if is_adapter(path):
         return {"model": name, "path": str(path), **adapter_facts(path)}
     named = None if drafter is None else resolve_model(drafter, progress=progress)
-    found = describe(path, named, draft_vocab)
+    vision = None if mmproj is None else resolve_model(mmproj, progress=progress)
+    found = describe(path, named, draft_vocab, vision)
+    if vision is not None and "images" not in found:
+        raise InputError(f"--mmproj {mmproj}: {name} takes no images", hint="leave it out")
     config = found.pop("config")
     found["license"] = DEFAULT.license if name == "default" else license_of(path, found)
     costs = known_costs(cost_folder(), config)[:MOST_COSTS] if config is not None else []
@@ -235,6 +244,14 @@ LABELS = {
     "drafter file": "its file",
     "drafter unread": "its unused tensors",
     "drafter acceptance": "acceptance so far",
+    "images tower": "vision part",
+    "images layers": "its layers",
+    "images parameters": "its parameters",
+    "images bytes": "its weights",
+    "images file": "its file",
+    "images tokens": "tokens of a picture",
+    "images operations": "GFLOP to encode it",
+    "images problem": "images",
     "requantized_from": "requantized from",
     "adapters": "adapters next to it",
     "base": "base model",
@@ -306,6 +323,9 @@ def _spoken(label: str, fact: object) -> str:
     if isinstance(fact, dict) and "by_depth" in fact:
         rates = ", ".join(f"{100 * rate:.0f} %" for rate in fact["by_depth"])
         return f"{rates} for the 1st, 2nd, ... token of {counted(fact['chains'], 'draft')}"
+    if label in ("images tokens", "images operations") and isinstance(fact, dict):
+        unit = 10**9 if label == "images operations" else 1
+        return ", ".join(f"{size.replace('x', ' x ')}: {number / unit:,.0f}" for size, number in fact.items())
     if isinstance(fact, dict):
         return f"{counted(fact['tensors'], 'tensor')}, {fact['bytes'] / 1e6:,.1f} MB"
     if isinstance(fact, list):

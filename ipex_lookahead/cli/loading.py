@@ -39,6 +39,7 @@ draft_vocab_option = option(
     metavar="N|FILE",
     type=DraftVocab(),
 )
+mmproj_option = option("GGUF file with the model's vision part. Default: the one next to it.", type=Model())
 
 
 @dataclass
@@ -84,7 +85,7 @@ class TextModelOptions(ModelOptions):
     draft_model: str | None = draft_model_option
     drafter: str | None = drafter_option
     draft_vocab: int | Path | None = draft_vocab_option
-    mmproj: str | None = option("GGUF file with the model's vision part. Default: the one next to it.", type=Model())
+    mmproj: str | None = mmproj_option
     special_tokens_in_content: bool = option(
         "Parse control tokens such as <|im_end|> in messages; by default they are plain text.",
         False,

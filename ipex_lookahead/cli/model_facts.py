@@ -52,24 +52,30 @@ _GGUF_SIZES = {
 Formats = dict[str, dict[str, int]]
 
 
-def describe(path: Path, drafter: Path | None = None, draft_vocab: int | Path | None = None) -> dict[str, Any]:
+def describe(
+    path: Path,
+    drafter: Path | None = None,
+    draft_vocab: int | Path | None = None,
+    mmproj: Path | None = None,
+) -> dict[str, Any]:
     """Return kind, architecture, engine, parameters, bytes, formats with counts, sizes and tokenizer of a model.
 
     Reads headers and configs, no weights, and imports neither torch nor transformers. ``drafter`` and ``draft_vocab``
-    are those of ``LoadRequest``.
+    are those of ``LoadRequest``, ``mmproj`` is the file with the vision part, by default the one next to it.
 
     Returns:
         Plain values, and ``config`` with the sizes under Llama's names. For a model that cannot run, ``engine`` and
         ``config`` are None, ``problem`` has the reason and ``hint`` the remedy. ``formats`` has our names of formats,
-        or the file's own name of a type that is decoded to one of them, as listed in ``decoded``.
+        or the file's own name of a type that is decoded to one of them, as listed in ``decoded``. A model that takes
+        images has ``images``, see ``vision_facts``.
 
     Raises:
         InputError, ModelFormatError: No model, invalid bytes, or a drafter of another model.
     """
     kind, where = kind_of(path)
     if kind == "gguf":
-        return _gguf(where, drafter, draft_vocab)
-    return _folder(where, kind, drafter, draft_vocab)
+        return _gguf(where, drafter, draft_vocab, mmproj)
+    return _folder(where, kind, drafter, draft_vocab, mmproj)
 
 
 def main_format(formats: Mapping[str, Mapping[str, int]]) -> str | None:
@@ -86,7 +92,7 @@ def low_bit_in(path: Path) -> str | None:
 # --- GGUF files ---------------------------------------------------------------------------------------------------
 
 
-def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None) -> dict[str, Any]:
+def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None, mmproj: Path | None) -> dict[str, Any]:
     file = GgufParts(path)
     try:
         file.read_tensor_table()
@@ -118,6 +124,7 @@ def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None) -> d
         "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
         "license": metadata.get("general.license") if isinstance(metadata.get("general.license"), str) else None,
         **_drafting(checkpoint, path, drafter, draft_vocab),
+        **_images(checkpoint, path, mmproj),
         "unknown_keys": list(getattr(checkpoint, "unknown_keys", [])),
         **problem,
     }
@@ -126,7 +133,9 @@ def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None) -> d
 # --- folders ------------------------------------------------------------------------------------------------------
 
 
-def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | Path | None) -> dict[str, Any]:
+def _folder(
+    folder: Path, kind: str, drafter: Path | None, draft_vocab: int | Path | None, mmproj: Path | None
+) -> dict[str, Any]:
     config = read_json(folder / "config.json")
     family = family_of(folder)
     native = family in model_types()
@@ -172,6 +181,7 @@ def _folder(folder: Path, kind: str, drafter: Path | None, draft_vocab: int | Pa
         **({"quantized_by": by} if (by := _quantizer(quantized, checkpoint)) else {}),
         **({"output_layer": OWN_HEAD} if getattr(checkpoint, "own_head", False) else {}),
         **_drafting(checkpoint, folder, drafter, draft_vocab),
+        **_images(checkpoint, folder, mmproj),
         **({"requantized_from": before} if isinstance(before, str) and before else {}),
         "tokenizer": _tokenizer(folder),
         "chat_template": _has_chat_template(folder),
@@ -261,6 +271,14 @@ def _drafting(
     if unread:
         facts["unread"] = unread
     return {"drafter": facts if where == path else {**facts, "file": str(where)}}
+
+
+def _images(checkpoint: Checkpoint | None, path: Path, mmproj: Path | None) -> dict[str, Any]:
+    """Return facts of the vision part of a model that takes images."""
+    from ipex_lookahead.vision.facts import vision_facts
+
+    takes = getattr(getattr(checkpoint, "spec", None), "images", None)
+    return {} if takes is None else {"images": vision_facts(path, takes.hidden, mmproj)}
 
 
 def _weights(formats: Formats) -> dict[str, Any]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ipex_lookahead.hub import CachedModel
 
 
-_NOT_ALONE = {"adapter": "its model, with --lora"}
+_NOT_ALONE = {"adapter": "its model, with --lora", "vision": "its model, for images"}
 """Kinds of files that run with others only -> how."""
 
 
@@ -40,6 +40,8 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
 
     Without MODEL: list recommended models with size and expected speed.
 
+    The file with the vision part (mmproj) of a GGUF model that takes images is downloaded too.
+
     Only needed files are downloaded, never pickles or code. Interrupted downloads resume. HTTPS_PROXY sets a proxy,
     HF_TOKEN gives access to private models, HF_HOME is the download folder.
     """
@@ -53,11 +55,15 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
     from ipex_lookahead.cli.model_facts import describe, main_format
     from ipex_lookahead.errors import LookaheadError, UnsupportedModelError
     from ipex_lookahead.hub import resolve_model
+    from ipex_lookahead.hub.choosing import is_vision_part
     from ipex_lookahead.hub.recommended import find_recommended
 
     path = resolve_model(model, progress=not as_json)
     if is_adapter(path):
         _print_adapter(model, path, as_json=as_json)
+        return
+    if path.is_file() and is_vision_part(path.name):
+        _print_vision_part(model, path, as_json=as_json)
         return
     known = find_recommended(model)
     if known is not None and known.said and Path(model).exists():  # a path comes before a name that is not exact
@@ -71,7 +77,9 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
         except LookaheadError as error:
             click.echo(f"warning: draft head {named} cannot be used: {error}", err=True)
     kept = {"format": main_format(facts["formats"]), "bytes": facts["bytes"], "engine": facts["engine"]}
+    sees = _with_vision_part(model, path, facts.get("images"), progress=not as_json)
     if as_json:
+        kept |= {} if sees is None else {"images": sees}
         kept |= {} if drafter is None else {"drafter": str(drafter)}
         click.echo(json.dumps({"model": model, "path": str(path), "architecture": facts["architecture"], **kept}))
     else:
@@ -79,10 +87,52 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
         click.echo(f"{model}: {about}\n{path}")
         if drafter is not None:
             click.echo(f"draft head: {named}, {facts['drafter']['bytes'] / 1e6:,.1f} MB\n{drafter}")
+        if sees is not None and "problem" not in sees:
+            click.echo(f"takes images: {sees['tower']}, {sees['bytes'] / 1e6:,.1f} MB" + _file_line(sees))
     if facts["engine"] is None:
         raise UnsupportedModelError(f"downloaded, but the model cannot run: {facts['problem']}", hint=facts["hint"])
     if not as_json:
         click.echo(f"try it: ipex-lookahead run {model}" + (f" --drafter {named}" if drafter else ""))
+
+
+def _with_vision_part(name: str, path: Path, found: dict[str, Any] | None, *, progress: bool) -> dict[str, Any] | None:
+    """Return the facts of a model's vision part, which is downloaded for a GGUF model of the hub; it is optional.
+
+    ``found`` has the facts so far; None: the model takes no images.
+    """
+    from ipex_lookahead.cli.model_facts import describe
+    from ipex_lookahead.errors import LookaheadError
+    from ipex_lookahead.hub import vision_part_of
+
+    if found is None or path.is_dir():
+        return found
+    try:
+        fetched = vision_part_of(name, progress=progress)
+        images: dict[str, Any] = describe(path, mmproj=fetched)["images"]
+    except LookaheadError as error:
+        images = {"problem": str(error)}
+    if "problem" in images:
+        click.echo(f"warning: the model cannot take images: {images['problem']}", err=True)
+    return images
+
+
+def _file_line(images: dict[str, Any]) -> str:
+    return f"\n{images['file']}" if "file" in images else ""
+
+
+def _print_vision_part(name: str, path: Path, *, as_json: bool) -> None:
+    """Print the facts of a downloaded ``mmproj`` file. Raises ModelFormatError or UnsupportedModelError for others."""
+    from ipex_lookahead.vision.mmproj import MmprojFile
+
+    file = MmprojFile(path)
+    file.close()
+    size = path.stat().st_size
+    if as_json:
+        facts = {"kind": "vision", "hidden_size": file.hidden, "bytes": size}
+        click.echo(json.dumps({"model": name, "path": str(path), **facts}))
+        return
+    click.echo(f"{name}: vision part for models of hidden size {file.hidden}, {size / 1e6:,.1f} MB\n{path}")
+    click.echo(f"try it: ipex-lookahead chat -m MODEL --mmproj {name}")
 
 
 def _print_adapter(name: str, path: Path, *, as_json: bool) -> None:
@@ -187,6 +237,7 @@ def _facts(model: CachedModel) -> dict[str, Any]:
     from ipex_lookahead.checkpoints.adapters import is_adapter
     from ipex_lookahead.cli.model_facts import describe, main_format
     from ipex_lookahead.errors import LookaheadError
+    from ipex_lookahead.hub.choosing import is_vision_part, type_in
 
     found: dict[str, Any] = {
         "name": model.name,
@@ -200,6 +251,8 @@ def _facts(model: CachedModel) -> dict[str, Any]:
     }
     if model.path is not None and is_adapter(model.path):
         return found | {"kind": "adapter", "format": "LoRA"}
+    if model.path is not None and is_vision_part(model.path.name):
+        return found | {"kind": "vision", "format": type_in(model.path.name)}
     if model.path is not None:
         try:
             facts = describe(model.path)

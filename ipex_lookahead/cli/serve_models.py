@@ -194,6 +194,7 @@ def models_in(folder: str) -> list[Path]:
     """
     from ipex_lookahead.checkpoints import kind_of
     from ipex_lookahead.checkpoints.adapters import is_adapter
+    from ipex_lookahead.hub.choosing import is_vision_part
 
     found = []
     try:
@@ -205,7 +206,7 @@ def models_in(folder: str) -> list[Path]:
         if is_adapter(one):
             log.warning("%s is an adapter and is not served as a model; in --models FILE: lora: [NAME=PATH]", one)
             continue
-        if one.name.startswith((".", "mmproj")) or later or (one.is_file() and one.suffix != ".gguf"):
+        if one.name.startswith(".") or later or is_vision_part(one.name) or (one.is_file() and one.suffix != ".gguf"):
             continue
         try:
             kind_of(one)

@@ -35,8 +35,10 @@ class ChatModels:
     def known(self) -> list[tuple[str, int]]:
         """Return the names and sizes in bytes of the models on this machine, the chat's own first."""
         from ipex_lookahead.hub import cached_models
+        from ipex_lookahead.hub.choosing import is_vision_part
 
-        found = {model.name: model.size for model in cached_models() if model.path is not None}
+        there = {model.name: model for model in cached_models() if model.path is not None}
+        found = {name: model.size for name, model in there.items() if not is_vision_part(str(model.path))}
         for name in dict.fromkeys((self._loading.model, self.name)):
             found.setdefault(name, _size(name))
         return sorted(found.items(), key=lambda one: one[0] not in (self._loading.model, self.name))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hub.cached import CachedModel, Removal, cached_models, removal_of
+from ipex_lookahead.hub.choosing import choose_vision
 from ipex_lookahead.hub.embedded import DEFAULT, EmbeddedModel, fetch_embedded
 from ipex_lookahead.hub.folders import cache_folder, cache_folder_if_any, home_folder, hub_cache_folder
 from ipex_lookahead.hub.names import HubName, HubOptions, parse_name
@@ -32,6 +33,7 @@ __all__ = [
     "parse_name",
     "removal_of",
     "resolve_model",
+    "vision_part_of",
 ]
 
 
@@ -69,6 +71,25 @@ def resolve_model(
         note(progress and bool(short.said), short.said)
     wanted = replace(found, revision=found.revision or options.revision, subfolder=found.subfolder or options.subfolder)
     return fetch_repository(wanted, options, progress=progress, observe=observe)
+
+
+def vision_part_of(
+    name: str, *, progress: bool = True, options: HubOptions | None = None, observe: Observe = unobserved
+) -> Path | None:
+    """Return the ``mmproj`` file with the vision part of a GGUF model of the hub; it is downloaded if necessary.
+
+    Returns None if ``name`` is a local path or ``default``. Pairing with the model's file on this machine is by
+    folder, so the file is in the same folder as that of :func:`resolve_model`.
+
+    Raises:
+        InputError: if the repository has no such file, or the name is invalid.
+        DownloadError: if the file could not be downloaded or saved, or its checksum is wrong.
+    """
+    options, found = options or HubOptions(), parse_name(name)
+    if not isinstance(found, HubName):
+        return None
+    wanted = replace(found, revision=found.revision or options.revision, subfolder=found.subfolder or options.subfolder)
+    return fetch_repository(wanted, options, progress=progress, observe=observe, choosing=choose_vision)
 
 
 def _refuse(options: HubOptions, why: str, **more: str) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ipex_lookahead.errors import InputError, LookaheadError, SaveError
-from ipex_lookahead.hub.choosing import PICKLES, WEIGHTS, choose, parts_of
+from ipex_lookahead.hub.choosing import PICKLES, WEIGHTS, choose, is_vision_part, parts_of
 from ipex_lookahead.hub.embedded import DEFAULT, embedded_files
 from ipex_lookahead.hub.folders import hub_cache_folder
 from ipex_lookahead.hub.names import HubName, HubOptions, parse_name
@@ -173,7 +173,9 @@ def _part(cache: Path, folder: Path, wanted: HubName) -> Removal:
     if not gone:
         raise _not_cached(str(wanted))
     remaining = [path for path in (folder / "snapshots").rglob("*") if path.is_file() and path not in gone]
-    if not any(path.suffix in (*WEIGHTS, *PICKLES) for path in remaining):
+    weights = [path for path in remaining if path.suffix in (*WEIGHTS, *PICKLES)]
+    has_models, had_models = (any(not is_vision_part(path.name) for path in some) for some in (weights, gone))
+    if not weights or (had_models and not has_models):
         return _whole(cache, folder)
     needed = {path.resolve() for path in remaining}
     blobs = {path.resolve() for path in gone if path.is_symlink()} - needed

@@ -18,6 +18,8 @@ GGUF_TYPES = (
 """Supported types in the names of GGUF files, in order of preference; types that must be decoded are last. (_S, _M and
 _L are mixtures of the K types; IQ3_M, IQ3_XS and IQ2_M of IQ types.)"""
 
+VISION_TYPES = ("BF16", "F16", "F32", "Q8_0")
+"""Types of vision parts, in order of preference: the types of their published weights first."""
 WEIGHTS = (".gguf", ".safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 MAX_LISTED = 12
@@ -70,6 +72,39 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
         words = [path for path in top if _WORDS.fullmatch(path)]
         return Choice(name.subfolder, tuple(prefix + path for path in sorted({*words, "adapter_model.safetensors"})))
     raise _no_model(name, here)
+
+
+def choose_vision(name: HubName, files: Mapping[str, int | None]) -> Choice:
+    """Choose the file with the vision part of a GGUF model: ``mmproj`` in its name, in the model's own folder.
+
+    Of several, the one with the most words of the model's name is chosen, then by type.
+
+    Raises InputError if there is none, and as :func:`choose`.
+    """
+    model = choose(name, files).entry
+    folder, _, own = model.rpartition("/")
+    there = [path for path in files if path.rpartition("/")[0] == folder and is_vision_part(path)]
+    if not model.endswith(".gguf") or not there:
+        raise InputError(f"{name.repo} has no mmproj file with a vision part next to {model or 'its model'}")
+
+    def rank(path: str) -> tuple[int, int, str]:
+        kind = type_in(path) or ""
+        order = VISION_TYPES.index(kind) if kind in VISION_TYPES else len(VISION_TYPES)
+        return -len(_words(path) & _words(own)), order, path
+
+    best = min(there, key=rank)
+    return Choice(best, parts_of(best))
+
+
+def is_vision_part(path: str) -> bool:
+    """Return True if the name is that of a GGUF file with a model's vision part, by llama.cpp's convention."""
+    return path.endswith(".gguf") and "mmproj" in path.rpartition("/")[2].lower()
+
+
+def _words(path: str) -> set[str]:
+    """Return the words of a file's name without its type, such as ``gemma``, ``4`` and ``e4b``."""
+    name = _TYPE.sub("", path.rpartition("/")[2].removesuffix(".gguf"))
+    return {word for word in re.split(r"[^a-z0-9]+", name.lower()) if word}
 
 
 def _safetensors(top: Mapping[str, int | None]) -> list[str]:

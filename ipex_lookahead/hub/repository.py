@@ -75,11 +75,17 @@ class RemoteFile:
 
 
 def fetch_repository(
-    name: HubName, options: HubOptions, *, progress: bool = True, observe: Observe = unobserved
+    name: HubName,
+    options: HubOptions,
+    *,
+    progress: bool = True,
+    observe: Observe = unobserved,
+    choosing: Callable[[HubName, Mapping[str, int | None]], Choice] = choose,
 ) -> Path:
     """Return the folder or GGUF file of a hub model, downloading what is not cached yet.
 
-    If the hub is unreachable, a complete model in the cache is used.
+    If the hub is unreachable, a complete model in the cache is used. ``choosing`` is :func:`choose`, or
+    :func:`choose_vision` for the file with the model's vision part.
 
     Raises:
         InputError: if there is no cache folder, or no such file in the repository.
@@ -92,15 +98,15 @@ def fetch_repository(
     with _sentences(name):
         try:
             if options.local_files_only:
-                return _from_cache(name, options, None)
+                return _from_cache(name, options, None, choosing)
             note(progress, f"looking for {name.repo} on the hub")
             observe(Progress("listing"))
             commit, files = _listing(name, options)
         except Exception as error:
             if not _is_unreachable(error):
                 raise
-            return _from_cache(name, options, error)
-        choice = choose(name, {path: file.size for path, file in files.items()})
+            return _from_cache(name, options, error, choosing)
+        choice = choosing(name, {path: file.size for path, file in files.items()})
         note(progress and bool(choice.said), choice.said)
         chosen = {path: files[path] for path in choice.files}
         ours = {path: f for path, f in chosen.items() if f.name and f.size is not None and f.size < LIBRARY_ONLY}
@@ -155,7 +161,12 @@ def _check_listing(name: HubName, commit: Any, files: Mapping[str, RemoteFile]) 
         )
 
 
-def _from_cache(name: HubName, options: HubOptions, problem: Exception | None) -> Path:
+def _from_cache(
+    name: HubName,
+    options: HubOptions,
+    problem: Exception | None,
+    choosing: Callable[[HubName, Mapping[str, int | None]], Choice],
+) -> Path:
     """Return the model in the cache if all its files are present."""
     folder = repository_folder(name.repo, options)
     try:
@@ -170,7 +181,7 @@ def _from_cache(name: HubName, options: HubOptions, problem: Exception | None) -
     except OSError:
         files = {}
     try:
-        choice = choose(name, files) if files else None
+        choice = choosing(name, files) if files else None
     except LookaheadError:
         choice = None
     if choice is not None and _has_all_shards(snapshot, choice):

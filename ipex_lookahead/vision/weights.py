@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,7 @@ class TowerFolder(SafetensorsCheckpoint):
             ModelFormatError: it is missing, has another shape than the config implies, or has NaN or infinity.
             UnsupportedModelError: it is not in floats.
         """
-        place = tensor.hf
-        name = next((name for name in self._spellings(place.name) if name in self._tensors), None)
-        if name is None:
-            raise ModelFormatError(self.path, place.name, None, "the vision tower's tensor is missing")
+        place, name = tensor.hf, self._name(tensor)
         file, stored = self._tensors[name]
         if stored.shape != place.shape:
             raise wrong_shape(file, tensor, stored)
@@ -58,6 +55,16 @@ class TowerFolder(SafetensorsCheckpoint):
         self.digest.update(f"{tensor.name} {weight.format} {weight.shape}".encode())
         self.digest.update(np.ascontiguousarray(weight.codes).data)
         return weight
+
+    def stored_bytes(self, tensors: Iterable[Tensor]) -> int:
+        """Return the size of weights in the files. Raises ModelFormatError if one is missing."""
+        return sum(self._tensors[name][1].nbytes for name in {self._name(tensor) for tensor in tensors})
+
+    def _name(self, tensor: Tensor) -> str:
+        name = next((name for name in self._spellings(tensor.hf.name) if name in self._tensors), None)
+        if name is None:
+            raise ModelFormatError(self.path, tensor.hf.name, None, "the vision tower's tensor is missing")
+        return name
 
     def _spellings(self, name: str) -> Iterator[str]:
         return (prefix + name for prefix in _PREFIXES)

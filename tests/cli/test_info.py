@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import subprocess
 import sys
@@ -276,3 +277,31 @@ def test_an_adapter_and_the_adapters_next_to_a_model(tmp_path, capsys):
     write_peft(model, changes)
     assert facts_of(model, capsys)["adapters"] == [str(model)]
     assert "adapters next to it" in words_of(model, capsys)
+
+
+def test_the_vision_part_of_a_model(tmp_path, capsys, monkeypatch):
+    from ipex_lookahead.cli import model_facts
+    from tests.support.chat_tokenizer import write_chat_llama
+
+    found = {
+        "tower": "qwen3_vl_vision", "layers": 24, "parameters": 306_000_000, "bytes": 612_000_000,
+        "tokens": {"224x224": 64, "1920x1080": 2040}, "operations": {"224x224": 160_000_000_000},
+    }  # fmt: skip
+    monkeypatch.setattr(model_facts, "_images", lambda *given: {"images": found})
+    model = write_chat_llama(tmp_path / "tiny")
+    assert run(["info", str(model), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == found
+    assert run(["info", str(model)]) == 0
+    out = re.sub(r" +", " ", capsys.readouterr().out)
+    assert "vision part qwen3_vl_vision\nits layers 24\nits parameters 306,000,000\nits weights 612.0 MB" in out
+    assert "tokens of a picture 224 x 224: 64, 1920 x 1080: 2,040\nGFLOP to encode it 224 x 224: 160" in out
+
+
+def test_a_vision_part_is_for_a_model_that_takes_images(tmp_path, capsys):
+    from tests.support.chat_tokenizer import write_chat_llama
+
+    (tmp_path / "mmproj.gguf").write_bytes(b"GGUF")
+    given = ["--mmproj", str(tmp_path / "mmproj.gguf")]
+    assert run(["info", str(write_chat_llama(tmp_path / "tiny")), *given]) == 1
+    assert "takes no images" in capsys.readouterr().err
+    assert run(["info", *given]) == 2

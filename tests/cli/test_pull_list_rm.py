@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.errors import InputError
 from ipex_lookahead.hub.recommended import recommended_models
 from tests.support.adapter_files import llama_changes, write_peft
 from tests.support.chat_tokenizer import write_chat_llama
@@ -286,3 +287,37 @@ def test_the_default_model_is_listed_and_removed(cache, tmp_path, monkeypatch, c
     assert listed(capsys)["default"]["format"] == "sym_int4"
     assert run(["rm", "-y", "default"]) == 0
     assert [path.name for path in file.parent.iterdir()] == ["costs"]
+
+
+def test_a_model_that_takes_images_is_pulled_with_its_vision_part(cache, monkeypatch, capsys, tmp_path):
+    from ipex_lookahead import hub
+    from ipex_lookahead.cli import model_facts
+
+    model = write_tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
+    part = tmp_path / "mmproj.gguf"
+    part.write_bytes(b"GGUF")
+    facts = {"tower": "gemma4_vision", "bytes": 1_500_000, "file": str(part)}
+    known = {None: {"problem": "there is none"}, part: facts}
+    monkeypatch.setattr(model_facts, "_images", lambda checkpoint, path, mmproj: {"images": known[mmproj]})
+    monkeypatch.setattr(hub, "resolve_model", lambda name, **options: model)
+    monkeypatch.setattr(hub, "vision_part_of", lambda name, **options: part)
+    assert run(["pull", "owner/model:m.gguf"]) == 0
+    assert f"takes images: gemma4_vision, 1.5 MB\n{part}\n" in capsys.readouterr().out
+    assert run(["pull", "owner/model:m.gguf", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == facts
+
+    def fail(name, **options):
+        raise InputError("owner/model has no mmproj file")
+
+    monkeypatch.setattr(hub, "vision_part_of", fail)
+    assert run(["pull", "owner/model:m.gguf"]) == 0, "the model itself runs"
+    assert "warning: the model cannot take images: owner/model has no mmproj file" in capsys.readouterr().err
+
+
+def test_a_vision_part_is_listed_as_one(cache, capsys):
+    file = cache / "models--owner--model" / "snapshots" / COMMIT / "mmproj-F16.gguf"
+    file.write_bytes(b"GGUF")
+    found = listed(capsys)["owner/model:mmproj-F16.gguf"]
+    assert (found["kind"], found["format"]) == ("vision", "F16")
+    assert run(["list"]) == 0
+    assert "its model, for images" in capsys.readouterr().out

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_chat_llama(made / name, context=512)
     (made / "notes").mkdir()
     (made / "cut.gguf").write_bytes(b"GGUF")
-    (made / "mmproj-alpha.gguf").write_bytes(b"GGUF")
+    (made / "alpha-mmproj-F16.gguf").write_bytes(b"GGUF")
     return made
 
 

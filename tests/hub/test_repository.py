@@ -54,9 +54,9 @@ def served(tmp_path):
         contexts.append(context)
         made = context.__enter__()
 
-        def resolve(name="owner/model", **options):
+        def resolve(name="owner/model", vision=False, **options):
             chosen = hub.HubOptions(cache_dir=str(tmp_path / "hub"), endpoint=made.endpoint, token=False, **options)
-            return hub.resolve_model(name, options=chosen)
+            return (hub.vision_part_of if vision else hub.resolve_model)(name, options=chosen)
 
         return made, resolve
 
@@ -117,6 +117,45 @@ def test_one_gguf_of_several(name, taken, served, capsys):
     assert (file.name, file.read_bytes()) == (taken, GGUFS[taken])
     assert made.fetched() == {taken, "README.md", "LICENSE"}
     assert ("has 4 GGUF files; using m.Q4_0.gguf" in capsys.readouterr().err) == (name == "owner/model")
+
+
+VISION = {
+    "gemma-4-E4B-it-Q4_0.gguf": b"a", "gemma-4-E2B-it-Q4_0.gguf": b"b", "mmproj-gemma-4-E4B-it-F16.gguf": b"c" * 9000,
+    "mmproj-gemma-4-E4B-it-BF16.gguf": b"d" * 9000, "mmproj-gemma-4-E2B-it-F16.gguf": b"e" * 9000,
+    "other/mmproj-gemma-4-E2B-it-BF16.gguf": b"f",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "kind"), [("E4B", "BF16"), ("E2B", "F16")])
+def test_the_vision_part_of_a_model_is_next_to_it(size, kind, served):
+    made, resolve = served(VISION)
+    name, wanted = f"owner/model:gemma-4-{size}-it-Q4_0.gguf", f"mmproj-gemma-4-{size}-it-{kind}.gguf"
+    made.cut[wanted] = [4000]
+    file, model = resolve(name, vision=True), resolve(name)
+    assert (file.parent, file.name, file.read_bytes()) == (model.parent, wanted, VISION[wanted])
+    assert made.fetched() == {file.name, model.name}
+    made.refused["owner/model"] = (503, "")
+    assert resolve(name, vision=True) == file, "it is here"
+
+
+def test_a_model_without_a_vision_part_says_so(served):
+    _, resolve = served({"m.Q4_0.gguf": b"a", "other/mmproj-F16.gguf": b"b"})
+    with pytest.raises(InputError, match="no mmproj file with a vision part next to m.Q4_0.gguf"):
+        resolve(vision=True)
+    assert hub.vision_part_of("default") is None
+
+
+def test_a_vision_part_goes_with_the_last_model(served):
+    _, resolve = served(VISION)
+    options = hub.HubOptions(
+        cache_dir=str(resolve(vision=True, name="owner/model:gemma-4-E4B-it-Q4_0.gguf").parents[3])
+    )
+    for size in ("E4B", "E2B"):
+        resolve(f"owner/model:gemma-4-{size}-it-Q4_0.gguf")
+    removal_of("owner/model:gemma-4-E4B-it-Q4_0.gguf", options).execute()
+    assert len([one for one in cached_models(options) if one.name != "default"]) == 2
+    removal_of("owner/model:gemma-4-E2B-it-Q4_0.gguf", options).execute()
+    assert [one for one in cached_models(options) if one.name != "default"] == []
 
 
 @pytest.mark.parametrize("name", ["owner/model", "owner/model:q8_0", "owner/model:m-Q8_0-00002-of-00002.gguf"])
