@@ -117,11 +117,12 @@ def config(chance: random.Random, made: dict[str, Any]) -> dict[str, Any]:
     """One to three keys of a family's config changed, mostly those that mean something."""
     known = family(made["model_type"]).KEYS
     if known.inside and chance.random() < 0.9:
-        return {**made, known.inside: _changed(chance, dict(made[known.inside]), known)}
-    return _changed(chance, dict(made), known)
+        return {**made, known.inside: changed(chance, dict(made[known.inside]), known)}
+    return changed(chance, dict(made), known)
 
 
-def _changed(chance: random.Random, made: dict[str, Any], known: Any) -> dict[str, Any]:
+def changed(chance: random.Random, made: dict[str, Any], known: Any) -> dict[str, Any]:
+    """Return the config with one to three keys changed that ``known``, the keys of a family, lists."""
     keys = sorted({*GIVEN, *known.used, *known.used, *known.all_neutral(), *known.all_refused()})
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         way, key = chance.random(), chance.choice(keys)
