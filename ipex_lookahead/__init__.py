@@ -30,7 +30,7 @@ from ipex_lookahead.hf.lookahead_decoding import LookaheadDecoding
 from ipex_lookahead.system.extras import need_torch
 
 if TYPE_CHECKING:
-    from ipex_lookahead.hf.auto import AutoModelForCausalLM
+    from ipex_lookahead.hf.auto import AutoModelForCausalLM, AutoModelForImageTextToText
     from ipex_lookahead.hf.optimize import optimize_model
     from ipex_lookahead.hf.wrapping import wrap
     from ipex_lookahead.llm import LLM
@@ -40,6 +40,7 @@ __version__ = "0.3.0.dev0"
 __all__ = [
     "LLM",
     "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
     "BusyError",
     "CacheFileError",
     "ContextLengthError",
@@ -65,7 +66,12 @@ __all__ = [
 ]
 
 
-_NEED_TORCH = {"AutoModelForCausalLM": "hf.auto", "optimize_model": "hf.optimize", "wrap": "hf.wrapping"}
+_NEED_TORCH = {
+    "AutoModelForCausalLM": "hf.auto",
+    "AutoModelForImageTextToText": "hf.auto",
+    "optimize_model": "hf.optimize",
+    "wrap": "hf.wrapping",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -34,6 +34,7 @@ CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "Loading for transformers": {
         "ipex_lookahead.AutoModelForCausalLM": ("from_pretrained", "from_gguf", "load_low_bit"),
+        "ipex_lookahead.AutoModelForImageTextToText": ("from_pretrained",),
         "ipex_lookahead.wrap": (),
         "ipex_lookahead.optimize_model": (),
         "ipex_lookahead.hf.optimize.load_low_bit": (),

@@ -11,6 +11,7 @@ from ipex_lookahead import errors
 PUBLIC = {
     "LLM",
     "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
     "LookaheadConfig",
     "LookaheadDecoding",
     "LookaheadError",

@@ -196,6 +196,13 @@ class ImageRows:
                 _check_features(named, image, (features, *deepstack), features.shape[-1], len(deepstack))
                 self._parts[image.start] = (features, *deepstack)
 
+    def changed(self, images: Sequence[PromptImage]) -> ImageRows:
+        """Return the rows of other images of the text; those that are here too keep their features."""
+        found = ImageRows(images, grid_positions=self.grid_positions, spans=self.spans)
+        known = {(image.start, image.digest) for image in self.images if image.start in self._parts}
+        found._parts |= {one.start: self._parts[one.start] for one in images if (one.start, one.digest) in known}
+        return found
+
     def _parts_of(self, image: PromptImage) -> Sequence[Floats]:
         """Return the features and deepstack features of an image, which is encoded now if it has none."""
         if image.start not in self._parts:

@@ -9,10 +9,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.checkpoints import low_bit_folder
+from ipex_lookahead.engines.api import TakesImages
 from ipex_lookahead.engines.loading import LoadRequest
 from ipex_lookahead.engines.low_bit_copy import check_gains
 from ipex_lookahead.engines.weights import check_format, not_converted
-from ipex_lookahead.errors import InputError, arg
+from ipex_lookahead.errors import InputError, UnsupportedModelError, arg
 from ipex_lookahead.hf.ipex_llm_names.arguments import check_config, own_arguments, shared_arguments, wanted_format
 from ipex_lookahead.hub import resolve_model
 from ipex_lookahead.runtime.cache_files import CacheFiles
@@ -192,6 +193,26 @@ class AutoModelForCausalLM:
     ) -> LookaheadModelForCausalLM:
         """Load a folder written by ``model.save_low_bit`` without quantizing again; InputError for other folders."""
         return cls.from_pretrained(low_bit_folder(pretrained_model_name_or_path), **kwargs)
+
+
+class AutoModelForImageTextToText(AutoModelForCausalLM):
+    """Loads models that take images, with transformers' name; ``generate`` takes the outputs of ``AutoProcessor``."""
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | PathLike[str], **kwargs: Any
+    ) -> LookaheadModelForCausalLM:
+        """Load a checkpoint as ``AutoModelForCausalLM`` does, with its arguments and errors.
+
+        Raises UnsupportedModelError for a model that takes no images.
+        """
+        model = AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path, **kwargs)
+        if not (isinstance(model.engine, TakesImages) and model.engine.images is not None):
+            raise UnsupportedModelError(
+                f"{pretrained_model_name_or_path} takes no images on the {model.engine.name} engine",
+                hint="AutoModelForCausalLM loads models of text",
+            )
+        return model
 
 
 def load_model_and_tokenizer(

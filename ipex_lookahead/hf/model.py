@@ -27,9 +27,10 @@ from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting.base import Proposer
 from ipex_lookahead.drafting.own import OwnProposer
-from ipex_lookahead.engines.api import FINAL_NORM, Engine
+from ipex_lookahead.engines.api import FINAL_NORM, Engine, TakesImages
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hf.generation.generate import LookaheadGenerateOutput, generate_stepwise
+from ipex_lookahead.hf.generation.images import taken
 from ipex_lookahead.hf.generation.past import LookaheadCache, given_cache, load_past, past_of
 from ipex_lookahead.hf.modeling.adapters import ACTIVE, AdapterMethods
 from ipex_lookahead.hf.modeling.copying import Copying
@@ -46,6 +47,7 @@ from ipex_lookahead.runtime.second_model import check_vocabulary, engine_of
 from ipex_lookahead.system.compat import CACHE, CausalOutput, text_config
 from ipex_lookahead.system.terminal import print_status
 from ipex_lookahead.tokenization.text import TextTokenizer
+from ipex_lookahead.vision.model import VisionModel
 
 
 class LookaheadLlamaConfig(LlamaConfig):  # type: ignore[misc]
@@ -116,6 +118,7 @@ class LookaheadModelForCausalLM(
         self._origin = origin
         self._draft_used: tuple[Any, ...] = ()  # a tuple, since torch takes a module for a part of what has it
         self._draft_models: WeakSet[Any] = WeakSet()  # with a checked vocabulary
+        self._vision: VisionModel | None = None
         self._assistant: Engine | None = None  # of the last assistant that transformers had loaded
         self.eval()
 
@@ -123,6 +126,16 @@ class LookaheadModelForCausalLM(
     def engine(self) -> Engine:
         """The engine of the model."""
         return self.runtime.engine
+
+    def _see(self) -> VisionModel:
+        """Return the model's vision part, which is loaded for the first image. Raises InputError if it has none."""
+        if self._vision is None:
+            takes = self.engine.images if isinstance(self.engine, TakesImages) else None
+            assert takes is not None
+            self._vision = VisionModel.of_model(
+                self.source, takes.hidden, threads=self.engine.describe().get("threads")
+            )
+        return self._vision
 
     @property
     def costs(self) -> EngineCosts:
@@ -215,6 +228,7 @@ class LookaheadModelForCausalLM(
                 own_proposer=own,
                 adapters=self._applied_each(adapter, adapter_scale),
                 stats=stats,
+                see=self._see,
                 **kwargs,
             )
         )
@@ -342,7 +356,8 @@ class LookaheadModelForCausalLM(
             cache: the name of ``past_key_values`` since transformers 5.24; both names work with every release.
             adapter: the name of a loaded adapter, or None for the base model; left out, the active one.
             adapter_scale: factor on what the adapter changes.
-            **kwargs: must be None or False.
+            **kwargs: ``pixel_values`` and the other image arguments of a processor, for images among the new tokens;
+                anything else must be None or False.
 
         Returns:
             ``logits`` float32 [batch, kept, vocab_size]; ``loss`` if ``labels`` are given; ``past_key_values``, a
@@ -354,6 +369,7 @@ class LookaheadModelForCausalLM(
             InputError: an invalid argument, such as token ids outside the vocabulary.
             ContextLengthError: a row is longer than the model's context.
         """
+        seen = taken(kwargs)
         for name, value in kwargs.items():
             if value is not None and value is not False:
                 raise InputError(
@@ -388,6 +404,8 @@ class LookaheadModelForCausalLM(
             kept=kept,
             hidden=hidden,
             adapter=self._applied(adapter, adapter_scale),
+            see=self._see,
+            seen=seen,
         )
         loss = None
         if labels is not None:
@@ -422,6 +440,8 @@ class LookaheadModelForCausalLM(
         past = given_cache(past_key_values, cache)
         before = 0 if past is None else past.get_seq_length()
         known = {name: kwargs.get(name) for name in ("attention_mask", "use_cache")}
+        if not before:  # later calls have only tokens that were generated
+            known |= taken(kwargs)
         return {"input_ids": input_ids[:, before:], CACHE: past, **known}
 
     def extra_repr(self) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ipex_lookahead.checkpoints.generation_config import REFUSED, by_transformers, refused
+from ipex_lookahead.checkpoints.recommended_sampling import with_recommended
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.controller.cost import EngineCosts
 from ipex_lookahead.decoding.cache_budget import conversation_memory
@@ -39,7 +40,7 @@ from ipex_lookahead.engines.loading import LoadedModel
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.runtime.cache_files import CacheFiles, write_all
 from ipex_lookahead.runtime.checks import check_prompt, token_ids
-from ipex_lookahead.runtime.recommended import resolved, with_recommended
+from ipex_lookahead.runtime.recommended import resolved
 from ipex_lookahead.runtime.repetition import stop_at_loops
 from ipex_lookahead.runtime.run import length_limit, streamed
 from ipex_lookahead.runtime.runtime import Runtime

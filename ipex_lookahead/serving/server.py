@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from ipex_lookahead.checkpoints.recommended_sampling import SETTINGS
 from ipex_lookahead.conversation.answer import shown_ends
 from ipex_lookahead.conversation.compiling import Cancelled, Client, NotCompiled
 from ipex_lookahead.conversation.grammar import Grammars
@@ -26,7 +27,6 @@ from ipex_lookahead.engines.api import Batch, OutputRequest
 from ipex_lookahead.engines.fingerprint import fingerprint as model_fingerprint
 from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError
 from ipex_lookahead.files.safe_json import has_surrogate
-from ipex_lookahead.runtime.recommended import SETTINGS
 from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Mailbox

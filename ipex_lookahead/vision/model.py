@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ipex_lookahead.architectures.hparams import Source, integer
 from ipex_lookahead.checkpoints.config_json import read_json
@@ -17,8 +20,9 @@ from ipex_lookahead.engines.native.encoder import NativeEncoder, Pause, no_pause
 from ipex_lookahead.errors import InputError, UnsupportedModelError
 from ipex_lookahead.files.safe_json import JsonObject
 from ipex_lookahead.vision.images import ImageLimits, ImageReader, Pixels
-from ipex_lookahead.vision.mmproj import MmprojFile
-from ipex_lookahead.vision.preparation import Preparation, settings
+from ipex_lookahead.vision.mmproj import MmprojFile, mmproj_of
+from ipex_lookahead.vision.preparation import Floats, Patches, Preparation, settings
+from ipex_lookahead.vision.processed import patches_of
 from ipex_lookahead.vision.towers import gemma4, gemma4_unified, qwen3_vl
 from ipex_lookahead.vision.towers.base import Features, checked
 from ipex_lookahead.vision.weights import TowerFolder
@@ -166,19 +170,74 @@ class VisionModel:
 
     def features(self, image: Prepared, pause: Pause = no_pause) -> Features:
         """Return an image's features; ``pause`` is called between slices of at most about 0.2 s of work."""
+        return self._remembered(image.digest, lambda: self.preparation.patches(image.pixels), pause)
+
+    def _remembered(self, digest: bytes, patches: Callable[[], Patches], pause: Pause) -> Features:
+        """Return the features of a digest, encoded from patches unless they are kept."""
         with self._lock:
-            if (found := self._kept.get(image.digest)) is not None:
-                self._kept.move_to_end(image.digest)
+            if (found := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
                 return found
-        patches = self.preparation.patches(image.pixels)
-        made: Features = self._tower.encode(self._encoder, self._config, patches, pause)
+        made: Features = self._tower.encode(self._encoder, self._config, patches(), pause)
         with self._lock:
-            if image.digest not in self._kept:
-                self._kept[image.digest] = made
+            if digest not in self._kept:
+                self._kept[digest] = made
                 self._kept_bytes += _bytes(made)
             while self._kept_bytes > KEPT_BYTES and len(self._kept) > 1:
                 self._kept_bytes -= _bytes(self._kept.popitem(last=False)[1])
         return made
+
+    @classmethod
+    def of_model(
+        cls,
+        source: str | PathLike[str] | None,
+        hidden: int,
+        *,
+        mmproj: str | PathLike[str] | None = None,
+        threads: int | None = None,
+    ) -> VisionModel:
+        """Load the vision part of a model from its folder, or from the ``mmproj`` file next to its GGUF file.
+
+        Args:
+            source: the folder or GGUF file of the model.
+            hidden: hidden size of the text model.
+            mmproj: the file with the vision part; None: in the model's folder.
+            threads: number of threads; None: see ``default_threads``.
+
+        Raises InputError if there is no such file, and as :meth:`open` and :meth:`open_mmproj`.
+        """
+        path = Path() if source is None else Path(source)
+        found = mmproj or (None if path.is_dir() else mmproj_of(path, hidden))
+        if found is not None:
+            return cls.open_mmproj(found, hidden, threads=threads)
+        if source is not None and path.is_dir():
+            return cls.open(path, threads=threads)
+        raise InputError(
+            f"there is no mmproj file with the vision part for {path.name} in its folder",
+            hint="download it from the model's repository into the same folder, or give its path as mmproj",
+        )
+
+    def processed(
+        self, values: Floats, grids: npt.NDArray[np.int64] | None, places: npt.NDArray[np.int64] | None
+    ) -> list[Patches]:
+        """Return the patches in outputs of transformers' processors; see :mod:`ipex_lookahead.vision.processed`."""
+        return patches_of(self._tower, self.preparation, values, grids, places)
+
+    def tokens(self, patches: Patches) -> tuple[int, int]:
+        """Return rows and columns of the tokens of an image's patches."""
+        merge = self.preparation.merge
+        return patches.grid[1] // merge, patches.grid[0] // merge
+
+    def digest(self, patches: Patches) -> bytes:
+        """Return the hash of all that the features of patches depend on."""
+        found = hashlib.sha256(self._identity)
+        found.update(repr(("patches", patches.grid, patches.values.shape)).encode())
+        found.update(np.ascontiguousarray(patches.values).data)
+        return found.digest()
+
+    def features_of(self, patches: Patches, digest: bytes, pause: Pause = no_pause) -> Features:
+        """Return the features of an image's patches; see :meth:`features`."""
+        return self._remembered(digest, lambda: patches, pause)
 
 
 def described(raw: JsonObject, path: Path) -> tuple[Any, dict[str, Any]]:

@@ -152,10 +152,15 @@ class Preparation:
         if self.channels_first:
             values = values.transpose(0, 3, 1, 2)[:, :, None]
             values = np.broadcast_to(values, (*values.shape[:2], self.frames, p, p))
+        places = self.places(rows, columns)
+        return Patches(np.ascontiguousarray(values.reshape(len(places), -1)), places, (columns, rows))
+
+    def places(self, rows: int, columns: int) -> Ints:
+        """Return column and row of each patch [patches, 2], those of a token next to each other."""
+        m = self.merge
         at = np.arange(rows * columns, dtype=np.int32).reshape(rows // m, m, columns // m, m)
         at = at.transpose(0, 2, 1, 3).reshape(-1)
-        places = np.stack([at % columns, at // columns], axis=1)
-        return Patches(np.ascontiguousarray(values.reshape(len(at), -1)), places, (columns, rows))
+        return np.stack([at % columns, at // columns], axis=1)
 
     def _values(self, pixels: npt.NDArray[np.uint8]) -> Floats:
         """Return the channels' values [..., 3], by a table of 256 for each channel."""

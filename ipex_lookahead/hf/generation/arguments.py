@@ -13,7 +13,9 @@ from ipex_lookahead.system.compat import option_defaults
 
 _FORWARD = "generate sets it itself: leave it out"
 _GUIDANCE = f"it belongs to guidance_scale: {GUIDE}"
-_TEXT_ONLY = "this model reads text only: leave it out"
+_SOUND = "models here read text and images, but no sound: leave it out"
+_IMAGES = "models here read images, but no videos: pass frames as images"
+_FILES = "this model's images are read from files: pass them to ipex_lookahead.LLM, llm.chat(text, images=[path])"
 _ENCODER = "there is no encoder: leave it out"
 
 _REFUSED: Mapping[str, Refusal] = {
@@ -58,9 +60,16 @@ _REFUSED: Mapping[str, Refusal] = {
     "encoder_outputs": Refusal(_ENCODER),
     "cross_attn_head_mask": Refusal(_ENCODER),
     "decoder_head_mask": Refusal(_ENCODER),
-    "pixel_values": Refusal(_TEXT_ONLY),
-    "input_features": Refusal(_TEXT_ONLY),
-    "input_values": Refusal(_TEXT_ONLY),
+    "pixel_values_videos": Refusal(_IMAGES),
+    "video_grid_thw": Refusal(_IMAGES),
+    "video_position_ids": Refusal(_IMAGES),
+    "second_per_grid_ts": Refusal(_IMAGES),
+    "pixel_attention_mask": Refusal(_FILES),
+    "image_sizes": Refusal(_FILES),
+    "spatial_shapes": Refusal(_FILES),
+    "input_features": Refusal(_SOUND),
+    "input_features_mask": Refusal(_SOUND),
+    "input_values": Refusal(_SOUND),
     "cu_seq_lens_q": Refusal("packed sequences are not supported: pass a padded batch with its attention_mask"),
     "cu_seq_lens_k": Refusal("packed sequences are not supported: pass a padded batch with its attention_mask"),
     "max_length_q": Refusal("packed sequences are not supported: pass a padded batch with its attention_mask"),

@@ -24,12 +24,14 @@ from ipex_lookahead.decoding.sequence import Sequence as TokenSequence
 from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.drafting import PROPOSERS
 from ipex_lookahead.drafting.base import Proposer
-from ipex_lookahead.engines.api import AppliedAdapter
+from ipex_lookahead.engines.api import AppliedAdapter, image_rows
+from ipex_lookahead.engines.images import row_keys
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.hf.generation import processors as logits_processors
 from ipex_lookahead.hf.generation import stopping
 from ipex_lookahead.hf.generation.arguments import check_callers_objects, check_streamer, refuse_rest
 from ipex_lookahead.hf.generation.batch import CallersBatch
+from ipex_lookahead.hf.generation.images import See, images_of, taken
 from ipex_lookahead.hf.generation.inputs import prompts_of
 from ipex_lookahead.hf.generation.options import resolve
 from ipex_lookahead.hf.generation.past import LookaheadCache, check_positions, past_of
@@ -80,6 +82,7 @@ def generate_stepwise(
     own_proposer: Callable[[LookaheadConfig], Proposer] | None = None,
     adapters: AppliedAdapter | Sequence[AppliedAdapter | None] | None = None,
     stats: GenerationStats | None = None,
+    see: See | None = None,
     **kwargs: Any,
 ) -> Generator[Sequence[TokenSequence], None, torch.Tensor | LookaheadGenerateOutput]:
     """Generate token ids from one prompt or a batch.
@@ -123,7 +126,9 @@ def generate_stepwise(
         own_proposer: function of the settings that returns the caller's proposer; called once per sequence.
         adapters: the low-rank adapter of all prompts, or of each; None: the base model.
         stats: the statistics object to fill; None creates one.
-        **kwargs: ``input_ids``, ``attention_mask`` and the options of ``transformers.GenerationConfig``;
+        see: returns the model's vision part; None: there is none.
+        **kwargs: ``input_ids``, ``attention_mask``, ``pixel_values`` and the other outputs of an image processor
+            (docs/transformers.md), and the options of ``transformers.GenerationConfig``;
             ``past_key_values`` (or ``cache``, its name since transformers 5.24) of an earlier output; its tokens at the
             start of the prompts are not processed again (the cache is changed in place and then contains this
             generation's tokens); ``position_ids``, if they equal those that the mask implies.
@@ -155,9 +160,11 @@ def generate_stepwise(
         eos_ids = token_ids("eos_token_id", settings.eos_token_id, engine.vocab_size)
         for name in ("forced_bos_token_id", "forced_eos_token_id"):  # what is forced must be there
             token_ids(name, getattr(settings, name), engine.vocab_size)
-        given = left.pop("input_ids", None)
+        given, seen = left.pop("input_ids", None), taken(left)
         if inputs is not None and given is not None:
             raise InputError("both inputs and input_ids are given; give one of them")
+        if isinstance(inputs, Mapping):
+            seen = {name: inputs.get(name) if value is None else value for name, value in seen.items()}
         ids, prompts = prompts_of(
             given if inputs is None else inputs,
             left.pop("attention_mask", None),
@@ -172,9 +179,11 @@ def generate_stepwise(
         given_past = left.pop("past_key_values", None), left.pop("cache", None)
         refuse_rest(left)
         applied = _adapters(adapters, len(prompts))
+        pictures = images_of(see, engine, ids, prompts, seen)
         times = settings.num_return_sequences
         applied = [one for one in applied for _ in range(times)]
         ids, prompts = ids.repeat_interleave(times, 0), [p for p in prompts for _ in range(times)]
+        pictures = [own for own in pictures for _ in range(times)]
         limits = [
             length_limit(
                 len(p),
@@ -195,6 +204,7 @@ def generate_stepwise(
             stats.finish_reasons = ["length"] * len(prompts)
             return _result(settings, ids, [], eos_ids, stats, engine.vocab_size, past)
 
+        keys = [row_keys(prompt, own) for prompt, own in zip(prompts, pictures, strict=True)]
         samplers = _samplers(settings, seed, sequence_ids, len(prompts))
         stops = [_stop_texts(settings, tokenizer) for _ in prompts]
         keeps = bool(settings.return_dict_in_generate)
@@ -212,9 +222,12 @@ def generate_stepwise(
                 raw=[] if keeps and settings.output_logits else None,
             )
             for prompt, (limit, reason), sampler, stop, cache, adapter in zip(
-                prompts, limits, samplers, stops, past.take(prompts, applied), applied, strict=True
+                prompts, limits, samplers, stops, past.take(keys, applied), applied, strict=True
             )
         ]
+        for sequence, own in zip(sequences, pictures, strict=True):
+            if own:
+                sequence.attach_images(image_rows(engine, sequence.prompt, own))
         in_time = None if settings.max_time is None else time_limit(float(settings.max_time))
         read = stats.prompt_tokens + sum(map(len, prompts))
         in_prompt = [c for c in stopping_criteria or () if getattr(c, "during_prompt", False) is True]
@@ -399,7 +412,8 @@ def _result(
         row[ids.shape[1] : ids.shape[1] + len(found)] = torch.from_numpy(found)
     if sequences and past is not None:
         padding = [ids.shape[1] - len(s.prompt) for s in sequences]
-        past.hold([s.cache for s in sequences], rows, padding, [s.adapter for s in sequences])
+        adapted, images = [s.adapter for s in sequences], [s.images for s in sequences]
+        past.hold([s.cache for s in sequences], rows, padding, adapted, images)
     if not settings.return_dict_in_generate:
         return rows
     return LookaheadGenerateOutput(

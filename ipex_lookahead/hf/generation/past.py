@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
@@ -18,8 +19,9 @@ from transformers.cache_utils import Cache as TransformersCache
 from ipex_lookahead.decoding.cache_chunks import Record, read_records, write_records
 from ipex_lookahead.decoding.prefix_cache import crop_to_shared
 from ipex_lookahead.decoding.saved_cache import cache_key, read_cache, records_of
-from ipex_lookahead.engines.api import Adapter, AppliedAdapter, Cache, Engine
+from ipex_lookahead.engines.api import Adapter, AppliedAdapter, Cache, Engine, image_rows
 from ipex_lookahead.engines.fingerprint import fingerprint
+from ipex_lookahead.engines.images import ImageRows, PromptImage, row_keys
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import CacheFileError, InputError
 from ipex_lookahead.files.paths import given_path
@@ -40,6 +42,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         ids: int64 [rows, columns]; the columns of ``input_ids`` so far.
         mask: bool [rows, columns]; False where they were padding.
         adapters: the low-rank adapter of each row, which its keys and values depend on; None: the base model.
+        images: the images in each row's text; None: there are none.
     """
 
     is_compileable = False
@@ -54,6 +57,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         self.ids = torch.zeros((rows, 0), dtype=torch.int64)
         self.mask = torch.zeros((rows, 0), dtype=torch.bool)
         self.adapters: list[AppliedAdapter | None] = [None] * rows
+        self.images: list[ImageRows | None] = [None] * rows
 
     # ---- how much there is -------------------------------------------------------------------------------------------
 
@@ -85,12 +89,14 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         """Drop columns at the end: ``-n`` drops n; a positive number is the columns to keep, as before transformers 5.
 
-        Raises InputError where there are fewer.
+        Raises InputError where there are fewer, and for an end inside of an image.
         """
         have = self.get_seq_length()
         keep = tokens_to_remove if tokens_to_remove > 0 else have + tokens_to_remove
         if not 0 <= keep <= have:
             raise InputError(f"cannot crop by {tokens_to_remove}: the cache holds {have} columns")
+        images = [_before(images, int(mask[:keep].sum())) for images, mask in zip(self.images, self.mask, strict=True)]
+        self.images = images
         self.ids, self.mask = self.ids[:, :keep].clone(), self.mask[:, :keep].clone()
         for row in range(len(self.rows)):
             self.cut(row)
@@ -100,7 +106,13 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         cache, ids = self.rows[row], self.ids[row][self.mask[row]].numpy().astype(np.int32)
         left = ids[cache.crop(len(ids)) :]
         if len(left):
-            deque(prefill(self.engine, [(cache, left)], wanted=[()], adapter=self.adapters[row]), maxlen=0)
+            options: dict[str, Any] = {"adapter": self.adapters[row], "images": [self.images[row]]}
+            deque(prefill(self.engine, [(cache, left)], wanted=[()], **options), maxlen=0)
+
+    def keys(self, row: int) -> npt.NDArray[Any]:
+        """Return what a row's cache depends on: its token ids, or for rows of images numbers of their content."""
+        ids, images = self.ids[row][self.mask[row]].numpy(), self.images[row]
+        return ids if images is None else row_keys(ids, images.images)
 
     def reset(self) -> None:
         """Drop everything."""
@@ -121,6 +133,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         twin = LookaheadCache(self.engine, 0)
         twin.rows = [cache.fork() for cache in self.rows]
         twin.ids, twin.mask, twin.adapters = self.ids.clone(), self.mask.clone(), list(self.adapters)
+        twin.images = list(self.images)
         memo[id(self)] = twin
         return twin
 
@@ -133,6 +146,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
             taken.add(row)
         self.rows, self.ids, self.mask = rows, self.ids[list(chosen)], self.mask[list(chosen)]
         self.adapters = [self.adapters[row] for row in chosen]
+        self.images = [self.images[row] for row in chosen]
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
@@ -156,16 +170,19 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
             if any(self.adapters):
                 keys = "\n".join("" if one is None else one.key for one in self.adapters)
                 yield Record("adapters", 0, 0, np.frombuffer(keys.encode(), np.uint8))
-            for ids_of_row, mask_of_row, cache in zip(self.ids, self.mask, self.rows, strict=True):
-                yield from records_of(ids_of_row[mask_of_row].numpy(), cache)
+            if any(self.images):
+                yield Record("images", 0, 0, np.frombuffer(_described(self.images), np.uint8))
+            for row, cache in enumerate(self.rows):
+                yield from records_of(self.keys(row), cache)
 
         write_records(given_path(path), _key(self.engine), records())
 
     # ---- lent to a generation ----------------------------------------------------------------------------------------
 
-    def take(self, prompts: Sequence[npt.NDArray[np.int32]], adapters: Sequence[AppliedAdapter | None]) -> list[Cache]:
+    def take(self, prompts: Sequence[npt.NDArray[Any]], adapters: Sequence[AppliedAdapter | None]) -> list[Cache]:
         """Return each row's cache, cropped to the prefix that it shares with its prompt, and leave this cache empty.
 
+        ``prompts`` are the keys of the prompts' rows (:func:`~ipex_lookahead.engines.images.row_keys`).
         A row that another adapter computed gets an empty cache.
         A generation that fails leaves an empty cache; one that succeeds returns the rows with ``hold``.
         """
@@ -173,10 +190,11 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
             cache if _key_of(own) == _key_of(adapter) else self.engine.new_cache()
             for cache, own, adapter in zip(self.rows, self.adapters, adapters, strict=True)
         ]
-        for cache, prompt, ids, mask in zip(lent, prompts, self.ids, self.mask, strict=True):
+        for row, (cache, prompt) in enumerate(zip(lent, prompts, strict=True)):
             if cache.length:
-                crop_to_shared(cache, ids[mask].numpy(), prompt)
+                crop_to_shared(cache, self.keys(row), prompt)
         self.rows, self.adapters = [self.engine.new_cache() for _ in lent], [None] * len(lent)
+        self.images = [None] * len(lent)
         self.ids, self.mask = self.ids[:, :0], self.mask[:, :0]
         return lent
 
@@ -186,6 +204,7 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
         ids: torch.Tensor,
         padding: Sequence[int],
         adapters: Sequence[AppliedAdapter | None],
+        images: Sequence[ImageRows | None],
     ) -> None:
         """Take over the caches of a generation; all rows are cropped to the columns of the shortest.
 
@@ -194,9 +213,10 @@ class LookaheadCache(TransformersCache):  # type: ignore[misc]
             ids: int64 [rows, n], their tokens.
             padding: number of padding columns on the left of each row.
             adapters: the adapter of each row.
+            images: the images of each row.
         """
         columns = min(empty + cache.length for empty, cache in zip(padding, caches, strict=True))
-        self.rows, self.adapters = list(caches), list(adapters)
+        self.rows, self.adapters, self.images = list(caches), list(adapters), list(images)
         self.ids = ids[:, :columns].clone()
         self.mask = torch.arange(columns)[None] >= torch.tensor(padding)[:, None]
         for row in range(len(self.rows)):
@@ -237,6 +257,52 @@ def _key_of(adapter: AppliedAdapter | None) -> str:
     return "" if adapter is None else adapter.key
 
 
+def _before(images: ImageRows | None, length: int) -> ImageRows | None:
+    """Return the images of a text's first rows. Raises InputError where these end inside of an image."""
+    if images is None:
+        return None
+    for image in images.images:
+        if image.start < length < image.end:
+            raise InputError(
+                f"cannot crop to {length} tokens: an image has the tokens {image.start} to {image.end - 1}",
+                hint=f"crop to {image.start} or {image.end} tokens",
+            )
+    found = [image for image in images.images if image.end <= length]
+    return images.changed(found) if found else None
+
+
+def _described(images: Sequence[ImageRows | None]) -> bytes:
+    """Return the places and contents of images as JSON: for each row a list of [start, rows, columns, digest]."""
+    rows = [[] if one is None else [[i.start, *i.grid, i.digest.hex()] for i in one.images] for one in images]
+    return json.dumps(rows).encode()
+
+
+def _images(file: Path, record: Record, engine: Engine, past: LookaheadCache) -> list[ImageRows | None]:
+    """Return the images of rows from their description."""
+
+    def encode(pause: Any) -> NoReturn:
+        raise InputError(
+            "an image's features are not in a saved cache",
+            hint="pass the whole prompt with its pixel_values to generate",
+        )
+
+    found: list[ImageRows | None] = []
+    try:
+        rows = json.loads(record.data.tobytes())
+        for number, row in enumerate(rows):
+            images = [
+                PromptImage(start, None, (height, width), bytes.fromhex(digest), encode=encode)
+                for start, height, width, digest in row
+            ]
+            ids = past.ids[number][past.mask[number]].numpy().astype(np.int32)
+            found.append(image_rows(engine, ids, images) if images else None)
+    except (ValueError, TypeError, IndexError, RecursionError, OverflowError, InputError) as error:
+        raise CacheFileError(file, f"is damaged: its images do not fit its tokens ({error})") from None
+    if len(found) != len(past.ids):
+        raise CacheFileError(file, f"is damaged: it has the images of {len(found)} rows for {len(past.ids)}")
+    return found
+
+
 def load_past(
     engine: Engine, path: str | PathLike[str], adapters: Mapping[str, Adapter] = MappingProxyType({})
 ) -> LookaheadCache:
@@ -256,15 +322,18 @@ def load_past(
     file, past = given_path(path), LookaheadCache(engine, 0)
     records = read_records(file, _key(engine))
     past.ids, past.mask = _batch(file, next(records))
-    second = next(records, None)
-    if second is not None and second.kind == "adapters":
-        past.adapters = _adapters(file, second, adapters, len(past.ids))
-    else:
-        past.adapters = [None] * len(past.ids)
-        records = itertools.chain([second] if second is not None else [], records)
-    for ids, mask in zip(past.ids, past.mask, strict=True):
+    past.adapters, past.images = [None] * len(past.ids), [None] * len(past.ids)
+    record = next(records, None)
+    if record is not None and record.kind == "adapters":
+        past.adapters = _adapters(file, record, adapters, len(past.ids))
+        record = next(records, None)
+    if record is not None and record.kind == "images":
+        past.images = _images(file, record, engine, past)
+        record = next(records, None)
+    records = itertools.chain([] if record is None else [record], records)
+    for row in range(len(past.ids)):
         tokens, cache = read_cache(file, records, engine)
-        if not np.array_equal(ids[mask].numpy(), tokens):
+        if not np.array_equal(past.keys(row), tokens):
             raise CacheFileError(file, "is damaged: a row has other tokens than its KV cache")
         past.rows.append(cache)
     if next(records, None) is not None:

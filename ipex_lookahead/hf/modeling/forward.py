@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ipex_lookahead.engines.api import AppliedAdapter, OutputRequest
+from ipex_lookahead.engines.api import AppliedAdapter, OutputRequest, image_rows
+from ipex_lookahead.engines.images import ImageRows
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.hf.generation.images import See, images_of
 from ipex_lookahead.hf.generation.past import LookaheadCache, check_positions
 
 
@@ -24,6 +28,8 @@ def outputs_after(
     kept: torch.Tensor,
     hidden: Sequence[int] = (),
     adapter: AppliedAdapter | None = None,
+    see: See | None = None,
+    seen: dict[str, Any] | None = None,
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Logits and hidden states of new columns, which ``past`` holds afterwards; where this raises it is as before.
 
@@ -36,6 +42,8 @@ def outputs_after(
         kept: int64 [k], the new columns to return logits for.
         hidden: layers to return hidden states of, as in ``OutputRequest``.
         adapter: the low-rank adapter of all rows; None: the base model.
+        see: returns the model's vision part; None: there is none.
+        seen: image arguments of the new columns (:func:`~ipex_lookahead.hf.generation.images.images_of`).
 
     Returns:
         float32 [rows, k, vocab_size], and for each of ``hidden`` float32 [rows, columns, hidden size], all zeros at
@@ -65,12 +73,14 @@ def outputs_after(
     ]
     rows = [row for row, chain in enumerate(chains) if len(chain)]  # the others have nothing but padding here
     fed = [(past.rows[row], chains[row].astype(np.int32)) for row in rows]
+    images = _images(past, chains, input_ids, see, seen)
+    of_fed = [images[row] for row in rows] if any(images) else ()
     columns = [row.nonzero()[:, 0] for row in new]
     states: dict[int, torch.Tensor] = {}
     try:
         wants = OutputRequest(logits=True, hidden=tuple(hidden))
         wanted = [sorted(places[row]) for row in rows]
-        for pieces, output in prefill(engine, fed, wanted=wanted, wants=wants, adapter=adapter):
+        for pieces, output in prefill(engine, fed, wanted=wanted, wants=wants, adapter=adapter, images=of_fed):
             for piece in pieces:
                 row = rows[piece.chain]
                 for layer, values in (output.hidden or {}).items():
@@ -86,7 +96,28 @@ def outputs_after(
             past.cut(row)
         raise
     past.ids, past.mask = torch.cat([past.ids, input_ids.cpu().to(torch.int64)], 1), mask
+    past.images = images
     return logits, [states[layer] for layer in hidden]
+
+
+def _images(
+    past: LookaheadCache,
+    chains: Sequence[npt.NDArray[Any]],
+    input_ids: torch.Tensor,
+    see: See | None,
+    seen: dict[str, Any] | None,
+) -> list[ImageRows | None]:
+    """Return the images of each row, those of its new tokens included."""
+    new = [[] for _ in chains] if seen is None else images_of(see, past.engine, input_ids, chains, seen)
+    found = list(past.images)
+    for row, own in enumerate(new):
+        if not own:
+            continue
+        checked = image_rows(past.engine, chains[row].astype(np.int32), own)
+        old, held = past.images[row], past.rows[row].length
+        moved = [replace(image, start=image.start + held) for image in own]
+        found[row] = checked.changed(moved) if old is None else old.changed([*old.images, *moved])
+    return found
 
 
 def _whole_mask(past: LookaheadCache, input_ids: torch.Tensor, attention_mask: Any) -> torch.Tensor:

@@ -98,7 +98,7 @@ def run(ids: Any = IDS, **kwargs: Any) -> torch.Tensor:
         ({"trust_remote_code": True}, "trust_remote_code is not supported; code from a checkpoint is never executed"),
         ({"cache_position": IDS}, "cache_position is not supported; leave it out: positions follow"),
         ({"labels": IDS}, "labels is not supported; a loss needs the model's forward"),
-        ({"pixel_values": IDS}, "pixel_values is not supported; this model reads text only"),
+        ({"pixel_values": IDS}, "takes no images, and pixel_values is given"),
         ({"cancel": 3}, "cancel is 3; pass a threading.Event, or a function"),
         ({"assistant_model": object()}, "assistant_model is not supported; pass it to the model"),
         ({"assistant_early_exit": 2}, "use lookahead, which"),

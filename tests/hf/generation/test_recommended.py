@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from ipex_lookahead.architectures import model_types
+from ipex_lookahead.checkpoints.recommended_sampling import FAMILIES, SETTINGS, temperature_of, with_recommended
 from ipex_lookahead.hf.auto import AutoModelForCausalLM
 from ipex_lookahead.runtime.loading import load_text_model
-from ipex_lookahead.runtime.recommended import FAMILIES, SEED, SETTINGS, resolved, temperature_of, with_recommended
+from ipex_lookahead.runtime.recommended import SEED, resolved
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from tests.support.chat_tokenizer import CHAT_TEMPLATE, SIZE, chat_tokenizer
 from tests.support.tiny import write_tiny_llama
