@@ -18,6 +18,8 @@ COMMANDS = {
     "chat": "chat in the terminal",
     "run": "download a model if necessary and chat with it",
     "serve": "serve a model over HTTP: OpenAI, Anthropic and Ollama APIs, and a web page",
+    "embed": "compute the vectors of texts with an embedding model",
+    "rank": "rank documents for a query with a reranking or embedding model",
     "quantize": "save a model in a low-bit format",
     "convert-ipex-llm": "convert a folder saved by ipex-llm to safetensors",
     "drafter": "prepare draft heads",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ipex_lookahead.cli.recommended_embedding import embedding_facts, print_recommended_embedding
 from ipex_lookahead.cli.tables import print_rows
 from ipex_lookahead.errors import EngineError
 from ipex_lookahead.hub.recommended import MEMORY_SHARE, POSITIONS, Recommended, recommended_models
@@ -97,6 +98,7 @@ def facts() -> dict[str, Any]:
     ]
     return {
         "models": listed,
+        "embedding_models": embedding_facts(),
         "try": [model.name for model in to_try([*models.values()], memory, rate)],
         "read_gb_s": None if rate is None else round(rate / 1e9, 1),
         "read_busy": read is not None and read.is_busy,
@@ -127,6 +129,7 @@ def print_recommended() -> None:
     unconfirmed = [one["name"] for one in found["models"] if not one["confirmed"]]
     sizes = f" Sizes from one source only: {', '.join(unconfirmed)}." if unconfirmed else ""
     print_rows(columns, found["models"], caption=f"{memory}{speed}{sizes}")
+    print_recommended_embedding()
     purposes = ("quick", "best") if len(found["try"]) > 1 else ("",)
     for name, purpose in zip(found["try"], purposes, strict=True):
         click.echo(f"try it: ipex-lookahead run {name}" + (f"  ({purpose})" if purpose else ""))

@@ -193,9 +193,14 @@ class Model(Words):
 
     def offered(self, incomplete: str) -> Mapping[str, str]:
         from ipex_lookahead.hub.recommended import recommended_models
+        from ipex_lookahead.hub.recommended_embedding import recommended_embedding_models
 
         found = {"default": "a small demo model"} | dict.fromkeys(_models(incomplete), "")
-        return found | {name: f"{model.download / 1e9:.1f} GB" for name, model in recommended_models().items()}
+        return (
+            found
+            | {name: f"{model.download / 1e9:.1f} GB" for name, model in recommended_models().items()}
+            | {name: f"{model.size}, for {model.purpose}" for name, model in recommended_embedding_models().items()}
+        )
 
 
 class Cached(Words):

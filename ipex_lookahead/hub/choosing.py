@@ -27,6 +27,8 @@ MAX_PARTS = 4096
 
 _WORDS = re.compile(r"tokenizer\.model|merges\.txt|[^/]*\.json|[^/]*\.jinja|README\.md|(LICEN[SC]E|NOTICE)[^/]*", re.I)
 """Files downloaded with the weights: config, tokenizer, chat template, model card and license."""
+_MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
+"""Files of the modules of sentence-transformers: pooling, dense heads and normalization."""
 _SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _TYPE = re.compile(r"(?<![A-Z0-9])(I?Q\d+_[A-Z0-9_]+|TQ\d_\d|BF16|FP?16|FP?32|MXFP4|NVFP4)(?![A-Z0-9])", re.I)
@@ -64,8 +66,9 @@ def choose(name: HubName, files: Mapping[str, int | None]) -> Choice:
     weights = _safetensors(top) if "config.json" in top else []
     if weights:
         words = [path for path in top if _WORDS.fullmatch(path) and not path.endswith(".safetensors.index.json")]
+        modules = [path for path in here if "modules.json" in top and _MODULE.fullmatch(path)]
         index = [] if weights == ["model.safetensors"] else [p for p in top if p == "model.safetensors.index.json"]
-        return Choice(name.subfolder, tuple(prefix + path for path in sorted({*words, *index, *weights})))
+        return Choice(name.subfolder, tuple(prefix + path for path in sorted({*words, *index, *weights, *modules})))
     if any(path.endswith(".gguf") and not _is_part_of_a_model(path) for path in here):
         return _best_gguf(name, sorted(path for path in _models(files) if path.startswith(prefix)), files)
     if {"adapter_config.json", "adapter_model.safetensors"} <= {*top}:

@@ -12,6 +12,11 @@ from types import MappingProxyType
 
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.files.safe_yaml import load_yaml
+from ipex_lookahead.hub.recommended_embedding import (
+    RecommendedEmbedding,
+    find_embedding,
+    recommended_embedding_models,
+)
 from ipex_lookahead.system.cgroups import machine_memory
 
 FILE = Path(__file__).with_name("recommended.yaml")
@@ -81,7 +86,7 @@ class Named:
         said: a message about the choice; empty if the name is the model's own short name.
     """
 
-    model: Recommended
+    model: Recommended | RecommendedEmbedding
     said: str
 
 
@@ -108,6 +113,9 @@ def find_recommended(name: str) -> Named | None:
     matches = matches or [model for key, model in spelled.items() if key.startswith(f"{wanted}-")]
     if not matches and wanted[-1:].isdecimal():  # a version: "granite4" means granite4.1
         matches = [model for key, model in spelled.items() if key.startswith(f"{wanted}.")]
+    if not matches and (embedding := find_embedding(wanted)) is not None:
+        exact_name = embedding.name == name.lower()
+        return Named(embedding, "" if exact_name else f"{name}: using {embedding.name} ({embedding.size})")
     if not matches or not wanted[-1:].isalnum():
         return None
     memory = machine_memory()
@@ -138,8 +146,10 @@ def near_names(name: str) -> list[str]:
     """Return short names or series that a name may mean, such as ``gemma3`` and ``gemma4`` for ``gemma``."""
     wanted = _spelled(name)
     series = sorted({model.series for model in recommended_models().values()})
+    names = [*recommended_embedding_models()]
     starts = [one for one in series if wanted and one.startswith(wanted)]
-    return starts or difflib.get_close_matches(wanted, [*recommended_models(), *series], 1)
+    starts = starts or [one for one in names if wanted and one.startswith(wanted)]
+    return starts or difflib.get_close_matches(wanted, [*recommended_models(), *series, *names], 1)
 
 
 def _spelled(name: str) -> str:

@@ -16,6 +16,7 @@ from ipex_lookahead.cli.main import cli, run
 from ipex_lookahead.cli.names import STRATEGIES
 from ipex_lookahead.cli.types import LowBit, Model, Strategy
 from ipex_lookahead.hub.recommended import recommended_models
+from ipex_lookahead.hub.recommended_embedding import recommended_embedding_models
 from ipex_lookahead.low_bits import ALIASES, LOW_BITS, PRESETS
 from tests.cli.test_main import leaf_commands
 
@@ -71,7 +72,7 @@ def test_models_that_are_kept(monkeypatch):
 
 @pytest.mark.parametrize("words", [("generate", "--model"), ("chat", "-m"), ("info",), ("quantize",)])
 def test_models(words, folder):
-    assert values(*words, "") == ["default", "a.gguf", "llama", *recommended_models()]
+    assert values(*words, "") == ["default", "a.gguf", "llama", *recommended_models(), *recommended_embedding_models()]
     assert values(*words, "qwen3-4") == ["qwen3-4b"]
     assert values(*words, "def") == ["default"]
     assert values(*words, "models/") == ["models/c.gguf"]

@@ -20,6 +20,9 @@ class Given:
     types: np.ndarray | None = None
     first: int = 0
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
 
 class FakeEmbedding:
     """The methods of ``EmbeddingModel``.
@@ -82,6 +85,12 @@ class FakeEmbedding:
         assert self.go.wait(60)
         if self.broken and self.broken in texts:
             raise RuntimeError("a broken text")
+
+    def __enter__(self) -> FakeEmbedding:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         self.closed = True
