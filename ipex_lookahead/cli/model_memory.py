@@ -11,6 +11,7 @@ from ipex_lookahead.checkpoints import open_checkpoint
 from ipex_lookahead.checkpoints.low_bit import packed_bytes
 from ipex_lookahead.cli.adapters import adapter_facts, named_adapters
 from ipex_lookahead.cli.model_facts import describe
+from ipex_lookahead.embedding.purpose import purpose_of
 from ipex_lookahead.engines.adapters import is_on_hub
 from ipex_lookahead.engines.load_weights import walk
 from ipex_lookahead.engines.loading import LoadRequest
@@ -20,6 +21,9 @@ from ipex_lookahead.files.paths import given_path
 
 PROCESS_BYTES = 256 << 20
 """Memory of a worker besides weights and KV cache: Python, the packages, the tokenizer, buffers of a step."""
+
+BATCH_BYTES = 256 << 20
+"""Memory of a batch of an embedding or reranking model: its rows in all layers."""
 
 
 def memory_of(path: Path, options: Mapping[str, Any]) -> int:
@@ -33,6 +37,8 @@ def memory_of(path: Path, options: Mapping[str, Any]) -> int:
     Raises InputError or ModelFormatError for a model that cannot be read.
     """
     low_bit = options.get("low_bit")
+    if purpose_of(path) != "text":
+        return weight_bytes(path, low_bit) + BATCH_BYTES + PROCESS_BYTES
     total = weight_bytes(path, low_bit) + int(options["cache_memory"]) + PROCESS_BYTES
     if (draft := here(options.get("draft_model"))) is not None:
         total += weight_bytes(draft, low_bit)

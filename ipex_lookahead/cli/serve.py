@@ -200,8 +200,16 @@ def serve(
             click.echo(line, err=True)
 
     def load(server: Server, *, progress: bool | Progress) -> None:
+        from ipex_lookahead.cli.serve_embedding import is_for_text, load_embedder
         from ipex_lookahead.runtime.service import Service
 
+        if not is_for_text(loading.model[0], progress=progress is True):
+            options = {**loading.settings(), "lora": lora}
+            load_embedder(
+                server, loading.model[0], options, vars(capacity),
+                max_length=limit.max_context, progress=progress, tell=tell, strict=not several.worker,
+            )  # fmt: skip
+            return
         loaded = load_text(loading.model[0], progress=progress, max_context=limit.max_context, **loading.settings())
         if disk.cache_dir is not None:
             loaded.use_cache_folder(disk.cache_dir, disk.cache_disk)

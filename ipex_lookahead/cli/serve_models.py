@@ -109,6 +109,7 @@ class ServedModels:
     def entry(self, name: str, source: str, options: Sequence[str] = (), aliases: Sequence[str] = ()) -> ModelEntry:
         """Return the entry of a model; its own options come after those of the command line, which they override."""
         from ipex_lookahead.cli.model_memory import memory_if_here
+        from ipex_lookahead.cli.serve_embedding import purpose_of_source
         from ipex_lookahead.runtime.places import Places
         from ipex_lookahead.serving.router.entries import ModelEntry
 
@@ -122,14 +123,20 @@ class ServedModels:
         memory = memory_if_here(source, params)
         idle = self._several.idle_unload
         unload = math.inf if idle is None else idle
-        return ModelEntry(name, source, memory, line, aliases, Places(*limits), unload, adapters=adapters)
+        purpose = purpose_of_source(source)
+        return ModelEntry(
+            name, source, memory, line, aliases, Places(*limits), unload, adapters=adapters, purpose=purpose
+        )
 
     def locate(self, entry: ModelEntry) -> int:
         """Download a model if necessary, and return its memory in bytes."""
         from ipex_lookahead.cli.model_memory import memory_of
+        from ipex_lookahead.embedding.purpose import purpose_of
         from ipex_lookahead.hub import resolve_model
 
-        return memory_of(resolve_model(entry.source, progress=False), self._params(entry.options))
+        path = resolve_model(entry.source, progress=False)
+        entry.purpose = purpose_of(path)
+        return memory_of(path, self._params(entry.options))
 
     def _params(self, line: Sequence[str]) -> dict[str, Any]:
         ctx = self._ctx

@@ -144,7 +144,6 @@ def test_without_texts_or_a_model(capsys):
 
 @pytest.fixture
 def reranker(monkeypatch) -> FakeEmbedding:
-    pytest.importorskip("ipex_lookahead.embedding.model")
     model = FakeEmbedding("reranking")
     monkeypatch.setattr(embedding_texts.EmbeddingOptions, "open", lambda options: model)
     return model

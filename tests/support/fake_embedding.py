@@ -68,6 +68,8 @@ class FakeEmbedding:
     def vectors(
         self, inputs: Sequence[Given], *, dimensions: int | None = None, normalize: bool | None = None
     ) -> np.ndarray:
+        if dimensions is not None and dimensions > self.dimensions:
+            raise InputError(argument="dimensions", got=dimensions, allowed=f"1 to {self.dimensions}")
         self._begin(inputs)
         found = np.stack([vector(one.ids, self.dimensions) for one in inputs])[:, :dimensions]
         if normalize:

@@ -84,8 +84,6 @@ async def embedded(
     check_count(server, param, texts)
     model = embedder.model
     inputs = await server.prepare(lambda: model.inputs(texts, task=task, truncate=truncate))
-    if dimensions is not None and dimensions > model.dimensions:
-        raise refused("dimensions", f"{dimensions} is more than the model has; it must be 1 to {model.dimensions}")
     wanted = Wanted(dimensions=dimensions, normalize=normalize)
     try:
         values = await embedder.values(request, server.limits, server.metrics, inputs, wanted)

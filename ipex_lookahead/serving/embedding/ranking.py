@@ -9,6 +9,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from starlette.responses import JSONResponse
 
+from ipex_lookahead.embedding.pooling import probabilities
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.embedding.batcher import Wanted
 from ipex_lookahead.serving.embedding.handling import check_count, checked
@@ -79,7 +80,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
         raw = await embedder.values(request, server.limits, server.metrics, inputs, Wanted(scores=True))
     except ClientGoneError:
         return Response(status_code=GONE)
-    scores = raw if body.raw_scores else 1 / (1 + np.exp(-raw.astype(np.float64)))
+    scores = raw if body.raw_scores else probabilities(raw)
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     if body.texts is not None:
         found = [{"index": at, "score": float(scores[at])} for at in order]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ipex_lookahead.embedding.model import probabilities
 from tests.serving.embedding.test_vectors import ask
 from tests.support.fake_embedding import score
 
@@ -15,7 +16,7 @@ DOCUMENTS = ["xyz", "cat", "dogs and cats", "act"]
 
 
 def probability(document: str, query: str = "cat") -> float:
-    return float(1 / (1 + np.exp(-score(f"{query}|{document}"))))
+    return float(probabilities(np.array([score(f"{query}|{document}")], np.float32))[0])
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/reranking"])

@@ -116,7 +116,7 @@ def test_ollamas_shape(embed):
         ("/v1/embeddings", {"input": 5}, "input: "),
         ("/v1/embeddings", {"input": ["x", 1]}, "input"),
         ("/v1/embeddings", {"input": ["x"] * 2049}, "2,049 entries; the limit is 2,048"),
-        ("/v1/embeddings", {"input": "x", "dimensions": 9}, "9 is more than the model has; it must be 1 to 8"),
+        ("/v1/embeddings", {"input": "x", "dimensions": 9}, "dimensions is 9; it must be 1 to 8"),
         ("/v1/embeddings", {"input": "x", "dimensions": 0}, "dimensions: "),
         ("/v1/embeddings", {"input": "x", "encoding_format": "int8"}, "encoding_format: "),
         ("/v1/embeddings", {"input": "x", "task": "sing"}, "task is 'sing'; it must be query or document"),
