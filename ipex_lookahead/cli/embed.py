@@ -56,8 +56,8 @@ class Vectors:
 
 
 @command(
-    'ipex-lookahead embed -m path/to/model "The sky is blue." "Grass is green."',
-    "ipex-lookahead embed -m path/to/model --file texts.jsonl -o vectors.npy",
+    'ipex-lookahead embed -m path/to/embedder "The sky is blue." "Grass is green."',
+    "ipex-lookahead embed -m path/to/embedder --file texts.jsonl -o vectors.npy",
 )
 @click.argument("texts", nargs=-1)
 def embed(texts: tuple[str, ...], what: Vectors, loading: EmbeddingOptions) -> None:

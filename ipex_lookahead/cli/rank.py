@@ -36,8 +36,8 @@ class Ranking:
 
 
 @command(
-    'ipex-lookahead rank -m path/to/model "Is the sky blue?" "It is." "It is wet."',
-    'ipex-lookahead rank -m path/to/model "Is the sky blue?" --file documents.txt',
+    'ipex-lookahead rank -m path/to/embedder "Is it blue?" "Yes." "It rains."',
+    'ipex-lookahead rank -m path/to/embedder "Is it blue?" --file documents.txt',
 )
 @click.argument("query")
 @click.argument("documents", nargs=-1)
@@ -89,11 +89,11 @@ def scored(model: Any, query: str, documents: Sequence[str], instruction: str | 
     if instruction is not None:
         raise InputError("--instruction is for reranking models; this is an embedding model", hint="leave it out")
     with progress_bar(len(documents), "ranking") as advance:
-        asked = model.vectors(model.inputs([query], task="query"), normalize=True)[0].astype(np.float64)
+        query_vector = model.vectors(model.inputs([query], task="query"), normalize=True)[0].astype(np.float64)
         found = []
         for batch in batches(model.inputs(documents, task="document")):
             vectors = model.vectors(batch, normalize=True).astype(np.float64)
-            found += [float(np.sum(vector * asked)) for vector in vectors]
+            found += [float(np.sum(vector * query_vector)) for vector in vectors]
             for _ in batch:
                 advance()
     return found

@@ -19,6 +19,7 @@ from ipex_lookahead.cli.main import COMMANDS, run
 from ipex_lookahead.system.extras import installing
 from tests.support.chat_tokenizer import write_chat_llama
 from tests.support.commands import Done, in_one_process
+from tests.support.embedding_folders import qwen3, tokenizer, write_qwen3_embedding
 from tests.support.ipex_llm_folder import write_ipex_llm
 from tests.support.tiny import write_tiny_gguf
 
@@ -50,6 +51,8 @@ WORKS = {
     "bench replay": ("bench", "replay", "--replay", "{recording}", "--strategy", "prompt_lookup"),
     "bench decode": ("bench", "decode", "-m", "{model}", "--limit", "1", "-n", "8", *ONE),
     "bench run": ("bench", "run", "{plan}", "--output", "{new}/results", "--no-pictures"),
+    "embed": ("embed", "-m", "{embedder}", *ONE, "one two"),
+    "rank": ("rank", "-m", "{embedder}", *ONE, "one two", "three", "four"),
     "bench quality": ("bench", "quality", "-m", "{model}", "--low-bit", "sym_int4", *ONE),
 }
 SERVED = {"serve", "bench serve", "bench agent"}
@@ -78,13 +81,15 @@ def places(tmp_path_factory) -> dict[str, str]:
     made = tmp_path_factory.mktemp("places")
     (made / "new").mkdir()
     model = write_chat_llama(made / "model", context=20_000)
+    (made / "embedder").mkdir()
+    write_qwen3_embedding(made / "embedder", qwen3(tokenizer().get_vocab_size()))
     write_ipex_llm(made / "theirs", "sym_int8")
     write_tiny_gguf(made / "m.gguf", quant="Q4_1")
     (made / "text.txt").write_text("one two three")
     (made / "plan.yaml").write_text(f"repo_id: {model}\nin_out_pairs: 16-8\nnum_trials: 1\nthreads: 1\n")
     recorded = ["bench", "replay", "-m", str(model), "--record", str(made / "recording.jsonl"), *ONE]
     assert run([*recorded, "--limit", "1", "-n", "8"]) == 0
-    return {name: str(made / name) for name in ("model", "theirs", "new")} | {
+    return {name: str(made / name) for name in ("model", "theirs", "new", "embedder")} | {
         "text": str(made / "text.txt"),
         "gguf": str(made / "m.gguf"),
         "plan": str(made / "plan.yaml"),

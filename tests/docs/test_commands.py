@@ -13,6 +13,7 @@ import pytest
 from ipex_lookahead.cli.main import cli, run
 from tests.docs.pages import PAGES, ROOT, Command, commands
 from tests.support.chat_tokenizer import write_chat_llama
+from tests.support.embedding_folders import qwen3, tokenizer, write_qwen3_embedding
 
 NEEDS = {"", "hardware", "network", "minutes", "another environment"}
 SHELL = {". .venv/bin/activate"}
@@ -66,6 +67,10 @@ def workplace(tmp_path_factory):
     """A folder in which the commands' files lie: a tiny model, a text, prompts, and the project's own."""
     folder = tmp_path_factory.mktemp("typed")
     write_chat_llama(folder / "path" / "to" / "model", context=512)
+    (folder / "path" / "to" / "embedder").mkdir()
+    write_qwen3_embedding(folder / "path" / "to" / "embedder", qwen3(tokenizer().get_vocab_size()))
+    (folder / "documents.txt").write_text("The sky is blue.\nThe sea is wet.\n")
+    (folder / "texts.jsonl").write_text('{"id": 1, "text": "The sky is blue."}\n')
     (folder / "notes.txt").write_text("A river was hidden. It is open again.\n")
     (folder / "answers.jsonl").touch()  # what bench replay would have recorded
     (folder / "costs.json").touch()  # and what bench step would have measured

@@ -59,7 +59,7 @@ def test_another_models_path_names_the_right_model(fleet, scripts):
     assert not any(script.bodies for script in scripts.values()), "no model was loaded for it"
 
 
-def test_a_server_without_such_a_model_says_how_to_add_one(fleet):
+def test_a_server_without_such_a_model_names_one_to_add(fleet):
     running = fleet({"chat": json_script()})
     error = post(running.url + "/v1/embeddings", json={"input": "x"}).json()["error"]["message"]
     assert error == "this server has no model for embeddings; add an embedding model, such as: -m qwen3-embedding-0.6b"
