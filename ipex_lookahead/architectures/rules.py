@@ -45,6 +45,18 @@ def biases(file: GgufSource, config: Config) -> None:
 # ---- Llama and similar -----------------------------------------------------------------------------------------------
 
 
+_TILE_TOKENS = ("<image>", "<fake_token_around_image>")
+"""Tokens of the vocabularies of Idefics 3 and SmolVLM; the first is the placeholder for a row of an image."""
+
+
+def complete_llama(file: GgufSource, config: Config) -> None:
+    """Set what the tensors and the vocabulary of a GGUF file show: biases, and the text part of a SmolVLM."""
+    biases(file, config)
+    tokens = file.metadata.get("tokenizer.ggml.tokens", ())
+    if isinstance(tokens, list) and all(token in tokens for token in _TILE_TOKENS):
+        config["image_token_id"] = tokens.index(_TILE_TOKENS[0])
+
+
 def check_llama(config: Config, source: Source) -> None:
     """Refuse other activations, and windows and layer types that would have an effect."""
     check_even_heads(config, source)

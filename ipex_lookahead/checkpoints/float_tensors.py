@@ -78,7 +78,7 @@ def _read_part(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> P
 
 def read_placed(file: SafetensorsFile, tensor: Tensor, stored: StoredTensor) -> PackedWeight:
     """Read the part of a float tensor that is a weight, with its offset applied. Raises as :func:`read_float`."""
-    whole = tensor.hf.shape == tensor.shape
+    whole = tensor.hf.shape == tensor.shape and tensor.hf.layout != "transposed"
     weight = read_float(file, tensor.hf.name, stored) if whole else _read_part(file, tensor, stored)
     return with_offset(weight, tensor.hf.offset)
 

@@ -20,6 +20,7 @@ from ipex_lookahead.system.extras import installing
 if TYPE_CHECKING:
     from ipex_lookahead.conversation.model import ChatModel
     from ipex_lookahead.conversation.request import Form
+    from ipex_lookahead.engines.images import PromptImage
     from ipex_lookahead.runtime.text_model import Constrain
 
 _JSON = re.compile(r"^\s*[{\[]")
@@ -81,17 +82,22 @@ def _text_of(name: str, given: str, inline: re.Pattern[str]) -> tuple[str, str]:
 
 
 def constrained(
-    model: ChatModel, form: Form, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any]
-) -> tuple[list[int], Constrain]:
-    """Return the token ids of a prompt, and what keeps its answer in the form, after a thought if the model thinks.
+    model: ChatModel,
+    form: Form,
+    messages: Sequence[Mapping[str, str]],
+    variables: Mapping[str, Any],
+    images: Sequence[bytes],
+) -> tuple[list[int], Sequence[PromptImage], Constrain]:
+    """Return the token ids of a prompt, its images, and what keeps its answer in the form, after a possible thought.
 
     Raises InputError if the form cannot be compiled.
     """
     from ipex_lookahead.conversation.request import Conversation, request_for
 
-    request = request_for(model, Conversation([dict(one) for one in messages], form=form, variables=variables))
+    given = Conversation([dict(one) for one in messages], form=form, variables=variables, images=images)
+    request = request_for(model, given)
     assert request.constraint is not None
-    return list(request.prompt), request.constraint(model.grammars).constrain
+    return list(request.prompt), request.images, request.constraint(model.grammars).constrain
 
 
 def constrained_text(model: ChatModel, form: Form, prompt: str) -> tuple[list[int], Constrain]:

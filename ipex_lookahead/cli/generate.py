@@ -70,13 +70,20 @@ class Text:
             return [("", read_prompt(prompt, self.prompt_file))]
         return [(found.id, found.text) for found in read_prompts([self.prompts])]
 
-    def encode(self, loaded: TextModel, text: str, think: bool | None = None) -> list[int]:
+    def encode(
+        self,
+        loaded: TextModel,
+        text: str,
+        think: bool | None = None,
+        rewrite: Callable[[str], str] | None = None,
+    ) -> list[int]:
         """Return the token ids of a prompt."""
         if self.raw:
             return loaded.tokenizer.encode(text)
         from ipex_lookahead.tokenization.prompts import conversation_prompt
 
-        return conversation_prompt(loaded.tokenizer, loaded.config, self.messages(text), think_variables(think))
+        variables = think_variables(think)
+        return conversation_prompt(loaded.tokenizer, loaded.config, self.messages(text), variables, rewrite)
 
     def messages(self, text: str) -> list[dict[str, Any]]:
         """Return the messages of a prompt."""
@@ -148,7 +155,7 @@ def generate(
 
     from ipex_lookahead.cli.stream import Answer, Painter
     from ipex_lookahead.conversation.model import ChatModel
-    from ipex_lookahead.conversation.pictures import with_images
+    from ipex_lookahead.conversation.pictures import Expansion
 
     with ExitStack() as opened:
         chat = None
@@ -160,17 +167,17 @@ def generate(
             """Encode a prompt; return its empty answer, and a function that generates it."""
             more: dict[str, Any] = {}
             if form is None or chat is None:
-                ids = text.encode(loaded, prompt, thinking.think)
-                if chat is not None and files:
-                    ids, more["images"] = with_images(chat, ids, files)
+                expansion = Expansion(chat, files) if chat is not None and files else None
+                ids = text.encode(loaded, prompt, thinking.think, None if expansion is None else expansion.text)
+                if expansion is not None:
+                    ids, more["images"] = expansion.prompt(ids)
                 more |= {**drafting, **thoughts.arguments(ids)}
                 return Answer(loaded.tokenizer, write), partial(loaded.generate, ids, params, **more)
             if text.raw:
                 ids, constrain = constrained_text(chat, form, prompt)
             else:
-                ids, constrain = constrained(chat, form, text.messages(prompt), think_variables(thinking.think))
-            if files:
-                ids, more["images"] = with_images(chat, ids, files)
+                messages, variables = text.messages(prompt), think_variables(thinking.think)
+                ids, more["images"], constrain = constrained(chat, form, messages, variables, files)
             more |= {**drafting, **thoughts.arguments(ids)}
             generate = partial(loaded.generate, ids, params, constrain=constrain, **more)
             return Answer(loaded.tokenizer, write, lambda thought: None, ids), generate

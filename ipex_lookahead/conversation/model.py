@@ -62,6 +62,13 @@ class ChatModel:
         """Each token's bytes."""
         return token_bytes(self.tokenizer, self.vocab_size)
 
+    def spelling(self, token: int) -> str:
+        """Return a token's text in prompts. Raises InputError for an id that the vocabulary does not have."""
+        for vocabulary in (self.special_tokens, self.tokenizer.get_vocab()):
+            if (found := next((text for text, i in vocabulary.items() if i == token), None)) is not None:
+                return found
+        raise InputError(f"the model's vocabulary has no token {token}, which images need")
+
     @property
     def grammars(self) -> Grammars:
         """Compiles grammars for this model. Raises MissingPackageError if llguidance is not installed."""

@@ -48,54 +48,87 @@ def of_data_url(url: object, place: str) -> bytes:
         raise InputError(f"{place} is not valid base64: {error}") from None
 
 
-def with_images(model: ChatModel, ids: Sequence[int], files: Sequence[bytes]) -> tuple[list[int], list[PromptImage]]:
-    """Return the prompt with a placeholder for each row of its images, and the images, which are not encoded yet.
+class Expansion:
+    """The images of a prompt, as tokens: the text and the ids of the prompt get a place for each row of them.
 
     Args:
         model: the model.
-        ids: a prompt with one placeholder for each image, from the chat template.
-        files: the image files, in the order of the placeholders.
+        files: the image files, in the order of the prompt.
+
+    Attributes:
+        layouts: each image's tokens.
 
     Raises:
-        InputError: the model takes no images, a file is not an image or exceeds a limit, or the chat template has not
-            written one placeholder for each image.
-        ContextLengthError: the prompt is longer than the context.
+        InputError: the model takes no images, or a file is not an image or exceeds a limit.
     """
-    vision = model.vision
-    vision.reader.limits.check_count(len(files))
-    token = model.image_token
-    places = [at for at, one in enumerate(ids) if one == token]
-    if len(places) != len(files):
-        raise InputError(
-            f"the chat template has written {len(places)} places for {len(files)} images",
-            hint="use the model's own chat template, and remove its image tokens from texts",
-        )
-    before, after = vision.around
-    grids = [vision.size(file) for file in files]  # from headers: a prompt that is too long is not decoded
-    counts = [rows * columns for rows, columns in grids]
-    length = len(ids) + sum(counts) - len(files) + len(files) * (len(before) + len(after))
-    if length >= model.max_context:
-        raise ContextLengthError(
-            f"the prompt has {length:,} tokens, {sum(counts):,} of them for images; the context has"
-            f" {model.max_context:,}",
-            hint="send fewer or smaller images, or load the model with a larger max_context",
-            tokens=length,
-            limit=model.max_context - 1,
-        )
-    found: list[int] = []
-    images: list[PromptImage] = []
-    end = 0
-    for place, file in zip(places, files, strict=True):
-        prepared = vision.prepare(file)
-        found += [*ids[end:place], *before]
-        encode = partial(_features, vision, prepared)
-        images.append(PromptImage(len(found), None, prepared.grid, prepared.digest, encode=encode))
-        found += [*([token] * prepared.tokens), *after]
-        end = place + 1
-    return [*found, *ids[end:]], images
+
+    def __init__(self, model: ChatModel, files: Sequence[bytes]) -> None:
+        model.vision.reader.limits.check_count(len(files))
+        self._model, self._files = model, files
+        self.layouts = [model.vision.layout(file) for file in files]  # from headers
+
+    def text(self, rendered: str) -> str:
+        """Return the chat template's text with the tokens around each image's tiles, and one token for each tile.
+
+        Raises InputError if the template has not written one place for each image.
+        """
+        model = self._model
+        token = model.spelling(model.image_token)
+        marker = token if model.vision.marker is None else model.spelling(model.vision.marker)
+        parts = rendered.split(marker)
+        if len(parts) - 1 != len(self._files):
+            raise InputError(
+                f"the chat template has written {len(parts) - 1} places for {len(self._files)} images",
+                hint="use the model's own chat template, and remove its image tokens from texts",
+            )
+        found = [parts[0]]
+        for layout, part in zip(self.layouts, parts[1:], strict=True):
+            pieces = ("".join(p if isinstance(p, str) else model.spelling(p) for p in one) for one in layout.pieces)
+            found += [token.join(pieces), part]
+        return "".join(found)
+
+    def prompt(self, ids: Sequence[int]) -> tuple[list[int], list[PromptImage]]:
+        """Return the prompt with a placeholder for each row, and its images, one for each tile, not encoded yet.
+
+        Args:
+            ids: those of :meth:`text`'s result.
+
+        Raises:
+            InputError: a file is damaged or exceeds a limit, or a text has the token of an image's rows.
+            ContextLengthError: the prompt is longer than the context.
+        """
+        model, vision = self._model, self._model.vision
+        token = model.image_token
+        places = [at for at, one in enumerate(ids) if one == token]
+        counts = [count for layout in self.layouts for count in layout.counts]
+        if len(places) != len(counts):
+            raise InputError(
+                f"the prompt has {len(places)} places for {len(counts)} parts of images",
+                hint="use the model's own chat template and tokenizer, and remove its image tokens from texts",
+            )
+        length = len(ids) + sum(counts) - len(counts)
+        if length >= model.max_context:  # not decoded
+            raise ContextLengthError(
+                f"the prompt has {length:,} tokens, {sum(counts):,} of them for images; the context has"
+                f" {model.max_context:,}",
+                hint="send fewer or smaller images, or load the model with a larger max_context",
+                tokens=length,
+                limit=model.max_context - 1,
+            )
+        found: list[int] = []
+        images: list[PromptImage] = []
+        at = end = 0
+        for file in self._files:
+            for tile in vision.prepare(file).tiles:
+                found += ids[end : places[at]]
+                encode = partial(_features, vision, tile)
+                images.append(PromptImage(len(found), None, tile.grid, tile.digest, encode=encode))
+                found += [token] * tile.tokens
+                end, at = places[at] + 1, at + 1
+        return [*found, *ids[end:]], images
 
 
-def _features(vision: VisionModel, image: Prepared, pause: Callable[[], None]) -> tuple[Floats, tuple[Floats, ...]]:
-    """Return an image's features and deepstack features."""
-    found = vision.features(image, pause)
+def _features(vision: VisionModel, tile: Prepared, pause: Callable[[], None]) -> tuple[Floats, tuple[Floats, ...]]:
+    """Return a tile's features and deepstack features."""
+    found = vision.features(tile, pause)
     return found.values, found.deepstack

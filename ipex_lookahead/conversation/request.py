@@ -12,7 +12,7 @@ from ipex_lookahead.conversation.calls.base import DECODER, Function, Spell, Sty
 from ipex_lookahead.conversation.calls.decided import decided
 from ipex_lookahead.conversation.grammar import Grammar, Grammars, inlined
 from ipex_lookahead.conversation.model import ChatModel
-from ipex_lookahead.conversation.pictures import with_images
+from ipex_lookahead.conversation.pictures import Expansion
 from ipex_lookahead.conversation.reader import Reader
 from ipex_lookahead.conversation.references import local
 from ipex_lookahead.conversation.thinking import TAIL, Marks, Mode, budget_of, marks_of, mode_of, rule
@@ -117,11 +117,14 @@ def request_for(model: ChatModel, conversation: Conversation) -> Request:
     # A prompt has all functions, whatever the choice, so that the prefix cache finds the conversation again.
     given = [_described(one) for one in conversation.functions]
     images: Sequence[PromptImage] = ()
+    expansion = None
     if conversation.images:
         _check_images(model, conversation, ways)
-    ids = _rendered(model, conversation, ways, given) if template else _without_template(model, conversation)
-    if conversation.images:
-        ids, images = with_images(model, ids, conversation.images)
+        expansion = Expansion(model, conversation.images)
+    rewrite = None if expansion is None else expansion.text
+    ids = _rendered(model, conversation, ways, given, rewrite) if template else _without_template(model, conversation)
+    if expansion is not None:
+        ids, images = expansion.prompt(ids)
     made = thinking_request(
         model,
         ids,
@@ -201,9 +204,15 @@ def _ending(model: ChatModel, marks: Marks, sentence: str) -> list[int]:
     return [*said, *(model.tokenizer.encode(marks.end, add_special_tokens=False) if end is None else (end,))]
 
 
-def _rendered(model: ChatModel, conversation: Conversation, ways: Ways, given: Sequence[Function]) -> list[int]:
+def _rendered(
+    model: ChatModel,
+    conversation: Conversation,
+    ways: Ways,
+    given: Sequence[Function],
+    rewrite: Callable[[str], str] | None,
+) -> list[int]:
     """The prompt by the chat template, and in words where that knows nothing of tools."""
-    ids_of = partial(_encoded, model, conversation)
+    ids_of = partial(_encoded, model, conversation, rewrite)
     called = any(m["role"] == "tool" or m.get("tool_calls") for m in conversation.messages)
     if not given and not called:
         return ids_of(conversation.messages, None)
@@ -231,12 +240,18 @@ def _rendered(model: ChatModel, conversation: Conversation, ways: Ways, given: S
         raise
 
 
-def _encoded(model: ChatModel, conversation: Conversation, messages: Sequence[Message], tools: Any) -> list[int]:
+def _encoded(
+    model: ChatModel,
+    conversation: Conversation,
+    rewrite: Callable[[str], str] | None,
+    messages: Sequence[Message],
+    tools: Any,
+) -> list[int]:
     variables = {**conversation.variables, "add_generation_prompt": True, "tools": tools}
     begun, marks = conversation.begun, marks_of(model.template)
     if begun and marks is not None and marks.said:
         begun = Woven([Own("".join(marks.said)), begun])
-    return model.tokenizer.prompt_ids(messages, variables, begun)
+    return model.tokenizer.prompt_ids(messages, variables, begun, rewrite)
 
 
 def _without_template(model: ChatModel, conversation: Conversation) -> list[int]:

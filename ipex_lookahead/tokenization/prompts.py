@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ def conversation_prompt(
     config: Mapping[str, Any],
     messages: Sequence[Mapping[str, str]],
     variables: Mapping[str, Any] | None = None,
+    rewrite: Callable[[str], str] | None = None,
 ) -> list[int]:
     """Return the token ids of the prompt for an answer to the last message, which is the user's.
 
@@ -54,6 +55,7 @@ def conversation_prompt(
         config: The config of the model, with ``model_type`` and ``vocab_size``.
         messages: An optional system message, then alternating messages of user and assistant.
         variables: Further variables of the chat template, such as ``enable_thinking``.
+        rewrite: Changes the chat template's text before it is encoded; for a ``TextTokenizer``.
 
     Raises:
         InputError: The chat template rejects the messages (some have no system message), or a text is not Unicode.
@@ -65,7 +67,7 @@ def conversation_prompt(
     if getattr(tokenizer, "chat_template", None):
         given = {**(variables or {}), "add_generation_prompt": True}
         if own:
-            return list(tokenizer.prompt_ids(messages, given))
+            return list(tokenizer.prompt_ids(messages, given, rewrite=rewrite))
         rendered = tokenizer.apply_chat_template(messages, tokenize=False, **given)
         return list(tokenizer.encode(rendered, add_special_tokens=False))
     encode = tokenizer.encode_content if own else tokenizer.encode

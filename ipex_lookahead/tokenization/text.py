@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -182,7 +182,11 @@ class TextTokenizer(ABC):
         return self._rendered(chat_template_of(self, None, bool(tools)), conversation, {**self._own(), **variables})
 
     def prompt_ids(
-        self, conversation: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], answer: str = ""
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        answer: str = "",
+        rewrite: Callable[[str], str] | None = None,
     ) -> list[int]:
         """Return the token ids of the prompt of messages.
 
@@ -193,19 +197,22 @@ class TextTokenizer(ABC):
             conversation: Messages ``{"role": ..., "content": ...}``.
             variables: Variables of the template; ``tools`` may select another template.
             answer: Beginning of the answer, at the end of the prompt.
+            rewrite: Changes the template's text before it is encoded, such as its places for images. Control tokens in
+                messages do not occur in that text as they are.
 
         Raises:
             InputError: There is no template, or it rejects the messages.
             ModelFormatError: The template is faulty.
         """
+        changed = rewrite or str
         template, own = chat_template_of(self, None, for_tools=bool(variables.get("tools"))), self._own()
         if not self.special_tokens_in_content:
             guard = self._guard(template)
             given = {**own, **{name: guard.value(value) for name, value in variables.items()}}
-            text = self._rendered(template, guard.messages(conversation), given) + guard.answer(answer)
+            text = changed(self._rendered(template, guard.messages(conversation), given)) + guard.answer(answer)
             if not guard.rewritten(text):
                 return guard.encode(text) if guard.marked(text) else self.encode(text, add_special_tokens=False)
-        return self.encode(self._rendered(template, conversation, {**own, **variables}) + answer, False)
+        return self.encode(changed(self._rendered(template, conversation, {**own, **variables})) + answer, False)
 
     def _own(self) -> dict[str, Any]:
         """Return the tokenizer's variables of the template."""

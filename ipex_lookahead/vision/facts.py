@@ -11,7 +11,7 @@ from ipex_lookahead.architectures.spec import Attention, Linear, named_tensors
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.vision.mmproj import MmprojFile, mmproj_of
-from ipex_lookahead.vision.model import MAX_TOKENS, described
+from ipex_lookahead.vision.model import described
 from ipex_lookahead.vision.preparation import Preparation, settings
 from ipex_lookahead.vision.weights import TowerFolder
 
@@ -67,19 +67,23 @@ def _of_folder(folder: Path, hidden: int) -> dict[str, Any]:
 
 
 def _facts(spec: EncoderSpec, preparation: Preparation) -> dict[str, Any]:
-    capped = preparation.capped(MAX_TOKENS)
-    tokens = {f"{width}x{height}": prod(capped.grid(width, height)) for width, height in SIZES}
+    tiles = {
+        f"{width}x{height}": [prod(preparation.grid(tile)) for tile in preparation.plan(width, height).tiles]
+        for width, height in SIZES
+    }
     return {
         "tower": spec.model_type,
         "layers": len(spec.layers),
         "parameters": sum(prod(tensor.shape) for _, tensor in spec.named_tensors()),
-        "tokens": tokens,
-        "operations": {size: operations(spec, capped, count) for size, count in tokens.items()},
+        "tokens": {size: sum(counts) for size, counts in tiles.items()},
+        "operations": {
+            size: sum(operations(spec, preparation, count) for count in counts) for size, counts in tiles.items()
+        },
     }
 
 
 def operations(spec: EncoderSpec, preparation: Preparation, tokens: int) -> int:
-    """Return the floating-point operations of the matrices and of attention, for a picture of ``tokens``."""
+    """Return the floating-point operations of the matrices and of attention, for a tile of ``tokens``."""
     patches = tokens * preparation.merge**2
     values = patches * preparation.patch**2 * 3 * preparation.frames
     total = 0

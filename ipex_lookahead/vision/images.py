@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ipex_lookahead.errors import InputError, MissingPackageError
 from ipex_lookahead.system.extras import installing
 from ipex_lookahead.tokenization.process import KeptWorker, Stopped, Worker, importable, spoken_memory, stopped_by
+from ipex_lookahead.vision.tiling import Plan
 
 Pixels = npt.NDArray[np.uint8]
 """RGB, [height, width, 3]."""
@@ -71,19 +72,28 @@ class ImageReader(KeptWorker):
         width, height = self._ask(file, {})["size"]
         return width, height
 
-    def pixels(self, file: bytes, size: tuple[int, int], resample: int) -> Pixels:
-        """Return an image's pixels, resized as Pillow does it.
+    def tiles(self, file: bytes, plan: Plan, resample: int) -> list[Pixels]:
+        """Return the pixels of an image's tiles, resized as Pillow does it.
 
         Args:
             file: The image file.
-            size: Width and height of the result.
+            plan: The steps and the tiles.
             resample: Number of Pillow's filter: 2 bilinear, 3 bicubic, 1 Lanczos.
 
         Raises:
             InputError: as :meth:`size`.
         """
-        data = base64.b64decode(self._ask(file, {"size": size, "resample": resample})["pixels"])
-        return np.frombuffer(data, np.uint8).reshape(size[1], size[0], 3)
+        results = sorted({tile.step for tile in plan.tiles})
+        steps = [(step.width, step.height, step.source) for step in plan.steps]
+        answer = self._ask(file, {"steps": steps, "results": results, "resample": resample})["pixels"]
+        made = {}
+        for number, data in zip(results, answer, strict=True):
+            step = plan.steps[number]
+            made[number] = np.frombuffer(base64.b64decode(data), np.uint8).reshape(step.height, step.width, 3)
+        return [
+            np.ascontiguousarray(made[tile.step][tile.top : tile.top + tile.height, tile.left : tile.left + tile.width])
+            for tile in plan.tiles
+        ]
 
     def _ask(self, file: bytes, wanted: dict[str, Any]) -> dict[str, Any]:
         limits = self.limits

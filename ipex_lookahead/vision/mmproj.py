@@ -27,10 +27,17 @@ from ipex_lookahead.checkpoints.placed import run_of
 from ipex_lookahead.errors import ModelFormatError, UnsupportedModelError
 from ipex_lookahead.formats import FLOATS, as_floats
 from ipex_lookahead.formats.base import PackedWeight
-from ipex_lookahead.vision.towers import gemma4, gemma4_unified, qwen3_vl
+from ipex_lookahead.vision.towers import gemma3, gemma4, gemma4_unified, idefics3, lfm2_vl, qwen3_vl
 from ipex_lookahead.vision.towers.base import checked
 
-PROJECTORS: Mapping[str, Any] = {"gemma4v": gemma4, "gemma4uv": gemma4_unified, "qwen3vl_merger": qwen3_vl}
+PROJECTORS: Mapping[str, Any] = {
+    "gemma4v": gemma4,
+    "gemma4uv": gemma4_unified,
+    "qwen3vl_merger": qwen3_vl,
+    "gemma3": gemma3,
+    "idefics3": idefics3,
+    "lfm2": lfm2_vl,
+}
 """Type of projector -> its tower."""
 _BEST_FIRST = (32, 1, 0, 7)
 """Types of files, ``general.file_type``: BF16, F16, F32, Q8_0."""
@@ -56,13 +63,11 @@ class MmprojFile(GgufCheckpoint):
             self._file.read_tensor_table()
             refuse_unread_types(self._file)
             self.tower = self._tower()
-            self.hidden = self._whole("projection_dim")
-            config = self._config()
+            self.hidden = self.whole("projection_dim")
+            config = self.tower.gguf_config(self)
             keys = {f"vision_config.{key}": (key, None) for key in config}
-            self.config = checked(self.tower.KEYS, config, Source.at(self.path, keys))
-            mean, std = (self.metadata.get(f"clip.vision.image_{name}") for name in ("mean", "std"))
-            given = {"image_mean": mean, "image_std": std} if self.tower is qwen3_vl else {}
-            self.settings = {key: [float(one) for one in value] for key, value in given.items() if value is not None}
+            self.config = checked({**self.tower.KEYS, **self.tower.OUTER}, config, Source.at(self.path, keys))
+            self.settings = self.tower.gguf_settings(self)
         except BaseException:
             self._file.close()
             raise
@@ -77,15 +82,40 @@ class MmprojFile(GgufCheckpoint):
             )
         return PROJECTORS[kind]
 
-    def _whole(self, key: str) -> int:
+    def whole(self, key: str, default: int | None = None) -> int:
+        """See ``GgufTower``."""
         name = f"clip.vision.{key}"
+        if default is not None and name not in self.metadata:
+            return default
         value = self._file.scalar(name)
         if type(value) is not int or not 0 <= value <= 1 << 20:
             raise self._file.error(name, self._file.offsets.get(name), f"is {value!r}; it must be a whole number")
         return value
 
-    def _shape(self, name: str, dimensions: int) -> tuple[int, ...]:
+    def number(self, key: str) -> float:
+        """See ``GgufTower``."""
+        name = f"clip.vision.{key}"
+        value = self._file.scalar(name)
+        if not isinstance(value, float) or not 0 < value < 1:
+            raise self._file.error(name, self._file.offsets.get(name), f"is {value!r}; it must be from 0 to 1")
+        return float(str(np.float32(value)))  # as the converter read it
+
+    def mean_and_std(self) -> dict[str, list[float]]:
+        """See ``GgufTower``."""
+        found = {f"image_{name}": self.metadata.get(f"clip.vision.image_{name}") for name in ("mean", "std")}
+        return {key: [float(one) for one in value] for key, value in found.items() if value is not None}
+
+    def layers_with_deepstack(self) -> list[int]:
+        """See ``GgufTower``."""
+        return [i for i, one in enumerate(self.metadata.get("clip.vision.is_deepstack_layers", ())) if one]
+
+    def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
+        """See ``GgufTower``."""
         return self._stored(name, dimensions).shape
+
+    def has(self, name: str) -> bool:
+        """See ``GgufTower``."""
+        return name in self._file.tensors
 
     def _stored(self, name: str, dimensions: int) -> GgufTensor:
         if (found := self._file.tensors.get(name)) is None:
@@ -93,38 +123,6 @@ class MmprojFile(GgufCheckpoint):
         if len(found.shape) != dimensions:
             raise found.error(found.entry, f"has shape {list(found.shape)}; it must have {dimensions} dimensions")
         return found
-
-    def _config(self) -> dict[str, Any]:
-        """Return the ``vision_config`` that a folder of the model would have."""
-        there, width = self._file.tensors, self._whole("embedding_length")
-        config: dict[str, Any] = {"patch_size": self._whole("patch_size")}
-        if self.tower is gemma4_unified:
-            values = self._shape("v.patch_norm.1.weight", 1)[0]
-            side = isqrt(values // 3)
-            positions = self._shape("v.position_embd.weight", 3)[1]
-            return config | {
-                "pooling_kernel_size": side // config["patch_size"], "mm_embed_dim": width, "mm_posemb_size": positions,
-            }  # fmt: skip
-        config |= {"hidden_size": width, "intermediate_size": self._whole("feed_forward_length")}
-        layers, heads = self._whole("block_count"), self._whole("attention.head_count")
-        if self.tower is qwen3_vl:
-            deep = self.metadata.get("clip.vision.is_deepstack_layers", ())
-            return config | {
-                "depth": layers, "num_heads": heads, "spatial_merge_size": self._whole("spatial_merge_size"),
-                "num_position_embeddings": self._shape("v.position_embd.weight", 2)[0],
-                "deepstack_visual_indexes": [i for i, one in enumerate(deep) if one],
-            }  # fmt: skip
-        head_dim = self._shape("v.blk.0.attn_q_norm.weight", 1)[0]
-        return config | {
-            # A mixed file has 128 blocks for its sound.
-            "num_hidden_layers": sum(f"v.blk.{i}.ln1.weight" in there for i in range(layers)),
-            "num_attention_heads": heads,
-            "num_key_value_heads": self._shape("v.blk.0.attn_k.weight", 2)[0] // head_dim,
-            "head_dim": head_dim,
-            "position_embedding_size": self._shape("v.position_embd.weight", 3)[1],
-            "use_clipped_linears": "v.blk.0.attn_q.input_min" in there,
-            "standardize": "v.std_bias" in there,
-        }
 
     def read_tensor(self, tensor: Tensor) -> PackedWeight:
         """Read a weight as in a folder, in floats.
@@ -141,7 +139,9 @@ class MmprojFile(GgufCheckpoint):
             return self._noted(tensor, np.stack(parts, 2), self._format_of(place.name))
         weight = self._floats(tensor, place.name, place.shape)
         codes = weight.codes
-        if place.layout == "channels_first":
+        if place.layout == "transposed":
+            codes = codes.reshape(place.shape).T
+        elif place.layout == "channels_first":
             side = isqrt(tensor.shape[-1] // 3)
             codes = np.moveaxis(codes.reshape(-1, 3, side, side), 1, 3)
         elif place.layout == "axes_first":
@@ -154,7 +154,7 @@ class MmprojFile(GgufCheckpoint):
         if source.shape != shape:
             raise source.error(source.entry, f"has shape {list(source.shape)}; the metadata imply {list(shape)}")
         place = replace(tensor.gguf, name=name, shape=shape, layout="plain")
-        if place.rows is None and (tensor.gguf.layout == "frames" or not tensor.shape):  # whole, of any dimensions
+        if place.rows is None and (tensor.gguf.layout in ("frames", "transposed") or not tensor.shape):  # whole
             plain = replace(tensor, shape=shape, gguf=place)
         else:
             plain = replace(tensor, gguf=place)

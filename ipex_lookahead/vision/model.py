@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.architectures.hparams import Source, integer
+from ipex_lookahead.architectures.hparams import Source
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.engines.native.encoder import NativeEncoder, Pause, no_pause
 from ipex_lookahead.errors import InputError, UnsupportedModelError
@@ -23,8 +23,9 @@ from ipex_lookahead.vision.images import ImageLimits, ImageReader, Pixels
 from ipex_lookahead.vision.mmproj import MmprojFile, mmproj_of
 from ipex_lookahead.vision.preparation import Floats, Patches, Preparation, settings
 from ipex_lookahead.vision.processed import patches_of
-from ipex_lookahead.vision.towers import gemma4, gemma4_unified, qwen3_vl
-from ipex_lookahead.vision.towers.base import Features, checked
+from ipex_lookahead.vision.tiling import Plan
+from ipex_lookahead.vision.towers import gemma3, gemma4, gemma4_unified, idefics3, lfm2_vl, qwen3_vl
+from ipex_lookahead.vision.towers.base import Features, Piece, checked
 from ipex_lookahead.vision.weights import TowerFolder
 
 TOWERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
@@ -34,17 +35,44 @@ TOWERS: Mapping[str, tuple[Any, Mapping[str, Any]]] = {
     "qwen3_vl_moe": (qwen3_vl, {"deepstack_visual_indexes": [8, 16, 24]}),
     "qwen3_5": (qwen3_vl, {}),
     "qwen3_5_moe": (qwen3_vl, {}),
+    "gemma3": (gemma3, {}),
+    "idefics3": (idefics3, {}),
+    "smolvlm": (idefics3, {}),
+    "lfm2_vl": (lfm2_vl, {}),
 }
 """``model_type`` of the whole model -> its tower, and defaults in the family's transformers config class."""
-MAX_TOKENS = 2048
-"""Maximum number of tokens of an image; encoding time grows with its square. Qwen's own limit is 16,384."""
 KEPT_BYTES = 256 << 20
 """Bytes of features that are kept for images that come again."""
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """An image's tokens in a prompt: tiles, and what is around them.
+
+    Attributes:
+        plan: the tiles.
+        grids: rows and columns of tokens of each tile.
+        pieces: texts and token ids before the first tile, between tiles, and after the last one.
+    """
+
+    plan: Plan
+    grids: tuple[tuple[int, int], ...]
+    pieces: tuple[tuple[Piece, ...], ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Number of rows of each tile."""
+        return tuple(rows * columns for rows, columns in self.grids)
+
+    @property
+    def tokens(self) -> int:
+        """Number of rows of the image, without the tokens around its tiles."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """An image at the size that the tower reads.
+    """A tile at the size that the tower reads.
 
     Attributes:
         pixels: uint8 [height, width, 3].
@@ -58,8 +86,21 @@ class Prepared:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of the image in a prompt."""
+        """Number of tokens of the tile in a prompt."""
         return self.grid[0] * self.grid[1]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedImage:
+    """An image as the tower reads it.
+
+    Attributes:
+        tiles: its tiles, in the order of the prompt; for most families there is one, the whole image.
+        layout: its tokens in a prompt.
+    """
+
+    tiles: tuple[Prepared, ...]
+    layout: Layout
 
 
 class VisionModel:
@@ -72,7 +113,6 @@ class VisionModel:
         encoder: the tower's weights.
         identity: hash of the weights and their use.
         limits: limits on images.
-        around: token ids before and after an image's placeholders that the chat template does not write.
     """
 
     def __init__(
@@ -83,11 +123,9 @@ class VisionModel:
         encoder: NativeEncoder,
         identity: bytes,
         limits: ImageLimits | None = None,
-        around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ()),
     ) -> None:
-        self.around = around
         self._tower, self._config, self._encoder, self._identity = tower, config, encoder, identity
-        self.preparation = preparation.capped(MAX_TOKENS)
+        self.preparation = preparation
         self.reader = ImageReader(limits)
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, Features] = OrderedDict()
@@ -119,8 +157,7 @@ class VisionModel:
         finally:
             files.close()
         files.digest.update(repr(sorted(config.items())).encode())
-        around = _around([_token(raw, path, key, default) for key, default in tower.AROUND.items()])
-        return cls(tower, config, preparation, encoder, files.digest.digest(), limits, around)
+        return cls(tower, config, preparation, encoder, files.digest.digest(), limits)
 
     @classmethod
     def open_mmproj(
@@ -152,24 +189,44 @@ class VisionModel:
         finally:
             file.close()
         file.digest.update(repr(sorted(file.config.items())).encode())
-        around = _around([*file.tower.AROUND.values()])
-        return cls(file.tower, file.config, preparation, encoder, file.digest.digest(), limits, around)
+        return cls(file.tower, file.config, preparation, encoder, file.digest.digest(), limits)
 
-    def size(self, file: bytes) -> tuple[int, int]:
-        """Return rows and columns of an image's tokens, from the header of the file. Raises InputError."""
-        return self.preparation.grid(*self.reader.size(file))[::-1]
+    @property
+    def marker(self) -> int | None:
+        """Id of the token that the chat template writes for an image; None: that of an image's rows."""
+        found: int | None = self._tower.marker(self._config)
+        return found
 
-    def prepare(self, file: bytes) -> Prepared:
-        """Return an image at the tower's size. Raises InputError."""
-        width, height = self.reader.size(file)
-        pixels = self.reader.pixels(file, self.preparation.size(width, height), self.preparation.resample)
-        digest = hashlib.sha256(self._identity)
-        digest.update(repr((pixels.shape, self.preparation)).encode())
-        digest.update(pixels.data)
-        return Prepared(pixels, self.preparation.grid(width, height)[::-1], digest.digest())
+    def layout(self, file: bytes, detail: str = "auto") -> Layout:
+        """Return an image's tokens, from the header of the file.
+
+        Args:
+            file: the image file.
+            detail: "low", "high", or another word for the model's own number of tokens.
+
+        Raises InputError for an image that cannot be used.
+        """
+        return self._layout(self.reader.size(file), self.preparation.detailed(detail))
+
+    def _layout(self, size: tuple[int, int], preparation: Preparation) -> Layout:
+        plan = preparation.plan(*size)
+        return Layout(plan, tuple(map(preparation.grid, plan.tiles)), self._tower.pieces(self._config, plan))
+
+    def prepare(self, file: bytes, detail: str = "auto") -> PreparedImage:
+        """Return an image at the tower's size; arguments and errors are those of :meth:`layout`."""
+        preparation = self.preparation.detailed(detail)
+        layout = self._layout(self.reader.size(file), preparation)
+        found = []
+        pixels = self.reader.tiles(file, layout.plan, preparation.resample)
+        for tile, grid in zip(pixels, layout.grids, strict=True):
+            digest = hashlib.sha256(self._identity)
+            digest.update(repr((tile.shape, preparation)).encode())
+            digest.update(tile.data)
+            found.append(Prepared(tile, grid, digest.digest()))
+        return PreparedImage(tuple(found), layout)
 
     def features(self, image: Prepared, pause: Pause = no_pause) -> Features:
-        """Return an image's features; ``pause`` is called between slices of at most about 0.2 s of work."""
+        """Return a tile's features; ``pause`` is called between slices of at most about 0.2 s of work."""
         return self._remembered(image.digest, lambda: self.preparation.patches(image.pixels), pause)
 
     def _remembered(self, digest: bytes, patches: Callable[[], Patches], pause: Pause) -> Features:
@@ -255,18 +312,8 @@ def described(raw: JsonObject, path: Path) -> tuple[Any, dict[str, Any]]:
         )
     tower, defaults = TOWERS[model_type]
     values = JsonObject({**defaults, **given})
-    return tower, checked(tower.KEYS, values, Source.of(given, path, "vision_config"))
-
-
-def _around(tokens: list[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return what precedes and follows an image: one token each, or nothing."""
-    return ((tokens[0],), (tokens[1],)) if tokens else ((), ())
-
-
-def _token(raw: JsonObject, path: Path, key: str, default: int) -> int:
-    """Return a token id of a ``config.json``."""
-    value = raw.get(key)
-    return default if value is None else integer(0, 1 << 27)(Source.of(raw, path), key, value)
+    inner = checked(tower.KEYS, values, Source.of(given, path, "vision_config"))
+    return tower, inner | checked(tower.OUTER, raw, Source.of(raw, path))
 
 
 def _bytes(features: Features) -> int:

@@ -38,14 +38,15 @@ def answer(question: dict[str, Any], file: bytes, limit_resources: Callable[[dic
 
     Args:
         question: ``pixels``, the maximum number of pixels; ``seconds`` of processor time and bytes of ``memory``, each
-            in total and ``_per_pixel``; and, if the pixels are requested, ``size`` [width, height] and ``resample``, a
-            filter's number in Pillow.
+            in total and ``_per_pixel``; and, if pixels are requested, ``steps``, a list of [width, height, index of the
+            earlier step that is resized, or null for the image], ``results``, the indices of steps to return, and
+            ``resample``, a filter's number in Pillow.
         file: The image file.
         limit_resources: Sets limits of the kernel.
 
     Returns:
-        ``{"size": [width, height]}`` as the image is shown, or ``{"pixels": base64}`` of uint8 [height, width, 3], or
-        ``{"error": kind, "message": ...}``.
+        ``{"size": [width, height]}`` as the image is shown, or ``{"pixels": [base64, ...]}`` of uint8 [height, width,
+        3], or ``{"error": kind, "message": ...}``.
     """
     Image.MAX_IMAGE_PIXELS = None  # the limit below is stricter
     most = question["pixels"]
@@ -60,14 +61,17 @@ def answer(question: dict[str, Any], file: bytes, limit_resources: Callable[[dic
                 return _too_large(width, height)
             limit_resources(_limits(question, width * height))
             turn = _TURNS.get(_orientation(image))
-            if "size" not in question:
+            if "steps" not in question:
                 return {"size": [height, width] if turn in _SIDEWAYS else [width, height]}
             image.load()
             image = _rgb(image)
         if turn is not None:
             image = image.transpose(turn)
-        image = image.resize(tuple(question["size"]), Image.Resampling(question["resample"]))
-        return {"pixels": base64.b64encode(image.tobytes()).decode("ascii")}
+        made: list[Image.Image] = []
+        for wide, high, source in question["steps"]:
+            read = image if source is None else made[source]
+            made.append(read.resize((wide, high), Image.Resampling(question["resample"])))
+        return {"pixels": [base64.b64encode(made[i].tobytes()).decode("ascii") for i in question["results"]]}
     except MemoryError:
         return {"error": "memory", "message": "it takes too much memory"}
     except UnidentifiedImageError:

@@ -1,4 +1,4 @@
-"""From pixels to a tower's inputs: the size that a family resizes to, the number of tokens, and the patches.
+"""From pixels to a tower's inputs: a family's settings, the numbers of tokens, and the patches.
 
 The values come from a folder's ``preprocessor_config.json`` or ``processor_config.json``. Everything but the pixels
 follows from the size in an image's header, so prompts are counted without decoding.
@@ -6,82 +6,41 @@ follows from the size in an image's header, so prompts are counted without decod
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.errors import InputError, ModelFormatError
+from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.files.safe_json import load_object
+from ipex_lookahead.vision.tiling import (
+    BUDGETS,
+    LongestSide,
+    PixelRange,
+    Plan,
+    Sizing,
+    Square,
+    Tile,
+    TilesAndOverview,
+    TokenBudget,
+)
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 
-BUDGETS = (70, 140, 280, 560, 1120)
-"""Numbers of tokens per image that Gemma 4 was trained with."""
-MAX_RATIO = 200
-"""Greatest ratio of the sides of an image for Qwen."""
 MAX_SETTINGS = 1 << 20
-BICUBIC = 3
-
-
-class Sizing(Protocol):
-    """A family's rule for the size that an image is resized to."""
-
-    def fit(self, width: int, height: int, unit: int) -> tuple[int, int]:
-        """Return width and height, multiples of ``unit``, the side of a token in pixels.
-
-        Raises InputError for an image that the family cannot represent.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBudget:
-    """Gemma 4: the largest size of about the same ratio with at most ``tokens`` tokens; small images are enlarged."""
-
-    tokens: int
-
-    def fit(self, width: int, height: int, unit: int) -> tuple[int, int]:
-        factor = math.sqrt(self.tokens * unit * unit / (width * height))
-        columns, rows = int(factor * width / unit), int(factor * height / unit)
-        if rows == 0:
-            rows, columns = 1, min(width // height, self.tokens)
-        elif columns == 0:
-            columns, rows = 1, min(height // width, self.tokens)
-        return columns * unit, rows * unit
-
-
-@dataclass(frozen=True, slots=True)
-class PixelRange:
-    """Qwen: both sides rounded half to even, then scaled if there are more or fewer pixels than allowed."""
-
-    least: int
-    most: int
-
-    def fit(self, width: int, height: int, unit: int) -> tuple[int, int]:
-        if max(width, height) > MAX_RATIO * min(width, height):
-            raise InputError(
-                f"the image cannot be used: it has {width:,} x {height:,} pixels; one side may be at most {MAX_RATIO} "
-                "times the other",
-                hint="crop it",
-            )
-        sides = [round(side / unit) * unit for side in (width, height)]
-        if sides[0] * sides[1] > self.most:
-            ratio = math.sqrt(width * height / self.most)
-            sides = [max(unit, math.floor(side / ratio / unit) * unit) for side in (width, height)]
-        elif sides[0] * sides[1] < self.least:
-            ratio = math.sqrt(self.least / (width * height))
-            sides = [math.ceil(side * ratio / unit) * unit for side in (width, height)]
-        return sides[0], sides[1]
+BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
+"""Numbers of Pillow's filters."""
+MAX_TILES = 64
+"""Maximum number of tiles of an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """A tower's inputs for one image, the patches of a token next to each other.
+    """A tower's inputs for one tile, the patches of a token next to each other.
 
     Attributes:
         values: [patches, values per patch].
@@ -99,7 +58,7 @@ class Preparation:
     """What happens to an image before the tower.
 
     Attributes:
-        sizing: rule for the size.
+        sizing: rule for the tiles.
         patch: side of a patch in pixels.
         merge: a token is of ``merge`` x ``merge`` patches.
         resample: number of Pillow's filter.
@@ -118,34 +77,39 @@ class Preparation:
     channels_first: bool = False
     frames: int = 1
 
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height that an image is resized to. Raises InputError as :class:`Sizing`."""
-        return self.sizing.fit(width, height, self.patch * self.merge)
+    @property
+    def unit(self) -> int:
+        """Side of a token in pixels."""
+        return self.patch * self.merge
 
-    def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return columns and rows of an image's tokens. Raises InputError as :class:`Sizing`."""
-        unit = self.patch * self.merge
-        columns, rows = self.size(width, height)
-        return columns // unit, rows // unit
+    def plan(self, width: int, height: int) -> Plan:
+        """Return the tiles of an image. Raises InputError for an image that the family cannot represent."""
+        return self.sizing.plan(width, height, self.unit)
 
-    def with_tokens(self, tokens: int) -> Preparation:
-        """Return the preparation with another limit on the tokens of an image."""
-        sizing = self.sizing
-        if isinstance(sizing, PixelRange):
-            most = tokens * (self.patch * self.merge) ** 2
-            return replace(self, sizing=PixelRange(min(sizing.least, most), min(sizing.most, most)))
-        return replace(self, sizing=TokenBudget(tokens))
+    def grid(self, tile: Tile) -> tuple[int, int]:
+        """Return rows and columns of a tile's tokens."""
+        return tile.height // self.unit, tile.width // self.unit
 
-    def capped(self, tokens: int) -> Preparation:
-        """Return the preparation, with a limit on the tokens of an image if its own is larger."""
-        sizing, unit = self.sizing, self.patch * self.merge
-        most = sizing.tokens if isinstance(sizing, TokenBudget) else getattr(sizing, "most", 0) // unit**2
-        return self if most <= tokens else self.with_tokens(tokens)
+    def tokens(self, width: int, height: int) -> int:
+        """Return the number of tokens of an image. Raises InputError as :meth:`plan`."""
+        grids = map(self.grid, self.plan(width, height).tiles)
+        return sum(rows * columns for rows, columns in grids)
+
+    def limited(self, tokens: int) -> Preparation:
+        """Return the preparation with at most this number of tokens for an image, as far as the family has a choice."""
+        return replace(self, sizing=self.sizing.limited(tokens, self.unit))
+
+    def detailed(self, detail: str) -> Preparation:
+        """Return the preparation for a ``detail`` of OpenAI's API: "low", "high", or else the model's own."""
+        if detail not in ("low", "high"):
+            return self
+        return replace(self, sizing=getattr(self.sizing, detail)(self.unit))
 
     def patches(self, pixels: npt.NDArray[np.uint8]) -> Patches:
-        """Return the patches of resized pixels uint8 [height, width, 3]."""
+        """Return the patches of a tile uint8 [height, width, 3], without pixels beyond the last whole token."""
         p, m = self.patch, self.merge
-        rows, columns = pixels.shape[0] // p, pixels.shape[1] // p
+        rows, columns = pixels.shape[0] // self.unit * m, pixels.shape[1] // self.unit * m
+        pixels = pixels[: rows * p, : columns * p]
         # [row of tokens, row in token, y, column of tokens, column in token, x, channel]
         blocks = pixels.reshape(rows // m, m, p, columns // m, m, p, 3).transpose(0, 3, 1, 4, 2, 5, 6)
         values = self._values(blocks.reshape(-1, p, p, 3))
@@ -215,6 +179,99 @@ def qwen3_vl(file: str, given: Mapping[str, Any]) -> Preparation:
         channels_first=True,
         frames=_size(file, given, "temporal_patch_size", 2),
     )
+
+
+def gemma3(file: str, given: Mapping[str, Any], patch: int, merge: int, side: int) -> Preparation:
+    """Return Gemma 3's preparation: a square, whatever the ratio. Raises ModelFormatError for other settings.
+
+    Args:
+        file: name of the settings' file.
+        given: the settings.
+        patch: side of a patch in pixels.
+        merge: side of a token in patches.
+        side: side of the image that the tower has positions for.
+    """
+    _expect(file, given, {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": BILINEAR})
+    if given.get("do_pan_and_scan"):
+        raise ModelFormatError(file, "do_pan_and_scan", None, "is true; crops of an image are not supported")
+    size = given.get("size", {"height": side, "width": side})
+    if not isinstance(size, dict) or size.get("height") != side or size.get("width") != side:
+        raise ModelFormatError(file, "size", None, f"is {size!r}; the tower reads {side} x {side} pixels")
+    return _normalized(file, given, Square(side), patch, merge, BILINEAR)
+
+
+def idefics3(file: str, given: Mapping[str, Any], patch: int, merge: int, side: int) -> Preparation:
+    """Return the preparation of Idefics 3 and SmolVLM. Raises ModelFormatError for settings that they cannot have.
+
+    The arguments are those of :func:`gemma3`.
+    """
+    _expect(file, given, {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": LANCZOS})
+    longest = _edge(file, given, "size", 4 * side)
+    tile = _edge(file, given, "max_image_size", side)
+    if tile // patch % merge:
+        raise ModelFormatError(
+            file, "max_image_size", None, f"is {tile}: {tile // patch} patches, which are not in blocks of {merge}"
+        )
+    splits = given.get("do_image_splitting", True)
+    if not isinstance(splits, bool):
+        raise ModelFormatError(file, "do_image_splitting", None, f"is {splits!r}; it must be true or false")
+    return _normalized(file, given, LongestSide(longest, tile, splits), patch, merge, LANCZOS)
+
+
+def lfm2_vl(file: str, given: Mapping[str, Any], patch: int, merge: int) -> Preparation:
+    """Return LFM2-VL's preparation. Raises ModelFormatError for settings that it cannot have."""
+    wanted = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": BILINEAR}
+    _expect(file, given, {**wanted, "encoder_patch_size": patch, "downsample_factor": merge})
+    defaults = {"min_image_tokens": 64, "max_image_tokens": 256, "tile_size": 512, "min_tiles": 2, "max_tiles": 10}
+    found = {key: given.get(key, default) for key, default in defaults.items()}
+    for key, value in found.items():
+        if not isinstance(value, int) or not 1 <= value <= 4096:
+            raise ModelFormatError(file, key, None, f"is {value!r}; it must be an integer from 1 to 4,096")
+    for low, high in (("min_image_tokens", "max_image_tokens"), ("min_tiles", "max_tiles")):
+        if found[low] > found[high]:
+            raise ModelFormatError(file, low, None, f"is {found[low]}, and {high} is {found[high]}")
+    if found["tile_size"] % (patch * merge):
+        raise ModelFormatError(
+            file, "tile_size", None, f"is {found['tile_size']}; it must be a multiple of {patch * merge}"
+        )
+    if found["max_tiles"] > MAX_TILES:
+        raise ModelFormatError(file, "max_tiles", None, f"is {found['max_tiles']}; it must be at most {MAX_TILES}")
+    tolerance = given.get("max_pixels_tolerance", 2.0)
+    if not isinstance(tolerance, int | float) or not 0 < tolerance <= 1e6:
+        raise ModelFormatError(file, "max_pixels_tolerance", None, f"is {tolerance!r}; it must be a positive number")
+    for key in ("do_image_splitting", "use_thumbnail"):
+        if not isinstance(given.get(key, True), bool):
+            raise ModelFormatError(file, key, None, f"is {given[key]!r}; it must be true or false")
+    split = given.get("do_image_splitting", True)
+    sizing = TilesAndOverview(
+        least=found["min_image_tokens"],
+        most=found["max_image_tokens"],
+        tile=found["tile_size"],
+        least_tiles=found["min_tiles"] if split else 1,
+        most_tiles=found["max_tiles"] if split else 1,
+        tolerance=float(tolerance),
+        overview=given.get("use_thumbnail", True),
+    )
+    return replace(_normalized(file, given, sizing, patch, merge, BILINEAR), channels_first=False)
+
+
+def _normalized(
+    file: str, given: Mapping[str, Any], sizing: Sizing, patch: int, merge: int, resample: int
+) -> Preparation:
+    """Return a preparation with mean and standard deviation and patches [channel, y, x]."""
+    mean, std = (_channels(file, given, key) for key in ("image_mean", "image_std"))
+    return Preparation(
+        sizing=sizing, patch=patch, merge=merge, resample=resample, mean=mean, std=std, channels_first=True
+    )
+
+
+def _edge(file: str, given: Mapping[str, Any], key: str, default: int) -> int:
+    """Return the ``longest_edge`` of a setting."""
+    value = given.get(key, {"longest_edge": default})
+    edge = value.get("longest_edge") if isinstance(value, dict) else None
+    if not isinstance(edge, int) or not 1 <= edge <= 8192:
+        raise ModelFormatError(file, key, None, f"is {value!r}; its longest_edge must be an integer from 1 to 8,192")
+    return edge
 
 
 def _expect(file: str, given: Mapping[str, Any], values: Mapping[str, Any]) -> None:

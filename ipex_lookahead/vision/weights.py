@@ -67,4 +67,6 @@ class TowerFolder(SafetensorsCheckpoint):
         return name
 
     def _spellings(self, name: str) -> Iterator[str]:
-        return (prefix + name for prefix in _PREFIXES)
+        inner = name.replace("vision_tower.", "vision_tower.vision_model.", 1)
+        names = (name, inner) if name.startswith("vision_tower.") else (name,)
+        return (prefix + one for one in names for prefix in _PREFIXES)

@@ -574,6 +574,12 @@ FAMILIES: dict[str, Family] = {
     # Some transformers write a pad_token_id of 128,002 where none is given, which is beyond a small vocabulary.
     "idefics3": _seeing("Idefics3Config", "llama", _VISION, {"pad_token_id": 0}),
     "smolvlm": _seeing("SmolVLMConfig", "llama", _VISION, {"pad_token_id": 0}),
+    "lfm2_vl": _seeing(
+        "Lfm2VlConfig", "lfm2", {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_patches": 16, "patch_size": 4, "model_type": "siglip2_vision_model"},
+        {"projector_hidden_size": 16, "image_token_id": 7},
+        **{key: value for key, value in _SHORT.items() if key not in SIZES}, block_multiple_of=32,
+    ),
     "qwen2_vl": _seeing(
         "Qwen2VLConfig", "qwen2_vl_text", {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 2,
         "mlp_ratio": 2, "patch_size": 4}, gguf=True, rope_parameters={**_PLAIN, "mrope_section": [2, 3, 3]},

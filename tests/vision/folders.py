@@ -74,6 +74,57 @@ def qwen3_5() -> Any:
     )
 
 
+SIGLIP = {
+    "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 2, "num_attention_heads": 3, "patch_size": 4,
+    "image_size": 32, "layer_norm_eps": 1e-5, "vision_use_head": False,
+}  # fmt: skip
+LLAMA_TEXT = {
+    "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "pad_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+
+
+def gemma3(**more: Any) -> Any:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {key: value for key, value in GEMMA_TEXT.items() if "per_layer" not in key and "shared" not in key}
+    text |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
+    ids = {"image_token_index": IMAGE, "boi_token_index": BEGIN, "eoi_token_index": END}
+    vision = {"model_type": "siglip_vision_model", **SIGLIP}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=16, **ids, **more)
+    return Gemma3ForConditionalGeneration(config)
+
+
+def idefics3() -> Any:
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
+
+    config = Idefics3Config(text_config=LLAMA_TEXT, vision_config=SIGLIP, image_token_id=IMAGE)
+    return Idefics3ForConditionalGeneration(config)
+
+
+def smolvlm() -> Any:
+    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    config = SmolVLMConfig(text_config=LLAMA_TEXT, vision_config=SIGLIP, image_token_id=IMAGE, scale_factor=4)
+    return SmolVLMForConditionalGeneration(config)
+
+
+def lfm2_vl(*, patch_size: int = 4, **more: Any) -> Any:
+    from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
+
+    text = {
+        "model_type": "lfm2", "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "layer_types": ["conv", "full_attention"],
+        "block_multiple_of": 16, "pad_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    vision = {**SIGLIP, "model_type": "siglip2_vision_model", "num_patches": 36, "patch_size": patch_size}
+    del vision["image_size"]
+    config = Lfm2VlConfig(
+        text_config=text, vision_config=vision, image_token_id=IMAGE, projector_hidden_size=40, **more
+    )
+    return Lfm2VlForConditionalGeneration(config)
+
+
 FAMILIES = {
     "gemma4": gemma4,
     "gemma4_clipped": lambda: gemma4(use_clipped_linears=True),
@@ -81,6 +132,11 @@ FAMILIES = {
     "gemma4_unified": gemma4_unified,
     "qwen3_vl": qwen3_vl,
     "qwen3_5": qwen3_5,
+    "gemma3": gemma3,
+    "idefics3": idefics3,
+    "smolvlm": smolvlm,
+    "lfm2_vl": lfm2_vl,
+    "lfm2_vl_plain": lambda: lfm2_vl(projector_use_layernorm=False, projector_bias=False),
 }
 
 

@@ -21,6 +21,13 @@ OTHER_NAMES = {  # not in the package's table: the converter writes them by hand
 }  # fmt: skip
 
 
+VISION = (
+    "vision_tower.", "visual.", "embed_vision.", "vision_embedder.", "vision_model.", "connector.",
+    "multi_modal_projector.",
+)  # fmt: skip
+PROJECTORS = {"gemma3": "gemma3", "idefics3": "idefics3", "smolvlm": "idefics3", "lfm2_vl": "lfm2"}
+
+
 def channels_first(values: np.ndarray) -> np.ndarray:
     """[..., (y, x, channel)] -> [..., channel, y, x]."""
     side = round((values.shape[-1] / 3) ** 0.5)
@@ -29,11 +36,18 @@ def channels_first(values: np.ndarray) -> np.ndarray:
 
 def tensors(folder: Path, vision: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield (name, values) as the converter would write them."""
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 128)
+    names, siglip = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 128), "layer_norm_eps" in vision
     for full, values in load_file(folder / "model.safetensors").items():
         name = full.removeprefix("model.")
-        if not name.startswith(("vision_tower.", "visual.", "embed_vision.", "vision_embedder.")):
+        if not name.startswith(VISION) or name.startswith("vision_tower.head."):
             continue
+        if name.startswith(("vision_tower.embeddings.", "vision_tower.enc", "vision_tower.post")) and siglip:
+            name = name.replace("vision_tower.", "vision_tower.vision_model.")
+        name = name.replace("_projection_weight", "_projection.weight")
+        if siglip and name.endswith("patch_embedding.weight") and values.ndim == 2:
+            values = channels_first(values)
+        if name.endswith("soft_emb_norm.weight"):
+            values = values + np.float32(1)
         stem, _, kind = name.rpartition(".")
         if values.ndim == 0:
             values = values.reshape(1)
@@ -56,6 +70,11 @@ def tensors(folder: Path, vision: dict[str, Any]) -> Iterator[tuple[str, np.ndar
         key = name if name in OTHER_NAMES else stem
         if key in OTHER_NAMES:
             yield OTHER_NAMES[key] + (f".{kind}" if key == stem else ""), values
+            continue
+        if siglip:
+            found = names.get_name(name, SUFFIXES) or names.get_name(f"model.{name}", SUFFIXES)
+            assert found is not None, name
+            yield found, values
             continue
         known = f"{stem}.{kind}".replace("vision_tower.encoder.", "vision_model.model.").replace(".linear.", ".")
         found = names.get_name(known if known.startswith(("visual", "vision_model")) else f"model.{known}", SUFFIXES)
@@ -85,6 +104,20 @@ def write(folder: Path, path: Path, *, quantized: bool = False, projection: int 
             "block_count": vision["depth"], "attention.head_count": vision["num_heads"],
             "spatial_merge_size": vision["spatial_merge_size"],
         }  # fmt: skip
+    elif model_type in PROJECTORS:
+        writer.add_string("clip.projector_type", PROJECTORS[model_type])
+        writer.add_float32("clip.vision.attention.layer_norm_epsilon", vision["layer_norm_eps"])
+        for name in ("mean", "std"):
+            writer.add_array(f"clip.vision.image_{name}", [0.5, 0.5, 0.5])
+        side = vision.get("image_size", 256)
+        merge = config.get("scale_factor") or config.get("downsample_factor") or 2
+        numbers |= {
+            "embedding_length": vision["hidden_size"], "feed_forward_length": vision["intermediate_size"],
+            "block_count": vision["num_hidden_layers"], "attention.head_count": vision["num_attention_heads"],
+            "image_size": side, "projector.scale_factor": merge,
+        }  # fmt: skip
+        if PROJECTORS[model_type] == "idefics3":
+            numbers["preproc_image_size"] = 96
     elif model_type == "gemma4":
         writer.add_string("clip.vision.projector_type", "gemma4v")
         numbers |= {

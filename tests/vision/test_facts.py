@@ -34,7 +34,7 @@ def test_costs_of_published_towers(tower, config, preparation, hidden, tokens, m
     assert operations(spec, preparation, tokens) / 1e9 == pytest.approx(gflop, rel=0.15)
 
 
-@pytest.mark.parametrize("kind", ["gemma4", "qwen3_vl"])
+@pytest.mark.parametrize("kind", ["gemma4", "qwen3_vl", "gemma3", "smolvlm", "lfm2_vl"])
 def test_folders_and_files_have_the_same_facts(kind: str, tmp_path: Path):
     saved(kind, tmp_path, processor(kind))
     folder = vision_facts(tmp_path, 32)

@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 from ipex_lookahead.errors import InputError, MissingPackageError
 from ipex_lookahead.vision import images
 from ipex_lookahead.vision.images import ImageLimits, ImageReader
+from ipex_lookahead.vision.tiling import Plan, Step, Tile, whole
 
 BICUBIC = 3
 
@@ -36,7 +37,12 @@ def saved(image: Image.Image, kind: str, **options) -> bytes:
 
 
 def read(reader: ImageReader, file: bytes) -> np.ndarray:
-    return reader.pixels(file, reader.size(file), BICUBIC)
+    return resized(reader, file, reader.size(file), BICUBIC)
+
+
+def resized(reader: ImageReader, file: bytes, size: tuple[int, int], resample: int) -> np.ndarray:
+    (tile,) = reader.tiles(file, whole(*size), resample)
+    return tile
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
@@ -47,8 +53,8 @@ def test_formats_and_resizing_are_pillows(reader, kind):
     assert reader.size(file) == (23, 31)
     assert np.array_equal(read(reader, file), np.asarray(image))
     for resample in (1, 2, 3):
-        resized = np.asarray(image.resize((96, 48), Image.Resampling(resample)))
-        assert np.array_equal(reader.pixels(file, (96, 48), resample), resized)
+        wanted = np.asarray(image.resize((96, 48), Image.Resampling(resample)))
+        assert np.array_equal(resized(reader, file, (96, 48), resample), wanted)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -99,6 +105,19 @@ def test_other_modes_are_converted(reader, mode):
         assert np.array_equal(read(reader, file), np.asarray(opened.convert("RGB")))
 
 
+def test_tiles_are_parts_of_resized_images(reader):
+    """A second step reads the first one's result; a result that no tile is of is not returned."""
+    image = Image.fromarray(noise())
+    steps = (Step(20, 10), Step(12, 8, 0), Step(6, 4, 1))
+    plan = Plan(steps, (Tile(1, 6, 0, 6, 4), Tile(2, 0, 0, 6, 4), Tile(1, 0, 4, 6, 4)), 2, 2)
+    found = reader.tiles(saved(image, "PNG"), plan, 1)
+    second = image.resize((20, 10), Image.Resampling.LANCZOS).resize((12, 8), Image.Resampling.LANCZOS)
+    third = second.resize((6, 4), Image.Resampling.LANCZOS)
+    pixels = np.asarray(second)
+    for tile, wanted in zip(found, (pixels[:4, 6:], np.asarray(third), pixels[4:, :6]), strict=True):
+        assert np.array_equal(tile, wanted)
+
+
 def test_the_first_frame_of_an_animation_is_read(reader):
     frames = [Image.fromarray(noise(seed=seed)).quantize(32) for seed in (1, 2)]
     file = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
@@ -123,7 +142,7 @@ def webp_canvas(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("file", [png(60000, 60000, bytes(100)), webp_canvas(16000, 16000)], ids=["png", "webp"])
 def test_the_number_of_pixels_is_checked_by_the_header(reader, file):
-    for call in (lambda: reader.size(file), lambda: reader.pixels(file, (48, 48), BICUBIC)):
+    for call in (lambda: reader.size(file), lambda: resized(reader, file, (48, 48), BICUBIC)):
         with pytest.raises(InputError, match=r"has [\d,]+ x [\d,]+ pixels; at most 64,000,000 are allowed"):
             call()
 
@@ -132,7 +151,7 @@ def test_the_number_of_pixels_is_checked_by_the_header(reader, file):
 def test_truncated_files_are_refused(reader, kind):
     file = saved(Image.fromarray(noise(200, 200)), kind)
     with pytest.raises(InputError, match="damaged"):
-        reader.pixels(file[: len(file) // 2], (48, 48), BICUBIC)
+        resized(reader, file[: len(file) // 2], (48, 48), BICUBIC)
 
 
 @pytest.mark.parametrize("file", [b"", b"GIF89a", b"%PDF-1.7", saved(Image.fromarray(noise()), "TIFF")])
@@ -144,7 +163,7 @@ def test_other_files_are_refused(reader, file):
 def test_narrow_images_are_read(reader):
     file = png(1, 30000, bytes(2) * 30000)
     assert reader.size(file) == (1, 30000)
-    assert reader.pixels(file, (48, 480), BICUBIC).shape == (480, 48, 3)
+    assert resized(reader, file, (48, 480), BICUBIC).shape == (480, 48, 3)
 
 
 def test_size_and_count_are_limited(reader):
@@ -159,10 +178,10 @@ def test_an_image_beyond_its_limits_ends_its_process_only():
     file = png(6000, 6000, bytes(6001 * 6000))
     slow = ImageReader(ImageLimits(seconds=0.001, seconds_per_pixel=0))
     with pytest.raises(InputError, match="was stopped: it takes more than 0.001 s of processor time"):
-        slow.pixels(file, (48, 48), BICUBIC)
+        resized(slow, file, (48, 48), BICUBIC)
     large = ImageReader(ImageLimits(memory=100 << 20, memory_per_pixel=0))
     with pytest.raises(InputError, match="too much memory"):
-        large.pixels(file, (48, 48), BICUBIC)
+        resized(large, file, (48, 48), BICUBIC)
 
 
 def test_the_process_starts_again_after_its_end(reader):

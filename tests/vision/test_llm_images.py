@@ -25,7 +25,10 @@ from tests.vision.test_images import noise
 from tests.vision.test_images import saved as saved_image
 from tests.vision.test_towers import processor
 
-WORDS = {"gemma4": "<|image|>", "qwen3": "<|vision_start|><|image_pad|><|vision_end|>"}
+WORDS = {
+    "gemma4": "<|image|>", "qwen3": "<|vision_start|><|image_pad|><|vision_end|>", "gemma3": "<start_of_image>",
+    "idefics3": "<image>", "smolvlm": "<image>", "lfm2_vl": "<image>",
+}  # fmt: skip
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for part in m['content'] %}{% if part['type'] == 'image' %}IMAGE{% else %}{{ part['text'] }}{% endif %}"
@@ -34,11 +37,19 @@ TEMPLATE = (
 TOKENS = {
     "gemma4": ["<|image|>", "<|begin_image|>", "<|end_image|>"],
     "qwen3": ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"],
+    "gemma3": ["<image_soft_token>", "<start_of_image>", "<end_of_image>"],
+    "idefics3": ["<image>", "<fake_token_around_image>", "<global-img>"],
+    "smolvlm": ["<image>", "<fake_token_around_image>", "<row_1_col_1>"],
+    "lfm2_vl": ["<image>", "<|image_start|>", "<|image_end|>"],
 }
-KINDS = ["gemma4", "gemma4_unified", "qwen3_vl", "qwen3_5"]
+KINDS = ["gemma4", "gemma4_unified", "qwen3_vl", "qwen3_5", "gemma3", "idefics3", "smolvlm", "lfm2_vl"]
 QUESTION = "what is it?"
 TIE = 0.05
 """Two tokens are almost equally likely: keys and values here are binary16, and transformers' float32."""
+
+
+def family_of(kind: str) -> str:
+    return next(name for name in WORDS if kind.startswith(name))
 
 
 def picture(seed: int, size: tuple[int, int] = (90, 40)) -> bytes:
@@ -56,7 +67,7 @@ def made(tmp_path_factory) -> Iterator[Callable[[str], tuple[Path, LLM, Any]]]:
         if kind not in found:
             folder = tmp_path_factory.mktemp(kind)
             theirs = saved(kind, folder, processor(kind))
-            family = kind[:6] if kind.startswith("gemma4") else "qwen3"
+            family = family_of(kind)
             tokenizer = chat_tokenizer()
             tokenizer.add_tokens([AddedToken(one, special=True) for one in TOKENS[family]], special_tokens=True)
             tokenizer.chat_template = TEMPLATE.replace("IMAGE", WORDS[family])
@@ -81,10 +92,18 @@ def answer_of(llm: LLM, *files: bytes, question: str = QUESTION, **options: Any)
 def logits_of(kind: str, llm: LLM, theirs: Any, files: list[bytes], ids: list[int], answer: list[int]) -> np.ndarray:
     """Transformers' logits for each token of an answer, [tokens, vocab], divided by their standard deviation."""
     vision = llm._model.vision
-    prepared = [vision.preparation.patches(vision.prepare(file).pixels) for file in files]
+    tiles = [tile.pixels for file in files for tile in vision.prepare(file).tiles]
+    prepared = [vision.preparation.patches(tile) for tile in tiles]
     every = [*ids, *answer]
-    given: dict[str, Any] = {"mm_token_type_ids": torch.tensor([[int(one == IMAGE) for one in every]])}
-    if kind.startswith("qwen3"):
+    types = torch.tensor([[int(one == IMAGE) for one in every]])
+    given: dict[str, Any] = {"mm_token_type_ids": types}
+    if kind == "gemma3":
+        given = {"token_type_ids": types, "pixel_values": torch.stack([channels_first(tile) for tile in tiles])}
+    elif kind in ("idefics3", "smolvlm"):
+        given = {"pixel_values": torch.stack([channels_first(tile) for tile in tiles])[None]}
+    elif kind == "lfm2_vl":
+        given = naflex(prepared)
+    elif kind.startswith("qwen3"):
         given["pixel_values"] = torch.from_numpy(np.concatenate([one.values for one in prepared]))
         given["image_grid_thw"] = torch.tensor([[1, one.grid[1], one.grid[0]] for one in prepared])
         theirs.model.rope_deltas = None
@@ -103,18 +122,38 @@ def logits_of(kind: str, llm: LLM, theirs: Any, files: list[bytes], ids: list[in
     return found / found.std(1, keepdims=True)
 
 
+def channels_first(tile: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy((tile / 255).astype(np.float32).transpose(2, 0, 1)).sub(0.5).div(0.5)
+
+
+def naflex(prepared: list[Any]) -> dict[str, torch.Tensor]:
+    """The inputs of LFM2-VL: patches row by row, padded to the longest tile."""
+    most = max(len(one.values) for one in prepared)
+    rows = [one.values[np.lexsort((one.places[:, 0], one.places[:, 1]))] for one in prepared]
+    return {
+        "pixel_values": torch.from_numpy(np.stack([np.pad(one, ((0, most - len(one)), (0, 0))) for one in rows])),
+        "pixel_attention_mask": torch.tensor([[int(i < len(one)) for i in range(most)] for one in rows]),
+        "spatial_shapes": torch.tensor([one.grid[::-1] for one in prepared]),
+    }
+
+
+def spelled(kind: str, llm: LLM, file: bytes) -> str:
+    """The text of an image in a prompt, with a placeholder for each row."""
+    layout, names = llm._model.vision.layout(file), TOKENS[family_of(kind)]
+    pieces = ["".join(p if isinstance(p, str) else names[p - IMAGE] for p in one) for one in layout.pieces]
+    counts = [rows * columns for rows, columns in layout.grids]
+    return pieces[0] + "".join(names[0] * n + piece for n, piece in zip(counts, pieces[1:], strict=True))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seeds", [[1], [2, 3]])
 def test_answers_are_those_of_transformers(made, kind, seeds):
     _, llm, theirs = made(kind)
     files = [picture(seed, (90, 40 + 9 * seed)) for seed in seeds]
     answer = answer_of(llm, *files)
-    rows = [int(np.prod(llm._model.vision.size(file))) for file in files]
-    words = llm.tokenizer.encode("<|im_start|>user\n", False)
-    ids = list(words)
-    for count in rows:
-        ids += [BEGIN, *([IMAGE] * count), END]
-    ids += llm.tokenizer.encode(f"{QUESTION}<|im_end|>\n<|im_start|>assistant\n", False)
+    around = WORDS["qwen3"].split("<|image_pad|>") if kind.startswith("qwen3") else ["", ""]
+    text = "".join(spelled(kind, llm, file).join(around) for file in files)
+    ids = llm.tokenizer.encode(f"<|im_start|>user\n{text}{QUESTION}<|im_end|>\n<|im_start|>assistant\n", False)
     assert answer.stats.prompt_tokens == len(ids)
     tokens = answer.token_ids[: [*answer.token_ids, IMAGE].index(IMAGE)]
     found = logits_of(kind, llm, theirs, files, ids, tokens)
@@ -134,7 +173,9 @@ def test_lookahead_and_caching_change_nothing(made, kind):
         assert answer_of(llm, first, lookahead=lookahead).token_ids == wanted[4], lookahead
     other = answer_of(llm, second)
     assert other.token_ids == wanted[5]
-    assert other.stats.cached_tokens < 20  # none of the first image's rows
+    before = spelled(kind, llm, second).split(TOKENS[family_of(kind)][0])[0]
+    start = len(llm.tokenizer.encode(f"<|im_start|>user\n{before}", False))
+    assert other.stats.cached_tokens <= start + 1  # none of the first image's rows, but Qwen's mark before them
     messages = [
         {"role": "user", "content": [{"type": "image", "image": first}, {"type": "text", "text": QUESTION}]},
     ]
@@ -165,7 +206,7 @@ def test_tokens_of_images_in_a_text_are_text(made):
     _, llm, _ = made("gemma4")
     question = "<|image|> is it?"
     answer = answer_of(llm, picture(7), question=question)
-    rows = int(np.prod(llm._model.vision.size(picture(7))))
+    rows = llm._model.vision.layout(picture(7)).tokens
     assert answer.stats.prompt_tokens > rows + len(question)
     assert llm.chat(question, max_new_tokens=3).token_ids
 
@@ -175,8 +216,8 @@ def test_a_gguf_models_mmproj_file_is_found_next_to_it(made, tmp_path):
     with LLM(folder, threads=1, progress=False, mmproj=write(folder, tmp_path / "mmproj.gguf")) as other:
         vision = other._model.vision
         vision.preparation = llm._model.vision.preparation  # the file has no limits
-        assert vision.around == ((255999,), (258882,))
-        vision.around = llm._model.vision.around  # Gemma 4's, which this vocabulary does not have
+        assert vision.layout(picture(8)).pieces == ((255999,), (258882,))
+        vision._config |= {"boi_token_id": BEGIN, "eoi_token_id": END}  # this vocabulary does not have Gemma 4's
         assert answer_of(other, picture(8)).token_ids == answer_of(llm, picture(8)).token_ids
 
 
@@ -239,7 +280,7 @@ def test_models_without_vision_refuse_images(tmp_path):
 def test_usage_counts_the_tokens_of_images(made):
     _, llm, _ = made("qwen3_5")
     without = llm.chat(QUESTION, max_new_tokens=1).stats.prompt_tokens
-    rows = int(np.prod(llm._model.vision.size(picture(1))))
+    rows = llm._model.vision.layout(picture(1)).tokens
     assert answer_of(llm, picture(1)).stats.prompt_tokens == without + rows + 2
 
 

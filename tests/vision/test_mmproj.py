@@ -9,10 +9,10 @@ import pytest
 from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
 from ipex_lookahead.vision.mmproj import MmprojFile, mmproj_of
 from ipex_lookahead.vision.model import VisionModel
-from ipex_lookahead.vision.preparation import TokenBudget
+from ipex_lookahead.vision.tiling import TilesAndOverview, TokenBudget
 from tests.vision.folders import FAMILIES
 from tests.vision.mmproj_files import write
-from tests.vision.test_towers import file_of, made  # noqa: F401
+from tests.vision.test_towers import features_of, file_of, made  # noqa: F401
 
 
 def opened(path, hidden: int = 32) -> VisionModel:
@@ -24,9 +24,8 @@ def test_features_are_those_of_the_folder(made, tmp_path, kind):  # noqa: F811
     folder, ours, _ = made(kind)
     other = opened(write(folder, tmp_path / "mmproj.gguf"))
     image = ours.prepare(file_of(33, 90))
-    wanted, found = ours.features(image), other.features(image)
+    wanted, found = features_of(ours, image), features_of(other, image)
     assert np.array_equal(found.values, wanted.values)
-    assert found.grid == wanted.grid
     assert len(found.deepstack) == len(wanted.deepstack)
     assert all(map(np.array_equal, found.deepstack, wanted.deepstack))
 
@@ -44,7 +43,7 @@ def test_low_bit_weights_are_decoded(made, tmp_path):  # noqa: F811
         assert np.array_equal(read.codes if read.format == "fp32" else read.codes.view(np.float16), values)
     file.close()
     image = ours.prepare(file_of(33, 90))
-    wanted, found = ours.features(image).values, opened(path).features(image).values
+    wanted, found = features_of(ours, image).values, features_of(opened(path), image).values
     assert 0 < np.abs(found - wanted).max() < 0.05 * np.abs(wanted).max()
 
 
@@ -54,6 +53,12 @@ def test_what_the_file_does_not_have_is_that_of_the_family(made, tmp_path):  # n
     qwen = opened(write(made("qwen3_5")[0], tmp_path / "b.gguf"))
     assert (qwen.preparation.sizing.least, qwen.preparation.sizing.most) == (65536, 2048 * 8 * 8)  # 2,048 tokens
     assert qwen.preparation.mean == (0.5, 0.5, 0.5)
+    folder, ours, _ = made("smolvlm")
+    smol = opened(write(folder, tmp_path / "c.gguf"))
+    assert smol.preparation == ours.preparation
+    lfm2 = opened(write(made("lfm2_vl")[0], tmp_path / "d.gguf"))
+    assert lfm2.preparation.sizing == TilesAndOverview(64, 256, 512, 2, 10, 2.0)
+    assert made("gemma3")[1].preparation == opened(write(made("gemma3")[0], tmp_path / "e.gguf")).preparation
 
 
 def test_a_file_is_paired_by_folder_name_and_size(made, tmp_path):  # noqa: F811

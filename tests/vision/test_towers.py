@@ -18,25 +18,33 @@ from safetensors.torch import save_file as save_torch
 
 from ipex_lookahead.architectures.encoder import EncoderSpec
 from ipex_lookahead.architectures.keys import NEUTRAL
+from ipex_lookahead.architectures.spec import Activation
 from ipex_lookahead.engines.native.core import ISA_VARIABLE, available_isas
 from ipex_lookahead.engines.native.encoder import NativeEncoder
 from ipex_lookahead.errors import ModelFormatError, NonFiniteError, UnsupportedModelError
 from ipex_lookahead.vision import model as models
-from ipex_lookahead.vision.model import TOWERS, VisionModel
+from ipex_lookahead.vision.model import TOWERS, Prepared, PreparedImage, VisionModel
 from ipex_lookahead.vision.preparation import Patches, Preparation
-from ipex_lookahead.vision.towers import gemma4, gemma4_unified, qwen3_vl
+from ipex_lookahead.vision.towers import base, gemma3, gemma4, gemma4_unified, idefics3, lfm2_vl, qwen3_vl, siglip
+from ipex_lookahead.vision.towers.base import Features
 from tests.vision.folders import FAMILIES, saved
 from tests.vision.test_images import noise
 from tests.vision.test_images import saved as saved_image
 
+_TILES = {"size": {"longest_edge": 96}, "max_image_size": {"longest_edge": 32}}
 PROCESSORS = {
     "gemma4": {"max_soft_tokens": 70, "patch_size": 4},
     "qwen3": {"size": {"shortest_edge": 1024, "longest_edge": 9000}, "patch_size": 4},
+    "gemma3": {"size": {"height": 32, "width": 32}},
+    "idefics3": _TILES,
+    "smolvlm": _TILES,
+    "lfm2": {"encoder_patch_size": 4, "min_image_tokens": 9, "max_image_tokens": 30, "tile_size": 32, "max_tiles": 6},
 }
+ONE_TILE = ("gemma4", "qwen3", "gemma3")
 
 
 def processor(kind: str) -> dict[str, Any]:
-    return PROCESSORS["gemma4" if kind.startswith("gemma4") else "qwen3"]
+    return next(one for name, one in PROCESSORS.items() if kind.startswith(name))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +69,10 @@ def file_of(width: int, height: int) -> bytes:
 def expected(kind: str, theirs: Any, ours: VisionModel, file: bytes) -> tuple[np.ndarray, list[np.ndarray]]:
     """Transformers' features for our patches, brought into its order."""
     image = ours.prepare(file)
-    patches = ours.preparation.patches(image.pixels)
+    if not kind.startswith(("gemma4", "qwen3")):
+        with torch.no_grad():
+            return np.concatenate([of_tile(kind, theirs, ours, tile.pixels) for tile in image.tiles]), []
+    patches = ours.preparation.patches(image.tiles[0].pixels)
     with torch.no_grad():
         if kind.startswith("qwen3"):
             grid = torch.tensor([[1, patches.grid[1], patches.grid[0]]])
@@ -80,6 +91,34 @@ def expected(kind: str, theirs: Any, ours: VisionModel, file: bytes) -> tuple[np
         return found.reshape(-1, found.shape[-1]).numpy(), []
 
 
+def tile_of(ours: VisionModel, file: bytes) -> Prepared:
+    """The only tile of an image."""
+    (tile,) = ours.prepare(file).tiles
+    return tile
+
+
+def features_of(ours: VisionModel, image: PreparedImage) -> Features:
+    """The features of all tiles of an image."""
+    parts = [ours.features(tile) for tile in image.tiles]
+    return parts[0] if len(parts) == 1 else Features(np.concatenate([part.values for part in parts]))
+
+
+def of_tile(kind: str, theirs: Any, ours: VisionModel, tile: np.ndarray) -> np.ndarray:
+    """Transformers' features for a tile's pixels, by its own patch embeddings."""
+    levels = np.arange(256, dtype=np.float64) * ours.preparation.scale
+    pixels = ((levels.astype(np.float32) - np.float32(0.5)) / np.float32(0.5))[tile]
+    if kind.startswith("lfm2"):
+        side, rows, columns = ours.preparation.patch, *(one // ours.preparation.patch for one in tile.shape[:2])
+        values = pixels.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4).reshape(1, rows * columns, -1)
+        shapes, mask = torch.tensor([[rows, columns]]), torch.ones(1, rows * columns, dtype=torch.int32)
+        found = theirs.model.get_image_features(torch.from_numpy(values), shapes, mask).pooler_output
+    else:
+        values = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))[None]
+        found = theirs.model.get_image_features(values if kind == "gemma3" else values[None]).pooler_output
+    found = found[0] if isinstance(found, list) else found
+    return found.reshape(-1, found.shape[-1]).numpy()
+
+
 TOLERANCE = 1e-5
 CLIPPED_TOLERANCE = 1e-4
 """With limits both results are within 2.5e-5 of float64, without them within 3e-6, relative to the largest value."""
@@ -96,10 +135,12 @@ def test_features_are_those_of_transformers(made, kind, width, height):
     _, ours, theirs = made(kind)
     file = file_of(width, height)
     image = ours.prepare(file)
-    found = ours.features(image)
+    found = features_of(ours, image)
     wanted, deepstack = expected(kind, theirs, ours, file)
-    assert found.grid == image.grid == ours.size(file)
-    assert found.values.shape == (image.tokens, 32) == wanted.shape
+    assert image.layout == ours.layout(file)
+    one = kind.startswith(ONE_TILE) or (kind.startswith("lfm2") and width * height < 3840)
+    assert (len(image.tiles) == 1) == one
+    assert found.values.shape == (image.layout.tokens, 32) == wanted.shape
     assert close(found.values, wanted, kind)
     assert len(found.deepstack) == len(deepstack) == (2 if kind == "qwen3_vl" else 0)
     assert all(close(one, other) for one, other in zip(found.deepstack, deepstack, strict=True))
@@ -110,8 +151,42 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Patches], Patches
     monkeypatch.setattr(Preparation, "patches", lambda self, pixels: change(original(self, pixels)))
 
 
+def with_value(monkeypatch: pytest.MonkeyPatch, spec: Any, change: Callable[[EncoderSpec], EncoderSpec]) -> None:
+    """Change what a tower's module describes."""
+    original = spec.spec
+    monkeypatch.setattr(spec, "spec", lambda *given: change(original(*given)))
+
+
+def with_norm(monkeypatch: pytest.MonkeyPatch, tower: Any, number: int, **changed: Any) -> None:
+    """Change a norm of a tower's chain of features."""
+
+    def change(spec: EncoderSpec) -> EncoderSpec:
+        *others, last = spec.chains
+        norm = replace(last[number], **changed)
+        return replace(spec, chains=(*others, (*last[:number], norm, *last[number + 1 :])))
+
+    with_value(monkeypatch, tower, change)
+
+
+def uncentered(name: str, *given: Any) -> Any:
+    made = base.layer_norm(name, *given)
+    return replace(made, centered=False, bias=None) if name.endswith("post_layernorm") else made
+
+
+def with_epsilon(spec: EncoderSpec) -> EncoderSpec:
+    """Another epsilon in all blocks."""
+
+    def norm(one: Any) -> Any:
+        return replace(one, epsilon=1e-3)
+
+    blocks = (
+        replace(b, mixer_norm=norm(b.mixer_norm), feed_forward_norm=norm(b.feed_forward_norm)) for b in spec.layers
+    )
+    return replace(spec, layers=tuple(blocks))
+
+
 def swapped(patches: Patches) -> Patches:
-    return replace(patches, places=patches.places[:, ::-1])
+    return replace(patches, places=patches.places[:, ::-1], grid=patches.grid[::-1])
 
 
 def row_by_row(patches: Patches) -> Patches:
@@ -123,9 +198,21 @@ def with_other_parts(spec: EncoderSpec, *given: Any, **named: Any) -> NativeEnco
     return NativeEncoder(replace(spec, rope_parts=3 - spec.rope_parts), *given, **named)
 
 
+SIGLIPS = ("gemma3", "idefics3", "smolvlm", "lfm2_vl")
 MUTANTS = {
-    "x and y swapped": (("gemma4", "gemma4_unified", "qwen3_vl"), lambda m: changed(m, swapped)),
-    "another order of patches": (("gemma4", "qwen3_vl"), lambda m: changed(m, row_by_row)),
+    "x and y swapped": (("gemma4", "gemma4_unified", "qwen3_vl", *SIGLIPS), lambda m: changed(m, swapped)),
+    "another order of patches": (("gemma4", "qwen3_vl", *SIGLIPS), lambda m: changed(m, row_by_row)),
+    "epsilon of blocks": (
+        SIGLIPS,
+        lambda m: [with_value(m, tower, with_epsilon) for tower in (gemma3, idefics3, lfm2_vl)],
+    ),
+    "another epsilon before the projection": (("gemma3",), lambda m: with_norm(m, gemma3, 0, epsilon=1e-2)),
+    "layer norm epsilon of the projector": (("lfm2_vl",), lambda m: m.setattr(lfm2_vl, "LAYER_NORM_EPSILON", 1e-2)),
+    "an RMS norm after the tower": (SIGLIPS, lambda m: m.setattr(siglip, "layer_norm", uncentered)),
+    "tanh in the projector": (
+        ("lfm2_vl",),
+        lambda m: m.setattr(lfm2_vl, "Activation", lambda kind: Activation("gelu_tanh")),
+    ),
     "2 p - 1": (
         ("gemma4", "gemma4_unified"),
         lambda m: changed(m, lambda patches: replace(patches, values=2 * patches.values - 1)),
@@ -147,39 +234,39 @@ def test_mutants_differ(made, monkeypatch, mutant, kind):
     wanted, _ = expected(kind, theirs, ours, file)
     MUTANTS[mutant][1](monkeypatch)
     other = VisionModel.open(folder, threads=2)
-    assert not close(other.features(other.prepare(file)).values, wanted, kind)
+    assert not close(features_of(other, other.prepare(file)).values, wanted, kind)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_features_do_not_depend_on_threads_and_instruction_sets(made, monkeypatch, kind):
     folder, ours, _ = made(kind)
     image = ours.prepare(file_of(100, 100))
-    wanted = ours.features(image)
+    wanted = features_of(ours, image)
     for isa in available_isas():
         monkeypatch.setenv(ISA_VARIABLE, isa)
         for threads in (1, 3):
-            found = VisionModel.open(folder, threads=threads).features(image)
+            found = features_of(VisionModel.open(folder, threads=threads), image)
             assert np.array_equal(found.values, wanted.values), (isa, threads)
             assert all(map(np.array_equal, found.deepstack, wanted.deepstack))
 
 
 def test_equal_pixels_have_one_digest_and_are_encoded_once(made, monkeypatch):
     folder, ours, _ = made("gemma4")
-    image = ours.prepare(file_of(50, 70))
-    assert ours.prepare(file_of(50, 70)).digest == image.digest != ours.prepare(file_of(70, 50)).digest
-    assert VisionModel.open(folder).prepare(file_of(50, 70)).digest == image.digest
-    assert made("gemma4_clipped")[1].prepare(file_of(50, 70)).digest != image.digest
+    image = tile_of(ours, file_of(50, 70))
+    assert tile_of(ours, file_of(50, 70)).digest == image.digest != tile_of(ours, file_of(70, 50)).digest
+    assert tile_of(VisionModel.open(folder), file_of(50, 70)).digest == image.digest
+    assert tile_of(made("gemma4_clipped")[1], file_of(50, 70)).digest != image.digest
     found = ours.features(image)
-    assert ours.features(ours.prepare(file_of(50, 70))) is found
+    assert ours.features(tile_of(ours, file_of(50, 70))) is found
     monkeypatch.setattr(models, "KEPT_BYTES", 1)
-    ours.features(ours.prepare(file_of(20, 20)))
+    ours.features(tile_of(ours, file_of(20, 20)))
     assert ours.features(image) is not found
 
 
 def test_work_is_done_in_slices(made):
     _, ours, _ = made("qwen3_5")
     pauses: list[int] = []
-    image = ours.prepare(file_of(95, 95))
+    image = tile_of(ours, file_of(95, 95))
     ours.features(image, lambda: pauses.append(1))
     patches, slice_rows, layers = 4 * image.tokens, 128, 4
     slices = -(-patches // slice_rows)
@@ -197,7 +284,7 @@ def test_bfloat16_weights_are_read_exactly(made, tmp_path):
     file = file_of(33, 90)
     ours = VisionModel.open(tmp_path, threads=1)
     wanted, _ = expected("gemma4_clipped", rounded, ours, file)
-    assert close(ours.features(ours.prepare(file)).values, wanted, "gemma4_clipped")
+    assert close(ours.features(tile_of(ours, file)).values, wanted, "gemma4_clipped")
 
 
 NOT_OF_A_TOWER = {"_name_or_path", "architectures", "dtype", "model_type", "is_encoder_decoder"}
@@ -211,6 +298,10 @@ def test_the_config_keys_of_transformers_are_known():
         "Gemma4UnifiedVisionConfig": gemma4_unified,
         "Qwen3VLVisionConfig": qwen3_vl,
         "Qwen3_5VisionConfig": qwen3_vl,
+        "SiglipVisionConfig": gemma3,
+        "Idefics3VisionConfig": idefics3,
+        "SmolVLMVisionConfig": idefics3,
+        "Siglip2VisionConfig": lfm2_vl,
     }.items():
         keys = set(getattr(transformers, name)().to_dict()) - NOT_OF_A_TOWER
         assert keys - set(tower.KEYS) - set(tower.NEUTRAL) - set(NEUTRAL) == set(), name
@@ -254,8 +345,8 @@ def test_values_that_overflow_are_an_error(made, tmp_path):
 
     ours = VisionModel.open(rewritten(made("gemma4")[0], tmp_path, change))
     with pytest.raises(NonFiniteError):
-        ours.features(ours.prepare(file_of(20, 20)))
+        ours.features(tile_of(ours, file_of(20, 20)))
 
 
 def test_every_family_of_the_table_is_covered():
-    assert {tower for tower, _ in TOWERS.values()} == {gemma4, gemma4_unified, qwen3_vl}
+    assert {tower for tower, _ in TOWERS.values()} == {gemma3, gemma4, gemma4_unified, idefics3, lfm2_vl, qwen3_vl}

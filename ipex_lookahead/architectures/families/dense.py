@@ -66,7 +66,7 @@ FAMILIES: Mapping[str, Dense] = {
             neutral=_SLICES, check=rules.check_llama,
         ),
         GgufKeys(
-            "llama", "LlamaForCausalLM", constants={"hidden_act": "silu"}, complete=rules.biases,
+            "llama", "LlamaForCausalLM", constants={"hidden_act": "silu"}, complete=rules.complete_llama,
             claims=lambda file: rules.is_dense(file) and rules.has_even_heads(file),
         ),
         pairs=True,

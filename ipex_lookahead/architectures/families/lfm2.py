@@ -68,11 +68,13 @@ KEYS = ConfigKeys(
     nullable=("layer_types",),
     check=check,
 )  # fmt: skip
+IMAGE_TOKEN = 396
+"""Default id of the placeholder for a row of an image."""
 GGUF = GgufKeys(
     "lfm2",
     "Lfm2ForCausalLM",
     used={"conv_L_cache": "shortconv.l_cache"},
-    constants={"block_auto_adjust_ff_dim": False, "conv_bias": False},
+    constants={"block_auto_adjust_ff_dim": False, "conv_bias": False, "image_token_id": IMAGE_TOKEN},
     without_attention=CONV,
     complete=lambda file, config: config.update(norm_eps=config["rms_norm_eps"]),
 )

@@ -17,6 +17,7 @@ from ipex_lookahead.architectures.families import (
     find,
     gemma4_text,
     gemma4_unified_text,
+    lfm2,
     mixtures,
     muse_glimmer_text,
     qwen3_5_moe_text,
@@ -55,10 +56,17 @@ def _inside(**parts: ConfigKeys) -> ConfigKeys:
     return ConfigKeys(inside="text_config", parts=parts, outer=outer)
 
 
-def _any(models: str, *first: str) -> VisionLanguage:
+def _any(models: str, *first: str, token: int | None = None) -> VisionLanguage:
+    """Return a model with a text part of several families; ``token``: default of the placeholder's id, if it sees."""
     parts = dict.fromkeys((*first, "llama", "mistral", "qwen2", "qwen3", "phi3"))
-    what = f"the text part, usually a `{next(iter(parts))}`; images are not supported"
-    return VisionLanguage(f"{models}: {what}.", _inside(**{part: dense.FAMILIES[part].KEYS for part in parts}))
+    what = f"the text part, usually a `{next(iter(parts))}`"
+    keys = {part: dense.FAMILIES[part].KEYS for part in parts}
+    if token is None:
+        return VisionLanguage(f"{models}: {what}; images are not supported.", _inside(**keys))
+    return VisionLanguage(
+        f"{models}: {what}, and images; videos are not supported.",
+        _inside(**{part: taking_images(one, token) for part, one in keys.items()}),
+    )
 
 
 def _qwen3_5(family: str, part: ConfigKeys) -> ConfigKeys:
@@ -129,7 +137,7 @@ _QWEN3_MOE_TEXT = taking_images(_QWEN3_MOE_TEXT, 151655, turns=[24, 20, 20], dee
 
 FAMILIES: Mapping[str, VisionLanguage] = {
     "gemma3": VisionLanguage(
-        "Gemma 3 with vision (4B, 12B and 27B): the text part, a `gemma3_text`; images are not supported.",
+        "Gemma 3 with vision (4B, 12B and 27B): the text part, a `gemma3_text`, and images.",
         _inside(gemma3_text=taking_images(_GEMMA3_TEXT, 262144, key="image_token_index")),
     ),
     "gemma4": VisionLanguage(
@@ -140,8 +148,12 @@ FAMILIES: Mapping[str, VisionLanguage] = {
         "Gemma 4 12B with vision and audio: the text part, a `gemma4_unified_text`, and images; no audio.",
         _inside(gemma4_unified_text=taking_images(gemma4_unified_text.KEYS, 258880)),
     ),
-    "idefics3": _any("Idefics 3"),
+    "idefics3": _any("Idefics 3", token=128257),
     "internvl": _any("InternVL 3 and 3.5 (their -hf folders)", "qwen2"),
+    "lfm2_vl": VisionLanguage(
+        "LFM2-VL and LFM2.5-VL: the text part, an `lfm2`, and images.",
+        _inside(lfm2=taking_images(lfm2.KEYS, lfm2.IMAGE_TOKEN)),
+    ),
     "llava": _any("LLaVA 1.5 and similar models"),
     "llava_next": _any("LLaVA-NeXT (1.6)"),
     "llava_onevision": _any("LLaVA-OneVision", "qwen2"),
@@ -186,7 +198,7 @@ FAMILIES: Mapping[str, VisionLanguage] = {
         "Qwen3.5 to 3.8 with experts, the whole model: the text part, a `qwen3_5_moe_text`, and images.",
         _inside(qwen3_5_moe_text=_qwen3_5("qwen3_5_moe_text", qwen3_5_moe_text.KEYS)),
     ),
-    "smolvlm": _any("SmolVLM and SmolVLM 2"),
+    "smolvlm": _any("SmolVLM and SmolVLM 2", token=128257),
     "vipllava": _any("ViP-LLaVA"),
 }
 """``model_type`` -> the family."""

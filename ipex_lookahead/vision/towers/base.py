@@ -14,20 +14,22 @@ from ipex_lookahead.architectures.spec import Linear, Norm, Place, Rope, Tensor
 from ipex_lookahead.engines.native.decoder import rope_tables
 from ipex_lookahead.engines.native.encoder import NativeEncoder, Pause
 from ipex_lookahead.vision.preparation import Floats, Ints, Patches, Preparation
+from ipex_lookahead.vision.tiling import Plan
+
+Piece = str | int
+"""A text, or the id of a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a tower gives to the text model for one image.
+    """What a tower gives to the text model for a tile, or for the tiles of an image one after the other.
 
     Attributes:
-        values: [tokens, hidden of the text model].
-        grid: rows and columns of tokens; rows follow each other in ``values``.
+        values: [tokens, hidden of the text model], row by row of a tile.
         deepstack: further [tokens, hidden], number i added after text layer i (Qwen3-VL).
     """
 
     values: Floats
-    grid: tuple[int, int]
     deepstack: tuple[Floats, ...] = ()
 
 
@@ -36,6 +38,8 @@ class Tower(Protocol):
 
     KEYS: Mapping[str, Key]
     """The used keys of ``vision_config``."""
+    OUTER: Mapping[str, Key]
+    """The used keys of the whole config."""
 
     def spec(self, config: Mapping[str, Any], hidden: int) -> EncoderSpec:
         """Return the tower for a checked config and the hidden size of the text model."""
@@ -43,8 +47,42 @@ class Tower(Protocol):
     def preparation(self, file: str, given: Mapping[str, Any], config: Mapping[str, Any]) -> Preparation:
         """Return the preparation of images for the settings of the image processor."""
 
+    def marker(self, config: Mapping[str, Any]) -> int | None:
+        """Return the token that the chat template writes in place of an image; None: that of an image's rows."""
+
+    def pieces(self, config: Mapping[str, Any], plan: Plan) -> tuple[tuple[Piece, ...], ...]:
+        """Return what is before the first tile of an image, between tiles, and after the last one."""
+
     def encode(self, encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, pause: Pause) -> Features:
-        """Return an image's features."""
+        """Return a tile's features."""
+
+    def gguf_config(self, file: GgufTower) -> dict[str, Any]:
+        """Return the values of ``KEYS`` and ``OUTER`` that a GGUF file has."""
+
+    def gguf_settings(self, file: GgufTower) -> dict[str, Any]:
+        """Return the settings of the image processor that a GGUF file has."""
+
+
+class GgufTower(Protocol):
+    """The metadata and the shapes of tensors of a GGUF file with a tower. Methods raise ModelFormatError."""
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        """Return a whole number of the metadata, without ``clip.vision.``; a default if it may be missing."""
+
+    def number(self, key: str) -> float:
+        """Return a positive number of the metadata."""
+
+    def mean_and_std(self) -> dict[str, list[float]]:
+        """Return ``image_mean`` and ``image_std``, those that are there."""
+
+    def layers_with_deepstack(self) -> list[int]:
+        """Return the numbers of layers with further features."""
+
+    def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
+        """Return the shape of a tensor, which must have this number of dimensions."""
+
+    def has(self, name: str) -> bool:
+        """Return True if there is a tensor of this name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,18 @@ from ipex_lookahead.engines.native.encoder import NativeEncoder, Pause
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.vision import preparation as preparations
 from ipex_lookahead.vision.preparation import Patches, Preparation
-from ipex_lookahead.vision.towers.base import Features, Key, axial_rope, axial_tables, linear, rope_theta, tensor
+from ipex_lookahead.vision.tiling import Plan
+from ipex_lookahead.vision.towers.base import (
+    Features,
+    GgufTower,
+    Key,
+    Piece,
+    axial_rope,
+    axial_tables,
+    linear,
+    rope_theta,
+    tensor,
+)
 
 KEYS = {
     "hidden_size": Key(integer(16, 1 << 16), 768),
@@ -47,8 +58,8 @@ NEUTRAL = {
     "attention_bias": "read by no class of transformers; the linear layers have no biases",
     "max_position_embeddings": "read by no class of transformers; the table of positions has its own size",
 }
-AROUND: dict[str, int] = {"boi_token_id": 255999, "eoi_token_id": 258882}
-"""Tokens before and after an image, which the template does not write: keys of ``config.json``, and defaults."""
+OUTER = {"boi_token_id": Key(integer(0, 1 << 27), 255999), "eoi_token_id": Key(integer(0, 1 << 27), 258882)}
+"""Tokens before and after an image, which the template does not write."""
 PATCHES, FEATURES = 0, 1
 """Chains."""
 _LIMITS = ("input_min", "input_max", "output_min", "output_max")
@@ -130,8 +141,18 @@ def preparation(file: str, given: Mapping[str, Any], config: Mapping[str, Any]) 
     return preparations.gemma4(file, {**sizes, **given})
 
 
+def marker(config: Mapping[str, Any]) -> int | None:
+    """Return None: the chat template writes the image token itself."""
+    return None
+
+
+def pieces(config: Mapping[str, Any], plan: Plan) -> tuple[tuple[Piece, ...], ...]:
+    """Return what is before and after an image."""
+    return (int(config["boi_token_id"]),), (int(config["eoi_token_id"]),)
+
+
 def encode(encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, pause: Pause) -> Features:
-    """Return an image's features."""
+    """Return a tile's features."""
     positions, d = config["position_embedding_size"], config["hidden_size"]
     x, y = patches.places[:, 0], patches.places[:, 1]
     if max(patches.grid) > positions:
@@ -149,6 +170,27 @@ def encode(encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, 
     pooled = pooled / np.float32(size) * np.float32(math.sqrt(d))
     if config["standardize"]:
         pooled = (pooled - encoder.tables[1][:]) * encoder.tables[2][:]
-    merge = config["pooling_kernel_size"]
-    grid = (patches.grid[1] // merge, patches.grid[0] // merge)
-    return Features(encoder.chain(FEATURES, pooled, pause), grid)
+    return Features(encoder.chain(FEATURES, pooled, pause))
+
+
+def gguf_config(file: GgufTower) -> dict[str, Any]:
+    """Return the ``vision_config`` that a folder of the model would have."""
+    head_dim = file.shape("v.blk.0.attn_q_norm.weight", 1)[0]
+    return {
+        "patch_size": file.whole("patch_size"),
+        "hidden_size": file.whole("embedding_length"),
+        "intermediate_size": file.whole("feed_forward_length"),
+        # A mixed file has 128 blocks for its sound.
+        "num_hidden_layers": sum(file.has(f"v.blk.{i}.ln1.weight") for i in range(file.whole("block_count"))),
+        "num_attention_heads": file.whole("attention.head_count"),
+        "num_key_value_heads": file.shape("v.blk.0.attn_k.weight", 2)[0] // head_dim,
+        "head_dim": head_dim,
+        "position_embedding_size": file.shape("v.position_embd.weight", 3)[1],
+        "use_clipped_linears": file.has("v.blk.0.attn_q.input_min"),
+        "standardize": file.has("v.std_bias"),
+    }
+
+
+def gguf_settings(file: GgufTower) -> dict[str, Any]:
+    """Return nothing: GGUF files have no settings of Gemma 4's image processor."""
+    return {}

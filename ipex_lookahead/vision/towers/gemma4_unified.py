@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isqrt
 from typing import Any
 
 from ipex_lookahead.architectures.encoder import EncoderSpec, PlainNorm
@@ -12,7 +13,8 @@ from ipex_lookahead.engines.native.encoder import NativeEncoder, Pause
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.vision import preparation as preparations
 from ipex_lookahead.vision.preparation import Patches, Preparation
-from ipex_lookahead.vision.towers.base import Features, Key, layer_norm, linear, tensor
+from ipex_lookahead.vision.tiling import Plan
+from ipex_lookahead.vision.towers.base import Features, GgufTower, Key, Piece, layer_norm, linear, tensor
 
 KEYS = {
     "patch_size": Key(integer(1, 256), 16),
@@ -25,8 +27,8 @@ KEYS = {
 NEUTRAL: dict[str, str] = {}
 LAYER_NORM_EPSILON = 1e-5
 """Torch's default."""
-AROUND: dict[str, int] = {"boi_token_id": 255999, "eoi_token_id": 258882}
-"""Tokens before and after an image, which the template does not write: keys of ``config.json``, and defaults."""
+OUTER = {"boi_token_id": Key(integer(0, 1 << 27), 255999), "eoi_token_id": Key(integer(0, 1 << 27), 258882)}
+"""Tokens before and after an image, which the template does not write."""
 PATCHES, FEATURES = 0, 1
 """Chains."""
 
@@ -81,12 +83,38 @@ def preparation(file: str, given: Mapping[str, Any], config: Mapping[str, Any]) 
     return Preparation(sizing=made.sizing, patch=made.patch * made.merge, merge=1)
 
 
+def marker(config: Mapping[str, Any]) -> int | None:
+    """Return None: the chat template writes the image token itself."""
+    return None
+
+
+def pieces(config: Mapping[str, Any], plan: Plan) -> tuple[tuple[Piece, ...], ...]:
+    """Return what is before and after an image."""
+    return (int(config["boi_token_id"]),), (int(config["eoi_token_id"]),)
+
+
 def encode(encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, pause: Pause) -> Features:
-    """Return an image's features."""
+    """Return a tile's features."""
     positions = config["mm_posemb_size"]
     if max(patches.grid) > positions:
         raise InputError(f"the image has {max(patches.grid)} tokens on a side; the model has {positions} positions")
     rows = encoder.chain(PATCHES, patches.values, pause)
     x, y = patches.places[:, 0], patches.places[:, 1]
     rows = rows + (encoder.tables[0][2 * x] + encoder.tables[0][2 * y + 1])
-    return Features(encoder.chain(FEATURES, rows, pause), patches.grid[::-1])
+    return Features(encoder.chain(FEATURES, rows, pause))
+
+
+def gguf_config(file: GgufTower) -> dict[str, Any]:
+    """Return the ``vision_config`` that a folder of the model would have."""
+    patch, side = file.whole("patch_size"), isqrt(file.shape("v.patch_norm.1.weight", 1)[0] // 3)
+    return {
+        "patch_size": patch,
+        "pooling_kernel_size": side // max(patch, 1),
+        "mm_embed_dim": file.whole("embedding_length"),
+        "mm_posemb_size": file.shape("v.position_embd.weight", 3)[1],
+    }
+
+
+def gguf_settings(file: GgufTower) -> dict[str, Any]:
+    """Return nothing: GGUF files have no settings of Gemma 4's image processor."""
+    return {}

@@ -13,9 +13,12 @@ from ipex_lookahead.architectures.spec import Activation, Attention, Block, Gate
 from ipex_lookahead.engines.native.encoder import NativeEncoder, Pause, Table
 from ipex_lookahead.vision import preparation as preparations
 from ipex_lookahead.vision.preparation import Floats, Ints, Patches, Preparation
+from ipex_lookahead.vision.tiling import Plan
 from ipex_lookahead.vision.towers.base import (
     Features,
+    GgufTower,
     Key,
+    Piece,
     axial_rope,
     axial_tables,
     layer_norm,
@@ -48,8 +51,9 @@ KEYS = {
     "rope_parameters": rope_theta(10000.0),
 }
 NEUTRAL: dict[str, str] = {}
-AROUND: dict[str, int] = {}
-"""The template writes the tokens around an image."""
+OUTER: dict[str, Key] = {}
+MAX_TOKENS = 2048
+"""Maximum number of tokens of an image; encoding time grows with its square. The model's own limit is 16,384."""
 EPSILON = 1e-6
 PATCHES, MERGER_NORM, MERGER, DEEPSTACK = 0, 1, 2, 3
 """Chains; that of deepstack layer i is ``DEEPSTACK + i``."""
@@ -143,11 +147,21 @@ def preparation(file: str, given: Mapping[str, Any], config: Mapping[str, Any]) 
         "merge_size": config["spatial_merge_size"],
         "temporal_patch_size": config["temporal_patch_size"],
     }
-    return preparations.qwen3_vl(file, {**sizes, **given})
+    return preparations.qwen3_vl(file, {**sizes, **given}).limited(MAX_TOKENS)
+
+
+def marker(config: Mapping[str, Any]) -> int | None:
+    """Return None: the chat template writes the image token itself."""
+    return None
+
+
+def pieces(config: Mapping[str, Any], plan: Plan) -> tuple[tuple[Piece, ...], ...]:
+    """Return nothing: the chat template writes the tokens around an image."""
+    return (), ()
 
 
 def encode(encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, pause: Pause) -> Features:
-    """Return an image's features."""
+    """Return a tile's features."""
     columns, rows = patches.places[:, 0], patches.places[:, 1]
     x = encoder.chain(PATCHES, patches.values, pause)
     x = x + _positions(encoder.tables[0], rows, columns, patches.grid)
@@ -155,10 +169,9 @@ def encode(encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, 
     after = [layer + 1 for layer in config["deepstack_visual_indexes"]]
     states = encoder.layers(x, *axial_tables(rope, rows, columns), after=after, pause=pause)
     last = encoder.chain(MERGER_NORM, states[len(encoder.spec.layers)], pause)
-    width, merge = _joined(config), config["spatial_merge_size"]
+    width = _joined(config)
     return Features(
         encoder.chain(MERGER, last.reshape(-1, width), pause),
-        (patches.grid[1] // merge, patches.grid[0] // merge),
         tuple(encoder.chain(DEEPSTACK + i, states[layer].reshape(-1, width), pause) for i, layer in enumerate(after)),
     )
 
@@ -181,3 +194,22 @@ def _positions(table: Table, rows: Ints, columns: Ints, grid: tuple[int, int]) -
             total = part if total is None else total + part
     assert total is not None
     return total
+
+
+def gguf_config(file: GgufTower) -> dict[str, Any]:
+    """Return the ``vision_config`` that a folder of the model would have."""
+    return {
+        "patch_size": file.whole("patch_size"),
+        "hidden_size": file.whole("embedding_length"),
+        "intermediate_size": file.whole("feed_forward_length"),
+        "depth": file.whole("block_count"),
+        "num_heads": file.whole("attention.head_count"),
+        "spatial_merge_size": file.whole("spatial_merge_size"),
+        "num_position_embeddings": file.shape("v.position_embd.weight", 2)[0],
+        "deepstack_visual_indexes": file.layers_with_deepstack(),
+    }
+
+
+def gguf_settings(file: GgufTower) -> dict[str, Any]:
+    """Return the settings of the image processor that a GGUF file has."""
+    return dict(file.mean_and_std())

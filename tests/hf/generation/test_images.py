@@ -57,8 +57,8 @@ def processed(kind: str, model: Any, rows: list[list[Any]], length: int = 0) -> 
                 ids += chance.integers(3, 60, part).tolist()
                 continue
             seed, height, width = part
-            size = vision.preparation.size(width, height)
-            patches = vision.preparation.patches(noise(size[1], size[0], seed=seed))
+            (step,) = vision.preparation.plan(width, height).steps
+            patches = vision.preparation.patches(noise(step.height, step.width, seed=seed))
             ids += [IMAGE] * int(np.prod(vision.tokens(patches)))
             images.append(patches)
         texts.append(ids)
@@ -94,7 +94,8 @@ def alone(kind: str, model: Any, given: dict[str, Any], new: int) -> list[int]:
     for patches in vision.processed(given["pixel_values"].numpy(), *integers):
         features = vision.features_of(patches, vision.digest(patches))
         start = int(np.flatnonzero(ids[start:] == IMAGE)[0]) + start
-        images.append(PromptImage(start, features.values, features.grid, vision.digest(patches), features.deepstack))
+        digest, grid = vision.digest(patches), vision.tokens(patches)
+        images.append(PromptImage(start, features.values, grid, digest, features.deepstack))
         start = images[-1].end
     cache, answer = model.engine.new_cache(), []
     for _ in range(new):
