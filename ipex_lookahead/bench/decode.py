@@ -130,7 +130,7 @@ def decode(
         sampling.seed = 0  # without a fixed seed there is nothing to compare
 
     from ipex_lookahead.bench.plots.decode import plot_decode
-    from ipex_lookahead.cli.conversation import chat_encoder
+    from ipex_lookahead.cli.conversation import ChatEncoder
 
     texts = prompts.read()
     loaded = loading.load_text(progress=True, draft_model=draft_model, drafter=drafter, draft_vocab=draft_vocab)
@@ -142,7 +142,7 @@ def decode(
         text: str = tokenizer.decode(generate(ids, 0).tokens, skip_special_tokens=True)
         return text
 
-    turns = list(conversations(texts, chat_encoder(tokenizer, loaded.config), answer))
+    turns = list(conversations(texts, ChatEncoder(tokenizer, loaded.config), answer))
     answered = [prompt for prompt, _ in turns]
     settings = [_setting(mode, adaptive=not compared.options.no_adaptive) for mode in modes_given]
     with (

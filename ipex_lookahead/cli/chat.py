@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ipex_lookahead.cli.adapters import AdapterOptions
+from ipex_lookahead.cli.chat_images import ChatImage
 from ipex_lookahead.cli.commands import Command, command, double_quoted
 from ipex_lookahead.cli.loading import CacheFolderOptions, TextModelOptions, template_note
 from ipex_lookahead.cli.lookahead import Lookahead
@@ -36,6 +37,7 @@ class ChatOptions:
 
     max_new_tokens: int = option("Maximum number of tokens per answer.", 512, "-n", low=1)
     system: str | None = option("System prompt.", metavar="TEXT")
+    image: tuple[str, ...] = option("Image file for the first message. Repeatable.", (), metavar="FILE")
     show_accepted: bool = option("Color tokens accepted from a draft.", False)
     session: str | None = option(
         "Continue the conversation of this name, or begin it; it is saved after each turn.", metavar="NAME"
@@ -101,10 +103,12 @@ def chat(
         if settings.session is not None:
             session.open(settings.session, _given())
         sampling.check(loaded)  # with the settings of the session
+        for path in settings.image:
+            session.attach(ChatImage.read(path))
         del loaded  # the session has it, and may release it
         if prompt is None:
             converse(session, _messages(session, loading.model, settings))
-        elif not session.answer(prompt):  # of ``run``: one answer
+        elif not session.send(prompt):  # of ``run``: one answer
             raise click.exceptions.Exit(1)
     finally:
         session.close()
@@ -150,7 +154,7 @@ def converse(session: Any, messages: Iterator[str]) -> None:
         if message.startswith("/"):
             run_slash(session, message.rstrip())
         else:
-            session.answer(message)
+            session.send(message)
         session.save()
         if session.over:
             return

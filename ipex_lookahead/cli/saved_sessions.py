@@ -1,7 +1,8 @@
 """Named sessions of ``chat``: conversations in folders below the cache folder.
 
 A session is a folder ``sessions/NAME`` with mode 0700. Its file ``conversation.json`` is a conversation as ``/save``
-writes it, and ``kv`` is the folder of its KV cache. A chat locks the folder, so that no second chat overwrites it.
+writes it, ``images`` has the images of its messages, and ``kv`` is the folder of its KV cache. A chat locks the folder,
+so that no second chat overwrites it.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from ipex_lookahead.cli.chat_images import ChatImage, read_written, remove_others, written
 from ipex_lookahead.errors import InputError, ModelFormatError, SaveError
 from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.hub import Removal, cache_folder
 
-MAX_BYTES = 64 << 20
+MAX_BYTES = 256 << 20
 """Maximum size of a saved conversation."""
 MAX_NAME = 64
 """Maximum number of characters of a session's name."""
 _NAME = re.compile(r"\w(?:[\w.-]*\w)?")
 _CONVERSATION = "conversation.json"
 _CACHE = "kv"
+IMAGES = "images"
+"""Folder of a session's images; the name of each is its SHA-256."""
 
 
 @dataclass(slots=True)
@@ -35,44 +39,69 @@ class Saved:
 
     Attributes:
         system: The system prompt, or None.
-        turns: (message, answer, token ids of the answer) of each turn; the ids are empty if the file has none.
+        turns: (message, answer, token ids of the answer, images of the message) of each turn; the ids are empty if the
+            file has none.
         model: Name of the model, "" if the file has none.
         fingerprint: Fingerprint of the model, "" if the file has none.
         settings: Setting -> value.
     """
 
     system: str | None
-    turns: list[tuple[str, str, list[int]]]
+    turns: list[tuple[str, str, list[int], list[ChatImage]]]
     model: str = ""
     fingerprint: str = ""
     settings: dict[str, Any] | None = None
 
-    def write(self, file: Path) -> None:
-        """Write the conversation as JSON with mode 0600; an older file is replaced atomically. Raises SaveError."""
+    def write(self, file: Path, images: Path | None = None) -> None:
+        """Write the conversation as JSON with mode 0600; an older file is replaced atomically.
+
+        Args:
+            file: The file.
+            images: Folder for the images; None: they are in the file, in base64.
+
+        Raises SaveError.
+        """
+        try:
+            self._write(file, images)
+        except OSError as error:
+            raise SaveError(f"cannot write {file}: {error.strerror or error}") from None
+
+    def _write(self, file: Path, images: Path | None) -> None:
         content = {
             "model": self.model,
             "fingerprint": self.fingerprint,
             "settings": self.settings or {},
             "system": self.system,
-            "turns": [{"user": user, "assistant": answer, "token_ids": ids} for user, answer, ids in self.turns],
+            "turns": [
+                {"user": user, "assistant": answer, "token_ids": ids}
+                | ({"images": [written(one, images) for one in seen]} if seen else {})
+                for user, answer, ids, seen in self.turns
+            ],
         }
-        try:
-            with temporary_file(file) as temporary:
-                temporary.chmod(0o600)
-                with temporary.open("w", encoding="utf-8") as out:
-                    json.dump(content, out, ensure_ascii=False)
-                    out.flush()
-                    os.fsync(out.fileno())
-                temporary.replace(file)
-        except OSError as error:
-            raise SaveError(f"cannot write {file}: {error.strerror or error}") from None
+        with temporary_file(file) as temporary:
+            temporary.chmod(0o600)
+            with temporary.open("w", encoding="utf-8") as out:
+                json.dump(content, out, ensure_ascii=False)
+                out.flush()
+                os.fsync(out.fileno())
+            if (size := temporary.stat().st_size) > MAX_BYTES:
+                most = f"at most {MAX_BYTES / 1e6:,.0f} MB can be read again"
+                raise SaveError(
+                    f"{file} would have {size / 1e6:,.0f} MB with the images; {most}",
+                    hint="--session NAME stores images of any number",
+                )
+            temporary.replace(file)
+        if images is not None:
+            remove_others(images, {one.digest for *_, seen in self.turns for one in seen})
 
 
 def read_conversation(file: Path) -> Saved:
     """Return the conversation in a file. Raises InputError for any other file."""
     try:
         found = load_object(file, MAX_BYTES)
-        turns = [(turn["user"], turn["assistant"], turn.get("token_ids", [])) for turn in found["turns"]]
+        turns = [
+            (turn["user"], turn["assistant"], turn.get("token_ids", []), _images(file, turn)) for turn in found["turns"]
+        ]
         saved = Saved(found["system"], turns, found.get("model", ""), found.get("fingerprint", ""))
         saved.settings = found.get("settings", {})
     except ModelFormatError as error:
@@ -82,11 +111,19 @@ def read_conversation(file: Path) -> Saved:
     texts = [saved.model, saved.fingerprint, *(text for turn in turns for text in turn[:2])]
     if not all(isinstance(text, str) for text in texts) or not isinstance(saved.system, str | None):
         _refuse(file, "'system' or 'turns' is missing or invalid")
-    if not all(isinstance(ids, list) and all(type(i) is int and 0 <= i < 2**31 for i in ids) for *_, ids in turns):
+    if not all(isinstance(ids, list) and all(type(i) is int and 0 <= i < 2**31 for i in ids) for _, _, ids, _ in turns):
         _refuse(file, "'token_ids' must be lists of token ids")
     if not isinstance(saved.settings, dict):
         _refuse(file, "'settings' must be an object")
     return saved
+
+
+def _images(file: Path, turn: Any) -> list[ChatImage]:
+    """Return the images of a turn in a file. Raises InputError, TypeError or AttributeError for an invalid one."""
+    try:
+        return [read_written(one, file.parent / IMAGES) for one in turn.get("images", [])]
+    except InputError as error:
+        return cast(list[ChatImage], _refuse(file, str(error)))
 
 
 def _refuse(file: Path, problem: str) -> Any:
@@ -140,7 +177,7 @@ class SessionFolder:
 
     def write(self, saved: Saved) -> None:
         """Save the conversation. Raises SaveError."""
-        saved.write(self._path / _CONVERSATION)
+        saved.write(self._path / _CONVERSATION, self._path / IMAGES)
 
     def close(self) -> None:
         """Release the lock; a session without a saved conversation leaves no folder."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ipex_lookahead.cli.conversation import Conversation, Turn, chat_encoder
+from ipex_lookahead.cli.chat_images import ChatImage, images_in
+from ipex_lookahead.cli.conversation import ChatEncoder, Conversation, Turn
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.report import ending, is_loop, stats_line
 from ipex_lookahead.cli.sampling import Sampling
@@ -16,12 +17,15 @@ from ipex_lookahead.cli.stream import Answer, MarkedAnswer, Painter
 from ipex_lookahead.cli.thinking import SWITCH, ThinkOptions, ThoughtLimit, can_think, has_switch, think_variables
 from ipex_lookahead.config import Bounds, bounds_of
 from ipex_lookahead.decoding.stats import GenerationStats
+from ipex_lookahead.engines.api import TakesImages
 from ipex_lookahead.errors import InputError, LookaheadError
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
     from ipex_lookahead.architectures.adapter import AppliedAdapter
+    from ipex_lookahead.conversation.model import ChatModel
+    from ipex_lookahead.engines.images import PromptImage
 
 LIMITS = {one.name: bounds_of(SamplingParams, one.name) for one in fields(Sampling)} | {
     "max_new_tokens": Bounds(int, 1)
@@ -47,6 +51,7 @@ class Session:
     Attributes:
         models: The ``ChatModels`` that ``/model`` can change to; None: it is not available.
         adapter: The low-rank adapter of answers; None: the model alone.
+        images: Images for the next message.
     """
 
     def __init__(
@@ -83,7 +88,9 @@ class Session:
         self._think_sentence = thinking.think_sentence
         self.variables = think_variables(thinking.think)
         self.limit = ThoughtLimit(model, thinking.think_budget, thinking.think_sentence)
-        encode = chat_encoder(model.tokenizer, model.config, self.variables)
+        self.images: list[ChatImage] = []
+        self._chat: ChatModel | None = None
+        encode = ChatEncoder(model.tokenizer, model.config, self.variables, self._chat_model)
         self.conversation = Conversation(encode, self._tokenize, system)
         self._model = model
         self._name = name
@@ -96,6 +103,7 @@ class Session:
         """Drop the model, so that its memory can be used for another one; ``use`` must follow."""
         self.save()
         self._model.close()
+        self._chat = None
         self._model, self.limit = None, ThoughtLimit(None, self.limit.budget, self._think_sentence)
 
     def use(self, model: Any, name: str) -> None:
@@ -103,14 +111,18 @@ class Session:
         if self._model is not None:
             self._model.close()
         self._model, self._tokenizer, self.context = model, model.tokenizer, model.engine.max_context
+        self._chat = None
         self._name, self.adapter = name, None
         if not has_switch(model):
             self.variables.pop(SWITCH, None)
         budget = self.limit.budget if can_think(model) else None
         self.limit = ThoughtLimit(model, budget, self._think_sentence)
-        turns, encode = self.conversation.turns, chat_encoder(model.tokenizer, model.config, self.variables)
+        turns = self.conversation.turns
+        encode = ChatEncoder(model.tokenizer, model.config, self.variables, self._chat_model)
         self.conversation = Conversation(encode, self._tokenize, self.conversation.system)
-        self.conversation.turns = [Turn(turn.user, turn.answer, self._tokenize(turn.answer)) for turn in turns]
+        self.conversation.turns = [replace(turn, ids=self._tokenize(turn.answer)) for turn in turns]
+        if any(turn.images for turn in turns) and not self.takes_images:
+            self.tell(f"note: {name} takes no images, and this conversation has some; /reset or /undo removes them")
         self._shares_cache = model.cache_files is not None
         if self._folder is not None:
             self._use_cache(self._folder)
@@ -129,12 +141,59 @@ class Session:
         """The facts of the model's engine."""
         return dict(self._model.engine.describe())
 
-    def answer(self, text: str) -> bool:
+    def _chat_model(self) -> ChatModel:
+        """Return the model as conversations with images need it."""
+        from ipex_lookahead.conversation.model import ChatModel
+
+        if self._chat is None:
+            self._chat = ChatModel(self._model)
+        return self._chat
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether the model takes images; its vision part may be missing."""
+        engine = self._model.engine
+        return isinstance(engine, TakesImages) and engine.images is not None and bool(self._tokenizer.chat_template)
+
+    def attach(self, image: ChatImage) -> None:
+        """Attach an image to the next message. Raises LookaheadError if it is not an image, or the model takes none."""
+        if not isinstance(self._model.engine, TakesImages):
+            name = self._model.engine.describe().get("engine")
+            raise InputError(f"the {name} engine takes no images", hint="leave --engine out")
+        chat = self._chat_model()
+        chat.check_images()
+        rows, columns = chat.vision.size(image.file)
+        self.images.append(image)
+        self.tell(f"attached {image.name}: {counted(rows * columns, 'token')} of the context")
+
+    def send(self, text: str) -> bool:
+        """Answer a typed message, with the image files that it names by their paths if the model takes images."""
+        if self.takes_images:
+            text, found = images_in(text)
+            try:
+                for image in found:
+                    self.attach(image)
+            except LookaheadError as error:
+                self._report(error)
+                return False
+        return self.answer(text)
+
+    def _report(self, error: LookaheadError) -> None:
+        message, hint = in_options(error)
+        self.tell(f"error: {message}")
+        if hint:
+            self.tell(f"hint: {hint}")
+
+    def answer(self, text: str, images: Sequence[ChatImage] | None = None) -> bool:
         """Answer a message. An interrupt ends the answer and keeps its text; an error keeps the conversation.
+
+        Args:
+            text: The message.
+            images: Its images; None: the attached ones, which stay attached if there is no answer.
 
         Returns True if the conversation has a new turn.
         """
-        turn = Turn(text)
+        turn = Turn(text, images=list(self.images if images is None else images))
         try:
             fitted = self.conversation.fit([*self.conversation.turns, turn], self.context, self.max_new_tokens)
             if fitted is None:
@@ -147,15 +206,17 @@ class Session:
                     f"dropped the oldest {turns} ({fitted.dropped_tokens:,} tokens): the context has {self.context:,} "
                     f"tokens, of which {self.max_new_tokens:,} are for the answer (/set max_new_tokens=N)"
                 )
-            turn.answer, turn.ids = self._generate(fitted.ids, min(self.max_new_tokens, fitted.room))
+            ids, pictures = self.conversation.with_images([*self.conversation.turns, turn], fitted.ids)
+            turn.answer, turn.ids = self._generate(ids, min(self.max_new_tokens, fitted.room), pictures)
         except LookaheadError as error:
-            message, hint = in_options(error)
-            self.tell(f"error: {message}")
-            if hint:
-                self.tell(f"hint: {hint}")
+            self._report(error)
+            if images is None and self.images:
+                self.tell("the images stay attached to the next message; /image none removes them")
             return False
         if turn.ids:
             self.conversation.turns.append(turn)
+            if images is None:
+                self.images.clear()
         return bool(turn.ids)
 
     @property
@@ -250,7 +311,7 @@ class Session:
 
     def saved(self) -> Saved:
         """Return the conversation and the settings, as files have them."""
-        turns = [(turn.user, turn.answer, turn.ids) for turn in self.conversation.turns]
+        turns = [(turn.user, turn.answer, turn.ids, turn.images) for turn in self.conversation.turns]
         settings = {**vars(self.sampling), "max_new_tokens": self.max_new_tokens, "think": self.variables.get(SWITCH)}
         settings["think_budget"] = self.limit.budget
         given = {name: value for name, value in settings.items() if value is not None}
@@ -262,8 +323,8 @@ class Session:
         most = self._model.engine.vocab_size
         self.conversation.system = saved.system
         self.conversation.turns = [
-            Turn(user, answer, ids if own and ids and max(ids) < most else self._tokenize(answer))
-            for user, answer, ids in saved.turns
+            Turn(user, answer, ids if own and ids and max(ids) < most else self._tokenize(answer), images)
+            for user, answer, ids, images in saved.turns
         ]
 
     def save(self) -> None:
@@ -305,7 +366,7 @@ class Session:
             elif name == "think" and isinstance(value, bool) and self.can_switch_thinking:
                 self.variables[SWITCH] = value
 
-    def _generate(self, ids: list[int], new_tokens: int) -> tuple[str, list[int]]:
+    def _generate(self, ids: list[int], new_tokens: int, images: Sequence[PromptImage] = ()) -> tuple[str, list[int]]:
         from ipex_lookahead.cli.interrupt import stop_requested
         from ipex_lookahead.cli.progress import PromptBar
 
@@ -327,6 +388,7 @@ class Session:
                     replace(self.sampling.params(new_tokens), stop_loops=self._stop_loops),
                     lookahead=self.lookahead,
                     **({} if self.adapter is None else {"adapter": self.adapter}),
+                    **({"images": images} if images else {}),
                     **self._drafting,
                     **self.limit.arguments(ids),
                     on_token=streamed.put,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from ipex_lookahead.cli.chat_images import ChatImage
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.report import stats_line
 from ipex_lookahead.cli.sampling import Sampling
@@ -81,7 +82,7 @@ def _retry(session: Session, _: str) -> None:
         session.sampling.seed = ((session.sampling.seed or SEED) + 1) % 2**63
         session.tell(f"seed: {session.sampling.seed}")
     before = session.conversation.turns.pop()
-    if not session.answer(before.user):
+    if not session.answer(before.user, before.images):
         session.conversation.turns.append(before)
 
 
@@ -245,6 +246,17 @@ def _sessions(session: Session, text: str) -> None:
             session.tell("no sessions yet; /sessions NAME saves this conversation")
 
 
+def _image(session: Session, text: str) -> None:
+    """Attach an image to the next message, list the attached ones, or remove them."""
+    if text == "none":
+        session.images.clear()
+    elif text:
+        session.attach(ChatImage.read(text))
+        return
+    names = ", ".join(image.name for image in session.images)
+    session.tell(f"images for the next message: {names or 'none; /image PATH attaches one'}")
+
+
 def _bye(session: Session, _: str) -> None:
     session.over = True
 
@@ -264,6 +276,7 @@ SLASHES: dict[str, Slash] = {
     "accepted": Slash("[on|off]", "color tokens accepted from a draft", _accepted),
     "think": Slash("[on|off|N]", "turn thinking on or off, or end it after N tokens; unlimited removes N", _think),
     "set": Slash("[NAME=VALUE]", "show or set temperature, top_k, top_p, min_p, seed, penalties, max_new_tokens", _set),
+    "image": Slash("[PATH|none]", "attach an image to the next message, list them, or remove them", _image),
     "save": Slash("FILE", "save the conversation as JSON", _save),
     "load": Slash("FILE", "continue a saved conversation", _load),
     "sessions": Slash("[NAME|rm NAME]", "list the sessions, continue or begin one, or remove one", _sessions),

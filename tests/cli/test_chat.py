@@ -341,14 +341,14 @@ def test_history_file_place(monkeypatch):
 
 
 def test_llama2_turns_without_a_template(tokenizer):
-    from ipex_lookahead.cli.conversation import chat_encoder
+    from ipex_lookahead.cli.conversation import ChatEncoder
 
     tokenizer.chat_template = None
-    encode = chat_encoder(tokenizer, {"model_type": "llama", "vocab_size": 32000})
+    encode = ChatEncoder(tokenizer, {"model_type": "llama", "vocab_size": 32000})
     messages = [{"role": "system", "content": "S"}]
     messages += [{"role": r, "content": c} for r, c in (("user", "q"), ("assistant", "a"), ("user", "r"))]
     assert tokenizer.decode(encode(messages)) == "[INST] <<SYS>>\nS\n<</SYS>>\n\nq [/INST]a<|im_end|>[INST] r [/INST]"
-    plain = chat_encoder(tokenizer, {"model_type": "llama", "vocab_size": 300})
+    plain = ChatEncoder(tokenizer, {"model_type": "llama", "vocab_size": 300})
     assert tokenizer.decode(plain(messages)) == "S\n\nq\na\nr"
 
 
