@@ -111,7 +111,7 @@ def one_of(*words: str) -> Check:
     """Return a check for one of the strings that a family supports."""
 
     def check(source: Source, key: str, value: Any) -> str:
-        if value not in words:
+        if not isinstance(value, str) or value not in words:
             raise UnsupportedModelError(
                 f"{source.file}: {source.spelling(key)} is {shown(value)}; this family supports "
                 f"{' or '.join(map(repr, words))}"

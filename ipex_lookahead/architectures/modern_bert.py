@@ -35,14 +35,14 @@ def spec(config: Config) -> EncoderSpec:
     def norm(name: str, gguf: str) -> Norm:
         return layer_norm(name, gguf, config, bias=biased)
 
-    def rows(name: str, gguf: str, part: int, parts: int, n_out: int, bias: bool) -> Linear:
-        """Return part number ``part`` of a matrix that has ``parts`` of ``n_out`` rows."""
+    def rows(name: str, gguf: str, own: str, part: int, parts: int, n_out: int, bias: bool) -> Linear:
+        """Return ``own``, part number ``part`` of a matrix that has ``parts`` of ``n_out`` rows."""
 
         def one(kind: str, shape: tuple[int, ...]) -> Tensor:
             whole = (parts * n_out, *shape[1:])
             at: dict[str, Any] = {"rows": (part * n_out, 1)}
             places = (Place(f"{name}.{kind}", whole, **at), Place(f"{gguf}.{kind}", whole, **at))
-            return Tensor(f"{name}.{part}.{kind}", shape, *places)
+            return Tensor(f"{own}.{kind}", shape, *places)
 
         return Linear(one("weight", (n_out, hidden)), one("bias", (n_out,)) if bias else None)
 
@@ -50,20 +50,32 @@ def spec(config: Config) -> EncoderSpec:
         ours, theirs = f"layers.{layer}", f"blk.{layer}"
         slides = config["layer_types"][layer] == SLIDING
         in_bias = config["attention_bias"]
-        q, k, v = (rows(f"{ours}.attn.Wqkv", f"{theirs}.attn_qkv", i, 3, hidden, in_bias) for i in range(3))
-        gate, up = (rows(f"{ours}.mlp.Wi", f"{theirs}.ffn_up", i, 2, inner, config["mlp_bias"]) for i in range(2))
+        q, k, v = (
+            rows(f"{ours}.attn.Wqkv", f"{theirs}.attn_qkv", f"{ours}.self_attn.{x}_proj", i, 3, hidden, in_bias)
+            for i, x in enumerate("qkv")
+        )
+        gate, up = (
+            rows(f"{ours}.mlp.Wi", f"{theirs}.ffn_up", f"{ours}.mlp.{x}_proj", i, 2, inner, config["mlp_bias"])
+            for i, x in enumerate(("gate", "up"))
+        )
         return Block(
             mixer_norm=norm(f"{ours}.attn_norm", f"{theirs}.attn_norm") if layer else None,
             mixer=Attention(
                 heads=heads, kv_heads=heads, head_dim=d, scale=float(d) ** -0.5, rope=near if slides else far,
                 window=config["local_attention"] // 2 if slides else None, q=q, k=k, v=v,
-                o=linear(f"{ours}.attn.Wo", f"{theirs}.attn_output", hidden, hidden, bias=in_bias),
+                o=linear(
+                    f"{ours}.attn.Wo", f"{theirs}.attn_output", hidden, hidden, bias=in_bias,
+                    own=f"{ours}.self_attn.o_proj",
+                ),
             ),
             feed_forward_norm=norm(f"{ours}.mlp_norm", f"{theirs}.ffn_norm"),
             feed_forward=GatedMlp(
                 gate,
                 up,
-                linear(f"{ours}.mlp.Wo", f"{theirs}.ffn_down", hidden, inner, bias=config["mlp_bias"]),
+                linear(
+                    f"{ours}.mlp.Wo", f"{theirs}.ffn_down", hidden, inner, bias=config["mlp_bias"],
+                    own=f"{ours}.mlp.down_proj",
+                ),
                 Activation(ACTIVATIONS[config["hidden_activation"]]),
             ),
         )  # fmt: skip

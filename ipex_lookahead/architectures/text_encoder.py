@@ -109,16 +109,26 @@ _IMPLIED = (".position_ids", ".token_type_ids", ".inv_freq")
 """Ends of the names of tensors that follow from the config."""
 
 
-def whole(name: str, gguf: str, shape: tuple[int, ...]) -> Tensor:
-    """Return a weight that is a tensor in both kinds of files."""
-    return Tensor(name, shape, Place(name, shape), Place(gguf, shape))
+def whole(name: str, gguf: str, shape: tuple[int, ...], own: str = "") -> Tensor:
+    """Return a weight that is a tensor in both kinds of files; ``own`` is its name here if that differs."""
+    return Tensor(own or name, shape, Place(name, shape), Place(gguf, shape))
 
 
-def linear(name: str, gguf: str, n_out: int, n_in: int, *, bias: bool) -> Linear:
-    """Return a linear layer; ``name`` and ``gguf`` omit ``.weight``."""
+def linear(name: str, gguf: str, n_out: int, n_in: int, *, bias: bool, own: str = "") -> Linear:
+    """Return a linear layer; the names omit ``.weight``.
+
+    Args:
+        name: name in a folder.
+        gguf: name in a GGUF file.
+        n_out: outputs.
+        n_in: inputs.
+        bias: True if it has a bias.
+        own: name here, as in decoders, so that rules for formats fit both (``layers.0.mlp.down_proj``); "": ``name``.
+    """
+    own = own or name
     return Linear(
-        whole(f"{name}.weight", f"{gguf}.weight", (n_out, n_in)),
-        whole(f"{name}.bias", f"{gguf}.bias", (n_out,)) if bias else None,
+        whole(f"{name}.weight", f"{gguf}.weight", (n_out, n_in), f"{own}.weight"),
+        whole(f"{name}.bias", f"{gguf}.bias", (n_out,), f"{own}.bias") if bias else None,
     )
 
 
@@ -170,6 +180,12 @@ class Parts:
     down_bias: bool = True
 
 
+OWN = {
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+"""Name of a linear layer in GGUF files -> name here."""
 BERT = Parts(
     "encoder.layer", "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",
     "attention.output.LayerNorm", "", "intermediate.dense", "output.dense", "output.LayerNorm",
@@ -203,7 +219,8 @@ def post_norm(
         ours, theirs = f"{parts.layers}.{layer}", f"blk.{layer}"
 
         def part(name: str, gguf: str, n_out: int, n_in: int, bias: bool) -> Linear:
-            return linear(f"{ours}.{name}", f"{theirs}.{gguf}", n_out, n_in, bias=bias)
+            own = f"layers.{layer}.{OWN[gguf]}"
+            return linear(f"{ours}.{name}", f"{theirs}.{gguf}", n_out, n_in, bias=bias, own=own)
 
         def norm(name: str, gguf: str) -> Norm:
             return layer_norm(f"{ours}.{name}", f"{theirs}.{gguf}", config)

@@ -15,7 +15,9 @@ from ipex_lookahead.architectures.keys import GgufKeys
 from ipex_lookahead.architectures.spec import Tensor
 from ipex_lookahead.architectures.text_encoder import LABELS
 from ipex_lookahead.checkpoints import kind_of
+from ipex_lookahead.checkpoints.base import TensorInfo
 from ipex_lookahead.checkpoints.config_json import by_keys, read_json
+from ipex_lookahead.checkpoints.float_tensors import wrong_shape
 from ipex_lookahead.checkpoints.gguf import GgufCheckpoint, refuse_unread_types
 from ipex_lookahead.checkpoints.gguf_config import config_by
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
@@ -45,6 +47,15 @@ class EncoderFolder(SafetensorsCheckpoint):
 
     def _renamed(self, name: str) -> str | None:
         return self.family.renamed(name)
+
+    def info(self, name: str) -> TensorInfo:
+        """Return shape and format of a tensor; errors have its name in the files."""
+        tensor = self._weights.get(name)
+        if tensor is not None and name not in self._infos:
+            file, stored = self.stored(name)
+            if stored.shape != tensor.hf.shape:
+                raise wrong_shape(file, tensor, stored)
+        return super().info(name)
 
     def warn_of_unused(self, model_type: str, names: Sequence[str]) -> None:
         """Log a warning as for decoders, without the parts of a classifier that is not one."""

@@ -256,6 +256,7 @@ def test_a_classifier_without_its_pooler_is_refused(tmp_path: Path) -> None:
         ("bert", {"bert.embedding_length": 32}, ModelFormatError, "token_embd.weight"),
         ("modernbert", {"modern-bert.attention.sliding_window": 1}, ModelFormatError, "sliding_window"),
         ("modernbert", {"modern-bert.hidden_activation": "tanh"}, UnsupportedModelError, "hidden_activation"),
+        ("modernbert", {"modern-bert.hidden_activation": [1, 2]}, UnsupportedModelError, "hidden_activation"),
         ("modernbert", {"modern-bert.classifier.pooling_type": 4}, ModelFormatError, "must be 1 .mean. or 2 .cls."),
         ("modernbert", {"modern-bert.attention.sliding_window_pattern": 1 << 20}, ModelFormatError, "pattern"),
         ("gemma", {"gemma-embedding.attention.sliding_window": 1}, ModelFormatError, "sliding_window"),

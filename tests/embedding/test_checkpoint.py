@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from ipex_lookahead.checkpoints.encoders import open_encoder
 from ipex_lookahead.embedding.checkpoint import LoadedEncoder, open_text_encoder, save_encoder
 from ipex_lookahead.errors import InputError, ModelFormatError
 from ipex_lookahead.formats import FORMATS
@@ -55,6 +56,23 @@ def test_every_format_of_decoders_is_one_of_encoders(tmp_path: Path, low_bit: st
     loaded = open_text_encoder(folder, low_bit, threads=1)
     least = 0.99 if FORMATS[low_bit].bits >= 8 else 0.95 if FORMATS[low_bit].bits >= 4 else 0.4
     assert cosine(loaded.encoder.rows(IDS)[2], exact).mean() > least
+
+
+@pytest.mark.parametrize("name", ["bert", "nomic", "modernbert", "gemma"])
+def test_rules_name_the_matrices_of_encoders_as_those_of_decoders(tmp_path: Path, name: str) -> None:
+    rules = tmp_path / "rules.yaml"
+    some = ("{match: '*.v_proj', format: sym_int4}", "{match: '*.down_proj', format: fp16}")
+    rules.write_text(f"default: sym_int8\nrules: [{', '.join(some)}]\n", encoding="utf-8")
+    save_encoder(write_folder(tmp_path / "m", name, build(name)), tmp_path / "saved", str(rules), threads=1)
+    checkpoint = open_encoder(tmp_path / "saved")
+    spec: Any = checkpoint.spec
+    wanted = {"v": "sym_int4", "down": "fp16", "q": "sym_int8", "o": "sym_int8", "up": "sym_int8"}
+    found = {
+        field.split(".")[3]: checkpoint.info(tensor.name).format
+        for field, tensor in spec.named_tensors()
+        if field.startswith("layers.") and field.endswith(".weight") and tensor.is_matrix
+    }
+    assert {part: found[part] for part in wanted} == wanted
 
 
 @pytest.mark.parametrize("name", IN_GGUF)

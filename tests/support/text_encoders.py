@@ -255,7 +255,8 @@ def write_gguf(
         writer.add_sliding_window(GEMMA["sliding_window"])
         writer.add_sliding_window_pattern(2)
     for key, value in (metadata or {}).items():
-        {str: writer.add_string, int: writer.add_uint32, bool: writer.add_bool}[type(value)](key, value)
+        add = {str: writer.add_string, int: writer.add_uint32, bool: writer.add_bool, list: writer.add_array}
+        add[type(value)](key, value)
     tensors = tensors_of(name, model, first)
     change(tensors)
     for key, value in tensors.items():
