@@ -190,7 +190,7 @@ def test_a_missing_tensor_and_a_wrong_shape_are_named(tmp_path: Path) -> None:
 
     for number, (change, said) in enumerate([(lose, "no tensor has this name"), (turn, "has shape")]):
         checkpoint = open_encoder(write_folder(tmp_path / str(number), "bert", build("bert"), change=change))
-        with pytest.raises(ModelFormatError, match=f"{name}: {said}"):
+        with pytest.raises(ModelFormatError, match=f"{name}.*: {said}"):
             check_shapes(checkpoint)
 
 
