@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,18 +11,28 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.checkpoints.encoders import is_encoder
 from ipex_lookahead.embedding.causal import CausalRows
 from ipex_lookahead.embedding.causal_files import CausalFolder, CausalGguf, open_causal, yes_and_no
+from ipex_lookahead.embedding.checkpoint import LoadedEncoder, open_text_encoder
 from ipex_lookahead.embedding.dense import Heads
-from ipex_lookahead.embedding.inputs import InputMaker, TextInput
+from ipex_lookahead.embedding.inputs import InputMaker, TextInput, groups
+from ipex_lookahead.embedding.pooling import pooled
 from ipex_lookahead.embedding.reranking import QWEN_TEMPLATE, RankTemplate, answer_ids
 from ipex_lookahead.embedding.settings import Settings, folder_settings, gguf_settings
 from ipex_lookahead.engines.load_weights import Progress
 from ipex_lookahead.engines.loading import LoadRequest, cycles_left_alone
-from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.engines.machine import default_threads
+from ipex_lookahead.engines.native.core import chosen_isa
+from ipex_lookahead.errors import InputError, ModelFormatError, UnsupportedModelError
+from ipex_lookahead.tokenization.folder import text_from_folder
 from ipex_lookahead.tokenization.text import TextTokenizer
 
 Floats = npt.NDArray[np.float32]
+ENCODER_ROWS = 2048
+"""Largest number of rows of several texts that an encoder reads at a time."""
+
+_log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
@@ -111,7 +122,80 @@ def open_backend(
     weights = path if settings is None else settings.weights
     request = LoadRequest(weights, low_bit=low_bit, threads=threads, progress=progress)
     with cycles_left_alone():
+        if is_encoder(weights):
+            return _encoder(path, settings, request, reranks, max_length)
         return _causal(path, settings, request, reranks, max_length)
+
+
+class EncoderBackend:
+    """A text encoder; see :class:`Backend`. Pairs are scored by its classifier."""
+
+    def __init__(
+        self, loaded: LoadedEncoder, settings: Settings, maker: InputMaker, heads: Heads, threads: int | None
+    ) -> None:
+        self.settings, self.maker, self.low_bit = settings, maker, loaded.low_bit
+        self.template: RankTemplate | None = None
+        self.width, self.heads, self.outputs = loaded.encoder.spec.hidden, heads.layers, heads.outputs
+        self._loaded, self._threads = loaded, default_threads() if threads is None else threads
+
+    def rows(self, inputs: Sequence[TextInput], *, last: bool) -> list[Floats]:
+        found: list[Floats] = []
+        for group in groups(inputs, ENCODER_ROWS):
+            found += self._loaded.encoder.rows([one.ids for one in group], [one.types for one in group])
+        return found
+
+    def scores(self, inputs: Sequence[TextInput]) -> Floats:
+        head = self._loaded.head
+        assert head is not None  # the model is a reranker
+        rows = self.rows(inputs, last=False)
+        logits = head(np.stack([pooled(one, (head.pooling,)) for one in rows]))
+        yes, no = yes_and_no((), head.outputs, self._loaded.path)
+        return logits[:, yes] if no is None else logits[:, yes] - logits[:, no]
+
+    def describe(self) -> dict[str, Any]:
+        encoder, config = self._loaded.encoder, self._loaded.config
+        return {
+            "engine": "native",
+            "architecture": config.get("model_type"),
+            "weight_bytes": encoder.weight_bytes,
+            "isa": chosen_isa(),
+            "threads": self._threads,
+        }
+
+
+def _encoder(
+    path: Path, settings: Settings | None, request: LoadRequest, reranks: bool, max_length: int | None
+) -> EncoderBackend:
+    loaded = open_text_encoder(request.path, request.low_bit, request.threads)
+    spec, tokenizer = loaded.encoder.spec, loaded.tokenizer
+    assert spec.embedding is not None  # text encoders have a table of tokens
+    if loaded.path.is_dir():  # with the ends that tokenizer.json adds
+        tokenizer = text_from_folder(loaded.path, loaded.config, keep_ends=True)
+    if tokenizer is None:
+        raise _no_tokenizer(path)
+    if loaded.metadata and not reranks:
+        settings = gguf_settings(loaded.metadata, lambda key, problem: ModelFormatError(path, key, None, problem))
+    settings = settings or Settings()
+    if reranks:
+        if loaded.head is None:
+            raise UnsupportedModelError(
+                f"{path}: has no classifier, so it scores no pairs", hint="open it as an embedding model"
+            )
+        yes_and_no((), loaded.head.outputs, path)
+    elif not settings.modes:
+        settings = replace(settings, modes=("mean",))
+    heads = Heads.of(settings, spec.hidden, request.threads)
+    if loaded.heads is not None and not reranks:
+        heads = Heads([*heads.layers, loaded.heads], loaded.heads.outputs)
+    elif loaded.metadata.get("general.architecture") == "gemma-embedding":
+        _log.warning(
+            "%s: has no dense layers (dense_2, dense_3), so its vectors are not those of EmbeddingGemma; convert the"
+            " model again with the layers of sentence-transformers", path,
+        )  # fmt: skip
+    limit = longest(settings, tokenizer, int(loaded.config["max_length"]), max_length)
+    kinds = 0 if spec.types is None else spec.types.shape[0]
+    maker = InputMaker(tokenizer, tokenizer.layout, limit, spec.embedding.shape[0], kinds > 1, settings.lowercase)
+    return EncoderBackend(loaded, settings, maker, heads, request.threads)
 
 
 def _causal(

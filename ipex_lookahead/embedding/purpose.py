@@ -8,12 +8,13 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from ipex_lookahead.architectures import ENCODERS
+from ipex_lookahead.architectures import encoder_type, gguf_encoder
 from ipex_lookahead.checkpoints import kind_of
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.embedding.settings import MODULES, RANK, folder_settings, pooling_type
 from ipex_lookahead.errors import ModelFormatError
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.safe_json import read_file
 
 Purpose = Literal["text", "embedding", "reranking"]
@@ -31,7 +32,10 @@ def purpose_of(path: str | PathLike[str]) -> Purpose:
 
     Raises as ``checkpoints.kind_of``; ModelFormatError for damaged files.
     """
-    kind, found = kind_of(path)
+    given = given_path(path)
+    if (given / MODULES).is_file():  # the weights may be in a folder inside
+        return _of_folder(given)
+    kind, found = kind_of(given)
     if kind == "gguf":
         file = GgufParts(found)
         try:
@@ -45,7 +49,7 @@ def _of_metadata(metadata: Mapping[str, Any], fail: Any) -> Purpose:
     pooling = pooling_type(metadata, fail)
     if pooling == RANK:
         return "reranking"
-    encoder = metadata.get("general.architecture") in ENCODERS
+    encoder = gguf_encoder(metadata.get("general.architecture")) is not None
     return "embedding" if encoder or pooling else "text"
 
 
@@ -57,7 +61,7 @@ def _of_folder(folder: Path) -> Purpose:
     if (folder / MODULES).is_file():
         settings = folder_settings(folder)
         return "reranking" if settings is not None and settings.yes is not None else "embedding"
-    if raw.get("model_type") in ENCODERS:
+    if encoder_type(raw) is not None:
         return "embedding"
     return "reranking" if _card_ranks(folder) else "text"
 
