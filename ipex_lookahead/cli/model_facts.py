@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from ipex_lookahead.architectures import model_types
+from ipex_lookahead.architectures import encoder_type, gguf_encoder, model_types
 from ipex_lookahead.checkpoints import (
     Checkpoint,
     IpexLlmCheckpoint,
@@ -21,6 +21,7 @@ from ipex_lookahead.checkpoints import (
 from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.checkpoints.draft_vocab import ids_of
 from ipex_lookahead.checkpoints.drafters import IN_A_MODEL, drafter_of
+from ipex_lookahead.checkpoints.encoders import open_encoder
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.low_bit import FLOATS, packed_bytes
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
@@ -109,11 +110,13 @@ def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None, mmpr
     embedding = file.tensors.get("token_embd.weight")
     if sizes["vocab_size"] is None and embedding is not None:
         sizes["vocab_size"] = embedding.shape[0]
-    checkpoint, problem = _opened(lambda: open_checkpoint(path))
+    encoder = gguf_encoder(architecture) is not None
+    checkpoint, problem = _opened(lambda: open_encoder(path) if encoder else open_checkpoint(path))
+    decoder = None if encoder else checkpoint
     model = metadata.get("tokenizer.ggml.model")
     return {
         "kind": "gguf",
-        "config": None if checkpoint is None else checkpoint.config,
+        "config": None if decoder is None else decoder.config,
         "architecture": architecture if isinstance(architecture, str) else None,
         "engine": "native" if checkpoint is not None else None,
         "parameters": sum(prod(tensor.shape) for tensor in file.tensors.values()),
@@ -123,8 +126,8 @@ def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None, mmpr
         "tokenizer": {"llama": "SentencePiece", "gpt2": "byte pairs"}.get(str(model), str(model)) if model else None,
         "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
         "license": metadata.get("general.license") if isinstance(metadata.get("general.license"), str) else None,
-        **_drafting(checkpoint, path, drafter, draft_vocab),
-        **_images(checkpoint, path, mmproj),
+        **_drafting(decoder, path, drafter, draft_vocab),
+        **_images(decoder, path, mmproj),
         "unknown_keys": list(getattr(checkpoint, "unknown_keys", [])),
         **problem,
     }
@@ -138,9 +141,12 @@ def _folder(
 ) -> dict[str, Any]:
     config = read_json(folder / "config.json")
     family = family_of(folder)
-    native = family in model_types()
+    encoder = encoder_type(config) is not None
+    native = family in model_types() or encoder
 
     def opened() -> Checkpoint:
+        if encoder:
+            return open_encoder(folder)
         if config.get("quantization_config") is not None and not native:
             raise UnsupportedModelError(
                 f"{folder}: the checkpoint is quantized already (quantization_config), in a format that is not read",
@@ -149,6 +155,7 @@ def _folder(
         return open_checkpoint(folder) if native or family is None else open_other_family(folder)
 
     checkpoint, why = _opened(opened)
+    decoder = None if encoder else checkpoint
     formats: Formats = {}
     parameters: int | None = 0
     decoded: set[str] = set()
@@ -171,7 +178,7 @@ def _folder(
     llama_sizes = {_SIZES[word][0]: size for word, size in found.items()}  # for families of transformers
     return {
         "kind": kind,
-        "config": None if checkpoint is None else checkpoint.config or {"model_type": family, **llama_sizes},
+        "config": None if decoder is None else decoder.config or {"model_type": family, **llama_sizes},
         "architecture": family,
         "engine": None if checkpoint is None else "native" if native else "torch",
         "parameters": parameters if quantized is None or checkpoint is not None else None,
@@ -180,8 +187,8 @@ def _folder(
         **{word: size if type(size) is int else None for word, size in found.items()},
         **({"quantized_by": by} if (by := _quantizer(quantized, checkpoint)) else {}),
         **({"output_layer": OWN_HEAD} if getattr(checkpoint, "own_head", False) else {}),
-        **_drafting(checkpoint, folder, drafter, draft_vocab),
-        **_images(checkpoint, folder, mmproj),
+        **_drafting(decoder, folder, drafter, draft_vocab),
+        **_images(decoder, folder, mmproj),
         **({"requantized_from": before} if isinstance(before, str) and before else {}),
         "tokenizer": _tokenizer(folder),
         "chat_template": _has_chat_template(folder),

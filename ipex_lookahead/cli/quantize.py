@@ -53,6 +53,7 @@ class Saved:
 @click.argument("out", type=click.Path(path_type=Path))
 def quantize(model: str, out: Path, how: Saved) -> None:
     """Save MODEL in a low-bit format as folder OUT. Start from the float original for best accuracy."""
+    from ipex_lookahead.checkpoints.encoders import is_encoder
     from ipex_lookahead.checkpoints.low_bit_save import check_target
     from ipex_lookahead.cli.model_facts import describe, license_of
     from ipex_lookahead.engines.weights import WeightPlan, check_format, check_low_bit
@@ -68,19 +69,46 @@ def quantize(model: str, out: Path, how: Saved) -> None:
         message, hint = in_options(error)
         raise Refused(message, hint=hint) from error
     path = resolve_model(model)
-    how.low_bit = _checked_format(path, how)
+    encoder = is_encoder(path)
+    how.low_bit = _checked_format_of_encoder(path, how) if encoder else _checked_format(path, how)
     if how.imatrix is not None and how.low_bit is None:
         raise Refused("--imatrix needs --low-bit: without it the weights keep their formats",
                       hint="add --low-bit q4_k, for example")  # fmt: skip
 
-    label = _save(path, out, how)
+    label = _save_encoder(path, out, how) if encoder else _save(path, out, how)
     saved = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     as_found = "" if how.low_bit else " (unchanged)"
     click.echo(f"saved {out}: {saved / 1e6:.1f} MB in {label}{as_found} {_groups(out)}".rstrip())
     if license := DEFAULT.license if model == "default" else license_of(path, describe(path)):
         click.echo(f"license of {model}: {license}")
     if shutil.which("ipex-lookahead"):
-        click.echo(f'try it: ipex-lookahead generate -m {out} "Once upon a time"')
+        command, text = ("embed", "A sentence") if encoder else ("generate", "Once upon a time")
+        click.echo(f'try it: ipex-lookahead {command} -m {out} "{text}"')
+
+
+def _checked_format_of_encoder(path: Path, how: Saved) -> str | None:
+    """Return the format of an encoder's layers, or None for the file's own. Raises Refused for options of decoders."""
+    from ipex_lookahead.checkpoints.low_bit import FLOATS
+    from ipex_lookahead.embedding.checkpoint import format_of
+
+    for name in ("mixed_precision", "drafter_low_bit", "imatrix"):
+        if getattr(how, name):
+            raise Refused(
+                f"--{name.replace('_', '-')} is for models that generate text; {path} is a text encoder",
+                hint="leave it out",
+            )
+    return how.low_bit or ("sym_int4" if format_of(path) in FLOATS else None)
+
+
+def _save_encoder(path: Path, out: Path, how: Saved) -> str:
+    """Save the folder and return its format."""
+    from ipex_lookahead.embedding.checkpoint import save_encoder
+
+    with byte_bar("saving") as progress:
+        return save_encoder(
+            path, out, how.low_bit, group_size=int(how.group_size), threads=how.threads, overwrite=how.overwrite,
+            allow_requantize=how.allow_requantize, progress=progress,
+        )  # fmt: skip
 
 
 def _save(path: Path, out: Path, how: Saved) -> str:

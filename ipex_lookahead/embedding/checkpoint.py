@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ipex_lookahead.architectures.encoder import EncoderSpec
 from ipex_lookahead.architectures.hparams import shown
 from ipex_lookahead.architectures.text_encoder import DENSE, LABELS
-from ipex_lookahead.checkpoints import save
+from ipex_lookahead.checkpoints import TensorInfo, save
 from ipex_lookahead.checkpoints.encoders import EncoderGguf, open_encoder
 from ipex_lookahead.checkpoints.low_bit_save import Progress
 from ipex_lookahead.engines.convert import Conversion
@@ -129,11 +129,28 @@ def open_text_encoder(
         checkpoint.close()
 
 
-def plan_of(spec: EncoderSpec, low_bit: str | None) -> WeightPlan:
+def format_of(path: str | PathLike[str]) -> str:
+    """Return the format of most matrices of a text encoder's layers. Raises as :func:`open_text_encoder`."""
+    checkpoint = open_encoder(path)
+    try:
+        return _most_common(
+            {tensor.name: checkpoint.info(tensor.name) for tensor in checkpoint.spec.tensors()}, checkpoint
+        )
+    finally:
+        checkpoint.close()
+
+
+def _most_common(infos: Mapping[str, TensorInfo], checkpoint: Any) -> str:
+    kept = {*checkpoint.spec.kept()}
+    formats = Counter(info.format for name, info in infos.items() if len(info.shape) == 2 and name not in kept)
+    return formats.most_common(1)[0][0]
+
+
+def plan_of(spec: EncoderSpec, low_bit: str | None, group_size: int = 32) -> WeightPlan:
     """Return the formats of an encoder's matrices."""
     model: Any = spec
     assert spec.embedding is not None  # text encoders have a table of tokens
-    plan = WeightPlan(low_bit, head="", embedding=spec.embedding.name, label=low_bit or "")
+    plan = WeightPlan(low_bit, group_size, head="", embedding=spec.embedding.name, label=low_bit or "")
     return plan.over(matrices(model))
 
 
@@ -173,6 +190,7 @@ def save_encoder(
     folder: str | PathLike[str],
     low_bit: str | None = None,
     *,
+    group_size: int = 32,
     threads: int | None = None,
     overwrite: bool = False,
     allow_requantize: bool = False,
@@ -187,6 +205,7 @@ def save_encoder(
         path: the folder or GGUF file.
         folder: target; must not exist, be empty, or (with ``overwrite``) hold only an earlier save.
         low_bit: format of the layers' matrices; None: that of the files.
+        group_size: number of weights that share a scale, 32 or 64, in formats that offer both.
         threads: number of threads that quantize.
         overwrite: replace an earlier save.
         allow_requantize: quantize weights that already are in another low-bit format.
@@ -201,15 +220,13 @@ def save_encoder(
     checkpoint = open_encoder(path)
     try:
         spec: Any = checkpoint.spec
-        plan = plan_of(spec, label)
+        plan = plan_of(spec, label, group_size)
         found = requantized(checkpoint, plan, kept=spec.kept())
         if found is not None and not allow_requantize:
             raise InputError(str(found), hint="use the float original of this model, or keep its format")
         made = Conversion(checkpoint, spec, spec.tensors(), plan, threads)
         infos = made.infos()
-        kept = {*spec.kept()}
-        formats = Counter(info.format for name, info in infos.items() if len(info.shape) == 2 and name not in kept)
-        label = label or formats.most_common(1)[0][0]
+        label = label or _most_common(infos, checkpoint)
         config = {key: value for key, value in checkpoint.config.items() if key not in (LABELS, DENSE)}
         save(
             folder,

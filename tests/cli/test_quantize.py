@@ -131,3 +131,23 @@ def test_only_the_output_layer(tmp_path, refused):
     said = refused(tmp_path / "eight", tmp_path / "four", "--low-bit", "sym_int4")
     assert "the output layer is already in sym_int8" in said
     assert "--mixed-precision keeps it in 8 bits" in said
+
+
+def test_a_text_encoder_is_saved_as_one(tmp_path, capsys):
+    pytest.importorskip("transformers", minversion="5.23")
+    from ipex_lookahead.embedding.checkpoint import open_text_encoder
+    from tests.support.text_encoders import build, write_folder
+
+    source = write_folder(tmp_path / "m", "bert-score", build("bert-score"))
+    for arguments, saved in (([], "sym_int4"), (["--low-bit", "sym_int8"], "sym_int8")):
+        assert run(["quantize", str(source), str(tmp_path / saved), *arguments]) == 0
+        assert f"in {saved} (group size 32)" in capsys.readouterr().out
+        assert open_text_encoder(tmp_path / saved, threads=1).head is not None
+        assert run(["info", str(tmp_path / saved), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (found["architecture"], found["engine"]) == ("bert", "native")
+    assert run(["quantize", str(tmp_path / "sym_int8"), str(tmp_path / "again"), "--low-bit", "sym_int4"]) != 0
+    assert "already in sym_int8" in capsys.readouterr().err
+    assert run(["quantize", str(source), str(tmp_path / "no"), "--imatrix", str(source / "config.json")]) == 2
+    assert "--imatrix is for models that generate text" in capsys.readouterr().err
+    assert not (tmp_path / "no").exists()
