@@ -31,6 +31,7 @@ from ipex_lookahead.system.extras import need_torch
 
 if TYPE_CHECKING:
     from ipex_lookahead.hf.auto import AutoModelForCausalLM, AutoModelForImageTextToText
+    from ipex_lookahead.hf.embedding import AutoModelForEmbedding
     from ipex_lookahead.hf.optimize import optimize_model
     from ipex_lookahead.hf.wrapping import wrap
     from ipex_lookahead.llm import LLM
@@ -40,6 +41,7 @@ __version__ = "0.3.0.dev0"
 __all__ = [
     "LLM",
     "AutoModelForCausalLM",
+    "AutoModelForEmbedding",
     "AutoModelForImageTextToText",
     "BusyError",
     "CacheFileError",
@@ -78,6 +80,8 @@ def __getattr__(name: str) -> Any:
     """Import large modules, and those that need torch, on first use: the command starts quickly and without torch."""
     if name == "LLM":
         return import_module(f"{__name__}.llm").LLM
+    if name == "AutoModelForEmbedding":
+        return import_module(f"{__name__}.hf.embedding").AutoModelForEmbedding
     if name in _NEED_TORCH:
         need_torch(f"ipex_lookahead.{name}")
         return getattr(import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

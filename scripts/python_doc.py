@@ -49,6 +49,19 @@ CHAPTERS: dict[str, dict[str, tuple[str, ...]]] = {
         "ipex_lookahead.runtime.lookahead.second_model_lookahead": (),
         "ipex_lookahead.decoding.stats.GenerationStats": (),
     },
+    "Embedding and reranking": {
+        "ipex_lookahead.AutoModelForEmbedding": ("from_pretrained",),
+        "ipex_lookahead.hf.embedding.EmbeddingEncoder": (
+            "encode", "encode_query", "encode_document", "similarity", "predict", "rank", "close",
+        ),
+        "ipex_lookahead.embedding.model.EmbeddingModel": (
+            "open", "embed", "rank", "inputs", "pairs", "vectors", "scores", "describe", "close",
+        ),
+        "ipex_lookahead.embedding.model.Embeddings": (),
+        "ipex_lookahead.embedding.model.Ranked": (),
+        "ipex_lookahead.embedding.model.probabilities": (),
+        "ipex_lookahead.embedding.model.purpose_of": (),
+    },
     "Lookahead": {
         "ipex_lookahead.LookaheadConfig": ("from_yaml",),
         "ipex_lookahead.LookaheadDecoding": ("generate",),

@@ -11,6 +11,7 @@ from ipex_lookahead import errors
 PUBLIC = {
     "LLM",
     "AutoModelForCausalLM",
+    "AutoModelForEmbedding",
     "AutoModelForImageTextToText",
     "LookaheadConfig",
     "LookaheadDecoding",

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ipex_lookahead.hf.auto import AutoModelForCausalLM, AutoModelForImageTextToText
+from ipex_lookahead.hf.embedding import AutoModelForEmbedding
 from ipex_lookahead.hf.ipex_llm_names.absent import refuse_name
 from ipex_lookahead.transformers.convert import get_enable_ipex
 from ipex_lookahead.transformers.tasks import (
@@ -20,6 +21,7 @@ from ipex_lookahead.transformers.tasks import (
 __all__ = [
     "AutoModel",
     "AutoModelForCausalLM",
+    "AutoModelForEmbedding",
     "AutoModelForImageTextToText",
     "AutoModelForMaskedLM",
     "AutoModelForMultipleChoice",
