@@ -16,6 +16,7 @@ from ipex_lookahead.errors import LookaheadError
 from ipex_lookahead.runtime.service import Event
 from ipex_lookahead.serving.hosts import Hosts
 from ipex_lookahead.serving.keys import Keys
+from ipex_lookahead.serving.run import bind
 from tests.serving.conftest import LIMITS, FakeService
 
 BODY = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100, "temperature": 0}
@@ -243,3 +244,11 @@ def test_a_request_has_a_number(live):
     running = live()
     assert get(running.url + "/v1/models", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
     assert get(running.url + "/v1/models", headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
+
+
+def test_an_accepted_connection_sends_small_pieces_at_once():
+    """Otherwise each answer on a kept connection waits for a delayed acknowledgment."""
+    with bind("127.0.0.1", 0) as bound:
+        bound.setblocking(True)
+        with socket.create_connection(bound.getsockname()), bound.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
