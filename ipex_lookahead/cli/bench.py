@@ -14,6 +14,8 @@ COMMANDS = {
     "replay": "strategies and draft lengths on recorded answers, without a model",
     "run": "run a plan of models, formats and lengths, and write a report",
     "serve": "throughput and latency of a server under load",
+    "embed": "texts per second of an embedding model by length and batch size",
+    "retrieval": "cosine and nDCG@10 of the formats of an embedding model",
     "agent": "time to first token in the turns of a coding agent: cold, warm, after a restart",
     "quality": "perplexity, KL divergence and speed of formats, compared with float32",
 }

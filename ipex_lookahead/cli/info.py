@@ -227,6 +227,8 @@ KINDS = {
 }
 LABELS = {
     "bytes": "weights",
+    "purpose": "for",
+    "max_length": "maximum tokens of a text",
     "engine": "runs on",
     "hidden_size": "hidden size",
     "kv_heads": "heads of keys and values",

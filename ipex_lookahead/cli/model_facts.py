@@ -25,6 +25,7 @@ from ipex_lookahead.checkpoints.encoders import open_encoder
 from ipex_lookahead.checkpoints.gguf_parts import GgufParts
 from ipex_lookahead.checkpoints.low_bit import FLOATS, packed_bytes
 from ipex_lookahead.checkpoints.safetensors_reader import SafetensorsFile
+from ipex_lookahead.cli.embedding_facts import with_purpose
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.hub.choosing import PICKLES
@@ -68,15 +69,15 @@ def describe(
         Plain values, and ``config`` with the sizes under Llama's names. For a model that cannot run, ``engine`` and
         ``config`` are None, ``problem`` has the reason and ``hint`` the remedy. ``formats`` has our names of formats,
         or the file's own name of a type that is decoded to one of them, as listed in ``decoded``. A model that takes
-        images has ``images``, see ``vision_facts``.
+        images has ``images``, see ``vision_facts``. ``purpose`` is "text", "embedding" or "reranking".
 
     Raises:
         InputError, ModelFormatError: No model, invalid bytes, or a drafter of another model.
     """
     kind, where = kind_of(path)
     if kind == "gguf":
-        return _gguf(where, drafter, draft_vocab, mmproj)
-    return _folder(where, kind, drafter, draft_vocab, mmproj)
+        return with_purpose(path, _gguf(where, drafter, draft_vocab, mmproj))
+    return with_purpose(path, _folder(where, kind, drafter, draft_vocab, mmproj))
 
 
 def main_format(formats: Mapping[str, Mapping[str, int]]) -> str | None:

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from ipex_lookahead.hub import CachedModel
 
 
+TRY_IT = {
+    "text": "run {}",
+    "embedding": 'embed -m {} "a text"',
+    "reranking": 'rank -m {} "a query" "a document" "another one"',
+}
+"""Purpose of a model -> the command that uses it."""
 _NOT_ALONE = {"adapter": "its model, with --lora", "vision": "its model, for images"}
 """Kinds of files that run with others only -> how."""
 
@@ -92,7 +98,8 @@ def pull(model: str | None, as_json: bool = json_alone_option) -> None:
     if facts["engine"] is None:
         raise UnsupportedModelError(f"downloaded, but the model cannot run: {facts['problem']}", hint=facts["hint"])
     if not as_json:
-        click.echo(f"try it: ipex-lookahead run {model}" + (f" --drafter {named}" if drafter else ""))
+        command_line = TRY_IT[facts["purpose"]].format(model)
+        click.echo(f"try it: ipex-lookahead {command_line}" + (f" --drafter {named}" if drafter else ""))
 
 
 def _with_vision_part(name: str, path: Path, found: dict[str, Any] | None, *, progress: bool) -> dict[str, Any] | None:
@@ -226,10 +233,15 @@ def print_models() -> None:
 def _print_list(models: Sequence[dict[str, Any]]) -> None:
     rows = [
         (found["name"], found["architecture"] or "-", found["format"] or "-", f"{found['bytes'] / 1e6:,.0f} MB",
-         found["engine"] or _NOT_ALONE.get(found["kind"], "no: see info"), _ago(time.time() - found["last_used"]))
+         _runs_on(found), _ago(time.time() - found["last_used"]))
         for found in models
     ]  # fmt: skip
     print_table(("name", "architecture", "format", "size", "runs on", "last used"), rows)
+
+
+def _runs_on(found: dict[str, Any]) -> str:
+    engine = found["engine"] or _NOT_ALONE.get(found["kind"], "no: see info")
+    return engine if found["purpose"] in (None, "text") else f"{engine}, for {found['purpose']}"
 
 
 def _facts(model: CachedModel) -> dict[str, Any]:
@@ -246,6 +258,7 @@ def _facts(model: CachedModel) -> dict[str, Any]:
         "architecture": None,
         "format": "incomplete" if model.path is None else "damaged",
         "engine": None,
+        "purpose": None,
         "bytes": model.size,
         "last_used": model.last_used,
     }
@@ -258,7 +271,7 @@ def _facts(model: CachedModel) -> dict[str, Any]:
             facts = describe(model.path)
         except LookaheadError:
             return found
-        found |= {name: facts[name] for name in ("kind", "architecture", "engine")}
+        found |= {name: facts[name] for name in ("kind", "architecture", "engine", "purpose")}
         found["format"] = main_format(facts["formats"])
     return found
 

@@ -53,6 +53,20 @@ WORKS = {
     "bench run": ("bench", "run", "{plan}", "--output", "{new}/results", "--no-pictures"),
     "embed": ("embed", "-m", "{embedder}", *ONE, "one two"),
     "rank": ("rank", "-m", "{embedder}", *ONE, "one two", "three", "four"),
+    "bench embed": (  # fmt: skip
+        "bench",
+        "embed",
+        "-m",
+        "{embedder}",
+        "--lengths",
+        "8",
+        "--batches",
+        "1",
+        "--repeat",
+        "1",
+        *ONE,
+    ),
+    "bench retrieval": ("bench", "retrieval", "-m", "{embedder}", "--low-bit", "sym_int8", "--queries", "4", *ONE),
     "bench quality": ("bench", "quality", "-m", "{model}", "--low-bit", "sym_int4", *ONE),
 }
 SERVED = {"serve", "bench serve", "bench agent"}
