@@ -31,8 +31,9 @@ ipex-lookahead run qwen3-4b
 ```
 
 `pull` without a name lists the recommended models: license, bits per weight, size, memory with 4,096 tokens of
-context, whether they reason before they answer, the source of drafts, and the expected tokens per second. The estimate
-is 80 % of the measured memory bandwidth divided by the bytes read per token, without lookahead.
+context, whether they reason before they answer, whether they take images ("sees"), the source of drafts, and the
+expected tokens per second. The estimate is 80 % of the measured memory bandwidth divided by the bytes read per token,
+without lookahead.
 
 ## Short names
 
@@ -49,7 +50,7 @@ sentences, many of them untrue, and repeats itself in long answers.
 The speed is an estimate without lookahead: {reached:.0%} of the memory bandwidth divided by the bytes read per token.
 Mixtures of experts (`-a3b`, `-a4b`, `-a1b`, `gpt-oss-20b`) read the experts of one token. *drafts from* names the
 source of drafts in addition to n-grams: an MTP head, which `pull` downloads too, or a smaller model for
-`--draft-model`.
+`--draft-model`. Models that take [images](images.md) have a vision part of 0.1 to 1 GB, which `pull` downloads too.
 
 """
 SERIES = """
@@ -155,6 +156,7 @@ def _by_name(models: Sequence[Recommended]) -> str:
             "memory",
             "read per token",
             *speeds,
+            "images",
             "drafts from",
             "size confirmed",
         ],
@@ -167,6 +169,7 @@ def _by_name(models: Sequence[Recommended]) -> str:
                 f"{one.memory / 1e9:.1f} GB",
                 f"{one.read / 1e9:.2f} GB",
                 *(f"{expected_tok_s(one, 1e9 * bandwidth):.{0 if bandwidth > 60 else 1}f}" for bandwidth in BANDWIDTHS),
+                "yes" if one.sees else "",
                 one.drafts,
             ]
             for one in models

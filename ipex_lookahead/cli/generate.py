@@ -14,7 +14,7 @@ import click
 from ipex_lookahead.cli.adapters import AdapterOptions
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.form import FormOptions, constrained, constrained_text
-from ipex_lookahead.cli.loading import TextModelOptions, template_note
+from ipex_lookahead.cli.loading import TextModelOptions, fetch_vision_part, template_note
 from ipex_lookahead.cli.lookahead import Lookahead
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.options import json_alone_option, option
@@ -159,6 +159,8 @@ def generate(
 
     with ExitStack() as opened:
         chat = None
+        if text.image:
+            fetch_vision_part(loaded, loading.model)
         if form is not None or text.image:
             chat = opened.enter_context(closing(ChatModel(loaded)))
         files = _image_files(chat, text.image)

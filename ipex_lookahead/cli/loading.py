@@ -164,6 +164,22 @@ def load_text(
     return model
 
 
+def fetch_vision_part(model: TextModel, name: str) -> None:
+    """Download the vision part of a GGUF model of the hub, before its first image, if it is not on this machine.
+
+    Raises InputError if the repository has none, DownloadError if it cannot be downloaded.
+    """
+    from ipex_lookahead.engines.api import TakesImages
+    from ipex_lookahead.hub import vision_part_of
+    from ipex_lookahead.vision.mmproj import mmproj_of
+
+    takes = model.engine.images if isinstance(model.engine, TakesImages) else None
+    if takes is None or model.mmproj is not None or model.source is None or Path(model.source).is_dir():
+        return
+    if mmproj_of(model.source, takes.hidden) is None:
+        model.mmproj = vision_part_of(name)
+
+
 def load(
     name: str,
     *,

@@ -87,6 +87,7 @@ def facts() -> dict[str, Any]:
             "memory_bytes": one.memory,
             "fits": one.memory <= memory,
             "thinks": one.thinks,
+            "takes_images": one.sees,
             "draft_model": one.draft,
             "drafter": one.drafter,
             "drafts": one.drafts,
@@ -118,6 +119,7 @@ def print_recommended() -> None:
         "memory\nGB": lambda one: f"{one['memory_bytes'] / 1e9:.1f}",
         "tok/s\nhere": lambda one: "-" if one[rate] is None else f"{one[rate]:.{0 if one[rate] >= 3 else 1}f}",
         "thinks\nfirst": lambda one: "yes" if one["thinks"] else "",
+        "sees": lambda one: "yes" if one["takes_images"] else "",
         "drafts\nfrom": "{drafts}",
     }
     memory = f"memory: with {POSITIONS:,} tokens of context; this machine has {found['memory_bytes'] / 1e9:.1f} GB."

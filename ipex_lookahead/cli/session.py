@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.cli.chat_images import ChatImage, images_in
 from ipex_lookahead.cli.conversation import ChatEncoder, Conversation, Turn
+from ipex_lookahead.cli.loading import fetch_vision_part
 from ipex_lookahead.cli.names import in_options
 from ipex_lookahead.cli.report import ending, is_loop, stats_line
 from ipex_lookahead.cli.sampling import Sampling
@@ -160,11 +161,12 @@ class Session:
         if not isinstance(self._model.engine, TakesImages):
             name = self._model.engine.describe().get("engine")
             raise InputError(f"the {name} engine takes no images", hint="leave --engine out")
+        fetch_vision_part(self._model, self._name)
         chat = self._chat_model()
         chat.check_images()
-        rows, columns = chat.vision.size(image.file)
+        tokens = chat.vision.layout(image.file).tokens
         self.images.append(image)
-        self.tell(f"attached {image.name}: {counted(rows * columns, 'token')} of the context")
+        self.tell(f"attached {image.name}: {counted(tokens, 'token')} of the context")
 
     def send(self, text: str) -> bool:
         """Answer a typed message, with the image files that it names by their paths if the model takes images."""

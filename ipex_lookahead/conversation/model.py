@@ -10,7 +10,7 @@ from ipex_lookahead.architectures.spec import ImageInputs
 from ipex_lookahead.conversation.grammar import Compiler, Grammars
 from ipex_lookahead.conversation.vocabulary import token_bytes
 from ipex_lookahead.engines.api import TakesImages
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import InputError, arg
 from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.vision.mmproj import mmproj_of
 from ipex_lookahead.vision.model import VisionModel
@@ -123,7 +123,7 @@ class ChatModel:
                 else:
                     raise InputError(
                         f"there is no mmproj file with the vision part for {path.name} in its folder",
-                        hint="download it from the model's repository into the same folder, or give its path as mmproj",
+                        hint=f"ipex-lookahead pull MODEL downloads it; or give its path: {arg('mmproj', 'FILE')}",
                     )
             return self._vision
 

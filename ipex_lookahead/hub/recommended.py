@@ -48,6 +48,7 @@ class Recommended:
     position: int
     source: str
     thinks: bool = False
+    sees: bool = False
     draft: str | None = None
     drafter: str | None = None
 

@@ -19,6 +19,7 @@ from ipex_lookahead.errors import InputError
 from ipex_lookahead.llm import LLM
 from tests.support.chat_tokenizer import chat_tokenizer, write_chat_llama
 from tests.vision.folders import saved
+from tests.vision.mmproj_files import write
 from tests.vision.test_llm_images import TEMPLATE, TOKENS, WORDS, picture
 from tests.vision.test_towers import processor
 
@@ -215,3 +216,25 @@ def test_paths_as_they_are_typed(tmp_path, monkeypatch):
     monkeypatch.setattr("ipex_lookahead.cli.chat_images.MAX_BYTES", 4)
     with pytest.raises(InputError, match="more than 4 bytes"):
         ChatImage.read(f"{tmp_path}/a b.png")
+
+
+def test_the_vision_part_of_a_hub_model_is_fetched_for_its_first_image(seeing, monkeypatch, tmp_path):
+    from ipex_lookahead import hub
+    from ipex_lookahead.cli.loading import fetch_vision_part
+    from ipex_lookahead.runtime.loading import load_text_model
+
+    model, part = load_text_model(str(seeing), threads=1, progress=False), tmp_path / "part.gguf"
+    asked = []
+    monkeypatch.setattr(hub, "vision_part_of", lambda name: asked.append(name) or part)
+    fetch_vision_part(model, "owner/model:m.gguf")
+    assert asked == [], "a folder has its own"
+    model.source = tmp_path / "m.gguf"
+    write(seeing, tmp_path / "mmproj.gguf")
+    fetch_vision_part(model, "owner/model:m.gguf")
+    assert asked == [], "there is one next to the model"
+    (tmp_path / "mmproj.gguf").unlink()
+    fetch_vision_part(model, "owner/model:m.gguf")
+    assert (asked, model.mmproj) == (["owner/model:m.gguf"], part)
+    fetch_vision_part(model, "owner/model:m.gguf")
+    assert len(asked) == 1
+    model.close()

@@ -23,6 +23,7 @@ from ipex_lookahead.hub import recommended
 from ipex_lookahead.hub.choosing import GGUF_TYPES, choose, type_in
 from ipex_lookahead.hub.names import HubName, parse_name
 from ipex_lookahead.hub.recommended import POSITIONS, PROGRAM_BYTES, default_size, find_recommended, recommended_models
+from ipex_lookahead.vision.mmproj import PROJECTORS
 
 MODELS = recommended_models()
 WORDS = (
@@ -43,6 +44,7 @@ def lfm2(layers: int, full: tuple[int, ...]) -> list[str]:
     return ["full_attention" if i in full else "conv" for i in range(layers)]
 
 
+QWENS = ("qwen3_5_text", "qwen3_5_moe_text")
 QWEN27 = ((64, 5120, 17408, 24, 4, 256, 248320, 262144), {"linear_num_value_heads": 48})
 QWEN35 = (
     (40, 2048, 0, 16, 2, 256, 248320, 262144),
@@ -231,6 +233,16 @@ def test_figures_follow_from_the_shape(name):
     assert model.position == kv_bytes_per_token(spec, "fp16")
     assert model.memory == model.download + POSITIONS * model.position + PROGRAM_BYTES
     assert model.bits == pytest.approx(8 * total / model.parameters, rel=0.05 if name in MIXED else 0.03)
+
+
+IMAGES = {"gemma3_text": "gemma3", "gemma4_text": "gemma4v", **dict.fromkeys(QWENS, "qwen3vl_merger")}
+"""Family -> the type of its vision part in files."""
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_that_take_images_are_those_with_a_supported_vision_part(name):
+    has_one = name != "gemma3-1b"  # Gemma 3 of one billion parameters is for text alone
+    assert MODELS[name].sees == (has_one and IMAGES.get(MODELS[name].family) in PROJECTORS)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if MODELS[name].draft])
