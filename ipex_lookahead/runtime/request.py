@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ipex_lookahead.config import LookaheadConfig, is_memory
 from ipex_lookahead.decoding.events import OnEvent, TokenLogprob
 from ipex_lookahead.decoding.sampling import Processor
 from ipex_lookahead.decoding.sequence import DraftFilter, Force
 from ipex_lookahead.decoding.sequence_group import SequenceGroup, prefix_key
 from ipex_lookahead.engines.api import AppliedAdapter
-from ipex_lookahead.engines.images import PromptImage
+from ipex_lookahead.engines.images import PromptImage, row_keys
 from ipex_lookahead.runtime.drafting import Drafting
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.runtime.stop_texts import Stop
@@ -112,6 +114,12 @@ class Request:
     def tenant(self) -> str:
         """Owner of its texts: one tenant cannot observe another."""
         return f"{self.key}#{self.salt}" if self.salt else self.key
+
+    @property
+    def keys(self) -> list[int]:
+        """The prompt by which caches find it: its ids, and numbers of the content of images at their rows."""
+        found: list[int] = row_keys(np.asarray(self.prompt, np.int64), self.images).tolist()
+        return found
 
     @property
     def prefix_key(self) -> str:

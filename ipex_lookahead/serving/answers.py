@@ -60,7 +60,8 @@ class Answers:
             that a stream which looks then whether one is due keeps to it.
         at_once: number of answers submitted to the service at a time; each one that ends admits the next.
         mailbox: brings their events into the running loop; None: one of their own.
-        on_end: called when the first answer has ended or is closed, with its text: the tokens of prompt and answer.
+        on_end: called when the first answer has ended or is closed, with its text: the keys of the prompt, and the
+            tokens of the answer.
 
     Attributes:
         slot: llama-server's slot of the first answer.
@@ -200,4 +201,4 @@ class Answers:
     def _note_end(self, index: int) -> None:
         if self._on_end is not None and index == 0:
             request, ids = self.requests[index], self._states[index].ids
-            self._on_end([*request.prompt[: len(request.prompt) - request.answered], *ids])
+            self._on_end([*request.keys[: len(request.prompt) - request.answered], *ids])

@@ -454,7 +454,7 @@ class Server:
             self._mailbox = Mailbox(loop)
         number, first, on_end = 0, requests[0], None
         if self.slots is not None:
-            number = self.slots.begin(first.tenant, first.prompt, slot, first.adapter)
+            number = self.slots.begin(first.tenant, first.keys, slot, first.adapter)
             on_end = partial(self.slots.put, first.tenant, number, prompt=len(first.prompt), adapter=first.adapter)
         elif slot is not None and slot >= served.service.slots:
             raise refused("id_slot", f"{slot} is not a slot; slots are 0 to {served.service.slots - 1}")

@@ -37,11 +37,14 @@ _MOST_BYTES = 200
 
 
 class _Text:
-    """The text of a slot: its tokens, int32 [n], the number of its prompt's tokens, and the adapter that made it."""
+    """The text of a slot: its keys, int64 [n], the number of its prompt's tokens, and the adapter that made it.
+
+    Keys are token ids, and numbers of the content of images at their rows.
+    """
 
     __slots__ = ("adapter", "prompt", "tokens")
 
-    def __init__(self, tokens: npt.NDArray[np.int32], prompt: int, adapter: AppliedAdapter | None) -> None:
+    def __init__(self, tokens: npt.NDArray[np.int64], prompt: int, adapter: AppliedAdapter | None) -> None:
         self.tokens, self.prompt, self.adapter = tokens, prompt, adapter
 
 
@@ -80,7 +83,7 @@ class Slots:
         least recently used one. Raises ApiError for a slot that does not exist.
         """
         texts = self._of(tenant)
-        ids = np.asarray(prompt, np.int32)
+        ids = np.asarray(prompt, np.int64)
         number = self._chosen(texts, ids, adapter) if wanted in (None, -1) else self.number(wanted)
         self.put(tenant, number, ids, len(ids), adapter)
         return number
@@ -95,20 +98,20 @@ class Slots:
     ) -> None:
         """Set the text of a slot, integers [n]; its first ``prompt`` tokens are the prompt."""
         texts = self._of(tenant)
-        texts[number] = _Text(np.array(tokens, np.int32), prompt, adapter)
+        texts[number] = _Text(np.array(tokens, np.int64), prompt, adapter)
         texts.move_to_end(number)
 
-    def text(self, tenant: str, number: int) -> tuple[npt.NDArray[np.int32], AppliedAdapter | None]:
-        """Return the tokens of a slot, int32 [n], and its adapter. Raises ApiError for a slot without a text."""
+    def text(self, tenant: str, number: int) -> tuple[npt.NDArray[np.int64], AppliedAdapter | None]:
+        """Return the keys of a slot, int64 [n], and its adapter. Raises ApiError for a slot without a text."""
         found = self._of(tenant).get(self.number(number))
         if found is None:
             raise ApiError(400, f"slot {number} is empty: no answer has used it since the server's start")
         return found.tokens, found.adapter
 
-    def erase(self, tenant: str, number: int) -> tuple[npt.NDArray[np.int32], AppliedAdapter | None]:
-        """Forget the text of a slot; return its tokens, int32 [n], and its adapter."""
+    def erase(self, tenant: str, number: int) -> tuple[npt.NDArray[np.int64], AppliedAdapter | None]:
+        """Forget the text of a slot; return its keys, int64 [n], and its adapter."""
         found = self._of(tenant).pop(self.number(number), None)
-        return (np.empty(0, np.int32), None) if found is None else (found.tokens, found.adapter)
+        return (np.empty(0, np.int64), None) if found is None else (found.tokens, found.adapter)
 
     def _of(self, tenant: str) -> OrderedDict[int, _Text]:
         texts = self._texts.setdefault(tenant, OrderedDict())
@@ -118,7 +121,7 @@ class Slots:
         return texts
 
     def _chosen(
-        self, texts: OrderedDict[int, _Text], prompt: npt.NDArray[np.int32], adapter: AppliedAdapter | None
+        self, texts: OrderedDict[int, _Text], prompt: npt.NDArray[np.int64], adapter: AppliedAdapter | None
     ) -> int:
         same = {number: text for number, text in texts.items() if text.adapter == adapter}
         shared = {number: alike(text.tokens[: len(prompt)], prompt) for number, text in same.items()}

@@ -235,7 +235,9 @@ class VisionModel:
             if (found := self._kept.get(digest)) is not None:
                 self._kept.move_to_end(digest)
                 return found
-        made: Features = self._tower.encode(self._encoder, self._config, patches(), pause)
+        prepared = patches()
+        pause()
+        made: Features = self._tower.encode(self._encoder, self._config, prepared, pause)
         with self._lock:
             if digest not in self._kept:
                 self._kept[digest] = made

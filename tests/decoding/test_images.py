@@ -41,6 +41,7 @@ from tests.support.family_table import FAMILIES, VOCAB, variants
 from tests.support.mtp_folders import with_mtp
 from tests.support.pictures import PLACEHOLDER, Ids, ours, picture, prompt, rows_of, seeing, unencoded
 from tests.support.proposers import RandomProposer, TreeProposer
+from tests.support.random_eagle3 import random_eagle3
 from tests.support.tiny_families import with_weights, write_folder
 
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -316,9 +317,15 @@ def test_the_disk_and_files_give_the_same_image_only(
     assert cache.length == len(keys)
 
 
-@pytest.fixture(scope="module")
-def drafting(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A Qwen3.5 with its own head, of which the text part takes images."""
+@pytest.fixture(scope="module", params=["mtp", "eagle3"])
+def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A Qwen3.5 with its own head, of which the text part takes images; or a Qwen3-VL with an EAGLE-3 head."""
+    if request.param == "eagle3":
+        engine = load(
+            write_folder(tmp_path_factory.mktemp("eagle3"), with_weights(seeing("qwen3_vl", {}, num_hidden_layers=6)))
+        )
+        engine.head = random_eagle3(engine)
+        return engine
     folder = tmp_path_factory.mktemp("mtp") / "model"
     with_mtp(folder, "qwen3_5_text", variants("qwen3_5_text")[0])
 

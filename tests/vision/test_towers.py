@@ -271,7 +271,8 @@ def test_work_is_done_in_slices(made):
     patches, slice_rows, layers = 4 * image.tokens, 128, 4
     slices = -(-patches // slice_rows)
     tokens = -(-image.tokens // slice_rows)
-    assert len(pauses) == 2 * (slices - 1) + (2 * layers * slices - 1) + (tokens - 1)
+    numpy = 1 + 5  # after the patches, and for the positions
+    assert len(pauses) == numpy + 2 * (slices - 1) + (2 * layers * slices - 1) + (tokens - 1)
 
 
 def test_bfloat16_weights_are_read_exactly(made, tmp_path):

@@ -158,7 +158,10 @@ def encode(encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, 
     if max(patches.grid) > positions:
         raise InputError(f"the image has {max(patches.grid)} patches on a side; the tower has {positions} positions")
     rows = encoder.chain(PATCHES, 2 * (patches.values - np.float32(0.5)), pause)
-    rows = rows + (encoder.tables[0][x] + encoder.tables[0][positions + y])
+    along_x = encoder.tables[0][: x.max() + 1]
+    along_y = encoder.tables[0][positions : positions + y.max() + 1]
+    rows = rows + (along_x[x] + along_y[y])
+    pause()
     rope = axial_rope(config["rope_parameters"], config["head_dim"])
     layers = len(encoder.spec.layers)
     rows = encoder.layers(rows, *axial_tables(rope, x, y), pause=pause)[layers]

@@ -100,7 +100,9 @@ def encode(encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, 
         raise InputError(f"the image has {max(patches.grid)} tokens on a side; the model has {positions} positions")
     rows = encoder.chain(PATCHES, patches.values, pause)
     x, y = patches.places[:, 0], patches.places[:, 1]
-    rows = rows + (encoder.tables[0][2 * x] + encoder.tables[0][2 * y + 1])
+    along_x = encoder.tables[0][: 2 * x.max() + 1 : 2]
+    along_y = encoder.tables[0][1 : 2 * y.max() + 2 : 2]
+    rows = rows + (along_x[x] + along_y[y])
     return Features(encoder.chain(FEATURES, rows, pause))
 
 

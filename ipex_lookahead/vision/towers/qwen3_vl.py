@@ -164,7 +164,8 @@ def encode(encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, 
     """Return a tile's features."""
     columns, rows = patches.places[:, 0], patches.places[:, 1]
     x = encoder.chain(PATCHES, patches.values, pause)
-    x = x + _positions(encoder.tables[0], rows, columns, patches.grid)
+    x = x + _positions(encoder.tables[0], rows, columns, patches.grid, pause)
+    pause()
     rope = axial_rope(config["rope_parameters"], config["hidden_size"] // config["num_heads"])
     after = [layer + 1 for layer in config["deepstack_visual_indexes"]]
     states = encoder.layers(x, *axial_tables(rope, rows, columns), after=after, pause=pause)
@@ -176,9 +177,9 @@ def encode(encoder: NativeEncoder, config: Mapping[str, Any], patches: Patches, 
     )
 
 
-def _positions(table: Table, rows: Ints, columns: Ints, grid: tuple[int, int]) -> Floats:
+def _positions(table: Table, rows: Ints, columns: Ints, grid: tuple[int, int], pause: Pause) -> Floats:
     """Return position embeddings, interpolated bilinearly between the corners of a square table."""
-    side = round(len(table) ** 0.5)
+    side, values = round(len(table) ** 0.5), table[:]
 
     def taps(index: Ints, size: int) -> list[tuple[Ints, Floats]]:
         at = index.astype(np.float32) * np.float32(side - 1) / np.float32(max(size - 1, 1))
@@ -190,8 +191,10 @@ def _positions(table: Table, rows: Ints, columns: Ints, grid: tuple[int, int]) -
     total: Floats | None = None
     for row, by_row in taps(rows, grid[1]):
         for column, by_column in taps(columns, grid[0]):
-            part = table[row * side + column] * (by_row * by_column)[:, None]
-            total = part if total is None else total + part
+            pause()
+            part = values[row * side + column]
+            part *= (by_row * by_column)[:, None]
+            total = part if total is None else np.add(total, part, out=total)
     assert total is not None
     return total
 
