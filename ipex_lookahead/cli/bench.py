@@ -10,6 +10,7 @@ COMMANDS = {
     "decode": "decoding speed with and without lookahead",
     "exact": "check that no strategy, draft length or sampling method changes a token",
     "step": "time of a decoder step by number of rows, on random weights",
+    "image": "time of encoding an image and reading its rows by size",
     "kernels": "speed of linear layers by format, instruction set and number of rows",
     "replay": "strategies and draft lengths on recorded answers, without a model",
     "run": "run a plan of models, formats and lengths, and write a report",

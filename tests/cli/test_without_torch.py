@@ -83,6 +83,7 @@ REFUSES = {
         ("generate", "-m", "{model}", "--engine", "torch", "one"),
         "--engine torch (requested) needs torch and transformers, which are not installed",
     ),
+    "bench image": (("bench", "image", "-m", "{model}", *ONE), "this model takes no images"),
     "doctor of a device that torch reaches": (
         ("doctor", "--tiny", "--device", "cuda"),
         "--device cuda needs torch and transformers, which are not installed",

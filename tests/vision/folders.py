@@ -109,7 +109,7 @@ def smolvlm() -> Any:
     return SmolVLMForConditionalGeneration(config)
 
 
-def lfm2_vl(*, patch_size: int = 4, **more: Any) -> Any:
+def lfm2_vl(*, patch_size: int = 4, layers: int = 2, **more: Any) -> Any:
     from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration
 
     text = {
@@ -118,6 +118,7 @@ def lfm2_vl(*, patch_size: int = 4, **more: Any) -> Any:
         "block_multiple_of": 16, "pad_token_id": 0, "eos_token_id": 1,
     }  # fmt: skip
     vision = {**SIGLIP, "model_type": "siglip2_vision_model", "num_patches": 36, "patch_size": patch_size}
+    vision["num_hidden_layers"] = layers
     del vision["image_size"]
     config = Lfm2VlConfig(
         text_config=text, vision_config=vision, image_token_id=IMAGE, projector_hidden_size=40, **more
