@@ -152,6 +152,8 @@ def encoders() -> list[str]:
         kind = f"`{name}`"
         if name == "gemma_embedding":  # has the model type of a decoder
             kind = "`gemma3_text` with `use_bidirectional_attention`"
+        elif name == "jina_bert":
+            kind = "`bert` with `position_embedding_type` `alibi`"
         elif name in ("roberta", "camembert", "xlm-roberta"):
             files = "`bert`"
         rows.append(f"| {kind} | {models} | {what} | {files} | {REAL_WEIGHTS.get(name, 'random')} |")

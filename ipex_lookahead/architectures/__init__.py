@@ -34,18 +34,21 @@ _GGUF_ENCODERS = frozenset(
 
 
 def encoder_families() -> Mapping[str, TextEncoder]:
-    """Return the supported families of text encoders by name: their ``model_type``, or ``gemma_embedding``."""
+    """Return the supported families of text encoders by name: their ``model_type``, or a name of its own."""
     return families.encoders()
 
 
 def encoder_type(config: Mapping[str, Any]) -> str | None:
     """Return the family of text encoders of a ``config.json``; None for other models.
 
-    EmbeddingGemma has the ``model_type`` of a decoder, and a key that lets all tokens see each other.
+    EmbeddingGemma has the ``model_type`` of a decoder, and a key that lets all tokens see each other. Jina's BERTs have
+    that of BERT, and another kind of positions.
     """
     kind, both_ways = config.get("model_type"), config.get("use_bidirectional_attention")
     if kind == "gemma3_text":
         return "gemma_embedding" if both_ways else None
+    if kind == "bert" and config.get("position_embedding_type") == "alibi":
+        return "jina_bert"
     return kind if isinstance(kind, str) and kind in encoder_families() else None
 
 

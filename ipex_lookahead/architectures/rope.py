@@ -26,7 +26,7 @@ DIGITS = 40
 """Precision of decimal arithmetic, used because powers and logarithms of math libraries depend on the processor."""
 
 
-def _power(base: float, exponents: Floats) -> Floats:
+def power(base: float, exponents: Floats) -> Floats:
     """Return ``base ** exponents``, each rounded to the nearest float32."""
     digits = Context(prec=DIGITS)
     log = digits.ln(Decimal(base))
@@ -108,7 +108,7 @@ def _rope(config: dict[str, Any]) -> tuple[Floats, float]:
 
 def _plain(theta: float, exponents: Floats) -> Floats:
     """Return 1 / theta^exponents."""
-    found: Floats = (np.float32(1.0) / _power(float(np.float32(theta)), exponents)).astype(np.float32)
+    found: Floats = (np.float32(1.0) / power(float(np.float32(theta)), exponents)).astype(np.float32)
     return found
 
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ipex_lookahead.architectures.encoder import EncoderSpec, Link
 from ipex_lookahead.architectures.hparams import Source
 from ipex_lookahead.architectures.keys import ConfigKeys, GgufKeys, GgufSource
-from ipex_lookahead.architectures.rope import rope
+from ipex_lookahead.architectures.rope import power, rope
 from ipex_lookahead.architectures.spec import Activation, Attention, Block, GatedMlp, Linear, Norm, Place, Tensor
 from ipex_lookahead.errors import UnsupportedModelError
 
@@ -48,6 +50,7 @@ class TextEncoder:
         unread: beginnings of the names of tensors that an encoder does not use, after the prefix.
         classifier: matrices of a classifier; the last has a row for each label.
         respelled: returns a config.json with transformers' keys.
+        foreign: parts of names of tensors of similar models that are not supported.
     """
 
     about: str
@@ -61,6 +64,7 @@ class TextEncoder:
     unread: tuple[str, ...] = ()
     classifier: tuple[str, ...] = ()
     respelled: Callable[[Mapping[str, Any], Source], dict[str, Any]] | None = None
+    foreign: tuple[str, ...] = ()
 
     def renamed(self, name: str) -> str | None:
         """Return the spec's name of a folder's tensor; None for tensors that an encoder does not use."""
@@ -79,7 +83,13 @@ class TextEncoder:
         """Fill in the keys that follow from a folder's tensors: labels and dense layers.
 
         A classifier counts if all its matrices are there and the class in the config, if any, classifies texts.
+
+        Raises:
+            UnsupportedModelError: the folder has a tensor of a similar model that is not supported.
         """
+        for name in shapes:
+            if any(part in name for part in self.foreign):
+                raise UnsupportedModelError(f"tensor {name[:200]} is of a kind of model that is not supported")
         classes = config.get("architectures") or ["ForSequenceClassification"]
         scores = any(one.endswith("ForSequenceClassification") for one in classes)
         there = bool(self.classifier) and all(name in shapes for name in self.classifier)
@@ -197,7 +207,8 @@ def post_norm(
     parts: Parts,
     *,
     classifier: tuple[str, str],
-    rotates: bool,
+    rotates: bool = False,
+    alibi: bool = False,
     offset: int = 0,
 ) -> EncoderSpec:
     """Return an encoder in the order of BERT.
@@ -206,7 +217,8 @@ def post_norm(
         config: the checked config.
         parts: names in folders.
         classifier: names of the classifier's two linear layers in folders, with tanh between them.
-        rotates: True for rope, False for a table of positions.
+        rotates: True for rope. Without rope and ALiBi, there is a table of positions.
+        alibi: True for scores that fall with the distance of two tokens.
         offset: row of the first position in a folder's table.
     """
     hidden, heads, d, inner = (
@@ -257,12 +269,24 @@ def post_norm(
         hidden=hidden,
         embedding=tokens(config, "embeddings.word_embeddings.weight"),
         types=whole("embeddings.token_type_embeddings.weight", "token_types.weight", kinds) if types else None,
-        positions=None if rotates else Tensor(table, usable, places, Place("position_embd.weight", usable)),
+        positions=None if rotates or alibi else Tensor(table, usable, places, Place("position_embd.weight", usable)),
         embedding_norm=layer_norm("embeddings.LayerNorm", "token_embd_norm", config),
         chains=chains(config, head),
         layers=tuple(block(layer) for layer in range(config["num_hidden_layers"])),
         post_norm=True,
+        slopes=alibi_slopes(heads) if alibi else (),
     )
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """Return ALiBi's factor of each head (arXiv 2108.12409), rounded to float32.
+
+    They are 2^(-8 / n), 2^(-16 / n), ... for n heads, the largest power of 2; further heads have every second factor of
+    2 n heads.
+    """
+    n = 1 << (heads.bit_length() - 1)
+    powers = [-8 * (i + 1) / n for i in range(n)] + [-4 * (2 * i + 1) / n for i in range(heads - n)]
+    return tuple(float(one) for one in power(2.0, np.array(powers, np.float32)))
 
 
 def check_bert(config: Config, source: Source) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from ipex_lookahead.architectures import ModelSpec, TextEncoder, encoder_families, encoder_type, gguf_encoder
-from ipex_lookahead.architectures.encoder import EncoderSpec
 from ipex_lookahead.architectures.hparams import Source, shown
 from ipex_lookahead.architectures.keys import GgufKeys
 from ipex_lookahead.architectures.spec import Tensor
@@ -42,8 +41,7 @@ class EncoderFolder(SafetensorsCheckpoint):
         return config
 
     def _described(self, names: Mapping[str, tuple[int, ...]]) -> ModelSpec:
-        self.family.complete(self.config, names)
-        return _as_model(self.family.spec(self.config))
+        return _spec_of(self.family, self.config, self.path, names)
 
     def _renamed(self, name: str) -> str | None:
         return self.family.renamed(name)
@@ -76,8 +74,7 @@ class EncoderLowBit(LowBitCheckpoint):
         return config
 
     def _spec_of(self, held: Mapping[str, StoredTensor]) -> ModelSpec:
-        self.family.complete(self.config, {name: stored.shape for name, stored in held.items()})
-        return _as_model(self.family.spec(self.config))
+        return _spec_of(self.family, self.config, self.path, {name: stored.shape for name, stored in held.items()})
 
     def _renamed(self, name: str) -> str | None:
         return name
@@ -106,7 +103,7 @@ class EncoderGguf(GgufCheckpoint):
         self.config = config_by(self._file, _model_type(name), self.family.KEYS, keys)
         if self.config[LABELS]:
             self.config["architectures"] = [keys.class_name.replace("Model", "ForSequenceClassification")]
-        return _as_model(self.family.spec(self.config)), keys
+        return _spec_of(self.family, self.config, self.path), keys
 
     def _in_file(self, tensor: Tensor) -> Tensor:
         """Return the weight as rows of ``attn_qkv``, which some files have instead of q, k and v."""
@@ -116,6 +113,19 @@ class EncoderGguf(GgufCheckpoint):
             if name != place.name and place.name not in self._file.tensors and name in self._file.tensors:
                 rows = place.shape[0]
                 whole = (3 * rows, *place.shape[1:])
+                return replace(tensor, gguf=replace(place, name=name, shape=whole, rows=(number * rows, 1)))
+        return self._in_up(tensor)
+
+    def _in_up(self, tensor: Tensor) -> Tensor:
+        """Return the weight as rows of ``ffn_up`` where that has the gate before them."""
+        place, there = tensor.gguf, self._file.tensors
+        for number, part in enumerate(("ffn_gate.", "ffn_up.")):
+            name = place.name.replace(part, "ffn_up.")
+            gate = place.name.replace(part, "ffn_gate.")
+            fused = part in place.name and place.rows is None and gate not in there and name in there
+            if fused and there[name].shape[0] == 2 * place.shape[0]:
+                rows = place.shape[0]
+                whole = (2 * rows, *place.shape[1:])
                 return replace(tensor, gguf=replace(place, name=name, shape=whole, rows=(number * rows, 1)))
         return tensor
 
@@ -184,9 +194,19 @@ def _objects(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model_type(name: str) -> str:
-    return "gemma3_text" if name == "gemma_embedding" else name
+    return {"gemma_embedding": "gemma3_text", "jina_bert": "bert"}.get(name, name)
 
 
-def _as_model(spec: EncoderSpec) -> ModelSpec:
-    """Return an encoder as what the readers walk: both have tensors, and neither more nor less is read here."""
-    return cast(ModelSpec, spec)
+def _spec_of(
+    family: TextEncoder, config: dict[str, Any], path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> ModelSpec:
+    """Return the encoder that a config describes, as what the readers walk; ``shapes``: those of a folder's tensors.
+
+    Raises UnsupportedModelError, with the path.
+    """
+    try:
+        if shapes is not None:
+            family.complete(config, shapes)
+        return cast(ModelSpec, family.spec(config))  # the readers use what both kinds of specs have
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{path}: {error}", hint=error.hint) from None

@@ -144,6 +144,8 @@ MUTANTS: dict[str, tuple[str, Callable[[EncoderSpec], EncoderSpec]]] = {
     "scale of the scores": ("bert", each_mixer(lambda mixer: {"scale": mixer.scale * 1.01})),
     "no bias of v": ("bert", each_mixer(lambda mixer: {"v": replace(mixer.v, bias=None)})),  # type: ignore[type-var]
     "gate and up swapped": ("nomic", gate_last),
+    "no ALiBi": ("jina-v2", lambda spec: replace(spec, slopes=())),
+    "slopes of other heads": ("jina-v2-heads", lambda spec: replace(spec, slopes=spec.slopes[::-1])),
     "gate and up of one matrix swapped": ("modernbert", gate_last),
     "a wider window": ("modernbert", window(1)),
     "a narrower window": ("modernbert", window(-1)),
@@ -165,7 +167,8 @@ def test_a_changed_description_changes_the_rows(tmp_path: Path, mutant: str) -> 
     checkpoint = open_encoder(write_folder(tmp_path, name, model))
     spec: Any = checkpoint.spec
     changed = change(spec)
-    for tensor in changed.tensors():  # a mutant may read other rows of a tensor
+    own = {*spec.tensors()}
+    for tensor in {*changed.tensors()} - own:  # a mutant may read other rows of a tensor
         checkpoint._weights[tensor.name] = tensor  # type: ignore[union-attr]
     encoder = NativeTextEncoder(changed, lambda tensor: checkpoint.read(tensor.name), threads=1)
     types = None if changed.types is None else types_of(model)
@@ -175,7 +178,10 @@ def test_a_changed_description_changes_the_rows(tmp_path: Path, mutant: str) -> 
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted({case.model_type: name for name, case in CASES.items()}.values()))
+IN_TRANSFORMERS = {case.model_type: name for name, case in CASES.items() if case.class_name != "JinaBertModel"}
+
+
+@pytest.mark.parametrize("name", sorted(IN_TRANSFORMERS.values()))
 def test_every_key_of_transformers_is_in_one_list(name: str) -> None:
     config = build(name).config
     family = "gemma_embedding" if CASES[name].model_type == "gemma3_text" else CASES[name].model_type

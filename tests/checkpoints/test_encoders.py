@@ -114,6 +114,8 @@ def test_both_kinds_of_ropes_of_modernbert_have_two_spellings(tmp_path: Path) ->
     ("config", "kind"),
     [
         ({"model_type": "bert"}, "bert"),
+        ({"model_type": "bert", "position_embedding_type": "absolute"}, "bert"),
+        ({"model_type": "bert", "position_embedding_type": "alibi"}, "jina_bert"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "gemma_embedding"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": False}, None),
         ({"model_type": "llama"}, None),
@@ -194,6 +196,17 @@ def test_a_missing_tensor_and_a_wrong_shape_are_named(tmp_path: Path) -> None:
             check_shapes(checkpoint)
 
 
+def test_a_tensor_of_a_similar_model_is_refused(tmp_path: Path) -> None:
+    name = "encoder.layer.0.attention.self.layer_norm_q.weight"
+
+    def add(config: dict[str, Any], tensors: Tensors) -> None:
+        tensors[name] = torch.ones(HIDDEN)
+
+    folder = write_folder(tmp_path, "jina-v2", build("jina-v2"), change=add)
+    with pytest.raises(UnsupportedModelError, match=f"{tmp_path.name}: tensor {name} is of a kind of model"):
+        open_encoder(folder)
+
+
 def test_pickles_are_refused_with_the_class_that_reads_them(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, "bert", build("bert"))
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
@@ -235,6 +248,18 @@ def test_queries_keys_and_values_may_be_one_tensor_or_three(tmp_path: Path) -> N
     one = write_gguf(tmp_path / "one.gguf", "nomic-old", model)
     three = write_gguf(tmp_path / "three.gguf", "nomic-old", model, change=split)
     assert same(weights(one), weights(three))
+
+
+def test_the_gate_may_be_part_of_a_tensor_or_not(tmp_path: Path) -> None:
+    def split(tensors: dict[str, Any]) -> None:
+        for layer in range(LAYERS):
+            gate, up = np.split(tensors[f"blk.{layer}.ffn_up.weight"], 2)
+            tensors |= {f"blk.{layer}.ffn_gate.weight": gate, f"blk.{layer}.ffn_up.weight": up}
+
+    model = build("jina-v2")
+    one = write_gguf(tmp_path / "one.gguf", "jina-v2", model)
+    two = write_gguf(tmp_path / "two.gguf", "jina-v2", model, change=split)
+    assert same(weights(one), weights(two))
 
 
 def test_a_classifier_without_its_pooler_is_refused(tmp_path: Path) -> None:

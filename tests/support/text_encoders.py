@@ -7,6 +7,7 @@ authors' own classes) and the keys that it writes at the vendored sources of lla
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,8 @@ import torch
 from gguf.quants import quantize
 from safetensors.torch import save_file
 
+from tests.support.jina_bert import JinaBertModel
+
 VOCAB, HIDDEN, HEADS, LAYERS, INNER, POSITIONS = 101, 64, 4, 3, 96, 60
 SIZES = {
     "vocab_size": VOCAB, "hidden_size": HIDDEN, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS,
@@ -28,6 +31,7 @@ MODERN = {
     "layer_types": None, "local_attention": 8, "global_attn_every_n_layers": 3, "pad_token_id": 0, "eos_token_id": 1,
     "bos_token_id": 2, "cls_token_id": 2, "sep_token_id": 1,
 }  # fmt: skip
+JINA = {"position_embedding_type": "alibi", "feed_forward_type": "geglu", "type_vocab_size": 2}
 GEMMA = {
     "use_bidirectional_attention": True, "sliding_window": 10, "head_dim": 16, "num_key_value_heads": 1,
     "query_pre_attn_scalar": 16, "sliding_window_pattern": 2,
@@ -84,6 +88,8 @@ CASES = {
     "gte-score": Case("gte", "GteForSequenceClassification", ONE_LABEL),
     "jina-v3": Case("jina_embeddings_v3", "JinaEmbeddingsV3Model", gguf="jina-bert-v3"),
     "jina-v3-score": Case("jina_embeddings_v3", "JinaEmbeddingsV3ForSequenceClassification", ONE_LABEL),
+    "jina-v2": Case("bert", "JinaBertModel", JINA, gguf="jina-bert-v2"),
+    "jina-v2-heads": Case("bert", "JinaBertModel", {**JINA, "num_attention_heads": 6, "hidden_size": 48}),
     "modernbert": Case("modernbert", "ModernBertModel", MODERN, gguf="modern-bert"),
     "modernbert-mlm": Case("modernbert", "ModernBertForMaskedLM", MODERN),
     "modernbert-silu": Case(
@@ -135,10 +141,11 @@ def build(name: str) -> Any:
     import transformers
 
     case = CASES[name]
-    kind = getattr(transformers, case.class_name)
-    torch.manual_seed(sorted(CASES).index(name))
+    kind: Any = JinaBertModel if case.class_name == "JinaBertModel" else getattr(transformers, case.class_name)
+    torch.manual_seed(zlib.crc32(name.encode()))
     with torch.no_grad():
-        model = kind(kind.config_class(**{**SIZES, **case.options}, attn_implementation="eager")).eval()
+        more = {} if kind is JinaBertModel else {"attn_implementation": "eager"}
+        model = kind(kind.config_class(**{**SIZES, **case.options}, **more)).eval()
         for key, value in model.named_parameters():
             one = value.dim() == 1 and key.endswith("weight") and "gemma" not in case.model_type
             scale = 0.2 if value.dim() == 1 else (0.1 if "embeddings" in key else 1.5 * value.shape[-1] ** -0.5)
@@ -234,7 +241,7 @@ def write_gguf(
         writer.add_layer_norm_eps(config.norm_eps if case.gguf == "modern-bert" else config.layer_norm_eps)
     if case.gguf in ("nomic-bert", "jina-bert-v3"):
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if case.gguf in ("bert", "nomic-bert", "jina-bert-v3"):
+    if case.gguf in ("bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3"):
         writer.add_token_type_count(config.type_vocab_size)
     if case.gguf in ("modern-bert", "gemma-embedding"):
         writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])

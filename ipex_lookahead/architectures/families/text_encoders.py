@@ -118,6 +118,17 @@ def _roberta_row(about: str) -> TextEncoder:
     )
 
 
+# ---- Jina's BERT with ALiBi ------------------------------------------------------------------------------------------
+
+JINA = "jina_bert"
+"""Name of Jina's BERTs here: their ``model_type`` is ``bert``, with positions of the kind "alibi"."""
+_JINA_V2 = replace(BERT, gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.wo", mlp_norm="mlp.layernorm", up_bias=False)
+
+
+def _jina(config: Config) -> EncoderSpec:
+    return post_norm(config, _JINA_V2, classifier=_POOLER, alibi=True)
+
+
 # ---- rotating encoders in the order of BERT --------------------------------------------------------------------------
 
 _NOMIC = replace(Parts(), attention_bias=False, up_bias=False, down_bias=False)
@@ -268,6 +279,26 @@ FAMILIES: Mapping[str, TextEncoder] = {
         _JINA,
         prefixes=("roberta.",),
         head=_HEAD,
+    ),
+    JINA: TextEncoder(
+        "jina-embeddings-v2 (English, German, Spanish, Chinese; not code): a BERT with ALiBi and gated MLPs.",
+        _keys(
+            {"max_position_embeddings": 8192, "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+            {"position_embedding_type": one_of("alibi"), "feed_forward_type": one_of("geglu")},
+            refused=_REFUSED,
+        ),
+        GgufKeys(
+            "jina-bert-v2", "JinaBertModel", used=_GGUF_NORM, rotates=False,
+            constants={"hidden_act": "gelu", "position_embedding_type": "alibi", "feed_forward_type": "geglu"},
+            refused={"attention.causal": _NOT_CAUSAL["attention.causal"]},
+            neutral={"attention.max_alibi_bias": "8 in this family"}, complete=complete_bert,
+        ),
+        _jina,
+        ("bert.",),
+        fused={"mlp.gate_proj": ("mlp.gated_layers", 0, 2), "mlp.up_proj": ("mlp.gated_layers", 1, 2)},
+        unread=("lm_head.", "cls."),
+        classifier=_matrices(_POOLER),
+        foreign=("layer_norm_q", "layer_norm_k", ".layer_norm_1", ".layer_norm_2"),
     ),
     "modernbert": TextEncoder(
         "ModernBERT (gte-modernbert, granite-embedding r2, ettin, nomic modernbert-embed), and cross-encoders of it:"
