@@ -187,11 +187,11 @@ def llama_cpp(command: Sequence[str]) -> Other:
             done = subprocess.run(whole, capture_output=True, text=True, errors="replace", timeout=SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise InputError(f"{command[0]} cannot be measured: {error}") from None
-        said = done.stdout + done.stderr
-        encoded, read = (sum(map(int, pattern.findall(said))) for pattern in (_ENCODED, _READ))
-        if done.returncode or not _ENCODED.search(said):
+        printed = done.stdout + done.stderr
+        encoded, read = (sum(map(int, pattern.findall(printed))) for pattern in (_ENCODED, _READ))
+        if done.returncode or not _ENCODED.search(printed):
             raise InputError(
-                f"{command[0]} printed no time of an image; it exited with {done.returncode}: {said[-300:].strip()}"
+                f"{command[0]} printed no time of an image; it exited with {done.returncode}: {printed[-300:].strip()}"
             )
         return encoded / 1e3, read / 1e3
 
@@ -212,7 +212,7 @@ def random_model(shape: str, low_bit: str, threads: int | None) -> tuple[NativeE
     kind, given = TOWERS[shape]
     tower, defaults = models.TOWERS[kind]
     keys = {**tower.KEYS, **tower.OUTER}
-    config = {name: key.default for name, key in keys.items()} | defaults | given
+    config = {**{name: key.default for name, key in keys.items()}, **defaults, **given}
     spec = with_images(shape_of(shape), {**config_of(shape), **_TEXT[kind]})
     engine = NativeEngine.random(spec, low_bit, threads=threads)
     encoder = NativeEncoder(tower.spec(config, spec.hidden), random_weight(), threads=threads)
@@ -269,7 +269,7 @@ def measure(
         vision: its vision part.
         sizes: widths and heights of images.
         repeat: number of rounds.
-        other: measures another program with the same file, after each measurement of ours.
+        other: measures another program with the same file, after each of our measurements.
         report: called with what is being measured.
 
     Raises InputError for a size that the model cannot use, or an image longer than the context.
