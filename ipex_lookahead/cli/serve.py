@@ -58,6 +58,12 @@ class Access:
         "--allow-origin",
         metavar="ORIGIN",
     )
+    image_hosts: tuple[str, ...] = option(
+        "Host that images with URLs are downloaded from: NAME or NAME:PORT; '*' allows all public hosts. Repeatable.",
+        (),
+        "--allow-image-host",
+        metavar="HOST",
+    )
     tls_cert: str | None = option("Certificate for HTTPS.", type=click.Path(), metavar="FILE.pem")
     tls_key: str | None = option("Private key of the certificate.", type=click.Path(), metavar="FILE.pem")
     names: tuple[str, ...] = option("Model name in the API. Repeatable.", (), "--served-model-name", metavar="NAME")
@@ -161,6 +167,7 @@ def serve(
         raise InputError(f"serve needs {', '.join(missing)}: not installed", hint=installing("serve"))
 
     from ipex_lookahead.serving.hosts import LOOPBACK, Hosts
+    from ipex_lookahead.serving.image_hosts import ImageHosts
     from ipex_lookahead.serving.limits import Limits
     from ipex_lookahead.serving.run import bind, url
     from ipex_lookahead.serving.run import serve as run_server
@@ -188,6 +195,7 @@ def serve(
         hosts=Hosts.of(access.host, access.allowed_hosts),
         origins=frozenset(origin.rstrip("/") for origin in access.origins),
         page=not behavior.no_page,
+        image_hosts=ImageHosts(access.image_hosts),
         strict_fields=behavior.strict_fields,
         strict_model=behavior.strict_model,
         think_budget=behavior.think_budget,

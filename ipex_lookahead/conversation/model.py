@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 from ipex_lookahead.architectures.spec import ImageInputs
+from ipex_lookahead.checkpoints.config_json import read_json
 from ipex_lookahead.conversation.grammar import Compiler, Grammars
 from ipex_lookahead.conversation.vocabulary import token_bytes
 from ipex_lookahead.engines.api import TakesImages
-from ipex_lookahead.errors import InputError, arg
+from ipex_lookahead.errors import InputError, LookaheadError, arg
 from ipex_lookahead.runtime.text_model import TextModel
 from ipex_lookahead.vision.mmproj import mmproj_of
-from ipex_lookahead.vision.model import VisionModel
+from ipex_lookahead.vision.model import VisionModel, described
 
 
 class ChatModel:
@@ -93,6 +95,23 @@ class ChatModel:
         if not self.template:
             raise InputError("this model has no chat template, which images need")
 
+    @cached_property
+    def keeps_content_apart(self) -> bool:
+        """Whether control tokens that messages spell stay text."""
+        return self.tokenizer.keeps_content_apart()
+
+    @cached_property
+    def sees(self) -> bool:
+        """Whether conversations may have images, as far as can be seen without loading the vision part."""
+        try:
+            self.check_images()
+            path = self._vision_part()
+            if path.is_dir():
+                described(read_json(path / "config.json"), path / "config.json")
+        except LookaheadError:
+            return False
+        return find_spec("PIL") is not None
+
     @property
     def _images(self) -> ImageInputs:
         engine = self.model.engine
@@ -110,22 +129,33 @@ class ChatModel:
             InputError: the model or its engine takes no images, or there is no file with the vision part.
             UnsupportedModelError, ModelFormatError, EngineError: see :class:`VisionModel`.
         """
-        hidden, source = self._images.hidden, self.model.source
+        hidden = self._images.hidden
         with self._seeing:
             if self._vision is None:
                 threads = self.model.engine.describe().get("threads")
-                path = Path(source) if source is not None else Path()
-                mmproj = self.mmproj or (None if path.is_dir() else mmproj_of(path, hidden))
-                if mmproj is not None:
-                    self._vision = VisionModel.open_mmproj(mmproj, hidden, threads=threads)
-                elif path.is_dir() and source is not None:
+                path = self._vision_part()
+                if path.is_dir():
                     self._vision = VisionModel.open(path, threads=threads)
                 else:
-                    raise InputError(
-                        f"there is no mmproj file with the vision part for {path.name} in its folder",
-                        hint=f"ipex-lookahead pull MODEL downloads it; or give its path: {arg('mmproj', 'FILE')}",
-                    )
+                    self._vision = VisionModel.open_mmproj(path, hidden, threads=threads)
             return self._vision
+
+    def _vision_part(self) -> Path:
+        """Return the file or folder with the vision part. Raises InputError if there is none."""
+        if self.mmproj is not None:
+            return self.mmproj
+        source = self.model.source
+        path = Path(source) if source is not None else None
+        if path is not None and path.is_dir():
+            return path
+        found = None if path is None else mmproj_of(path, self._images.hidden)
+        if found is None:
+            raise InputError(
+                f"there is no mmproj file with the vision part for {'this model' if path is None else path.name} in its"
+                " folder",
+                hint=f"ipex-lookahead pull MODEL downloads it; or give its path: {arg('mmproj', 'FILE')}",
+            )
+        return found
 
     def close(self) -> None:
         """End the compiler's process, if one runs."""

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
 
+from ipex_lookahead.conversation.image_parts import Picture
 from ipex_lookahead.conversation.model import ChatModel
 from ipex_lookahead.engines.images import Floats, PromptImage
 from ipex_lookahead.errors import ContextLengthError, InputError
-from ipex_lookahead.vision.model import Prepared, VisionModel
+from ipex_lookahead.vision.model import Layout, Prepared, VisionModel
 
 ImageFile = bytes | str | PathLike[str]
 """An image of a caller in Python: the contents of a file, a path, or a ``data:`` URL."""
 
 _BASE64 = ";base64,"
+_PIECE = 1 << 20
+"""Characters of base64 that are decoded before other threads run; a multiple of four."""
 
 
 def image_file(given: object, place: str) -> bytes:
@@ -40,12 +44,22 @@ def of_data_url(url: object, place: str) -> bytes:
     if not isinstance(url, str) or not head.startswith("data:") or not mark:
         raise InputError(
             f"{place} must be a data: URL in base64: data:image/png;base64,...",
+            argument=place,
             hint="images are not fetched from other hosts; download the image first",
         )
+    return decoded(url[len(head) + len(_BASE64) :], place)
+
+
+def decoded(text: str, place: str) -> bytes:
+    """Return a file in base64, which may have line ends. Raises InputError, which names the place."""
+    text = text.replace("\r", "").replace("\n", "")
+    found = bytearray()
     try:
-        return base64.b64decode(url[len(head) + len(_BASE64) :], validate=True)
+        for at in range(0, len(text), _PIECE):
+            found += base64.b64decode(text[at : at + _PIECE], validate=True)
     except (binascii.Error, ValueError) as error:
-        raise InputError(f"{place} is not valid base64: {error}") from None
+        raise InputError(f"{place} is not valid base64: {error}", argument=place) from None
+    return bytes(found)
 
 
 class Expansion:
@@ -53,7 +67,7 @@ class Expansion:
 
     Args:
         model: the model.
-        files: the image files, in the order of the prompt.
+        images: the images, or the contents of their files, in the order of the prompt.
 
     Attributes:
         layouts: each image's tokens.
@@ -62,10 +76,11 @@ class Expansion:
         InputError: the model takes no images, or a file is not an image or exceeds a limit.
     """
 
-    def __init__(self, model: ChatModel, files: Sequence[bytes]) -> None:
-        model.vision.reader.limits.check_count(len(files))
-        self._model, self._files = model, files
-        self.layouts = [model.vision.layout(file) for file in files]  # from headers
+    def __init__(self, model: ChatModel, images: Sequence[bytes | Picture]) -> None:
+        model.vision.reader.limits.check_count(len(images))
+        self._model = model
+        self._pictures = [one if isinstance(one, Picture) else Picture(one) for one in images]
+        self.layouts = [_layout(model.vision, one) for one in self._pictures]  # from headers
 
     def text(self, rendered: str) -> str:
         """Return the chat template's text with the tokens around each image's tiles, and one token for each tile.
@@ -76,9 +91,9 @@ class Expansion:
         token = model.spelling(model.image_token)
         marker = token if model.vision.marker is None else model.spelling(model.vision.marker)
         parts = rendered.split(marker)
-        if len(parts) - 1 != len(self._files):
+        if len(parts) - 1 != len(self._pictures):
             raise InputError(
-                f"the chat template has written {len(parts) - 1} places for {len(self._files)} images",
+                f"the chat template has written {len(parts) - 1} places for {len(self._pictures)} images",
                 hint="use the model's own chat template, and remove its image tokens from texts",
             )
         found = [parts[0]]
@@ -87,11 +102,12 @@ class Expansion:
             found += [token.join(pieces), part]
         return "".join(found)
 
-    def prompt(self, ids: Sequence[int]) -> tuple[list[int], list[PromptImage]]:
+    def prompt(self, ids: Sequence[int], *, counting: bool = False) -> tuple[list[int], list[PromptImage]]:
         """Return the prompt with a placeholder for each row, and its images, one for each tile, not encoded yet.
 
         Args:
             ids: those of :meth:`text`'s result.
+            counting: decode no file, and return no images.
 
         Raises:
             InputError: a file is damaged or exceeds a limit, or a text has the token of an image's rows.
@@ -118,14 +134,38 @@ class Expansion:
         found: list[int] = []
         images: list[PromptImage] = []
         at = end = 0
-        for file in self._files:
-            for tile in vision.prepare(file).tiles:
+        if counting:
+            for place, count in zip(places, counts, strict=True):
+                found += [*ids[end:place], *([token] * count)]
+                end = place + 1
+            return [*found, *ids[end:]], []
+        for picture in self._pictures:
+            with _at(picture.place):
+                tiles = vision.prepare(picture.file, picture.detail).tiles
+            for tile in tiles:
                 found += ids[end : places[at]]
                 encode = partial(_features, vision, tile)
                 images.append(PromptImage(len(found), None, tile.grid, tile.digest, encode=encode))
                 found += [token] * tile.tokens
                 end, at = places[at] + 1, at + 1
         return [*found, *ids[end:]], images
+
+
+def _layout(vision: VisionModel, picture: Picture) -> Layout:
+    with _at(picture.place):
+        picture.layout = picture.layout or vision.layout(picture.file, picture.detail)
+        return picture.layout
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Name the place of an image in errors."""
+    try:
+        yield
+    except InputError as error:
+        if not place:
+            raise
+        raise InputError(f"{place}: {error}", argument=place, hint=error.hint) from None
 
 
 def _features(vision: VisionModel, tile: Prepared, pause: Callable[[], None]) -> tuple[Floats, tuple[Floats, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from ipex_lookahead.conversation.calls.base import DECODER, Function, Spell, Style, json_of
 from ipex_lookahead.conversation.calls.decided import decided
 from ipex_lookahead.conversation.grammar import Grammar, Grammars, inlined
+from ipex_lookahead.conversation.image_parts import Picture, behind_results, check_spelled
 from ipex_lookahead.conversation.model import ChatModel
 from ipex_lookahead.conversation.pictures import Expansion
 from ipex_lookahead.conversation.reader import Reader
@@ -74,7 +76,7 @@ class Conversation:
         think_budget: most tokens of thought, -1 for no limit; None: by the effort in ``variables``, or the model's own.
         think_sentence: text that ends a thought at its budget; None: the model's own.
         loaded: tools that may be called and that a message describes, so that the start of the prompt stays as it was.
-        images: contents of the image files, in the order of the parts ``{"type": "image"}`` of messages.
+        images: the images, or the contents of their files, in the order of the parts ``{"type": "image"}`` of messages.
     """
 
     messages: list[Message]
@@ -90,7 +92,7 @@ class Conversation:
     think_budget: int | None = None
     think_sentence: str | None = None
     loaded: Sequence[Function] = ()
-    images: Sequence[bytes] = ()
+    images: Sequence[bytes | Picture] = ()
 
     @property
     def open(self) -> Sequence[Function]:
@@ -104,10 +106,16 @@ class Conversation:
         return bool(self.functions or self.loaded) and self.choice != "none"
 
 
-def request_for(model: ChatModel, conversation: Conversation) -> Request:
+def request_for(model: ChatModel, conversation: Conversation, *, counting: bool = False) -> Request:
     """Render and tokenize: returns a request without sampling parameters and without a compiled grammar.
 
-    Takes tens of milliseconds: for a thread, and once for all answers of a conversation.
+    Takes tens of milliseconds, and longer with images: for a thread, and once for all answers of a conversation.
+
+    Args:
+        model: the model.
+        conversation: the conversation.
+        counting: only the prompt's length is needed: of the images' files the headers are read, and the request has no
+            images.
 
     Raises InputError where the template refuses the messages.
     """
@@ -121,10 +129,13 @@ def request_for(model: ChatModel, conversation: Conversation) -> Request:
     if conversation.images:
         _check_images(model, conversation, ways)
         expansion = Expansion(model, conversation.images)
-    rewrite = None if expansion is None else expansion.text
-    ids = _rendered(model, conversation, ways, given, rewrite) if template else _without_template(model, conversation)
-    if expansion is not None:
-        ids, images = expansion.prompt(ids)
+    if not template:
+        ids = _without_template(model, conversation)
+    elif expansion is None:
+        ids = _rendered(model, conversation, ways, given, None)
+    else:
+        ids = _with_places(model, conversation, ways, given, expansion.text)
+        ids, images = expansion.prompt(ids, counting=counting)
     made = thinking_request(
         model,
         ids,
@@ -158,6 +169,23 @@ def _check_images(model: ChatModel, conversation: Conversation, ways: Ways) -> N
     calls = conversation.may_call or any(m["role"] == "tool" or m.get("tool_calls") for m in conversation.messages)
     if calls and not (ways.known and ways.lists and ways.repeats):
         raise InputError("the model's chat template has no tools, and images cannot be combined with tools in words")
+
+
+def _with_places(
+    model: ChatModel,
+    conversation: Conversation,
+    ways: Ways,
+    given: Sequence[Function],
+    rewrite: Callable[[str], str],
+) -> list[int]:
+    """The prompt with a place for each image; those of results are moved if the template does not write them."""
+    check_spelled(model, [conversation.messages, conversation.begun])
+    if any(m["role"] == "tool" and isinstance(m["content"], list) for m in conversation.messages):
+        if not ways.gathers:
+            with suppress(InputError, ModelFormatError):
+                return _rendered(model, conversation, ways, given, rewrite)
+        conversation = replace(conversation, messages=behind_results(conversation.messages))
+    return _rendered(model, conversation, ways, given, rewrite)
 
 
 def _parser(conversation: Conversation, style: Style) -> Parser:

@@ -14,12 +14,13 @@ from ipex_lookahead.conversation.calls.base import Call
 from ipex_lookahead.conversation.request import Conversation, Form, Message
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.conversation import FUNCTION, decided, functions_of, prepare, text_of, thinking_variables
+from ipex_lookahead.serving.conversation import FUNCTION, decided, functions_of, prepared, text_of, thinking_variables
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, identity_of, openai_head
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
 from ipex_lookahead.serving.logprobs import chat_logprobs, draft_trace, token_ids
+from ipex_lookahead.serving.pictures import Pictures, content_of
 from ipex_lookahead.serving.sampling import BUDGET, EFFORT, MINUS_ONE, VERBOSITY, Budget, Most, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.structured import schema_form
@@ -34,7 +35,10 @@ class ChatMessage(Body):
 
     handed_back: ClassVar[bool] = True
     role: Literal["system", "developer", "user", "assistant", "tool", "function"] = required("the speaker")
-    content: str | list[dict[str, Any]] | None = supported("text, or parts of the type text")
+    content: str | list[dict[str, Any]] | None = supported(
+        "text, or parts of the types text and, in messages of the user and in results of tools, `image_url`: a `data:`"
+        " URL, or one of an allowed host; `detail`: low, high or auto"
+    )
     name: str | None = supported("given to the chat template")
     tool_calls: list[dict[str, Any]] | None = supported("calls that the assistant made")
     tool_call_id: str | None = supported("id of the call with this result")
@@ -138,7 +142,8 @@ class ChatRequest(Sampled):
             only(tool.function, FUNCTION, f"tools.{at}.function.")
         functions = functions_of([tool.function for tool in self.tools or ()], limits)
         choice, allowed = decided(self.tool_choice, functions, nested=True)
-        messages = [_message(message, at) for at, message in enumerate(self.messages)]
+        pictures = Pictures(limits)
+        messages = [_message(message, at, pictures) for at, message in enumerate(self.messages)]
         begun, answered = self._begun(messages)
         one_call = self.parallel_tool_calls is False
         conversation = Conversation(
@@ -153,6 +158,7 @@ class ChatRequest(Sampled):
             answered,
             bool(self.echo),
             self.thinking_budget if self.reasoning_budget is None else self.reasoning_budget,
+            images=pictures.found,
         )
         self.check_end(constrained=conversation.form is not None or conversation.may_call)
         return conversation
@@ -216,10 +222,11 @@ class ChatRequest(Sampled):
         return {**of_effort, **given, **own}
 
 
-def _message(message: ChatMessage, at: int) -> Message:
-    """A message as chat templates take it."""
+def _message(message: ChatMessage, at: int, pictures: Pictures) -> Message:
+    """A message as chat templates take it; its images are added to ``pictures``."""
     role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
-    found: Message = {"role": role, "content": text_of(message.content, f"messages.{at}.content")}
+    may = pictures if role in ("user", "tool") else None
+    found: Message = {"role": role, "content": content_of(message.content, f"messages.{at}.content", may)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
@@ -249,16 +256,14 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     conversation, count, alternatives = body.to_conversation(limits), body.answers(limits), body.alternatives(limits)
     options = body.options(served, limits)
     likely = text_of(body.prediction.content, "prediction.content") if body.prediction else ""
-    prepared = await server.prepared(request, lambda: prepare(served, conversation))
+    made = await prepared(request, conversation)
     if likely:
         options["prediction"] = await server.prepare(lambda: served.encode(likely))
     requested = body.max_completion_tokens or body.max_tokens
-    params = body.params(served, len(prepared.prompt), requested, stops(body.stop, limits))
+    params = body.params(served, len(made.prompt), requested, stops(body.stop, limits))
     options |= {**identity_of(request, body.cache_salt), "top_logprobs": alternatives}
     options["silent_too"] = bool(body.return_token_ids)
-    answers = server.start(
-        [replace(prepared, params=params, sequence=i, **options) for i in range(count)], body.id_slot
-    )
+    answers = server.start([replace(made, params=params, sequence=i, **options) for i in range(count)], body.id_slot)
     writer = _Writer(server, served, body, answers, conversation.begun if conversation.echo else "")
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 

@@ -2,28 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.conversation.calls.base import Function
 from ipex_lookahead.conversation.request import Conversation, choice_of, function_of, request_for
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.runtime.request import Request
-from ipex_lookahead.serving.failures import ApiError, refused
+from ipex_lookahead.serving.failures import ApiError, from_ours, refused
+from ipex_lookahead.serving.handling import server_of
 from ipex_lookahead.serving.limits import Limits
+from ipex_lookahead.serving.pictures import content_of, read_files
 from ipex_lookahead.serving.server import Served
 from ipex_lookahead.serving.structured import bounded
 
+if TYPE_CHECKING:
+    from fastapi import Request as HttpRequest
 
-def prepare(served: Served, conversation: Conversation) -> Request:
+
+async def prepared(
+    request: HttpRequest, conversation: Conversation, build: Callable[[Served, Conversation], Request] | None = None
+) -> Request:
+    """Prepare an answer: read its images, render and tokenize it, and compile its grammar.
+
+    Args:
+        request: the request.
+        conversation: as checked.
+        build: makes the request; None: :func:`prepare`.
+
+    Raises:
+        ApiError: a message that cannot be answered.
+        ClientGoneError: the client left.
+    """
+    made = await _built(request, conversation, build or prepare)
+    if made.constraint is not None:
+        made.grammar = await server_of(request).compile(request, made.constraint)
+    return made
+
+
+async def counted(request: HttpRequest, conversation: Conversation) -> Sequence[int]:
+    """Return the tokens of a prompt; images are not decoded. Raises as :func:`prepared`."""
+    return (await _built(request, conversation, partial(prepare, counting=True))).prompt
+
+
+async def _built(
+    request: HttpRequest, conversation: Conversation, build: Callable[[Served, Conversation], Request]
+) -> Request:
+    server = server_of(request)
+    served = server.served
+    if not conversation.images:
+        return await server.prepare(lambda: build(served, conversation))
+    try:
+        served.check_images()
+    except InputError as error:
+        place = getattr(conversation.images[0], "place", "")
+        named = from_ours(error)
+        raise ApiError(400, f"{place}: {named.message}", param=place or None, code="unsupported_value") from None
+    await read_files(conversation.images, server.settings.image_hosts, server.limits)
+    made = await server.with_images(request, lambda: build(served, conversation))
+    server.metrics.seen(made.images)
+    return made
+
+
+def prepare(served: Served, conversation: Conversation, *, counting: bool = False) -> Request:
     """Return :func:`~ipex_lookahead.conversation.request.request_for` of texts that may fit the context.
 
     Raises ContextLengthError for texts that cannot, and InputError where the template refuses the messages.
     """
     served.check_length([*conversation.messages, *conversation.functions, conversation.begun])
     _check_answered(served, conversation.answered)
-    return request_for(served, conversation)
+    return request_for(served, conversation, counting=counting)
 
 
 def _check_answered(served: Served, ids: Sequence[int]) -> None:
@@ -38,7 +88,8 @@ def _check_answered(served: Served, ids: Sequence[int]) -> None:
 def fitted(served: Served, conversation: Conversation, requested: int | None) -> Request:
     """As :func:`prepare`, without the oldest messages where the prompt leaves no room for the answer.
 
-    What is left begins with a message of the user's, so that no result is without its call; system messages stay.
+    What is left begins with a message of the user's, so that no result is without its call; system messages stay. The
+    images of dropped messages are dropped, and decoded neither.
 
     Args:
         served: the model.
@@ -54,27 +105,38 @@ def fitted(served: Served, conversation: Conversation, requested: int | None) ->
     rest = [message for message in conversation.messages if message["role"] != "system"]
     begins = [0, *(at for at, message in enumerate(rest) if at and message["role"] == "user")]
 
+    def shortened(number: int) -> Conversation:
+        if number == 0:
+            return conversation
+        dropped = sum(map(_images_in, rest[: begins[number]]))
+        messages = [*first, *rest[begins[number] :]]
+        return replace(conversation, messages=messages, images=conversation.images[dropped:])
+
     def of(number: int) -> Request | None:
-        messages = conversation.messages if number == 0 else [*first, *rest[begins[number] :]]
         try:
-            made = prepare(served, replace(conversation, messages=messages))
+            made = prepare(served, shortened(number), counting=bool(conversation.images))
         except ContextLengthError:
             if number == len(begins) - 1:
                 raise
             return None
         return made if len(made.prompt) + room <= context or number == len(begins) - 1 else None
 
-    found, low, high = of(0), 1, len(begins) - 1
+    found, low, high, chosen = of(0), 1, len(begins) - 1, 0
     while found is None:  # the longest that fits, by halves: the last one always ends it
         middle = (low + high) // 2
         made = of(middle)
         if made is None:
             low = middle + 1
         elif middle == low:
-            found = made
+            found, chosen = made, middle
         else:
             high = middle
-    return found
+    return prepare(served, shortened(chosen)) if conversation.images else found
+
+
+def _images_in(message: Mapping[str, Any]) -> int:
+    content = message.get("content")
+    return sum(part["type"] == "image" for part in content) if isinstance(content, list) else 0
 
 
 def functions_of(
@@ -168,20 +230,7 @@ def thinking_variables(effort: str | None, verbosity: str | None) -> dict[str, A
 
 
 def text_of(content: Any, param: str) -> str:
-    """The text of a message's content: a string, null, or a list of parts that are text."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
-        raise refused(param, "it must be a text, or a list of parts")
-    texts = []
-    for at, part in enumerate(content):
-        kind = part.get("type")
-        if kind not in ("text", "input_text", "output_text", "refusal"):
-            raise refused(f"{param}.{at}.type", f"{kind!r} is not supported here; the model takes text")
-        text = part.get("refusal" if kind == "refusal" else "text")
-        if not isinstance(text, str):
-            raise refused(f"{param}.{at}.text", "it must be a string")
-        texts.append(text)
-    return "".join(texts)
+    """The text of a content without images. Raises ApiError for others."""
+    found = content_of(content, param)
+    assert isinstance(found, str)
+    return found

@@ -6,7 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ipex_lookahead.errors import ContextLengthError, InputError, LookaheadError, QueueFullError, in_python
+from ipex_lookahead.errors import (
+    ContextLengthError,
+    InputError,
+    LookaheadError,
+    MissingPackageError,
+    QueueFullError,
+    in_python,
+)
 
 KINDS = {
     400: "invalid_request_error",
@@ -106,4 +113,6 @@ def from_ours(error: LookaheadError) -> ApiError:
         return ApiError(400, message, code="context_length_exceeded", too_long=lengths)
     if isinstance(error, InputError):
         return ApiError(400, message, param=FIELDS.get(error.argument, error.argument) or None)
+    if isinstance(error, MissingPackageError):
+        return ApiError(501, message, code="missing_package")
     return ApiError(500, message)

@@ -116,7 +116,9 @@ class Gate:
 
     def _limits(self, scope: Scope) -> Limits:
         limits = self._server.limits
-        return replace(limits, body_bytes=limits.pdf_bytes) if scope["path"] == FILES else limits
+        if scope["path"] == FILES:
+            return replace(limits, body_bytes=limits.pdf_bytes)
+        return replace(limits, body_bytes=limits.image_body_bytes) if self._server.takes_images else limits
 
     def _owner_in_front(self, headers: Headers) -> str:
         """Return the owner of the key that the server in front of this worker has checked."""

@@ -14,6 +14,10 @@ class Limits:
 
     Attributes:
         body_bytes: of a request.
+        image_body_bytes: the same for a model that takes images.
+        images, images_bytes: of one request, and the bytes of all of their files.
+        reading_images, all_reading_images: requests with images that are read and resized at the same time, of one key
+            and of all; others wait.
         answers: ``n``.
         answers_of_prompts: prompts times ``n`` of a completion.
         answers_at_once: of one request; its others wait for these.
@@ -34,6 +38,7 @@ class Limits:
         repetitions: of a part of a pattern or grammar (``{1,1000}``).
         tools: functions of a request.
         remembered_bytes, all_remembered_bytes: memory for the responses that later ones name, of one key and of all.
+        image_remembered_bytes, all_image_remembered_bytes: the same for a model that takes images.
         rendered_characters: of one text that the page has rendered.
         pdf_bytes, pdf_pages, pdf_characters: of one PDF file that the page attaches, and of its text.
         pdf_seconds, pdf_memory: processor time and bytes of memory of the process that reads it.
@@ -52,6 +57,11 @@ class Limits:
     """
 
     body_bytes: int = 8 << 20
+    image_body_bytes: int = 64 << 20
+    images: int = 64
+    images_bytes: int = 64 << 20
+    reading_images: int = 2
+    all_reading_images: int = 4
     answers: int = 16
     answers_of_prompts: int = 256
     answers_at_once: int = 16
@@ -74,6 +84,8 @@ class Limits:
     tools: int = 128
     remembered_bytes: int = 16 << 20
     all_remembered_bytes: int = 64 << 20
+    image_remembered_bytes: int = 64 << 20
+    all_image_remembered_bytes: int = 256 << 20
     rendered_characters: int = 60_000
     pdf_bytes: int = 24 << 20
     pdf_pages: int = 1000

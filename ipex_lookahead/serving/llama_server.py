@@ -175,7 +175,7 @@ async def props(request: HttpRequest) -> dict[str, Any]:
         "total_slots": served.service.slots,
         "model_alias": server.settings.names[0],
         "model_path": server.settings.names[0],
-        "modalities": {"vision": False, "audio": False},
+        "modalities": {"vision": served.sees, "audio": False},
         "chat_template": served.template,
         **{name: "" if i is None else spelled(i, served.tokens) for name, i in ends.items()},
         "build_info": f"ipex-lookahead {__version__}",

@@ -12,6 +12,7 @@ from ipex_lookahead.conversation.thinking import has_switch
 from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.purposes import TEXT
 from ipex_lookahead.serving.server import Server
+from ipex_lookahead.vision.images import ImageLimits
 
 State = Literal["unloaded", "downloading", "loading", "ready", "draining", "failed"]
 _REPORTED = ("engine", "isa", "threads", "low_bit", "kv_cache", "weight_bytes", "kv_bytes_per_token", "row_invariant")
@@ -186,6 +187,17 @@ class OneModel:
         return FixedEntry(name, facts["meta"].get("weight_bytes", 0), facts, purpose=self._server.purpose)
 
 
+def image_limits(server: Server) -> dict[str, int]:
+    """Return the limits on the images of a request."""
+    own, limits = ImageLimits(), server.limits
+    return {
+        "count": min(own.count, limits.images),
+        "bytes": own.bytes,
+        "pixels": own.pixels,
+        "body_bytes": limits.image_body_bytes,
+    }
+
+
 def facts_of(server: Server, name: str) -> dict[str, Any]:
     """Return the object of a loaded model in ``/v1/models``."""
     common = {
@@ -212,6 +224,7 @@ def facts_of(server: Server, name: str) -> dict[str, Any]:
             "special_tokens_in_content": "text" if served.keeps_content_apart else "control tokens",
             "sampling": served.sampling,
             "thinking_switch": has_switch(served.template),
+            "images": image_limits(server) if served.sees else None,
             **{fact: served.facts[fact] for fact in _REPORTED if fact in served.facts},
         },
     }

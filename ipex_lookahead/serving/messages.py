@@ -16,11 +16,12 @@ from ipex_lookahead.conversation.request import Conversation, Form, Message
 from ipex_lookahead.conversation.thinking import Thought
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.conversation import chosen, functions_of, prepare, text_of
+from ipex_lookahead.serving.conversation import chosen, counted, functions_of, prepared, text_of
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, identity_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
+from ipex_lookahead.serving.pictures import Content, Pictures, joined, put_text
 from ipex_lookahead.serving.sampling import LOOKAHEAD, MINUS_ONE, SALT, Most, Sampler, drafting, stops
 from ipex_lookahead.serving.sse import comments, event
 from ipex_lookahead.serving.structured import schema_form
@@ -45,7 +46,8 @@ class Turn(Body):
     role: Literal["user", "assistant", "system"] = required("the speaker")
     content: str | list[dict[str, Any]] = required(
         "text, or blocks of type text, tool_use or tool_result (with `tool_reference`: the tool's definition is put"
-        " there); thinking blocks are dropped"
+        " there), and of type image, with a source of type base64, or url for allowed hosts, also in results; thinking"
+        " blocks are dropped"
     )
 
 
@@ -91,10 +93,11 @@ class CountRequest(Body):
         loaded: dict[str, Function] = {}
         choice = self.tool_choice or {"type": "auto"}
         messages: list[Message] = []
+        pictures = Pictures(limits)
         if system := _system(self.system):
             messages.append({"role": "system", "content": system})
         for at, turn in enumerate(self.messages):
-            messages += _messages(turn, f"messages.{at}", deferred, loaded)
+            messages += _messages(turn, f"messages.{at}", deferred, loaded, pictures)
         open_ = [*functions, *loaded.values()]
         begun = ""
         if messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls"):
@@ -111,6 +114,7 @@ class CountRequest(Body):
             begun=begun,
             think_budget=self._budget(),
             loaded=list(loaded.values()),
+            images=pictures.found,
         )
 
     def _variables(self) -> dict[str, Any]:
@@ -190,14 +194,19 @@ def _system(given: str | list[dict[str, Any]] | None) -> str:
     return text.partition("\n")[2] if text.startswith(_BILLING) else text
 
 
-def _result(content: Any, param: str, deferred: Mapping[str, Function], loaded: dict[str, Function]) -> str:
-    """The text of a tool's result. A tool that it refers to becomes its definition, and one of ``loaded``."""
+def _result(
+    content: Any, param: str, deferred: Mapping[str, Function], loaded: dict[str, Function], pictures: Pictures
+) -> Content:
+    """The content of a tool's result. A tool that it refers to becomes its definition, and one of ``loaded``."""
     if not isinstance(content, list):
         return text_of(content, param)
-    texts = []
+    parts: list[dict[str, Any]] = []
     for at, part in enumerate(content):
+        if isinstance(part, dict) and part.get("type") == "image":
+            parts.append(pictures.part(part, f"{param}.{at}"))
+            continue
         if not isinstance(part, dict) or part.get("type") != "tool_reference":
-            texts.append(text_of([part], param))
+            put_text(parts, text_of([part], param))
             continue
         name = part.get("tool_name")
         if not isinstance(name, str):
@@ -205,46 +214,50 @@ def _result(content: Any, param: str, deferred: Mapping[str, Function], loaded: 
         if name in deferred:
             loaded[name] = deferred[name]
             given = {key: deferred[name][key] for key in ("name", "description", "parameters") if key in deferred[name]}
-            texts.append(f"<tool>{as_json({'type': 'function', 'function': given})}</tool>\n")
+            put_text(parts, f"<tool>{as_json({'type': 'function', 'function': given})}</tool>\n")
         else:  # one that the prompt lists already, or that is gone
-            texts.append(f"<tool>{name}</tool>\n")
-    return "".join(texts)
+            put_text(parts, f"<tool>{name}</tool>\n")
+    return joined(parts)
 
 
-def _messages(turn: Turn, param: str, deferred: Mapping[str, Function], loaded: dict[str, Function]) -> list[Message]:
+def _messages(
+    turn: Turn, param: str, deferred: Mapping[str, Function], loaded: dict[str, Function], pictures: Pictures
+) -> list[Message]:
     """A turn as the messages of chat templates: results of tools are messages of their own, before the user's text."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results: list[Message] = []
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
-    for at, block in enumerate(turn.content):
+    # Images are in the order of messages.
+    blocks = sorted(enumerate(turn.content), key=lambda one: one[1].get("type") != "tool_result")
+    for at, block in blocks:
         place, kind = f"{param}.content.{at}", block.get("type")
         if kind == "text":
-            texts.append(text_of([block], place))
+            put_text(parts, text_of([block], place), "\n")
+        elif kind == "image" and turn.role == "user":
+            parts.append(pictures.part(block, place))
         elif kind == "tool_use" and turn.role == "assistant":
             if not isinstance(block.get("name"), str) or not isinstance(block.get("input"), dict):
                 raise refused(place, "tool_use needs a name, and an object as input")
             function = {"name": block["name"], "arguments": as_json(block["input"])}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result" and turn.role == "user":
-            content = _result(block.get("content"), f"{place}.content", deferred, loaded)
+            content = _result(block.get("content"), f"{place}.content", deferred, loaded, pictures)
             results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
         elif kind not in _DROPPED:
             raise refused(f"{place}.type", f"{kind!r} is not supported in a turn of the {turn.role}'s")
-    said: Message = {"role": turn.role, "content": "\n".join(texts)}
+    said: Message = {"role": turn.role, "content": joined(parts)}
     if calls:
         said["tool_calls"] = calls
-    return results + ([said] if texts or calls or not results else [])
+    return results + ([said] if parts or calls or not results else [])
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountRequest) -> dict[str, int]:
     """How many tokens a conversation has."""
-    server, served = checked(request, body, body.model)
-    conversation = body.to_conversation(server.limits)
-    prepared = await server.prepare(lambda: prepare(served, conversation))
-    return {"input_tokens": len(prepared.prompt)}
+    server, _ = checked(request, body, body.model)
+    return {"input_tokens": len(await counted(request, body.to_conversation(server.limits)))}
 
 
 @router.post("/v1/messages")
@@ -256,10 +269,10 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
     options = {**drafting(body.lookahead), **body.processors(served, server.limits)}
     options |= identity_of(request, body.cache_salt)
     stop = stops(body.stop_sequences, server.limits, "stop_sequences")
-    prepared = await server.prepared(request, lambda: prepare(served, conversation))
-    params = body.params(served, len(prepared.prompt), body.max_tokens, stop)
-    answers = server.start([replace(prepared, params=params, **options)])
-    writer = _Writer(body.model or server.settings.names[0], len(prepared.prompt), answers, body.stop_sequences or ())
+    made = await prepared(request, conversation)
+    params = body.params(served, len(made.prompt), body.max_tokens, stop)
+    answers = server.start([replace(made, params=params, **options)])
+    writer = _Writer(body.model or server.settings.names[0], len(made.prompt), answers, body.stop_sequences or ())
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
 

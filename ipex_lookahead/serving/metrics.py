@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -13,6 +13,7 @@ from ipex_lookahead.decoding.stats import GenerationStats
 from ipex_lookahead.serving.usage import cached
 
 if TYPE_CHECKING:
+    from ipex_lookahead.engines.images import PromptImage
     from ipex_lookahead.runtime.service import Service
 
 PREFIX = "ipex_lookahead"
@@ -62,6 +63,8 @@ class Metrics(HttpMetrics):
         self._ended = Counter("request_success", "Answers by finish reason.", ["finished_reason"], **made)
         self._prompt = Counter("prompt_tokens", "Prompt tokens, including cached ones.", **made)
         self._cached = Counter("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", **made)
+        self._images = Counter("images", "Images in prompts.", **made)
+        self._image_tokens = Counter("image_tokens", "Prompt tokens of images, including cached ones.", **made)
         self._generated = Counter("generation_tokens", "Tokens generated.", **made)
         self._drafted = Counter("spec_decode_num_draft_tokens", "Draft tokens verified.", ["source"], **made)
         self._accepted = Counter("spec_decode_num_accepted_tokens", "Those of them accepted.", ["source"], **made)
@@ -90,6 +93,11 @@ class Metrics(HttpMetrics):
     def watch(self, service: Service) -> None:
         """Show a service's own figures from now on."""
         self.collect(_ServiceFigures(service))
+
+    def seen(self, images: Sequence[PromptImage]) -> None:
+        """A request with images was prepared."""
+        self._images.inc(len(images))
+        self._image_tokens.inc(sum(one.count for one in images))
 
     def answered(self, stats: GenerationStats, reason: str) -> None:
         """An answer ended."""

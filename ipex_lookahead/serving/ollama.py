@@ -24,11 +24,12 @@ from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.conversation import FUNCTION, functions_of, prepare
+from ipex_lookahead.serving.conversation import FUNCTION, functions_of, prepared
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, identity_of, server_of
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
+from ipex_lookahead.serving.pictures import Content, Pictures
 from ipex_lookahead.serving.purposes import TEXT
 from ipex_lookahead.serving.sampling import LOOKAHEAD, SALT, Sampler, drafting, stops
 from ipex_lookahead.serving.server import Served, Server
@@ -90,7 +91,7 @@ class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"] = required("the speaker")
     content: str | None = supported("text")
     thinking: str | None = supported("given to the chat template")
-    images: Any = refused_unless("only text is supported", [])
+    images: list[str] | None = supported("images before the text, in base64; for roles user and tool")
     tool_calls: list[dict[str, Any]] | None = supported("calls that the assistant made")
     tool_name: str | None = supported("name of the function with this result")
 
@@ -153,9 +154,11 @@ class OllamaChat(OllamaRequest):
         for at, tool in enumerate(self.tools or ()):
             only(tool.function, FUNCTION, f"tools.{at}.function.")
         functions = functions_of([tool.function for tool in self.tools or ()], limits)
-        messages = [_message(message, at) for at, message in enumerate(self.messages or ())]
+        pictures = Pictures(limits)
+        messages = [_message(message, at, pictures) for at, message in enumerate(self.messages or ())]
         choice = "auto" if functions else "none"
-        return Conversation(messages, functions, choice, form=self.form(limits), variables=self.variables())
+        form, images = self.form(limits), pictures.found
+        return Conversation(messages, functions, choice, form=form, variables=self.variables(), images=images)
 
 
 class OllamaGenerate(OllamaRequest):
@@ -165,15 +168,18 @@ class OllamaGenerate(OllamaRequest):
     system: str | None = supported("the system prompt")
     raw: bool | None = supported("true: continue the text without the chat template")
     suffix: str | None = supported("the text after the gap, for models with fill-in-the-middle tokens; 400 for others")
-    images: Any = refused_unless("only text is supported", [])
+    images: list[str] | None = supported("images before the text, in base64; not with `raw` and `suffix`")
     template: Any = refused_unless("the model's chat template is always used", "")
     context: Any = refused_unless("use `/api/chat` with the whole conversation", [])
 
     def to_conversation(self, limits: Limits) -> Conversation:
         """The text as a conversation."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        messages: list[Message] = [*system, {"role": "user", "content": self.prompt}]
-        return Conversation(messages, choice="none", form=self.form(limits), variables=self.variables())
+        pictures = Pictures(limits)
+        content = _content(self.prompt or "", self.images, "images", pictures)
+        messages: list[Message] = [*system, {"role": "user", "content": content}]
+        form, images = self.form(limits), pictures.found
+        return Conversation(messages, choice="none", form=form, variables=self.variables(), images=images)
 
 
 class Named(Body):
@@ -184,9 +190,20 @@ class Named(Body):
     verbose: Any = no_effect("all details are always returned")
 
 
-def _message(message: OllamaMessage, at: int) -> Message:
-    """A message as chat templates take it."""
-    found: Message = {"role": message.role, "content": message.content or ""}
+def _content(text: str, images: Sequence[str] | None, place: str, pictures: Pictures) -> Content:
+    """Return a text behind its images."""
+    if not images:
+        return text
+    parts = [pictures.add(one, f"{place}.{at}", is_url=one.startswith("data:")) for at, one in enumerate(images)]
+    return [*parts, {"type": "text", "text": text}] if text else parts
+
+
+def _message(message: OllamaMessage, at: int, pictures: Pictures) -> Message:
+    """A message as chat templates take it; its images are added to ``pictures``."""
+    if message.images and message.role not in ("user", "tool"):
+        raise refused(f"messages.{at}.images", f"a message of the role {message.role!r} has no images; move them")
+    content = _content(message.content or "", message.images, f"messages.{at}.images", pictures)
+    found: Message = {"role": message.role, "content": content}
     if message.thinking is not None:
         found["reasoning_content"] = message.thinking
     if message.tool_name is not None:
@@ -213,13 +230,13 @@ def _checked(request: HttpRequest, body: Body, name: str | None) -> tuple[Server
 @router.post("/api/chat")
 async def chat(request: HttpRequest, body: OllamaChat) -> Response:
     """Go on with a conversation."""
-    server, served = _checked(request, body, body.model)
+    server, _ = _checked(request, body, body.model)
     if not body.messages:
         return _loaded(body, {"message": {"role": "assistant", "content": ""}})
     conversation = body.to_conversation(server.limits)
-    prepared = await server.prepared(request, lambda: prepare(served, conversation))
+    made = await prepared(request, conversation)
     constrained = conversation.form is not None or conversation.may_call
-    return await _answered(request, body, prepared, chat=True, constrained=constrained)
+    return await _answered(request, body, made, chat=True, constrained=constrained)
 
 
 @router.post("/api/generate")
@@ -228,12 +245,15 @@ async def generate(request: HttpRequest, body: OllamaGenerate) -> Response:
     server, served = _checked(request, body, body.model)
     if not body.prompt and not body.suffix:
         return _loaded(body, {"response": ""})
+    if body.images and (body.raw or body.suffix):
+        other = "raw" if body.raw else "suffix"
+        raise refused("images", f"{other} uses no chat template, which places the images; leave one of them out")
     if body.suffix and not body.raw:
         return await _filled_in(request, body, server, served)
     if not body.raw:
         conversation = body.to_conversation(server.limits)
-        prepared = await server.prepared(request, lambda: prepare(served, conversation))
-        return await _answered(request, body, prepared, chat=False, constrained=conversation.form is not None)
+        made = await prepared(request, conversation)
+        return await _answered(request, body, made, chat=False, constrained=conversation.form is not None)
     if body.suffix:
         raise refused("suffix", "with raw the prompt is the whole text; leave one of them out")
     text, form = body.prompt or "", body.form(server.limits)
@@ -249,14 +269,14 @@ async def _filled_in(request: HttpRequest, body: OllamaGenerate, server: Server,
     before, behind, form = body.prompt or "", body.suffix or "", body.form(server.limits)
     ids, ends = await server.prepare(lambda: served.filled_in("suffix", before, behind))
     grammar = None if form is None else await server.compile(request, lambda grammars: grammar_of(grammars, form))
-    prepared = Request(ids, grammar=grammar)
-    return await _answered(request, body, prepared, chat=False, constrained=form is not None, ends=ends)
+    made = Request(ids, grammar=grammar)
+    return await _answered(request, body, made, chat=False, constrained=form is not None, ends=ends)
 
 
 async def _answered(
     request: HttpRequest,
     body: OllamaRequest,
-    prepared: Request,
+    made: Request,
     *,
     chat: bool,
     constrained: bool,
@@ -265,10 +285,10 @@ async def _answered(
     server, sampler = server_of(request), body.options or Options()
     served = server.served
     sampler.check_end(constrained=constrained)
-    params = sampler.made(served, len(prepared.prompt), server.limits, ends)
+    params = sampler.made(served, len(made.prompt), server.limits, ends)
     options = {**drafting(body.lookahead), **sampler.processors(served, server.limits)}
     options |= identity_of(request, body.cache_salt)
-    answers = server.start([replace(prepared, params=params, **options)])
+    answers = server.start([replace(made, params=params, **options)])
     writer = _Writer(body.model, answers, chat=chat)
     return await answer(request, server, answers, writer, stream=body.stream is not False, kind="application/x-ndjson")
 
@@ -361,6 +381,7 @@ async def show(request: HttpRequest, body: Named) -> dict[str, Any]:
     architecture = _architecture(served)
     capabilities = ["completion", *(["tools"] if served.template else [])]  # in words where the template has none
     capabilities += ["insert"] if served.fill_in is not None else []
+    capabilities += ["vision"] if served.sees else []
     sampling = "\n".join(f"{name} {value}" for name, value in served.sampling.items() if value is not None)
     return {
         "modelfile": "",

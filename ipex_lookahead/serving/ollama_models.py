@@ -219,6 +219,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
     config = {} if files is None else files.config()
     family = str(config.get("model_type") or "unknown")
     context = entry.facts.get("max_model_len") or config.get("max_position_embeddings")
+    seeing = ["vision"] if entry.facts.get("meta", {}).get("images") else []
     return {
         "modelfile": "",
         "parameters": "",
@@ -229,7 +230,7 @@ def _shown(entry: Entry) -> dict[str, Any]:
             f"{family}.context_length": context,
             f"{family}.vocab_size": config.get("vocab_size"),
         },
-        "capabilities": ["completion", "tools"] if entry.purpose in ("", TEXT) else [entry.purpose],
+        "capabilities": [*(["completion", "tools"] if entry.purpose in ("", TEXT) else [entry.purpose]), *seeing],
         "modified_at": when(STARTED if files is None else files.modified),
     }
 

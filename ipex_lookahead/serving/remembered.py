@@ -45,6 +45,10 @@ class Remembered:
         self._places: dict[tuple[str, str, str], tuple[str, int]] = {}  # item -> response, place from the end
         self._sizes: dict[str, int] = {}
 
+    def resize(self, key_bytes: int, all_bytes: int) -> None:
+        """Set larger limits."""
+        self._key_bytes, self._all_bytes = key_bytes, all_bytes
+
     def keep(
         self,
         key: str,

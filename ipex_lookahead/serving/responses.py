@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -19,17 +20,18 @@ from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.conversation import (
+    counted,
     decided,
     fitted,
     functions_of,
-    prepare,
-    text_of,
+    prepared,
     thinking_variables,
 )
 from ipex_lookahead.serving.failures import ApiError, refused
 from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, identity_of, memory_of, now
 from ipex_lookahead.serving.limits import MOST_MESSAGES, Limits
+from ipex_lookahead.serving.pictures import Pictures, content_of
 from ipex_lookahead.serving.remembered import Item, Remembered
 from ipex_lookahead.serving.sampling import EFFORT, LOOKAHEAD, MINUS_ONE, SALT, VERBOSITY, Most, Sampler, drafting
 from ipex_lookahead.serving.server import Server
@@ -72,7 +74,8 @@ class ResponsesRequest(Sampler):
 
     model: str | None = supported("a name of `/v1/models`; default: the served model; 404 for other names")
     input: str | Annotated[list[dict[str, Any]], Field(max_length=MOST_MESSAGES)] = required(
-        "text, or a list of message, function_call, function_call_output and item_reference items"
+        "text, or a list of message, function_call, function_call_output and item_reference items; messages of the user"
+        " and outputs may have `input_image` parts: a `data:` URL, or one of an allowed host; `detail`: low, high, auto"
     )
     instructions: str | None = supported("the system prompt")
     max_output_tokens: Most | None = supported(
@@ -146,16 +149,18 @@ class ResponsesRequest(Sampler):
         messages: list[Message] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
+        pictures = Pictures(limits)
         before = len(items) - (1 if isinstance(self.input, str) else len(self.input))
         for at, item in enumerate(items):
-            _add(messages, item, f"input.{at - before}", toolbox)
+            _add(messages, item, f"input.{at - before}", toolbox, pictures)
         if not any(message["role"] != "system" for message in messages):
             raise refused("input", "there is nothing to respond to; give a text, or a message")
         functions = functions_of(toolbox.functions, limits, "parameters", toolbox.places)
         choice, allowed = decided(toolbox.choice(self.tool_choice), functions, nested=False)
         effort, verbosity = (self.reasoning or Reasoning()).effort, (self.text or TextConfig()).verbosity
         variables, one_call = thinking_variables(effort, verbosity), self.parallel_tool_calls is False
-        return Conversation(messages, functions, choice, one_call, self._form(limits), variables, allowed=allowed)
+        form, images = self._form(limits), pictures.found
+        return Conversation(messages, functions, choice, one_call, form, variables, allowed=allowed, images=images)
 
     def _form(self, limits: Limits) -> Form | None:
         wanted = (self.text.format if self.text else None) or {"type": "text"}
@@ -170,14 +175,15 @@ class ResponsesRequest(Sampler):
         return schema_form(wanted["schema"], limits, "text.format.schema")
 
 
-def _add(messages: list[Message], item: Mapping[str, Any], param: str, toolbox: Toolbox) -> None:
+def _add(messages: list[Message], item: Mapping[str, Any], param: str, toolbox: Toolbox, pictures: Pictures) -> None:
     """An item of the input, behind the messages so far; calls that follow each other are one message's."""
     kind = item.get("type", "message")
     if kind == "message":
         role = _ROLES.get(str(item.get("role")))
         if role is None:
             raise refused(f"{param}.role", f"{item.get('role')!r} is unknown; it must be one of {', '.join(_ROLES)}")
-        messages.append({"role": role, "content": text_of(item.get("content"), f"{param}.content")})
+        content = content_of(item.get("content"), f"{param}.content", pictures if role == "user" else None)
+        messages.append({"role": role, "content": content})
     elif kind in ("function_call", "custom_tool_call"):
         field, default = ("arguments", "{}") if kind == "function_call" else ("input", "")
         given = item.get(field, default)
@@ -192,7 +198,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], param: str, toolbox: 
         else:
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
     elif kind in ("function_call_output", "custom_tool_call_output"):
-        content = text_of(item.get("output"), f"{param}.output")
+        content = content_of(item.get("output"), f"{param}.output", pictures)
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
     elif kind not in _DROPPED:
         raise refused(f"{param}.type", f"{kind!r} is not supported here")
@@ -210,12 +216,10 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     body.check_end(constrained=conversation.form is not None or conversation.may_call)
     options = {**drafting(body.lookahead), **body.processors(served, server.limits)}
     options |= identity_of(request, body.cache_salt)
-    if body.truncation == "auto":
-        prepared = await server.prepared(request, lambda: fitted(served, conversation, body.max_output_tokens))
-    else:
-        prepared = await server.prepared(request, lambda: prepare(served, conversation))
-    params = served.model.resolved(body.params(served, len(prepared.prompt), body.max_output_tokens))
-    answers = server.start([replace(prepared, params=params, **options)])
+    build = partial(fitted, requested=body.max_output_tokens) if body.truncation == "auto" else None
+    made = await prepared(request, conversation, build)
+    params = served.model.resolved(body.params(served, len(made.prompt), body.max_output_tokens))
+    answers = server.start([replace(made, params=params, **options)])
 
     def keep(response: Mapping[str, Any]) -> None:
         if body.store is not False:
@@ -225,6 +229,17 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
 
     writer = _Writer(server, body, params, answers, toolbox, keep)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
+
+
+@router.post("/v1/responses/input_tokens")
+@router.post("/responses/input_tokens", include_in_schema=False)
+async def input_tokens(request: Request, body: ResponsesRequest) -> dict[str, Any]:
+    """How many tokens the prompt of a response has."""
+    server, _ = checked(request, body, body.model)
+    items, toolbox = body.items(server.remembered, memory_of(request, body.cache_salt)), Toolbox(body.tools or ())
+    request.scope["ignored"] += toolbox.left_out
+    prompt = await counted(request, body.to_conversation(server.limits, items, toolbox))
+    return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
 
 class _Writer(BlockWriter):

@@ -32,6 +32,7 @@ from ipex_lookahead.runtime.sampling_params import SamplingParams
 from ipex_lookahead.serving.answers import Answers, Mailbox
 from ipex_lookahead.serving.failures import ApiError, from_ours, refused
 from ipex_lookahead.serving.hosts import Hosts
+from ipex_lookahead.serving.image_hosts import ImageHosts
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.limits import Limits
 from ipex_lookahead.serving.metrics import Metrics
@@ -76,6 +77,7 @@ class Settings:
         think_budget: most tokens of thought in an answer to a request without a limit of its own; None: no limit.
         think_sentence: text that ends a thought there.
         slot_folder: folder of saved slots; None: slots are not saved.
+        image_hosts: downloads images with URLs.
         strict_model: whether programs that ask for one of Anthropic's models by name are refused, not answered.
     """
 
@@ -94,6 +96,7 @@ class Settings:
     think_budget: int | None = None
     think_sentence: str = ""
     slot_folder: Path | None = None
+    image_hosts: ImageHosts = field(default_factory=ImageHosts)
 
 
 class Served(ChatModel):
@@ -104,7 +107,6 @@ class Served(ChatModel):
         service: of that model.
 
     Attributes:
-        keeps_content_apart: whether control tokens that messages spell stay text.
         defaults: the model's own generation config, with the sampling recommended for it.
         sampling: of a request without such fields, by the fields' names.
     """
@@ -114,7 +116,6 @@ class Served(ChatModel):
         self.service = service
         if self.tokenizer.chat_template is not None:
             self.tokenizer.render_often()
-        self.keeps_content_apart = self.tokenizer.keeps_content_apart()
         self._longest = 0
         self.defaults: Mapping[str, Any] = model.generation_defaults
         self.facts: dict[str, Any] = model.engine.describe()
@@ -221,6 +222,8 @@ class Server:
         self._preparing: asyncio.Semaphore | None = None
         self._compiling: dict[str, asyncio.Semaphore] = {}
         self._compilers = ThreadPoolExecutor(self.limits.all_compiling, "grammar")
+        self._reading: dict[str, asyncio.Semaphore] = {}
+        self._readers = ThreadPoolExecutor(self.limits.all_reading_images, "images")
         self._mailbox: Mailbox | None = None
 
     def ready(self, model: TextModel, make_service: Callable[[TextModel], Service]) -> None:
@@ -234,6 +237,8 @@ class Server:
         served = Served(model, make_service(model))
         served.think_budget, served.think_sentence = self.settings.think_budget, self.settings.think_sentence
         served.warm()
+        if served.sees:
+            self.remembered.resize(self.limits.image_remembered_bytes, self.limits.all_image_remembered_bytes)
         if self.settings.slot_folder is not None:
             self.slots = Slots(served.service.slots, self.settings.slot_folder, self.limits.saved_slots)
         self.fingerprint, self._served = fingerprint, served
@@ -300,6 +305,11 @@ class Server:
         if self._embedder is None or self._embedder.purpose not in purposes:
             raise misdirected(self.settings.names[0], self.purpose, wanted)
         return self._embedder
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether requests may have images, and larger bodies."""
+        return self._served is not None and self._served.sees
 
     @property
     def names(self) -> list[str]:
@@ -376,7 +386,8 @@ class Server:
             self._served.close()
         if self._embedder is not None:
             self._embedder.close(drain)
-        self._compilers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._compilers, self._readers):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def prepare(self, work: Callable[[], Result]) -> Result:
         """Run work that takes its time (templates, tokenizers) in a thread, few at once.
@@ -402,6 +413,28 @@ class Server:
             made.grammar = await self.compile(request, made.constraint)
         return made
 
+    async def with_images(self, request: HttpRequest, work: Callable[[], Result]) -> Result:
+        """Run work that reads images in a thread: large images keep out no requests without.
+
+        It takes one of the slots of the request's key until it has ended, also if the client leaves.
+
+        Raises:
+            ApiError: an error of this package.
+            ClientGoneError: the client left.
+        """
+
+        def measured() -> Result:
+            began = time.perf_counter()
+            try:
+                return work()
+            finally:
+                if time.perf_counter() - began > _MUCH:
+                    _give_back()
+
+        owner = str(request.scope.get("owner", ""))
+        slot = self._reading.setdefault(owner, asyncio.Semaphore(self.limits.reading_images))
+        return await unless_gone(request.receive, self._run(slot, self._readers, measured))
+
     async def compile(self, request: HttpRequest, work: Callable[[Grammars], Result]) -> Result:
         """Run work that compiles grammars for a request; cached ones do not wait.
 
@@ -420,17 +453,24 @@ class Server:
 
     async def _in_slot(self, client: Client, work: Callable[[], Result]) -> Result:
         slot = self._compiling.setdefault(client.owner, asyncio.Semaphore(self.limits.compiling))
+        try:
+            return await self._run(slot, self._compilers, work)
+        except Cancelled:
+            raise ClientGoneError from None
+        except asyncio.CancelledError:
+            client.leave()
+            raise
+
+    async def _run(self, slot: asyncio.Semaphore, pool: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+        """Run work in a pool, and hold the slot until it has ended. Raises ApiError for errors of this package."""
         await slot.acquire()
-        done = asyncio.get_running_loop().run_in_executor(self._compilers, work)
+        done = asyncio.get_running_loop().run_in_executor(pool, work)
         done.add_done_callback(lambda _: slot.release())
         try:
             return await asyncio.shield(done)
         except LookaheadError as error:
             raise from_ours(error) from None
-        except Cancelled:
-            raise ClientGoneError from None
         except asyncio.CancelledError:
-            client.leave()
             done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # no caller waits for it
             raise
 

@@ -7,18 +7,19 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from ipex_lookahead.serving.body import JsonRoute
-from ipex_lookahead.serving.chat import ChatRequest
-from ipex_lookahead.serving.conversation import prepare
+from ipex_lookahead.serving.chat import ChatMessage, ChatRequest, Tool
+from ipex_lookahead.serving.conversation import counted
 from ipex_lookahead.serving.failures import refused
 from ipex_lookahead.serving.fields import Body, supported
 from ipex_lookahead.serving.handling import checked, server_of
+from ipex_lookahead.serving.limits import MOST_MESSAGES
 from ipex_lookahead.serving.logprobs import spelled
 
 router = APIRouter(route_class=JsonRoute)
 
 
 class TokenizeRequest(Body):
-    """A text, by vLLM's name or by llama.cpp's."""
+    """A text, by vLLM's name or by llama.cpp's, or a conversation (vLLM)."""
 
     model: str | None = supported("a name of `/v1/models`")
     prompt: str | None = supported("the text")
@@ -26,6 +27,19 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = supported("add the beginning-of-text token, if the model has one; default: true")
     add_special: bool | None = supported("llama.cpp's name of `add_special_tokens`")
     with_pieces: bool | None = supported("also return `pieces`, the text of each token")
+    messages: list[ChatMessage] | None = supported(
+        "a conversation in place of a text: the tokens of the prompt that `/v1/chat/completions` would build",
+        max_length=MOST_MESSAGES,
+    )
+    tools: list[Tool] | None = supported("with `messages`: as there")
+    chat_template_kwargs: dict[str, Any] | None = supported("with `messages`: as there")
+    add_generation_prompt: bool | None = supported("with `messages`: as there")
+    continue_final_message: bool | None = supported("with `messages`: as there")
+
+    def conversation(self) -> ChatRequest:
+        """Return the conversation as a request for chat."""
+        fields = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+        return ChatRequest(**{name: getattr(self, name) for name in fields})
 
 
 class DetokenizeRequest(Body):
@@ -40,10 +54,17 @@ async def tokenize(request: Request, body: TokenizeRequest) -> dict[str, Any]:
     """Text to ids."""
     server, served = checked(request, body, body.model)
     text = body.content if body.prompt is None else body.prompt
-    if text is None:
-        raise refused("prompt", "there is no text; give prompt, or content")
-    special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-    ids = await server.prepare(lambda: served.encode(text, special=special is not False))
+    if body.messages is not None:
+        if text is not None:
+            raise refused("messages", "there is a text too; give one of them")
+        if not body.messages:
+            raise refused("messages", "it is empty; give a message")
+        ids = list(await counted(request, body.conversation().to_conversation(server.limits)))
+    elif text is None:
+        raise refused("prompt", "there is no text; give prompt, content or messages")
+    else:
+        special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+        ids = await server.prepare(lambda: served.encode(text, special=special is not False))
     found: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": served.max_context}
     if body.with_pieces:
         found["pieces"] = [spelled(i, served.tokens) for i in ids]
@@ -65,10 +86,9 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> dict[str, Any
 async def apply_template(request: Request, body: ChatRequest) -> dict[str, Any]:
     """The prompt that `/v1/chat/completions` would build."""
     server, served = checked(request, body, body.model)
-    conversation = body.to_conversation(server.limits)
-    prepared = await server.prepare(lambda: prepare(served, conversation))
-    prompt = await server.prepare(lambda: served.tokenizer.decode(prepared.prompt))
-    return {"prompt": prompt, "tokens": prepared.prompt}
+    ids = list(await counted(request, body.to_conversation(server.limits)))
+    prompt = await server.prepare(lambda: served.tokenizer.decode(ids))
+    return {"prompt": prompt, "tokens": ids}
 
 
 @router.get("/tokenizer_info")

@@ -20,7 +20,7 @@ WRONG = [
     ("messages", {"messages": "Hi"}),
     ("messages.0.role", {"messages": [{"role": "robot", "content": "Hi"}]}),
     (
-        "messages.0.content.0.type",
+        "messages.0.content.0.image_url",
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
     ),
     ("messages.0.content.0.text", {"messages": [{"role": "user", "content": [{"type": "text", "text": 4}]}]}),

@@ -112,7 +112,7 @@ def test_a_schema_is_kept_to(client):
         ("input", {"input": []}),
         ("input.0.role", {"input": [{"role": "robot", "content": "x"}]}),
         ("input.0.content", {"input": [{"role": "user", "content": 4}]}),
-        ("input.0.content.0.type", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+        ("input.0.content.0.image_url", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
         ("input.0.id", {"input": [{"type": "item_reference", "id": "x"}]}),
         ("truncation", {"truncation": "middle"}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),

@@ -69,6 +69,11 @@ class RouterServer(Server):
         return "ready" if not self.draining else "draining" if not self.table.closed else "closed"
 
     @property
+    def takes_images(self) -> bool:
+        """Whether a model takes images, or may: one that has not been loaded yet."""
+        return any(entry.facts.get("meta", {}).get("images", True) is not None for entry in self.table.entries())
+
+    @property
     def served(self) -> Served:
         """No model. Raises ApiError."""
         raise ApiError(404, "this path needs a model")
