@@ -19,12 +19,13 @@ from setup import ROOT, SetupError
 PINS = [
     "openai==2.54.0", "anthropic==2.12.0", "langchain-openai==1.7.3", "llama-index-llms-openai-like==0.8.1",
     "lm-eval[api]==0.4.13", "llm==0.32.1", "schemathesis==4.32.5", "ray[serve]==2.60.0",
-    "ollama==0.6.3",
+    "ollama==0.6.3", "cohere==7.3.1", "llama-index-embeddings-openai-like==0.4.0",
 ]  # fmt: skip
 NEEDED = 2 << 30
 """Bytes that making the environment takes, with what is unpacked on the way."""
 TESTS = ["tests/serving/test_clients.py", "tests/serving/test_schemathesis.py", "tests/serving/test_ray.py"]
-TESTS += ["tests/agents", "tests/examples/test_examples.py::test_openai_client_on_a_server"]
+TESTS += ["tests/serving/embedding/test_clients.py", "tests/agents"]
+TESTS += ["tests/examples/test_examples.py::test_openai_client_on_a_server"]
 
 
 def main(arguments):
