@@ -37,7 +37,9 @@ class ChatOptions:
 
     max_new_tokens: int = option("Maximum number of tokens per answer.", 512, "-n", low=1)
     system: str | None = option("System prompt.", metavar="TEXT")
-    image: tuple[str, ...] = option("Image file for the first message. Repeatable.", (), metavar="FILE")
+    image: tuple[str, ...] = option(
+        "Image file for the first message. Repeatable.", (), type=click.Path(), metavar="FILE"
+    )
     show_accepted: bool = option("Color tokens accepted from a draft.", False)
     session: str | None = option(
         "Continue the conversation of this name, or begin it; it is saved after each turn.", metavar="NAME"

@@ -47,7 +47,7 @@ class Text:
     stop: tuple[str, ...] = option("Stop at this text. Repeatable.", (), metavar="TEXT")
     system: str | None = option("System prompt.", metavar="TEXT")
     raw: bool = option("Continue the prompt without the chat template.", False)
-    image: tuple[str, ...] = option("Image file before the prompt. Repeatable.", (), metavar="FILE")
+    image: tuple[str, ...] = option("Image file before the prompt. Repeatable.", (), type=click.Path(), metavar="FILE")
 
     def check(self, prompt: str | None, thinking: ThinkOptions) -> str | None:
         """Return the prompt of the command line. Raise UsageError for options that exclude each other."""

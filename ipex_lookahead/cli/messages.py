@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ipex_lookahead.errors import InputError
+from ipex_lookahead.files.paths import given_path
 from ipex_lookahead.files.temporary import temporary_file
 from ipex_lookahead.hub import home_folder
 from ipex_lookahead.system.terminal import plain_output
@@ -20,6 +21,8 @@ from ipex_lookahead.system.terminal import plain_output
 HISTORY_LINES = 1000
 QUOTE = '"""'
 """Begins and ends a message of several lines."""
+TAKES_FILES = ("/image", "/save", "/load")
+"""The commands that take the path of a file."""
 FURTHER = "... "
 """The prompt for a further line of one."""
 _ESCAPED = {"\\": "\\\\", "\n": "\\n"}
@@ -96,13 +99,29 @@ def line_editor(names: list[str]) -> Any:
         import readline
     except ImportError:
         return None
-    readline.set_completer(lambda text, n: [*(x for x in names if x.startswith(text)), None][n])
+    readline.set_completer(lambda text, n: [*completions(readline.get_line_buffer(), text, names), None][n])
     readline.set_completer_delims(" ")
     readline.parse_and_bind("tab: complete")
     readline.parse_and_bind(r'"\e\C-m": "\C-v\C-j"')  # Alt-Enter inserts a line break
     # Bracketed paste makes pasted lines one message, but writes escape sequences.
     readline.parse_and_bind(f"set enable-bracketed-paste {'off' if plain_output() else 'on'}")
     return readline
+
+
+def completions(line: str, text: str, names: Sequence[str]) -> list[str]:
+    """Return what Tab writes in place of the last word ``text`` of a line: commands, or files after TAKES_FILES."""
+    command, space, typed = line.partition(" ")
+    if not space or command not in TAKES_FILES:
+        return [name for name in names if name.startswith(text)]
+    folder, _, start = typed.rpartition("/")
+    try:
+        inside = sorted(given_path(f"{folder}/" if "/" in typed else ".").iterdir())
+    except (OSError, InputError):
+        return []
+    before = len(typed) - len(text)  # of a path with spaces, the last word is replaced
+    found = [f"{folder}/{one.name}" if "/" in typed else one.name for one in inside if one.name.startswith(start)]
+    ends = ["/" if given_path(one).is_dir() else "" for one in found]
+    return [one[before:] + end for one, end in zip(found, ends, strict=True)]
 
 
 def load_history(readline: Any) -> None:

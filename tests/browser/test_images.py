@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -343,3 +345,22 @@ def test_a_database_that_stores_nothing_is_reported(page):
     told(page, SAID, "Seen")
     told(page, "#notice", "storage is full")
     assert len(asked[0]["messages"][0]["content"]) == 2, "it is sent nevertheless"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing_about_pictures(page, width):
+    if "IPEX_LOOKAHEAD_AXE" not in os.environ:
+        pytest.skip("axe-core is not there; make test-browser gets it where there is npm")
+    page.set_viewport_size({"width": width, "height": 844})
+    scripted(page, {"content": "Seen"})
+    attach(page, file("cat.png", drawn()))
+    write(page, "Look")
+    told(page, SAID, "Seen")
+    idle(page)
+    page.click("#talk .picture summary")
+    attach(page, file("large name " * 12 + ".png", drawn(900, 300)))
+    page.evaluate(Path(os.environ["IPEX_LOOKAHEAD_AXE"]).read_text())
+    run = "axe.run().then((r) => r.violations.map((v) => [v.id, v.nodes.map((n) => n.html)]))"
+    assert page.evaluate(run) == []
+    assert page.evaluate("[document.all.main.scrollWidth - document.all.main.clientWidth]") == [0]
+    picture(page, f"images-{width}")

@@ -15,6 +15,7 @@ from tokenizers import AddedToken
 
 from ipex_lookahead.cli.chat_images import ChatImage, images_in, path_of
 from ipex_lookahead.cli.main import run
+from ipex_lookahead.cli.messages import completions
 from ipex_lookahead.errors import InputError
 from ipex_lookahead.llm import LLM
 from tests.support.chat_tokenizer import chat_tokenizer, write_chat_llama
@@ -238,3 +239,21 @@ def test_the_vision_part_of_a_hub_model_is_fetched_for_its_first_image(seeing, m
     fetch_vision_part(model, "owner/model:m.gguf")
     assert len(asked) == 1
     model.close()
+
+
+def test_tab_completes_commands_and_paths(tmp_path, monkeypatch):
+    for name in ("cat.png", "car photo.jpg", "dog.png"):
+        (tmp_path / name).write_bytes(b"image")
+    (tmp_path / "cats").mkdir()
+    names, base = ["/image", "/undo"], str(tmp_path)
+
+    def completed(line: str) -> list[str]:
+        return completions(line, line.rpartition(" ")[2], names)
+
+    assert completed("/i") == ["/image"]
+    assert completed(f"/image {base}/cat") == [f"{base}/cat.png", f"{base}/cats/"]
+    assert completed(f"/image {base}/car ph") == ["photo.jpg"]
+    assert completed("/image /no/such/x") == completed("/undo x") == []
+    monkeypatch.chdir(tmp_path)
+    assert completed("/load d") == ["dog.png"]
+    assert completed("/image ") == ["car photo.jpg", "cat.png", "cats/", "dog.png"]
