@@ -168,7 +168,7 @@ inline void def_encoders(nb::module_& m) {
             return new EncoderPass(e, texts);
           },
           "encoder"_a, "tokens"_a, "lengths"_a, "types"_a.none() = nb::none(), nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
-      .def("advance", &EncoderPass::advance, nb::call_guard<nb::gil_scoped_release>())
+      .def("advance", &EncoderPass::advance, "until"_a, "work"_a = 0, nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("layer", &EncoderPass::layer)
       .def("rows", [](const EncoderPass& pass, const Encoder& e) {
         if (&pass.encoder() != &e) throw std::invalid_argument("the pass belongs to another encoder");

@@ -16,6 +16,8 @@
 #include "model/spec.h"
 #include "model/weights.h"
 #include "runtime/arena.h"
+#include "runtime/rows.h"
+#include "runtime/thread_pool.h"
 
 namespace ipex_lookahead {
 
@@ -81,8 +83,9 @@ class EncoderPass {
   // MissingWeightError.
   EncoderPass(Encoder& encoder, const Texts& texts);
 
-  // Runs the next slice. Throws std::invalid_argument if all layers are complete, MissingWeightError.
-  void advance();
+  // Runs the next slices until about `work` multiply-adds are done, or layer `until` is complete. 0: kSliceWork per thread.
+  // Throws std::invalid_argument if layer `until` is complete or does not exist, MissingWeightError.
+  void advance(int64_t until, int64_t work);
   int64_t layer() const { return layer_; }  // number of complete layers
   int64_t rows() const { return rows_; }
   const Encoder& encoder() const { return encoder_; }
@@ -106,13 +109,15 @@ class EncoderPass {
   int64_t rows_ = 0, longest_ = 0;
   Buffer<float> hidden_, queries_, keys_, values_, cos_, sin_;
   Buffer<float> distances_;  // n - 1 ... 1, 0, 1 ... n - 1: those of row r begin at n - 1 - r
-  int64_t layer_ = 0, next_ = 0;  // next row of the layer's current phase
-  bool attends_ = false;          // the phase: projections, or attention and MLP
+  int64_t layer_ = 0, next_ = 0;  // next row of the layer's current half
+  bool attends_ = false;          // the half: projections, or attention and MLP
 };
 
 // Methods that run or change it hold the process's thread pool (a Crew).
 class Encoder {
  public:
+  static constexpr int64_t kMaxRows = 1 << 20;
+
   // Throws std::invalid_argument for an invalid shape or number of threads.
   Encoder(const EncoderShape& shape, int threads, const std::string& isa);
 
@@ -122,7 +127,7 @@ class Encoder {
   const EncoderShape& shape() const { return shape_; }
   const char* isa() const { return kernels_.name; }
   int threads() const { return threads_; }
-  // Number of rows of a slice: the time of a slice does not depend on the number of threads.
+  // Number of rows of a chain's slice: the time of a slice does not depend on the number of threads.
   int64_t slice_rows() const;
 
   // Cosines of a row: those of every rope; 0: no layer has rope.
@@ -134,12 +139,16 @@ class Encoder {
 
  private:
   friend class EncoderPass;
+  // Rows of a work item of linear layers: a multiple of bands of integer rows and of what float kernels take at once; and of
+  // attention.
+  static constexpr int64_t kRowsOfItem = 144, kRowsOfRun = 36;
   struct LinearLayer {
     Matrix matrix;
     int64_t n_out = 0, n_in = 0;
     const float *input_min = nullptr, *input_max = nullptr, *output_min = nullptr, *output_max = nullptr;
-    void declare(const std::string& name, const LinearShape& shape, DecoderWeights& weights);
+    void declare(const std::string& name, const LinearShape& shape, bool floats, DecoderWeights& weights);
     bool any() const { return n_out > 0; }
+    bool integer() const { return any() && !is_float(matrix.format); }
   };
   struct Block {
     Norm mixer_norm, mixer_after, feed_forward_norm, feed_forward_after, q_norm, k_norm;
@@ -150,20 +159,38 @@ class Encoder {
     Norm norm;
     LinearLayer linear;
   };
+  // Of one thread.
   struct Scratch {
-    Buffer<float> input, clipped, q, kv, scores, merged, up, gate, branch;
+    Buffer<float> input, q, scores, branch;
+    RowsMemory clipped;
     void reserve(int64_t widest, int64_t row_scores);
   };
+  // Half of a layer for rows [begin, end) of a pass.
+  struct Slice {
+    int64_t layer;
+    bool attends;
+    int64_t begin, end;
+    std::vector<std::pair<int64_t, int64_t>> runs;  // rows of one input each, for attention
+  };
+  // One thread's view of the phases of slices.
+  struct Worker;
 
   template <typename Work>
-  void each_band(int64_t begin, int64_t end, int64_t scores, const Work& work);
+  void each_band(int64_t begin, int64_t end, const Work& work);
   void widen(int64_t width);
-  void apply(Scratch& scratch, const LinearLayer& linear, const Rows& x, float* out, int64_t stride) const;
+  void reserve(int64_t rows, int64_t row_scores);
+  Rows view(RowsMemory& memory, int64_t rows, int64_t width) const;
+  int64_t layer_work(int64_t layer) const;
+  void run(EncoderPass& pass, const std::vector<Slice>& slices);
+  void project(Worker& worker, EncoderPass& pass, const Slice& slice);
+  void attend(Worker& worker, EncoderPass& pass, const Slice& slice);
+  void apply(Scratch& scratch, const LinearLayer& linear, const Rows& x, int64_t begin, int64_t end, float* out, int64_t stride) const;
+  void read_row(const Norm& norm, const float* hidden, const Rows& x, int64_t r, bool integer) const;
   void norm_head(const Norm& norm, int d, float* x) const;
-  void project(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end);
-  void attend_within(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end, const Rows& merged);
-  void attend(Scratch& scratch, EncoderPass& pass, int64_t begin, int64_t end);
-  void add(Scratch& scratch, const Norm& after, const LinearLayer& linear, const Rows& x, float* hidden) const;
+  void store_row(EncoderPass& pass, const Slice& slice, int64_t row, float* k, float* v) const;
+  void attend_within(Scratch& scratch, EncoderPass& pass, int64_t layer, int64_t begin, int64_t end, int64_t first_head,
+                     int64_t last_head, const Rows& merged) const;
+  void add_row(const Norm& after, const float* branch, float* memory, float* hidden) const;
   void rotate(const EncoderPass& pass, int64_t row, int d, float scale, int rope, float* x) const;
   void check_texts(const Texts& texts) const;
   void embed(EncoderPass& pass, const Texts& texts);
@@ -182,6 +209,9 @@ class Encoder {
   std::vector<std::vector<Link>> chains_;
   std::vector<Block> blocks_;
   std::vector<Scratch> scratch_;  // one per thread
+  RowsMemory inputs_, merged_, gated_;  // rows of a slice that linear layers read
+  Buffer<float> kv_, branch_, gate_;    // rows of a slice that linear layers write
+  Phases phases_;
 };
 
 }  // namespace ipex_lookahead

@@ -48,6 +48,18 @@ class RowsMemory {
   Buffer<int32_t> bias4_, bias8_, halves_;
 };
 
+// `count` rows of `width` values that float linear layers read: zero from the width to the stride.
+inline Rows float_rows(Buffer<float>& memory, int64_t count, int64_t width) {
+  Rows r;
+  r.blocks = (width + kGroup - 1) / kGroup;
+  r.stride = r.blocks * kGroup;
+  ensure(memory, count * r.stride);
+  r.values = memory.data();
+  r.count = r.total = count;
+  for (int64_t i = 0; i < count; ++i) std::fill(r.values + i * r.stride + width, r.values + (i + 1) * r.stride, 0.0f);
+  return r;
+}
+
 // Rows [first, first + count).
 inline Rows rows_of(Rows r, int64_t first, int64_t count) {
   r.first += first;

@@ -288,7 +288,7 @@ ENCODER, TEXT_ENCODER = whole_encoder(), whole_encoder(bert())
 def encoder_pass(slices: int = 0) -> Any:
     made = _native.EncoderPass(ENCODER, *inputs(5))
     for _ in range(slices):
-        made.advance()
+        made.advance(2, 1)
     return made
 
 
@@ -474,7 +474,7 @@ GOOD: dict[str, Arguments] = {
         "lengths": np.array([1, 5], np.int32),
         "types": np.array([0, 1, 0, 1, 0, 1], np.int32),
     },
-    "EncoderPass.advance": dict,
+    "EncoderPass.advance": lambda: {"until": 2, "work": 1},
     "EncoderPass.layer": dict,
     "EncoderPass.rows": lambda: {"encoder": ENCODER},
     "RoutedExperts.__init__": lambda: {"layers": [None, mixture()], "hidden": HIDDEN, "threads": 2, "isa": ""},

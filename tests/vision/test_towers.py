@@ -271,8 +271,8 @@ def test_work_is_done_in_slices(made):
     patches, slice_rows, layers = 4 * image.tokens, 128, 4
     slices = -(-patches // slice_rows)
     tokens = -(-image.tokens // slice_rows)
-    numpy = 1 + 5  # after the patches, and for the positions
-    assert len(pauses) == numpy + 2 * (slices - 1) + (2 * layers * slices - 1) + (tokens - 1)
+    between = 1 + 5 + 2 * (slices - 1) + (tokens - 1)  # after the patches, for the positions, of chains
+    assert between <= len(pauses) <= between + 2 * layers * slices - 1  # one slice may have all layers of a small tower
 
 
 def test_bfloat16_weights_are_read_exactly(made, tmp_path):

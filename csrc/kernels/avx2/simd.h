@@ -16,9 +16,9 @@ constexpr int kMaxRows = 16;
 constexpr int kFixedRows = 4;     // row counts up to this have specialized functions
 constexpr int kTilesAtOnce = 2;
 constexpr int kRowsTogether = 4;  // by one tile's 16 outputs: 8 sums in registers next to two registers of weights
-constexpr int kMaxFloatRows = 16;  // for float weights
+constexpr int kMaxFloatRows = 24;  // for float weights
 constexpr int kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0;  // 8 sums in registers
-constexpr int kFloatRowsTogether = 6;  // 12 sums
+constexpr int kFloatRowsTogether = 6, kFloatTilesTogether = 1;  // 12 sums
 constexpr int kQueryTile = 3;      // queries x 2 vectors of keys or values in registers
 constexpr int kQueriesOfFour = 1;  // up to this number of queries use 4
 

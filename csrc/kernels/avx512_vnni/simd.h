@@ -20,9 +20,9 @@ constexpr int kMaxRows = 16;      // rows of a tile at a time, with integer sums
 constexpr int kFixedRows = 16;    // row counts up to this have specialized functions
 constexpr int kTilesAtOnce = 2;   // integer tiles, for all these rows
 constexpr int kRowsTogether = 1;  // rows with interleaved products; here one after the other
-constexpr int kMaxFloatRows = 4;  // for float weights: widening again costs less than storing the result
+constexpr int kMaxFloatRows = 36;  // for float weights
 constexpr int kFixedFloatRows = 4, kFloatRowsOfTwoTiles = 1;  // 16 and 8 sums in registers
-constexpr int kFloatRowsTogether = 16;
+constexpr int kFloatRowsTogether = 12, kFloatTilesTogether = 2;  // 24 sums
 constexpr int kQueryTile = 12;      // queries x 2 vectors of keys or values in registers
 constexpr int kQueriesOfFour = 4;   // up to this number of queries use 4
 constexpr bool kFewRegisters = false;

@@ -15,7 +15,7 @@ namespace avx_vnni {
 constexpr int kMaxRows = 16, kFixedRows = 4;
 constexpr int kTilesAtOnce = 2;
 constexpr int kRowsTogether = 4;  // by one tile's 16 outputs: 8 sums in registers next to two registers of weights
-constexpr int kMaxFloatRows = 16, kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0, kFloatRowsTogether = 6;
+constexpr int kMaxFloatRows = 24, kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0, kFloatRowsTogether = 6, kFloatTilesTogether = 1;
 constexpr int kQueryTile = 3;
 constexpr int kQueriesOfFour = 1;
 

@@ -17,6 +17,8 @@ SIMD_INLINE void in_parts(int i, int count, const F& f) {
   if constexpr (Q > 1) in_parts<(Q > 8 ? 8 : Q > 4 ? 4 : Q - 1)>(i, count, f);
 }
 
+constexpr int kMostRows = kMaxRows > kMaxFloatRows ? kMaxRows : kMaxFloatRows;
+
 // Streams of one tile.
 template <class Format>
 struct TileStreams {
@@ -264,47 +266,108 @@ SIMD_INLINE void few_rows_of_one(const Matrix& w, int64_t tile, const Rows& x, i
   for (int m = 0; m < M; ++m) store(out + m * kLanes, joined(acc[m]));
 }
 
-// acc[m][i] += the products of inputs 4 c + i with M rows. One i at a time, because only that number of sums fits the
-// registers; shared by all formats.
-template <int M>
-static void add_inputs(const f32x16 (&weights)[kGroup], const float (*values)[kGroup], f32x16 (*acc)[4]) {
-  for (int i = 0; i < 4; ++i) {
-    f32x16 sum[M];
+// Inputs of a block of many_rows_of: its weights and its rows' values stay in the first-level cache.
+constexpr int64_t kInputsTogether = 256;
+
+// acc[t][i][m] += the products of the inputs 4 c + i of a block with M rows and T tiles. One i at a time, because only that
+// number of sums fits the registers. The weights are at weights[t], in the layout of float weights.
+template <class Format, int M, int T>
+static void add_inputs(const uint8_t* const* weights, const float* x, int64_t stride, int64_t inputs, f32x16* acc) {
+  constexpr int64_t bytes = kLanes * Format::kSize;
+  constexpr int kShared = 3;  // rows that share an address: at 0, 1 and 2 strides
+  constexpr int kAddresses = (M + kShared - 1) / kShared;
+  for (int64_t i = 0; i < 4; ++i) {
+    f32x16 sums[T][M];
+#pragma GCC unroll 2
+    for (int t = 0; t < T; ++t)
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) sum[m] = acc[m][i];
+      for (int m = 0; m < M; ++m) sums[t][m] = acc[(t * 4 + i) * kMostRows + m];
+    const float* rows[kAddresses];
 #pragma GCC unroll 8
-    for (int k = i; k < kGroup; k += 4)
+    for (int j = 0; j < kAddresses; ++j) rows[j] = x + kShared * j * stride + i;
+    const uint8_t* from[T];
+#pragma GCC unroll 2
+    for (int t = 0; t < T; ++t) from[t] = weights[t] + i * bytes;
+    for (int64_t k = i; k < inputs; k += 4) {
+      f32x16 of_input[T];
+#pragma GCC unroll 2
+      for (int t = 0; t < T; ++t) {
+        of_input[t] = load_weights(from[t], Format{});
+        prefetch_ahead(from[t], kPrefetchBytes, bytes);
+        from[t] += 4 * bytes;
+      }
+#pragma GCC unroll 8
+      for (int j = 0; j < kAddresses; ++j) {
+        __asm__("" : "+r"(rows[j]));  // an address for each of these rows would not fit the registers
+#pragma GCC unroll 3
+        for (int r = 0; r < kShared; ++r) {
+          const int m = kShared * j + r;
+          if (m >= M) continue;
+          const f32x16 value = set1(rows[j][r * stride]);
+#pragma GCC unroll 2
+          for (int t = 0; t < T; ++t) sums[t][m] = fma(of_input[t], value, sums[t][m]);
+        }
+        rows[j] += 4;
+      }
+    }
+#pragma GCC unroll 2
+    for (int t = 0; t < T; ++t)
 #pragma GCC unroll 16
-      for (int m = 0; m < M; ++m) sum[m] = fma(weights[k], set1(values[m][k]), sum[m]);
-#pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) acc[m][i] = sum[m];
+      for (int m = 0; m < M; ++m) acc[(t * 4 + i) * kMostRows + m] = sums[t][m];
   }
 }
 
-// Many rows: a block's weights are converted to floats first, and the rows' values are copied next to each other, because
-// rows at distances of a power of two would evict each other from the cache.
+// The weights of a block of inputs of a tile in the layout of float weights: in place, or decoded to `memory`.
+template <class Format, Arithmetic = Format::kArithmetic>
+struct BlockOfInputs {
+  using Decoded = Format;
+  static constexpr int64_t kValues = 1;
+  static int64_t inputs(const Matrix& w) { return w.n_in; }
+  static const uint8_t* at(const Matrix& w, int64_t tile, int64_t first, int64_t, float*) {
+    return w.codes + (tile * w.n_in + first) * kLanes * Format::kSize;
+  }
+};
 template <class Format>
-SIMD_INLINE void many_rows_of(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
-  const FloatStreams<Format> tiles[2] = {{w, tile}, {w, tile + step}};
-  BlocksAhead<kTilesAtOnce> ahead(kPrefetchBytes / kTilesAtOnce / FloatStreams<Format>::kBytes, w.blocks);
-  f32x16 acc[kTilesAtOnce][kMaxRows][4];
-  for (int t = 0; t < kTilesAtOnce; ++t)
-    for (int m = 0; m < rows; ++m)
-      for (int i = 0; i < 4; ++i) acc[t][m][i] = zero();
-  for (int64_t b = 0; b < w.blocks; ++b, ahead.next()) {
-    alignas(64) float values[kMaxRows][kGroup];
-    for (int m = 0; m < rows; ++m)
-      for (int k = 0; k < kGroup; k += kLanes) store(values[m] + k, load(x.values_of(row + m) + b * kGroup + k));
-    for (int t = 0; t < kTilesAtOnce; ++t) {
-      tiles[t].fetch(b, ahead.now());
-      f32x16 weights[kGroup];
-      tiles[t].for_each_input(b, [&](int k, f32x16 of_input) { weights[k] = of_input; });
-      in_parts<kFloatRowsTogether>(
-          0, rows, [&](auto part, int m) { add_inputs<part()>(weights, values + m, acc[t] + m); });
+struct BlockOfInputs<Format, Arithmetic::codebook> {
+  using Decoded = Fp32;
+  static constexpr int64_t kValues = kInputsTogether * kLanes;
+  static int64_t inputs(const Matrix& w) { return w.blocks * kGroup; }
+  static const uint8_t* at(const Matrix& w, int64_t tile, int64_t first, int64_t inputs, float* memory) {
+    const FloatStreams<Format> stream(w, tile);
+    for (int64_t b = 0; b < inputs / kGroup; ++b) {
+      stream.fetch(first / kGroup + b, kPrefetchBytes / FloatStreams<Format>::kBytes);
+      stream.for_each_input(first / kGroup + b, [&](int k, f32x16 weights) { store(memory + (b * kGroup + k) * kLanes, weights); });
     }
+    return reinterpret_cast<const uint8_t*>(memory);
+  }
+};
+
+// Many rows: a block of inputs at a time, for a tile of sums in registers.
+template <class Format>
+static void many_rows_of(const Matrix& w, int64_t tile, int64_t step, const Rows& x, int64_t row, int rows, float* out) {
+  using Block = BlockOfInputs<Format>;
+  f32x16 acc[kTilesAtOnce][4][kMostRows];
+  for (int t = 0; t < kTilesAtOnce; ++t)
+    for (int i = 0; i < 4; ++i)
+      for (int m = 0; m < rows; ++m) acc[t][i][m] = zero();
+  alignas(64) float decoded[kTilesAtOnce][Block::kValues];
+  const int64_t all = Block::inputs(w);
+  for (int64_t first = 0; first < all; first += kInputsTogether) {
+    const int64_t inputs = all - first < kInputsTogether ? all - first : kInputsTogether;
+    const uint8_t* weights[kTilesAtOnce];
+    for (int t = 0; t < kTilesAtOnce; ++t) weights[t] = Block::at(w, tile + t * step, first, inputs, decoded[t]);
+    in_parts<kFloatRowsTogether>(0, rows, [&](auto part, int m) {
+      const float* const values = x.values_of(row + m) + first;
+      const auto add = [&](auto tiles, int t) {
+        add_inputs<typename Block::Decoded, part(), tiles()>(weights + t, values, x.stride, inputs, acc[t][0] + m);
+      };
+      if (kFloatTilesTogether == kTilesAtOnce && step != 0) return add(std::integral_constant<int, kFloatTilesTogether>{}, 0);
+      for (int t = 0; t < (step == 0 ? 1 : kTilesAtOnce); ++t) add(std::integral_constant<int, 1>{}, t);
+    });
   }
   for (int t = 0; t < kTilesAtOnce; ++t)
-    for (int m = 0; m < rows; ++m) store(out + (t * rows + m) * kLanes, joined(acc[t][m]));
+    for (int m = 0; m < rows; ++m)
+      store(out + (t * rows + m) * kLanes, joined({acc[t][0][m], acc[t][1][m], acc[t][2][m], acc[t][3][m]}));
 }
 
 // As integer_tiles, for float weights.
@@ -360,7 +423,7 @@ template <class Format>
 struct Linear<Format, Arithmetic::codebook> {
   template <int M>
   static constexpr auto tiles = float_tiles<Format, M>;
-  static constexpr int kFixed = kFixedFloatRows, kRows = kMaxRows;
+  static constexpr int kFixed = kFixedFloatRows, kRows = kMaxFloatRows;
   static void row(const Matrix& w, int64_t tile, int lane, float* out) {
     const Scaling<Format> scales(w, tile);
     alignas(64) float values[4][kLanes];
@@ -395,7 +458,8 @@ struct Linear<Format, Arithmetic::floats> {
 // The functions of one format: kTilesAtOnce tiles by 1 .. rows rows, and one row of the matrix as floats.
 struct LinearFunctions {
   int rows;
-  void (*tiles[kMaxRows])(const Matrix&, int64_t tile, int64_t step, const Rows&, int64_t row, int rows, float* out);
+  bool banded;  // reads rows in bands (kernels.h)
+  void (*tiles[kMostRows])(const Matrix&, int64_t tile, int64_t step, const Rows&, int64_t row, int rows, float* out);
   void (*row)(const Matrix&, int64_t tile, int lane, float* out);
 };
 template <class Format, int M>
@@ -414,6 +478,7 @@ struct FunctionsOf {
   static LinearFunctions value() {
     LinearFunctions f{};
     f.rows = Linear<Format>::kRows;
+    f.banded = Format::kArithmetic == Arithmetic::whole;
     FillTiles<Format, Linear<Format>::kRows>::fill(f);
     f.row = Linear<Format>::row;
     return f;
@@ -441,7 +506,13 @@ SIMD_INLINE void biased_tiles(const Matrix& w, const LinearFunctions& f, int64_t
   }
 }
 
-constexpr int kTileValues = kTilesAtOnce * kMaxRows * kLanes;
+// Number of rows from `row` that are processed together.
+SIMD_INLINE int64_t rows_at_once(const LinearFunctions& f, const Rows& x, int64_t row) {
+  const int64_t left = x.count - row;
+  return least(f.rows, f.banded ? least(x.together(row), left) : left);
+}
+
+constexpr int kTileValues = kTilesAtOnce * kMostRows * kLanes;
 
 static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, float* out, int64_t out_stride,
                    bool add_to) {
@@ -449,7 +520,7 @@ static void linear(const Matrix& w, const Rows& x, int64_t begin, int64_t end, f
   alignas(64) float acc[kTileValues];
   for (int64_t tile = begin; tile < end; tile += kTilesAtOnce)
     for (int64_t row = 0, rows; row < x.count; row += rows) {
-      rows = least(f.rows, least(x.together(row), x.count - row));
+      rows = rows_at_once(f, x, row);
       biased_tiles(w, f, tile, end, x, row, int(rows), acc);
       for (int64_t t = 0; t < least(end - tile, kTilesAtOnce); ++t)
         for (int64_t m = 0; m < rows; ++m)
@@ -463,10 +534,10 @@ static void gate_up(const Matrix& gate, const Matrix& up, const Activation& acti
                     int64_t end, const Rows& out, bool quantize) {
   const bool gated = gate.codes != nullptr;
   const LinearFunctions &of_up = functions(up.format), &of_gate = gated ? functions(gate.format) : of_up;
-  alignas(64) float g[2 * kMaxRows * kLanes], u[2 * kMaxRows * kLanes];
+  alignas(64) float g[2 * kMostRows * kLanes], u[2 * kMostRows * kLanes];
   for (int64_t group = begin; group < end; ++group)
     for (int64_t row = 0, rows; row < x.count; row += rows) {
-      rows = least(least(of_gate.rows, of_up.rows), least(x.together(row), x.count - row));
+      rows = least(rows_at_once(of_gate, x, row), rows_at_once(of_up, x, row));
       const int64_t first = 2 * group, last = least(first + 2, up.tiles());
       for (int64_t tile = first; tile < last; tile += kTilesAtOnce) {
         if (gated) biased_tiles(gate, of_gate, tile, last, x, row, int(rows), g + (tile - first) * rows * kLanes);

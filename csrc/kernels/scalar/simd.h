@@ -24,6 +24,7 @@ constexpr int kMaxRows = 2, kFixedRows = 2;
 constexpr int kTilesAtOnce = 1;
 constexpr int kRowsTogether = 1;
 constexpr int kMaxFloatRows = 1, kFixedFloatRows = 1, kFloatRowsOfTwoTiles = 0, kFloatRowsTogether = 1;
+constexpr int kFloatTilesTogether = 1;
 constexpr int kQueryTile = 1, kQueriesOfFour = 1;
 constexpr bool kFewRegisters = false;
 

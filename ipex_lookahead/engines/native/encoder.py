@@ -74,11 +74,15 @@ class NativeEncoder:
             if name.startswith("tables."):
                 tables.append(Table(weight))
             elif tensor.is_matrix:
-                set_weight(self._raw, name, weight if weight.format in FLOATS else as_floats(weight))
+                set_weight(self._raw, name, weight if self._is_kept(name, weight) else as_floats(weight))
             else:
                 values = widen(weight.codes.reshape(-1), weight.format)
                 set_weight(self._raw, name, PackedWeight("fp32", values.shape, values))
         self.tables = tuple(tables)
+
+    def _is_kept(self, name: str, weight: PackedWeight) -> bool:
+        """Return True for a matrix that stays in its format, False for one that becomes floats."""
+        return weight.format in FLOATS
 
     @property
     def weight_bytes(self) -> int:
@@ -127,13 +131,12 @@ class NativeEncoder:
         """Run the remaining slices of a pass, as ``layers``."""
         found: dict[int, Floats] = {}
         last = len(self.spec.layers)
-        while one.layer < last:
-            number = one.layer
-            self._call(one.advance)
-            if one.layer > number and (one.layer in after or one.layer == last):
-                found[one.layer] = np.asarray(self._call(one.rows, self._raw))
-            if one.layer < last:
-                pause()
+        for layer in sorted({last, *(number for number in after if 0 < number < last)}):
+            while one.layer < layer:
+                self._call(one.advance, layer)
+                if one.layer < last:
+                    pause()
+            found[layer] = np.asarray(self._call(one.rows, self._raw))
         if not np.isfinite(found[last]).all():
             raise NonFiniteError("an encoder's rows are not finite", hint="the checkpoint's weights are damaged")
         return found
@@ -159,6 +162,9 @@ class NativeTextEncoder(NativeEncoder):
         UnsupportedModelError: the core does not support the shape.
         EngineError: no compiled core, or a forced instruction set that this processor lacks.
     """
+
+    def _is_kept(self, name: str, weight: PackedWeight) -> bool:
+        return weight.format in FLOATS or not name.startswith("chains.")
 
     def rows(
         self,

@@ -10,9 +10,11 @@ import pytest
 
 from ipex_lookahead.architectures.encoder import EncoderSpec
 from ipex_lookahead.architectures.spec import Activation, Attention, Block, GatedMlp, Rope
-from ipex_lookahead.engines.native.core import ISA_VARIABLE, available_isas
+from ipex_lookahead.engines.native.core import ISA_VARIABLE, available_isas, native_core
 from ipex_lookahead.engines.native.encoder import NativeTextEncoder
 from ipex_lookahead.errors import InputError, UnsupportedModelError
+from ipex_lookahead.formats import dequantize, quantize
+from ipex_lookahead.formats.base import PackedWeight
 from tests.engines.native.test_encoder import activated, applied, close, linear, norm, normed, read, tensor, values_of
 
 HIDDEN, HEADS, HEAD_DIM, WIDTH, VOCAB, TYPES, POSITIONS = 48, 4, 16, 72, 60, 2, 90
@@ -169,6 +171,56 @@ def test_a_text_has_the_same_bits_in_any_company_on_any_isa_with_any_threads(mon
             assert [one.tobytes() for one in encoder.rows(ids)] == alone
             assert [one.tobytes() for one in encoder.rows(ids[::-1])] == alone[::-1]
             assert [one.tobytes() for one in encoder.rows([*ids, *ids] * 4)] == [*alone, *alone] * 4
+
+
+def low_bit_read(name: str) -> Any:
+    def read_one(one: Any) -> PackedWeight:
+        weight = read(one)
+        return quantize(weight, name, 32) if one.is_matrix and not one.name.startswith("final") else weight
+
+    return read_one
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "sym_int4", "asym_int4", "sym_int8", "nf4", "fp8_e4m3"])
+def test_low_bit_texts_have_the_same_bits_everywhere_and_are_close_to_floats(monkeypatch, name):
+    """Tables are in the format too, as in GGUF files."""
+    spec = bert()
+    ids, types = texts()
+    monkeypatch.setenv(ISA_VARIABLE, "scalar")
+    alone = NativeTextEncoder(spec, low_bit_read(name), threads=1)
+    wanted = [alone.rows([one], [of])[0].tobytes() for one, of in zip(ids, types, strict=True)]
+    for isa in available_isas():
+        monkeypatch.setenv(ISA_VARIABLE, isa)
+        for threads in (1, 3):
+            found = NativeTextEncoder(spec, low_bit_read(name), threads=threads).rows(ids, types)
+            assert [one.tobytes() for one in found] == wanted, (isa, threads)
+
+    def dequantized(one: Any) -> PackedWeight:
+        weight = low_bit_read(name)(one)
+        return PackedWeight("fp32", one.shape, dequantize(weight).astype(np.float32)) if one.is_matrix else weight
+
+    floats = NativeTextEncoder(spec, dequantized, threads=2).rows(ids, types)
+    for one, other in zip(found, floats, strict=True):
+        cosine = (one * other).sum(-1) / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
+        assert cosine.min() > 0.995
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_slices_of_any_size_give_the_same_bits(name):
+    spec = SPECS[name]()
+    encoder = NativeTextEncoder(spec, read, threads=2)
+    ids, _ = texts()
+    whole = np.concatenate(encoder.rows(ids))
+    core = native_core()
+    lengths = np.array([len(one) for one in ids], np.int32)
+    for work in (1, 10**5, 10**7):
+        one = core.EncoderPass.texts(encoder._raw, np.concatenate(ids).astype(np.int32), lengths, None)
+        slices = 0
+        while one.layer < len(spec.layers):
+            one.advance(len(spec.layers), work)
+            slices += 1
+        assert np.asarray(one.rows(encoder._raw)).tobytes() == whole.tobytes()
+        assert (slices > 10) == (work < 10**7)
 
 
 def test_no_text_is_no_rows():
