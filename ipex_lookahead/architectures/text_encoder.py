@@ -207,6 +207,7 @@ def post_norm(
     parts: Parts,
     *,
     classifier: tuple[str, str],
+    between: str = "tanh",
     rotates: bool = False,
     alibi: bool = False,
     offset: int = 0,
@@ -216,7 +217,8 @@ def post_norm(
     Args:
         config: the checked config.
         parts: names in folders.
-        classifier: names of the classifier's two linear layers in folders, with tanh between them.
+        classifier: names of the classifier's two linear layers in folders.
+        between: activation between them.
         rotates: True for rope. Without rope and ALiBi, there is a table of positions.
         alibi: True for scores that fall with the distance of two tokens.
         offset: row of the first position in a folder's table.
@@ -258,7 +260,7 @@ def post_norm(
     def head() -> tuple[Link, ...]:
         dense, out = classifier
         last = linear(out, "cls.output", config[LABELS], hidden, bias=True)
-        return linear(dense, "cls", hidden, hidden, bias=True), Activation("tanh"), last
+        return linear(dense, "cls", hidden, hidden, bias=True), Activation(between), last
 
     types, positions = config["type_vocab_size"], config["max_position_embeddings"]
     table = "embeddings.position_embeddings.weight"
@@ -311,6 +313,12 @@ def complete_bert(file: GgufSource, config: Config) -> None:
     config["layer_norm_eps"] = config["rms_norm_eps"]
     config["type_vocab_size"] = _rows(file, "token_types.weight")
     complete_labels(file, config)
+    if config[LABELS] and not config["type_vocab_size"]:
+        raise UnsupportedModelError(
+            f"{file.path}: has a classifier and no token types, as DistilBERT; llama.cpp computes another one than"
+            " transformers there",
+            hint="use the model's Hugging Face folder",
+        )
     if config[LABELS] and "cls.weight" not in file.tensors:
         raise UnsupportedModelError(
             f"{file.path}: has a classifier (cls.output) without the pooler before it (cls), which llama.cpp's"

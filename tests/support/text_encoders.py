@@ -73,6 +73,9 @@ CASES = {
     "bert-mlm": Case("bert", "BertForMaskedLM"),
     "roberta": Case("roberta", "RobertaModel", {"layer_norm_eps": 1e-5, "type_vocab_size": 1}),
     "camembert": Case("camembert", "CamembertForMaskedLM", {"layer_norm_eps": 1e-5, "type_vocab_size": 1}),
+    "distilbert": Case("distilbert", "DistilBertModel", gguf="bert"),
+    "distilbert-score": Case("distilbert", "DistilBertForSequenceClassification", {"activation": "relu", **ONE_LABEL}),
+    "distilbert-mlm": Case("distilbert", "DistilBertForMaskedLM"),
     "xlm-roberta": Case("xlm-roberta", "XLMRobertaModel", {"layer_norm_eps": 1e-5, "type_vocab_size": 1}, gguf="bert"),
     "xlm-roberta-pad": Case("xlm-roberta", "XLMRobertaModel", {"pad_token_id": 4}),
     "xlm-roberta-score": Case(
@@ -130,6 +133,10 @@ _OLD_NAMES = {
         (".self_attn.Wqkv", ".mixer.Wqkv"), (".post_attention_layernorm", ".norm1"), (".post_mlp_layernorm", ".norm2"),
     ),
 }  # fmt: skip
+_DISTILLED_KEYS = {
+    "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim",
+}  # fmt: skip
 _OLD_KEYS = {
     "hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
     "intermediate_size": "n_inner", "layer_norm_eps": "layer_norm_epsilon",
@@ -145,7 +152,9 @@ def build(name: str) -> Any:
     torch.manual_seed(zlib.crc32(name.encode()))
     with torch.no_grad():
         more = {} if kind is JinaBertModel else {"attn_implementation": "eager"}
-        model = kind(kind.config_class(**{**SIZES, **case.options}, **more)).eval()
+        words = _DISTILLED_KEYS if case.model_type == "distilbert" else {}
+        sizes = {words.get(key, key): value for key, value in {**SIZES, **case.options}.items()}
+        model = kind(kind.config_class(**sizes, **more)).eval()
         for key, value in model.named_parameters():
             one = value.dim() == 1 and key.endswith("weight") and "gemma" not in case.model_type
             scale = 0.2 if value.dim() == 1 else (0.1 if "embeddings" in key else 1.5 * value.shape[-1] ** -0.5)
@@ -185,6 +194,8 @@ def config_of(name: str, model: Any) -> dict[str, Any]:
     """Return the config.json of a case: the keys that the files of such models have, not transformers' defaults."""
     case = CASES[name]
     config = {**SIZES, **case.options, "model_type": case.model_type, "architectures": [case.class_name]}
+    if case.model_type == "distilbert":
+        config = {_DISTILLED_KEYS.get(key, key): value for key, value in config.items()}
     if case.old and case.model_type == "nomic_bert":
         config = {_OLD_KEYS.get(key, key): value for key, value in config.items()}
         config |= {
@@ -238,11 +249,13 @@ def write_gguf(
     first = config.pad_token_id + 1 if case.model_type == "xlm-roberta" else 0
     writer.add_context_length(POSITIONS - first)
     if case.gguf != "gemma-embedding":
-        writer.add_layer_norm_eps(config.norm_eps if case.gguf == "modern-bert" else config.layer_norm_eps)
+        writer.add_layer_norm_eps(
+            config.norm_eps if case.gguf == "modern-bert" else getattr(config, "layer_norm_eps", 1e-12)
+        )
     if case.gguf in ("nomic-bert", "jina-bert-v3"):
         writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     if case.gguf in ("bert", "nomic-bert", "jina-bert-v2", "jina-bert-v3"):
-        writer.add_token_type_count(config.type_vocab_size)
+        writer.add_token_type_count(getattr(config, "type_vocab_size", 1))
     if case.gguf in ("modern-bert", "gemma-embedding"):
         writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
         writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
@@ -286,7 +299,7 @@ def tensors_of(name: str, model: Any, first: int) -> dict[str, npt.NDArray[np.fl
     names = gguf.get_tensor_name_map(_ARCHITECTURES[case.gguf], LAYERS)
     found: dict[str, npt.NDArray[np.float32]] = {}
     for key, value in weights_of(model, old=case.gguf in ("nomic-bert", "jina-bert-v3")).items():
-        for prefix in ("bert.", "roberta.", "model."):
+        for prefix in ("bert.", "roberta.", "model.", "distilbert."):
             key = key.removeprefix(prefix)
         if key.startswith(("pooler.", "cls.", "lm_head.")) or key.endswith("position_ids"):
             continue

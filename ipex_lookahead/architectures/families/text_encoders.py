@@ -118,6 +118,33 @@ def _roberta_row(about: str) -> TextEncoder:
     )
 
 
+# ---- DistilBERT ------------------------------------------------------------------------------------------------------
+
+_DISTILLED = Parts(
+    "transformer.layer", "attention.q_lin", "attention.k_lin", "attention.v_lin", "attention.out_lin", "sa_layer_norm",
+    "", "ffn.lin1", "ffn.lin2", "output_layer_norm",
+)  # fmt: skip
+_DISTILLED_HEAD = ("pre_classifier", "classifier")
+_DISTILLED_KEYS = {
+    "hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+    "intermediate_size": "hidden_dim", "hidden_act": "activation",
+}  # fmt: skip
+"""Keys of other families -> keys of this one."""
+
+
+def _distilled(config: Config) -> EncoderSpec:
+    return post_norm(config, _DISTILLED, classifier=_DISTILLED_HEAD, between="relu")
+
+
+def _respelled_distilled(raw: Mapping[str, Any], source: Source) -> dict[str, Any]:
+    """Return a config.json with the keys of other families, which take precedence in a saved folder."""
+    found = dict(raw)
+    for ours, theirs in _DISTILLED_KEYS.items():
+        if found.get(ours) is None and found.get(theirs) is not None:
+            found[ours] = SIZES.get(ours, _ACTIVATION)(source, theirs, found[theirs])
+    return {**found, "type_vocab_size": 0, "layer_norm_eps": 1e-12}
+
+
 # ---- Jina's BERT with ALiBi ------------------------------------------------------------------------------------------
 
 JINA = "jina_bert"
@@ -238,6 +265,26 @@ FAMILIES: Mapping[str, TextEncoder] = {
         classifier=_matrices(_POOLER),
     ),
     "roberta": _roberta_row("RoBERTa, and cross-encoders of it: a BERT with positions from the token for padding on."),
+    "distilbert": TextEncoder(
+        "DistilBERT (multi-qa-distilbert, msmarco-distilbert, distiluse): a BERT without token types.",
+        replace(
+            _keys({}),
+            neutral={
+                **_NEUTRAL,
+                **dict.fromkeys(
+                    ("dropout", "attention_dropout", "qa_dropout", "seq_classif_dropout"), "zero outside training"
+                ),
+                **dict.fromkeys(_DISTILLED_KEYS.values(), "respelled as the key of other families"),
+                "sinusoidal_pos_embds": "the table of positions is in the files",
+            },
+        ),
+        None,
+        _distilled,
+        ("distilbert.",),
+        unread=("vocab_", "qa_outputs."),
+        classifier=_matrices(_DISTILLED_HEAD),
+        respelled=_respelled_distilled,
+    ),
     "camembert": _roberta_row("CamemBERT: a RoBERTa."),
     "xlm-roberta": _roberta_row(
         "XLM-R (bge-m3, multilingual-e5, arctic-embed-l-v2), and cross-encoders of it (bge-reranker-v2-m3): a RoBERTa."
