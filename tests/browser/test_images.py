@@ -6,6 +6,9 @@ import base64
 import io
 import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.browser.driving import PATIENCE, act, expect, idle, picture, scripted, told, with_meta, write
+from tests.browser.driving import LAST, PATIENCE, act, expect, idle, picture, scripted, set_up, told, with_meta, write
 from tests.browser.test_attach_math import SAID, attach, file
 
 LIMITS = {"count": 64, "bytes": 100_000, "pixels": 1_000_000, "body_bytes": 1 << 26}
@@ -364,3 +367,50 @@ def test_axe_finds_nothing_about_pictures(page, width):
     assert page.evaluate(run) == []
     assert page.evaluate("[document.all.main.scrollWidth - document.all.main.clientWidth]") == [0]
     picture(page, f"images-{width}")
+
+
+# ---- with a model ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that takes images."""
+    pytest.importorskip("transformers", minversion="5.23")
+    from tests.cli.test_chat_images import write_seeing
+
+    return write_seeing(tmp_path_factory.mktemp("models") / "seeing")
+
+
+@pytest.fixture(scope="module")
+def served(seeing: Path) -> Iterator[str]:
+    """The address of a server of this model."""
+    command = [sys.executable, "-m", "ipex_lookahead", "serve", "-m", str(seeing), "--port", "0", "--threads", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        found = re.search(r" on (http://[\d.:]+)", running.stderr.readline())
+        assert found
+        yield found[1]
+        running.terminate()
+        running.wait(60)
+
+
+def test_the_answer_is_that_of_the_same_images_in_python(browser: Any, seeing: Path, served: str) -> None:
+    from ipex_lookahead.llm import LLM
+
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.goto(served)
+    told(page, "#model", "seeing")
+    files = [drawn(90, 40), drawn(60, 60, "JPEG")]
+    set_up(page, temperature="0", most="12")
+    attach(page, file("one.png", files[0]), file("two.jpg", files[1]))
+    write(page, "what is it?")
+    page.wait_for_selector(f"{LAST}:not([aria-busy]) .figures summary")
+    idle(page)
+    talk = page.evaluate("JSON.parse(Object.values(localStorage).find((one) => one.includes('messages')))")
+    with LLM(seeing, threads=1, progress=False) as llm:
+        wanted = llm.chat("what is it?", images=files, max_new_tokens=12, temperature=0)
+    assert talk["messages"][1]["content"] == wanted.text
+    assert f"prompt {wanted.stats.prompt_tokens} tokens" in talk["messages"][1]["figures"]
+    context.close()

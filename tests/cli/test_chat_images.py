@@ -27,10 +27,8 @@ from tests.vision.test_towers import processor
 QUESTION = "what is it?"
 
 
-@pytest.fixture(scope="module")
-def seeing(tmp_path_factory) -> Path:
-    """A tiny model that takes images."""
-    folder = tmp_path_factory.mktemp("models") / "seeing"
+def write_seeing(folder: Path) -> Path:
+    """Write a tiny model that takes images."""
     saved("gemma4", folder, processor("gemma4"))
     tokenizer = chat_tokenizer()
     tokenizer.add_tokens([AddedToken(one, special=True) for one in TOKENS["gemma4"]], special_tokens=True)
@@ -38,6 +36,11 @@ def seeing(tmp_path_factory) -> Path:
     tokenizer.save_pretrained(folder)
     (folder / "generation_config.json").write_text("{}")
     return folder
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> Path:
+    return write_seeing(tmp_path_factory.mktemp("models") / "seeing")
 
 
 @pytest.fixture
