@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ipex_lookahead.engines.native.engine import NativeEngine
 from ipex_lookahead.engines.prefill import prefill
 from ipex_lookahead.errors import InputError
 from tests.support.family_engines import load, on
-from tests.support.family_table import FAMILIES, variants
+from tests.support.family_table import FAMILIES, VOCAB, variants
 from tests.support.gguf_families import write_gguf
 from tests.support.pictures import PLACEHOLDER, ours, picture, prompt, rows_of, seeing, theirs
 from tests.support.tiny_families import build, with_weights, write_folder
@@ -48,6 +49,8 @@ CASES: dict[str, Any] = {
         },
     ),
     "qwen3_5": seeing("qwen3_5", {}),
+    "smolvlm": seeing("smolvlm", {}),
+    "lfm2_vl": seeing("lfm2_vl", {}),
 }
 
 
@@ -158,6 +161,24 @@ def test_wrong_positions_and_masks_show(
     _, engine = models[name]
     images, ids = some(engine)
     assert apart(ours(engine, ids, images, kind=kind), ours(engine, ids, images)) > 3 * NEAR
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma4 with spans"])
+@pytest.mark.parametrize("window", [8, 10])
+def test_another_window_shows(
+    models: dict[str, tuple[Any, NativeEngine]], tmp_path: Path, name: str, window: int
+) -> None:
+    """A row of an image sees back to the edge of its own window, of 9 positions."""
+    model, engine = models[name]
+    folder = write_folder(tmp_path, model)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["text_config"]["sliding_window"] == 9
+    config["text_config"]["sliding_window"] = window
+    (folder / "config.json").write_text(json.dumps(config))
+    images, ids = some(engine)
+    changed = np.abs(ours(load(folder), ids, images) - ours(engine, ids, images)).max(axis=1)
+    first = images[0].start + images[0].count
+    assert changed[images[0].start : first].max() / ours(engine, ids, images).std() > 3 * NEAR
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -287,9 +308,12 @@ def test_rows_that_do_not_fit_are_refused(models: dict[str, tuple[Any, NativeEng
     [
         ({"start": 3}, "not at placeholders"),
         ({"start": 40}, "within the 48 tokens"),
-        ({"grid": (5, 5)}, "its product must be 15"),
+        ({"grid": (5, 5)}, r"with a grid of \(5, 5\); they must be float32 \[25, 64\]"),
         ({"digest": b"short"}, "5 bytes"),
-        ({"features": np.zeros((15, 8), np.float32)}, r"\(15, 8\); it must be float32 \(15, 64\)"),
+        (
+            {"features": np.zeros((15, 8), np.float32)},
+            r"\[15, 8\] with a grid of \(3, 5\); they must be float32 \[15, 64\]",
+        ),
         ({"features": np.zeros((15, 64))}, "float64"),
         ({"deepstack": ()}, "0 deepstack features; the model has 1"),
     ],
@@ -331,6 +355,7 @@ def test_keys_of_rows_follow_from_the_digest_and_the_grid() -> None:
         ("qwen3_5_text", {"qwen35.rope.dimension_sections": [1, 1, 0, 0]}, 248056, (0, 1, 0), 0),
         ("gemma3_text", {}, 262144, (), 0),
         ("gemma4_text", {}, 258880, (), 0),
+        ("lfm2", {}, 396, (), 0),
     ],
 )
 def test_gguf_files_of_text_parts_take_images(
@@ -355,6 +380,21 @@ def test_gguf_files_of_text_parts_take_images(
     assert spans == expected.get(
         model_type, {(True, False), (False, False)} if "gemma" in model_type else {(False, False)}
     )
+
+
+def test_a_gguf_file_of_smolvlm_is_known_by_its_vocabulary(tmp_path: Path) -> None:
+    """Its text part is a llama; the placeholder is <image>."""
+    names = [f"<{i}>" for i in range(VOCAB)]
+    for vocabulary, token in ((names, None), (["<fake_token_around_image>", *names[1:9], "<image>", *names[10:]], 9)):
+        file = write_gguf(
+            tmp_path / "a.gguf",
+            build("llama", variants("llama")[0]),
+            metadata={"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.tokens": vocabulary},
+        )
+        checkpoint = open_checkpoint(file)
+        images = checkpoint.spec.images
+        checkpoint.close()
+        assert (None if images is None else images.token) == token
 
 
 def test_gguf_files_of_gemma_4_have_spans_without_per_layer_inputs(tmp_path: Path) -> None:

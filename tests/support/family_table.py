@@ -578,7 +578,7 @@ FAMILIES: dict[str, Family] = {
         "Lfm2VlConfig", "lfm2", {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
         "num_attention_heads": 2, "num_patches": 16, "patch_size": 4, "model_type": "siglip2_vision_model"},
         {"projector_hidden_size": 16, "image_token_id": 7},
-        **{key: value for key, value in _SHORT.items() if key not in SIZES}, block_multiple_of=32,
+        **_SHORT, block_multiple_of=32,
     ),
     "qwen2_vl": _seeing(
         "Qwen2VLConfig", "qwen2_vl_text", {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 2,

@@ -82,6 +82,8 @@ def theirs(model: Any, ids: Ids, images: Sequence[PromptImage]) -> Any:
     deepstack = [[torch.from_numpy(one.deepstack[i]) for one in images] for i in range(len(images[0].deepstack))]
     types = torch.from_numpy((ids == PLACEHOLDER).astype(np.int64))[None]
     given: dict[str, Any] = {"token_type_ids" if kind == "gemma3" else "mm_token_type_ids": types}
+    if kind in ("smolvlm", "lfm2_vl"):
+        given = {}
     if kind.startswith("qwen"):
         merge = model.config.vision_config.spatial_merge_size
         given["image_grid_thw"] = torch.tensor([[1, merge * one.grid[0], merge * one.grid[1]] for one in images])
