@@ -25,7 +25,9 @@ class Saved:
     """The format of the saved weights."""
 
     low_bit: str | None = option(
-        f"Weight format: {WEIGHTS}. Default: sym_int4 for a float model, else the file's own.", type=LowBit()
+        f"Weight format: {WEIGHTS}. Default: sym_int4 for a float model, sym_int8 for a text encoder, else the file's"
+        " own.",
+        type=LowBit(),
     )
     group_size: Literal["32", "64"] = option("Number of weights that share a scale.", "32")
     mixed_precision: bool = option("Keep the output layer in 8 bits.", False)
@@ -97,7 +99,7 @@ def _checked_format_of_encoder(path: Path, how: Saved) -> str | None:
                 f"--{name.replace('_', '-')} is for models that generate text; {path} is a text encoder",
                 hint="leave it out",
             )
-    return how.low_bit or ("sym_int4" if format_of(path) in FLOATS else None)
+    return how.low_bit or ("sym_int8" if format_of(path) in FLOATS else None)
 
 
 def _save_encoder(path: Path, out: Path, how: Saved) -> str:

@@ -139,7 +139,7 @@ def test_a_text_encoder_is_saved_as_one(tmp_path, capsys):
     from tests.support.text_encoders import build, write_folder
 
     source = write_folder(tmp_path / "m", "bert-score", build("bert-score"))
-    for arguments, saved in (([], "sym_int4"), (["--low-bit", "sym_int8"], "sym_int8")):
+    for arguments, saved in (([], "sym_int8"), (["--low-bit", "sym_int4"], "sym_int4")):
         assert run(["quantize", str(source), str(tmp_path / saved), *arguments]) == 0
         assert f"in {saved} (group size 32)" in capsys.readouterr().out
         assert open_text_encoder(tmp_path / saved, threads=1).head is not None
