@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from ipex_lookahead.bench.examine_embedding import embedding_lines
 from ipex_lookahead.bench.options import json_option
 from ipex_lookahead.bench.roofline import HEADINGS, table, title
 from ipex_lookahead.cli.commands import command
@@ -91,6 +92,9 @@ def lines(report: dict[str, Any], width: int) -> list[str]:
         output += ["", f"Native kernels: {by_bytes['problem']}" if "problem" in by_bytes else compared]
     output += _of_opencl(report, width)
     output += ["", f"Model: {report['model']}", ""]
+    if found := report.get("embedding"):
+        problems = [f"**Problem**: {line}" for line in report["problems"]]
+        return output + embedding_lines(found) + ["", *(problems or ["Everything works."])]
     headings = ("engine", "plain", "lookahead", "tok/s", "tok/step", "equal")
     output += markdown_lines(headings, [row for tried in report["engines"] for row in _rows(tried)], width)
     for tried in report["engines"]:

@@ -10,9 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ipex_lookahead.bench.examine_embedding import embedding_problems, examine_embedding
 from ipex_lookahead.bench.facts import machine, versions, without_paths
 from ipex_lookahead.bench.options import PACKAGED_PROMPTS
 from ipex_lookahead.cli.prompts import read_prompts
+from ipex_lookahead.cli.serve_embedding import is_for_text
 from ipex_lookahead.config import LookaheadConfig
 from ipex_lookahead.errors import EngineError, LookaheadError, arg, first_line
 from ipex_lookahead.system.extras import installing, need_torch, torch_missing
@@ -88,6 +90,12 @@ def examine(
         report["by_bytes"] = compare_with_scalar(threads)
     report["engines"] = []
     report["model"] = reported_name(model, tiny)
+    if on_cpu and not tiny and not is_for_text(model, progress=True):
+        say("vectors alone and in a batch")
+        report["embedding"] = examine_embedding(model, low_bit, threads)
+        report["problems"] = problems(report) + embedding_problems(report["embedding"])
+        report["healthy"] = not report["problems"]
+        return report
     with model_to_load(model, tiny, low_bit) as (source, settings, ids):
         for engine, deterministic in engines:
             say(f"exactness and speed: {engine}{', deterministic' if deterministic else ''}")
