@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ipex_lookahead.errors import InputError, QueueFullError
+from ipex_lookahead.errors import InputError, LookaheadError, QueueFullError
 from ipex_lookahead.hub import HubName, Progress, parse_name, resolve_model
 from ipex_lookahead.hub.recommended import find_recommended
+from ipex_lookahead.vision.fetching import fetch_vision_part_of
+
+log = logging.getLogger("ipex_lookahead")
 
 MOST_AT_ONCE, MOST = 2, 16
 """Maximum number of downloads that run, and that run or wait."""
@@ -101,6 +105,10 @@ class Downloads:
                     if download.ended:
                         raise _Ended
                     result = resolve_model(source, progress=False, observe=observe)
+                    try:
+                        fetch_vision_part_of(source, result, observe=observe)
+                    except LookaheadError as error:  # the model answers texts without it
+                        log.warning("%s takes no images: %s", source, error)
             except BaseException as error:
                 problem = error
             with contextlib.suppress(RuntimeError):  # the server has ended

@@ -24,6 +24,8 @@ from ipex_lookahead.serving.failures import ApiError
 from ipex_lookahead.serving.keys import Keys
 from ipex_lookahead.serving.managed import FixedEntry
 from ipex_lookahead.serving.server import Server, Settings
+from ipex_lookahead.vision import fetching
+from ipex_lookahead.vision.fetching import fetch_vision_part_of
 from tests.support.fake_hub import fake_hub
 
 ADMIN = "a-key-of-an-admin"
@@ -57,6 +59,7 @@ def served(tmp_path, monkeypatch):
         options = hub.HubOptions(cache_dir=str(tmp_path / "hub"), endpoint=made.endpoint, token=False)
         monkeypatch.setenv("IPEX_LOOKAHEAD_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(downloads, "resolve_model", partial(hub.resolve_model, options=options))
+        monkeypatch.setattr(downloads, "fetch_vision_part_of", partial(fetch_vision_part_of, options=options))
         monkeypatch.setattr(ollama_models, "removal_of", partial(hub.removal_of, options=options))
         server, models = Server(Settings(admin_keys=Keys([ADMIN]))), FakeModels(tmp_path)
         app = make_app(server)
@@ -230,3 +233,15 @@ def test_keep_alive():
     for wrong in ("", "soon", "5 m", "5x", "m", "1.2.3", True, [], {}, "9" * 99, "٣m"):
         with pytest.raises(ApiError, match="keep_alive"):
             keep_alive_seconds(wrong)
+
+
+def test_a_model_that_takes_images_comes_with_its_vision_part(served, monkeypatch, caplog):
+    made, _, ask = served
+    assert lines(ask("POST", "/api/pull", model="owner/model"))[-1] == {"status": "success"}
+    monkeypatch.setattr(fetching, "takes_images", lambda model: True)
+    assert lines(ask("POST", "/api/pull", model="owner/model"))[-1] == {"status": "success"}, "it answers texts"
+    assert "owner/model takes no images: owner/model has no mmproj file" in caplog.text
+    made.repositories["owner/model"]["mmproj-F16.gguf"] = b"x" * 70_000
+    found = lines(ask("POST", "/api/pull", model="owner/model"))
+    assert any(one.get("completed") == 70_000 for one in found)
+    assert "mmproj-F16.gguf" in made.fetched()
