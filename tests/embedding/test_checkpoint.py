@@ -130,13 +130,16 @@ def test_a_pooling_that_does_not_exist_is_named(tmp_path: Path) -> None:
         open_text_encoder(file, threads=1)
 
 
-def test_dense_layers_of_a_gguf_file_follow_each_other(tmp_path: Path) -> None:
+def test_dense_layers_of_a_gguf_file_follow_each_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     up, down = RNG.standard_normal((96, HIDDEN), np.float32), RNG.standard_normal((HIDDEN, 96), np.float32)
     file = write_gguf(
         tmp_path / "m.gguf", "gemma", build("gemma"),
         change=lambda tensors: tensors.update({"dense_2.weight": up, "dense_3.weight": down}),
     )  # fmt: skip
     loaded = open_text_encoder(file, threads=1)
+    assert "dense" not in caplog.text
+    assert open_text_encoder(write_gguf(tmp_path / "n.gguf", "gemma", build("gemma")), threads=1).heads is None
+    assert "n.gguf: has no dense layers" in caplog.text
     assert loaded.heads is not None
     assert (loaded.head, loaded.heads.outputs) == (None, HIDDEN)
     pooled = RNG.standard_normal((4, HIDDEN), np.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from ipex_lookahead.architectures.spec import Attention
 from ipex_lookahead.architectures.text_encoder import (
     ACTIVATIONS,
     BERT,
+    DENSE,
     Config,
     Parts,
     TextEncoder,
@@ -27,6 +29,8 @@ from ipex_lookahead.architectures.text_encoder import (
 from ipex_lookahead.architectures.windows import gguf_layer_types, layer_types
 from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.files.refusal import Refusal
+
+_log = logging.getLogger(__name__)
 
 GEMMA = "gemma_embedding"
 """Name of EmbeddingGemma here: its ``model_type`` is that of a decoder, ``gemma3_text``."""
@@ -242,6 +246,12 @@ def _complete_gemma(file: GgufSource, config: Config) -> None:
     gguf_layer_types(file, config, "gemma-embedding", every=6)
     config["query_pre_attn_scalar"] = config["head_dim"]
     complete_labels(file, config)
+    if not config[DENSE]:
+        _log.warning(
+            "%s: has no dense layers (dense_2, dense_3), so its vectors are not those of the original EmbeddingGemma;"
+            " llama.cpp's converter writes them with --sentence-transformers-dense-modules",
+            file.path,
+        )
 
 
 _GEMMA_KEYS = replace(
