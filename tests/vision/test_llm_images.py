@@ -187,6 +187,30 @@ def test_lookahead_and_caching_change_nothing(made, kind):
         assert again.token_ids == fresh.chat(turns, max_new_tokens=8, lookahead=3, temperature=0).token_ids
 
 
+def test_equal_tiles_of_other_images_are_found(made):
+    """Rows depend on their tile and what precedes it: an image with the same first tiles is read from the next one."""
+    folder, llm, _ = made("idefics3")
+    colors = noise(64, 96, seed=30)
+    other = colors.copy()
+    other[:, 64:] = 255 - other[:, 64:]  # the third of three tiles in a row
+    first, second = (saved_image(Image.fromarray(one), "PNG") for one in (colors, other))
+    layout = llm._model.vision.layout(first)
+    assert (layout.plan.rows, layout.plan.columns) == (2, 3)
+    assert (layout.plan.steps[0].width, layout.plan.steps[0].height) == (96, 64)
+    wanted = {}
+    for file in (first, second):
+        with LLM(folder, threads=1, slots=1, progress=False) as fresh:
+            wanted[file] = answer_of(fresh, file).token_ids
+    assert answer_of(llm, first).token_ids == wanted[first]
+    found = answer_of(llm, second)
+    assert found.token_ids == wanted[second]
+    assert 2 * layout.counts[0] < found.stats.cached_tokens
+    names = TOKENS["idefics3"]
+    before = spelled("idefics3", llm, second).split(names[0] * layout.counts[0])[:3]
+    start = len(llm.tokenizer.encode("<|im_start|>user\n" + (names[0] * layout.counts[0]).join(before), False))
+    assert found.stats.cached_tokens <= start
+
+
 def test_images_come_as_paths_bytes_and_data_urls(made, tmp_path):
     _, llm, _ = made("gemma4")
     file = picture(6)
