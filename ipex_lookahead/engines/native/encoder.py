@@ -6,7 +6,7 @@ weights in every format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.integer[Any]]
 Pause = Callable[[], None]
 """Called between slices of an encoder's work."""
+
+
+PASS_ROWS = 4096
+"""Number of tokens of texts that go through the layers together: more need memory, and are not faster."""
 
 
 def no_pause() -> None:
@@ -192,8 +196,10 @@ class NativeTextEncoder(NativeEncoder):
             if not len(ids) or (of is not None and len(of) != len(ids)):
                 got = f"a text of {len(ids)} tokens" + ("" if of is None else f" with {len(of)} token types")
                 raise InputError(argument="inputs", got=got, allowed="at least one token, and a type for each or none")
-        if not inputs:
-            return []
+        return [rows for part in _parts(inputs, kinds) for rows in self._pass(*part, pause)]
+
+    def _pass(self, inputs: Sequence[Ids], kinds: Sequence[Ids | None], pause: Pause) -> list[Floats]:
+        """Return the rows of texts that go through the layers together."""
         lengths = np.array([len(ids) for ids in inputs], np.int32)
         joined = None
         if any(of is not None for of in kinds):
@@ -203,6 +209,18 @@ class NativeTextEncoder(NativeEncoder):
         one = self._call(native_core().EncoderPass.texts, self._raw, tokens, lengths, joined)
         rows = self._finish(one, (), pause)[len(self.spec.layers)]
         return np.split(rows, np.cumsum(lengths)[:-1])
+
+
+def _parts(inputs: Sequence[Ids], kinds: Sequence[Ids | None]) -> Iterator[tuple[Sequence[Ids], Sequence[Ids | None]]]:
+    """Divide texts into parts of at most ``PASS_ROWS`` tokens, or one longer text."""
+    first = tokens = 0
+    for number, ids in enumerate(inputs):
+        if number > first and tokens + len(ids) > PASS_ROWS:
+            yield inputs[first:number], kinds[first:number]
+            first, tokens = number, 0
+        tokens += len(ids)
+    if tokens:
+        yield inputs[first:], kinds[first:]
 
 
 def _ids(argument: str, ids: Ids) -> npt.NDArray[np.int32]:

@@ -10,6 +10,7 @@ import pytest
 
 from ipex_lookahead.architectures.encoder import EncoderSpec
 from ipex_lookahead.architectures.spec import Activation, Attention, Block, GatedMlp, Rope
+from ipex_lookahead.engines.native import encoder as encoder_module
 from ipex_lookahead.engines.native.core import ISA_VARIABLE, available_isas, native_core
 from ipex_lookahead.engines.native.encoder import NativeTextEncoder
 from ipex_lookahead.errors import InputError, UnsupportedModelError
@@ -221,6 +222,19 @@ def test_slices_of_any_size_give_the_same_bits(name):
             slices += 1
         assert np.asarray(one.rows(encoder._raw)).tobytes() == whole.tobytes()
         assert (slices > 10) == (work < 10**7)
+
+
+def test_many_texts_are_divided_between_passes(monkeypatch):
+    """A part has at most 50 tokens, or one text of 90."""
+    encoder = NativeTextEncoder(bert(), read, threads=2)
+    ids, types = texts()
+    whole = encoder.rows(ids, types)
+    monkeypatch.setattr(encoder_module, "PASS_ROWS", 50)
+    passes: list[int] = []
+    begun = encoder._pass
+    monkeypatch.setattr(encoder, "_pass", lambda *given: passes.append(len(given[0])) or begun(*given))
+    assert [one.tobytes() for one in encoder.rows(ids, types)] == [one.tobytes() for one in whole]
+    assert passes == [3, 2, 1, 1]
 
 
 def test_no_text_is_no_rows():
