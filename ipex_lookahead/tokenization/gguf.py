@@ -272,9 +272,8 @@ class _Reader:
         for side, spellings in enumerate(names):
             if ids[side] is None:
                 ids[side] = next((i for i, token in enumerate(self.tokens) if token in spellings), None)
-        flags = [self.scalar(key, bool) for key in ("add_bos_token", "add_eos_token")]
-        if self.scalar("add_sep_token", bool) is not None:
-            flags[1] = self.scalar("add_sep_token", bool)
+        # llama.cpp adds both tokens of BERT whatever the file states: its converter writes add_sep_token=False.
+        flags = [None if types else self.scalar(key, bool) for key in ("add_bos_token", "add_eos_token")]
         special, ordinary = self.added_tokens()
         more = [t for t, kind in zip(self.tokens, self.types, strict=True) if kind == UNKNOWN and t]
         more += [self.tokens[i] for i in ids if i is not None]

@@ -76,6 +76,7 @@ def bert_metadata(core: Tokenizer, **more: Any) -> dict[str, Any]:
         "tokenizer.ggml.cls_token_id": vocabulary["[CLS]"],
         "tokenizer.ggml.seperator_token_id": vocabulary["[SEP]"],
         "tokenizer.ggml.padding_token_id": vocabulary["[PAD]"],
+        "tokenizer.ggml.add_sep_token": False,  # as llama.cpp's converter writes it; both tokens are added all the same
         **more,
     }
 
