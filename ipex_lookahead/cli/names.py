@@ -53,6 +53,7 @@ OPTIONS = {
     "num_draft_tokens": "--lookahead",
     "save_low_bit": "ipex-lookahead quantize",
     "model.save_low_bit(folder)": "ipex-lookahead quantize",
+    "LLM(path).embed(texts)": "ipex-lookahead embed",
 }
 """Argument in Python -> option of the command line."""
 
