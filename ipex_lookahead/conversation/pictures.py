@@ -62,6 +62,37 @@ def decoded(text: str, place: str) -> bytes:
     return bytes(found)
 
 
+MEDIA = "<__media__>"
+"""The place of an image in a prompt without a chat template, as llama-server's clients write it."""
+_AROUND = ("<|vision_start|>", "<|vision_end|>")
+"""Tokens around an image that Qwen's chat templates write themselves."""
+
+
+def prompt_with_media(
+    model: ChatModel, text: str, images: Sequence[bytes | Picture]
+) -> tuple[list[int], list[PromptImage]]:
+    """Return the tokens of a prompt without a chat template, and its images.
+
+    Args:
+        model: the model.
+        text: the prompt, with ``MEDIA`` at the place of each image.
+        images: the images in the order of the places.
+
+    Raises InputError and ContextLengthError as :class:`Expansion`.
+    """
+    expansion = Expansion(model, images)
+    parts = text.split(MEDIA)
+    if len(parts) - 1 != len(images):
+        raise InputError(f"the prompt has {MEDIA} {len(parts) - 1} times for {len(images)} images")
+    marker = model.spelling(model.image_token if model.vision.marker is None else model.vision.marker)
+    for word in (marker, model.spelling(model.image_token)):
+        if word in text:
+            raise InputError(f"the prompt has {word}, the model's placeholder for images", hint=f"write {MEDIA}")
+    before, after = _AROUND if all(word in model.special_tokens for word in _AROUND) else ("", "")
+    ids = model.tokenizer.encode(expansion.text(f"{before}{marker}{after}".join(parts)), add_special_tokens=True)
+    return expansion.prompt(ids)
+
+
 class Expansion:
     """The images of a prompt, as tokens: the text and the ids of the prompt get a place for each row of them.
 

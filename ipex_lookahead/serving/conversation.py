@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ipex_lookahead.conversation.calls.base import Function
+from ipex_lookahead.conversation.image_parts import Picture
 from ipex_lookahead.conversation.request import Conversation, choice_of, function_of, request_for
 from ipex_lookahead.errors import ContextLengthError, InputError
 from ipex_lookahead.runtime.request import Request
@@ -54,14 +55,20 @@ async def _built(
     served = server.served
     if not conversation.images:
         return await server.prepare(lambda: build(served, conversation))
+    return await seen(request, conversation.images, lambda: build(served, conversation))
+
+
+async def seen(request: HttpRequest, images: Sequence[bytes | Picture], build: Callable[[], Request]) -> Request:
+    """Read the files of images, and build a request of them in a thread. Raises as :func:`prepared`."""
+    server = server_of(request)
     try:
-        served.check_images()
+        server.served.check_images()
     except InputError as error:
-        place = getattr(conversation.images[0], "place", "")
+        place = getattr(images[0], "place", "")
         named = from_ours(error)
         raise ApiError(400, f"{place}: {named.message}", param=place or None, code="unsupported_value") from None
-    await read_files(conversation.images, server.settings.image_hosts, server.limits)
-    made = await server.with_images(request, lambda: build(served, conversation))
+    await read_files(images, server.settings.image_hosts, server.limits)
+    made = await server.with_images(request, build)
     server.metrics.seen(made.images)
     return made
 

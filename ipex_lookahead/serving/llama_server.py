@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 
 from ipex_lookahead.conversation.answer import Finish
+from ipex_lookahead.conversation.pictures import MEDIA, prompt_with_media
 from ipex_lookahead.conversation.request import grammar_of
 from ipex_lookahead.decoding.saved_cache import load_cache, save_cache
 from ipex_lookahead.decoding.sequence_group import prefix_key
@@ -21,10 +23,12 @@ from ipex_lookahead.runtime.request import Request
 from ipex_lookahead.serving.answers import Answers
 from ipex_lookahead.serving.body import JsonRoute
 from ipex_lookahead.serving.completions import encoded
+from ipex_lookahead.serving.conversation import seen
 from ipex_lookahead.serving.failures import ApiError, from_ours, refused
-from ipex_lookahead.serving.fields import Body, no_effect, refused_unless, required, supported
+from ipex_lookahead.serving.fields import Body, no_effect, only, refused_unless, required, supported
 from ipex_lookahead.serving.handling import answer, checked, identity_of, memory_of, server_of
 from ipex_lookahead.serving.logprobs import spelled
+from ipex_lookahead.serving.pictures import Pictures
 from ipex_lookahead.serving.sampling import MINUS_ONE, Sampled, stops
 from ipex_lookahead.serving.server import Served, Server
 from ipex_lookahead.serving.sse import comments, event
@@ -46,7 +50,9 @@ class LlamaSampled(Sampled):
 class LlamaRequest(LlamaSampled):
     """A request for `/completion`."""
 
-    prompt: str | list[int] = required("a text or token ids")
+    prompt: str | list[int] | dict[str, Any] = required(
+        "a text, token ids, or `prompt_string` with `multimodal_data`: images in base64 at the places of `<__media__>`"
+    )
 
 
 class ExtraFile(Body):
@@ -73,8 +79,35 @@ async def completion(request: HttpRequest, body: LlamaRequest) -> Response:
     if not body.prompt:
         raise refused("prompt", "it is empty; give a text, or token ids")
     prompt = body.prompt
+    if isinstance(prompt, dict):
+        text, made = await _with_media(request, server, served, prompt)
+        return await _answered(request, body, made, text)
     (ids,) = await server.prepare(lambda: encoded(served, [prompt] if isinstance(prompt, str) else [prompt]))
-    return await _answered(request, body, ids, prompt if isinstance(prompt, str) else None)
+    return await _answered(request, body, Request(ids), prompt if isinstance(prompt, str) else None)
+
+
+async def _with_media(
+    request: HttpRequest, server: Server, served: Served, prompt: Mapping[str, Any]
+) -> tuple[str, Request]:
+    """Return the text of a prompt with images, and its request. Raises ApiError."""
+    only(prompt, ("prompt_string", "multimodal_data"), "prompt.")
+    text, files = prompt.get("prompt_string"), prompt.get("multimodal_data") or []
+    if not isinstance(text, str) or not text:
+        raise refused("prompt.prompt_string", "it must be a text that is not empty")
+    if not isinstance(files, list) or not all(isinstance(one, str) for one in files):
+        raise refused("prompt.multimodal_data", "it must be a list of images in base64")
+    pictures = Pictures(server.limits)
+    for at, one in enumerate(files):
+        pictures.add(one, f"prompt.multimodal_data.{at}", is_url=one.startswith("data:"))
+    if not pictures.found:
+        return text, Request(await server.prepare(lambda: served.encode(text, special=True)))
+
+    def build() -> Request:
+        served.check_length(text)
+        ids, images = prompt_with_media(served, text, pictures.found)
+        return Request(ids, images=images)
+
+    return text, await seen(request, pictures.found, build)
 
 
 @router.post("/infill")
@@ -84,12 +117,13 @@ async def infill(request: HttpRequest, body: InfillRequest) -> Response:
     before = body.input_prefix + (body.prompt or "")
     files = [(one.filename or "tmp", one.text or "") for one in body.input_extra or ()]
     ids, ends = await server.prepare(lambda: served.filled_in("input_suffix", before, body.input_suffix, files))
-    return await _answered(request, body, ids, None, ends)
+    return await _answered(request, body, Request(ids), None, ends)
 
 
 async def _answered(
-    request: HttpRequest, body: LlamaSampled, ids: list[int], text: str | None, ends: tuple[int, ...] = ()
+    request: HttpRequest, body: LlamaSampled, made: Request, text: str | None, ends: tuple[int, ...] = ()
 ) -> Response:
+    ids = list(made.prompt)
     server = server_of(request)
     served, limits = server.served, server.limits
     form = body.form_of_text(limits)
@@ -100,7 +134,7 @@ async def _answered(
     requested = body.max_tokens if body.n_predict is None else body.n_predict
     params = body.params(served, len(ids), -1 if requested is None else requested, stops(body.stop, limits), ends)
     options |= identity_of(request, body.cache_salt)
-    answers = server.start([Request(ids, params, grammar=grammar, **options)], body.id_slot)
+    answers = server.start([replace(made, params=params, grammar=grammar, **options)], body.id_slot)
     writer = _Writer(server, served, body.model, ids, text, answers)
     return await answer(request, server, answers, writer, stream=bool(body.stream))
 
@@ -176,6 +210,7 @@ async def props(request: HttpRequest) -> dict[str, Any]:
         "model_alias": server.settings.names[0],
         "model_path": server.settings.names[0],
         "modalities": {"vision": served.sees, "audio": False},
+        "media_marker": MEDIA,
         "chat_template": served.template,
         **{name: "" if i is None else spelled(i, served.tokens) for name, i in ends.items()},
         "build_info": f"ipex-lookahead {__version__}",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import uvicorn
@@ -29,6 +32,13 @@ FUNCTIONS = [{"type": "function", "function": {"name": "w", "parameters": SCHEMA
 
 @pytest.fixture(scope="module")
 def address(server) -> Iterator[str]:
+    with listening(server) as found:
+        yield found
+
+
+@contextmanager
+def listening(server: Any) -> Iterator[str]:
+    """The address of a server."""
     bound = bind("127.0.0.1", 0)
     running = uvicorn.Server(uvicorn.Config(make_app(server), log_config=None, lifespan="off"))
     thread = threading.Thread(target=running.run, args=([bound],), daemon=True)
@@ -36,6 +46,51 @@ def address(server) -> Iterator[str]:
     yield url(bound)
     running.should_exit = True
     thread.join(60)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory) -> Iterator[tuple[str, bytes]]:
+    """The address of a server with a model that takes images, and an image."""
+    images = pytest.importorskip("tests.serving.test_images")
+    folder = images.write_folder(tmp_path_factory.mktemp("seeing"), "gemma4")
+    with images.server_of(folder) as client, listening(client.app.state.server) as address:
+        yield address, images.picture(1)
+
+
+def test_openai_images(seeing):
+    openai = pytest.importorskip("openai", reason="the openai client is not installed")
+    address, file = seeing
+    image = "data:image/png;base64," + base64.b64encode(file).decode()
+    with openai.OpenAI(base_url=address + "/v1", api_key="any", max_retries=0) as client:
+        parts = [{"type": "image_url", "image_url": {"url": image, "detail": "low"}}, {"type": "text", "text": "Hi"}]
+        messages = [{"role": "user", "content": parts}]
+        chat = client.chat.completions.create(model="tiny", messages=messages, max_tokens=8, temperature=0)
+        parts = [{"type": "input_image", "image_url": image, "detail": "low"}, {"type": "input_text", "text": "Hi"}]
+        given = {"model": "tiny", "input": [{"role": "user", "content": parts}]}
+        response = client.responses.create(**given, max_output_tokens=8, temperature=0)
+        assert response.output_text == chat.choices[0].message.content
+        assert response.usage.input_tokens == chat.usage.prompt_tokens > 30
+        assert client.responses.input_tokens.count(**given).input_tokens == chat.usage.prompt_tokens
+
+
+def test_anthropic_and_ollama_images(seeing, tmp_path):
+    anthropic = pytest.importorskip("anthropic", reason="the anthropic client is not installed")
+    ollama = pytest.importorskip("ollama", reason="the ollama client is not installed")
+    address, file = seeing
+    (tmp_path / "a.png").write_bytes(file)
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(file).decode()}
+    messages = [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "Hi"}]}]
+    with anthropic.Anthropic(base_url=address, api_key="any", max_retries=0) as client:
+        message = client.messages.create(model="tiny", max_tokens=8, messages=messages, extra_body={"temperature": 0})
+        counted = client.messages.count_tokens(model="tiny", messages=messages).input_tokens
+        assert counted == message.usage.input_tokens + message.usage.cache_read_input_tokens > 30
+    client = ollama.Client(host=address)
+    options = {"num_predict": 8, "temperature": 0}
+    said = client.chat("tiny", [{"role": "user", "content": "Hi", "images": [tmp_path / "a.png"]}], options=options)
+    assert said.message.content == message.content[0].text
+    assert said.prompt_eval_count == counted
+    assert client.generate("tiny", "Hi", images=[file], options=options).response == said.message.content
+    assert "vision" in client.show("tiny").capabilities
 
 
 @pytest.fixture
@@ -140,7 +195,7 @@ def test_ollama(address, model):
     with pytest.raises(ollama.ResponseError, match="there is no model") as missing:
         client.chat("llama3", ASKED)
     assert missing.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="only text is supported"):
+    with pytest.raises(ollama.ResponseError, match="this model takes no images"):
         client.generate("tiny", "Hi", images=[b"abcd"])
     with pytest.raises(ollama.ResponseError, match="there is no model"):
         list(client.chat("llama3", ASKED, stream=True))

@@ -181,6 +181,33 @@ def test_all_apis_give_the_answer_of_python(seeing, sighted):
     assert (found["response"], found["prompt_eval_count"]) == (text, tokens)
 
 
+def test_prompts_without_a_template(seeing):
+    """llama-server's way: images at marks in a text."""
+    files = [picture(1), picture(2, (60, 90))]
+    text, tokens = chat(seeing, user("a ", part_of(files[0]), " b ", part_of(files[1])))
+    raw = "<|im_start|>user\na <__media__> b <__media__><|im_end|>\n<|im_start|>assistant\n"
+    data = [text64(one) for one in files]
+    given: dict[str, Any] = {"n_predict": 10, "temperature": 0}
+    found = post(seeing, "/completion", prompt={"prompt_string": raw, "multimodal_data": data}, **given)
+    assert (found["content"], found["tokens_evaluated"], found["prompt"]) == (text, tokens, raw)
+    plain = post(seeing, "/completion", prompt={"prompt_string": "a"}, **given)
+    assert plain["content"] == post(seeing, "/completion", prompt="a", **given)["content"]
+    word = seeing.app.state.server.served.spelling(seeing.app.state.server.served.image_token)
+    for wrong, said in (
+        ({"prompt_string": raw, "multimodal_data": data[:1]}, "<__media__> 2 times for 1 images"),
+        (
+            {"prompt_string": raw + word, "multimodal_data": data},
+            "the model's placeholder for images; write <__media__>",
+        ),
+        ({"prompt_string": raw, "multimodal_data": [4]}, "must be a list of images in base64"),
+        ({"multimodal_data": data}, "prompt.prompt_string"),
+        ({"prompt_string": "<__media__>", "multimodal_data": ["aGk="]}, "prompt.multimodal_data.0: the file is not"),
+        ({"prompt_string": "a", "images": []}, "prompt.images: there is no such field"),
+    ):
+        assert said in error(seeing, "/completion", prompt=wrong, n_predict=1)["message"]
+    assert seeing.get("/props").json()["media_marker"] == "<__media__>"
+
+
 def test_streams_and_several_answers(seeing):
     given = {"messages": [user(part_of(picture(3)), QUESTION)], "seed": 5, "max_tokens": 10, "temperature": 1.0}
     whole = post(seeing, "/v1/chat/completions", n=3, **given)
