@@ -18,6 +18,7 @@ from ipex_lookahead.errors import InputError, MissingPackageError
 from ipex_lookahead.system.extras import installing
 
 if TYPE_CHECKING:
+    from ipex_lookahead.conversation.image_parts import Picture
     from ipex_lookahead.conversation.model import ChatModel
     from ipex_lookahead.conversation.request import Form
     from ipex_lookahead.engines.images import PromptImage
@@ -86,7 +87,7 @@ def constrained(
     form: Form,
     messages: Sequence[Mapping[str, str]],
     variables: Mapping[str, Any],
-    images: Sequence[bytes],
+    images: Sequence[Picture],
 ) -> tuple[list[int], Sequence[PromptImage], Constrain]:
     """Return the token ids of a prompt, its images, and what keeps its answer in the form, after a possible thought.
 

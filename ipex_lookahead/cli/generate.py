@@ -28,6 +28,7 @@ from ipex_lookahead.system.terminal import counted
 
 if TYPE_CHECKING:
     from ipex_lookahead.cli.stream import Answer
+    from ipex_lookahead.conversation.image_parts import Picture
     from ipex_lookahead.conversation.model import ChatModel
     from ipex_lookahead.runtime.text_model import TextModel
 
@@ -205,14 +206,15 @@ def generate(
             print_details(loaded.stats)
 
 
-def _image_files(chat: ChatModel | None, paths: Sequence[str]) -> list[bytes]:
-    """Return the contents of the image files. Raises InputError for a model that takes none."""
+def _image_files(chat: ChatModel | None, paths: Sequence[str]) -> list[Picture]:
+    """Return the images of files. Raises InputError for a model that takes none."""
+    from ipex_lookahead.conversation.image_parts import Picture
     from ipex_lookahead.conversation.pictures import image_file
 
     if chat is None or not paths:
         return []
     chat.check_images()
-    return [image_file(path, "--image") for path in paths]
+    return [Picture(image_file(path, "--image"), place=f"--image {path[:100]}") for path in paths]
 
 
 def _answer(

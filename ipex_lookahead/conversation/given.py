@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ipex_lookahead.conversation.calls.base import Function
+from ipex_lookahead.conversation.image_parts import Picture
 from ipex_lookahead.conversation.pictures import image_file, of_data_url
 from ipex_lookahead.conversation.request import Conversation, Form, choice_of, function_of
 from ipex_lookahead.conversation.schema_numbers import schemas
@@ -52,7 +53,7 @@ def conversation_of(prompt: Any, extras: Mapping[str, Any], form: Form | None) -
         said = 'chat takes a text, or a list of messages {"role": ..., "content": ...}'
         several = isinstance(given, Sequence) and given and all(isinstance(one, str) for one in given)
         raise InputError(said, hint="complete_batch answers several texts" if several else 'llm.chat("Hello")')
-    files: list[bytes] = []
+    files: list[Picture] = []
     messages = [_message(one, f"messages[{at}]", files) for at, one in enumerate(given)]
     if images := extras.get("images"):
         files += _put_images(messages, images)
@@ -93,8 +94,8 @@ def conversation_of(prompt: Any, extras: Mapping[str, Any], form: Form | None) -
     )
 
 
-def _put_images(messages: list[dict[str, Any]], images: Any) -> list[bytes]:
-    """Put images before the text of the last message, and return the contents of their files."""
+def _put_images(messages: list[dict[str, Any]], images: Any) -> list[Picture]:
+    """Put images before the text of the last message, and return them."""
     if isinstance(images, str | bytes) or not isinstance(images, Sequence):
         raise InputError(argument="images", got=type(images).__name__, allowed="a list of paths or bytes")
     last = messages[-1]
@@ -105,10 +106,11 @@ def _put_images(messages: list[dict[str, Any]], images: Any) -> list[bytes]:
     if any(part["type"] == "image" for part in parts):
         raise InputError("the last message has images of its own; put those of images= there as well")
     last["content"] = [*({"type": "image"} for _ in images), *parts]
-    return [image_file(one, f"images[{at}]") for at, one in enumerate(images)]
+    places = [f"images[{at}]" for at in range(len(images))]
+    return [Picture(image_file(one, place), place=place) for one, place in zip(images, places, strict=True)]
 
 
-def _parts(content: Sequence[Any], place: str, files: list[bytes]) -> list[dict[str, Any]] | None:
+def _parts(content: Sequence[Any], place: str, files: list[Picture]) -> list[dict[str, Any]] | None:
     """Return text and image parts as chat templates take them, or None for others; add the files of images."""
     found: list[dict[str, Any]] = []
     for at, part in enumerate(content):
@@ -120,14 +122,15 @@ def _parts(content: Sequence[Any], place: str, files: list[bytes]) -> list[dict[
         elif kind in ("image", "image_url"):
             given, where = part.get(kind), f"{place}.content[{at}].{kind}"
             given = given.get("url") if isinstance(given, Mapping) else given
-            files.append(of_data_url(given, where) if kind == "image_url" else image_file(given, where))
+            file = of_data_url(given, where) if kind == "image_url" else image_file(given, where)
+            files.append(Picture(file, place=where))
             found.append({"type": "image"})
         else:
             return None
     return found
 
 
-def _message(message: Mapping[str, Any], place: str, files: list[bytes]) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], place: str, files: list[Picture]) -> dict[str, Any]:
     """Return a message as chat templates take it; add its image files. Raises InputError, which names the place."""
     role, content = message.get("role"), message.get("content")
     role = "system" if role == "developer" else role

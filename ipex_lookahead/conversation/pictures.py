@@ -14,12 +14,15 @@ from ipex_lookahead.conversation.image_parts import Picture
 from ipex_lookahead.conversation.model import ChatModel
 from ipex_lookahead.engines.images import Floats, PromptImage
 from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.files.paths import given_path
+from ipex_lookahead.vision.images import ImageLimits
 from ipex_lookahead.vision.model import Layout, Prepared, VisionModel
 
 ImageFile = bytes | str | PathLike[str]
 """An image of a caller in Python: the contents of a file, a path, or a ``data:`` URL."""
 
 _BASE64 = ";base64,"
+_REMOTE = ("http://", "https://")
 _PIECE = 1 << 20
 """Characters of base64 that are decoded before other threads run; a multiple of four."""
 
@@ -32,10 +35,36 @@ def image_file(given: object, place: str) -> bytes:
         return of_data_url(given, place)
     if not isinstance(given, str | PathLike):
         raise InputError(f"{place} is {type(given).__name__}; it must be a path, bytes or a data: URL")
+    if isinstance(given, str) and given.lower().startswith(_REMOTE):
+        raise InputError(
+            f"{place} is the URL {given[:100]!r}; images are not downloaded",
+            hint="download the image, and give the path of the file",
+        )
+    return file_bytes(given_path(given), place, "give the path of an image file, or its bytes")
+
+
+def file_bytes(path: Path, place: str, hint: str) -> bytes:
+    """Return the contents of an image file; no more than an image may have is read, also from a device or a pipe.
+
+    Args:
+        path: the file.
+        place: name for messages.
+        hint: for a file that cannot be read.
+
+    Raises InputError if it cannot be read, or is too large.
+    """
+    most = ImageLimits.bytes
     try:
-        return Path(given).read_bytes()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{place}: {error}", hint="give the path of an image file, or its bytes") from None
+        with path.open("rb") as source:
+            content = source.read(most + 1)
+    except OSError as error:
+        name = "''" if str(path) == "." else path
+        raise InputError(f"{place}: {name} cannot be read: {error.strerror or error}", hint=hint) from None
+    if len(content) > most:
+        raise InputError(
+            f"{place}: {path} has more than {most:,} bytes, the most for an image", hint="make the file smaller"
+        )
+    return content
 
 
 def of_data_url(url: object, place: str) -> bytes:

@@ -261,10 +261,13 @@ def test_a_wrong_mmproj_file_is_refused_when_the_model_is_loaded(made, tmp_path)
 @pytest.mark.parametrize(
     ("images", "message"),
     [
-        (["missing.png"], "No such file"),
+        (["missing.png"], "images.0.: missing.png cannot be read: No such file"),
+        ([""], "images.0.: '' cannot be read"),
+        (["/dev/zero"], "/dev/zero has more than 33,554,432 bytes"),
+        (["https://a.com/a.png"], "images.0. is the URL 'https://a.com/a.png'; images are not downloaded"),
         (["data:image/png,abc"], "data: URL in base64"),
         (["data:image/png;base64,a b"], "not valid base64"),
-        ([b"text"], "not a JPEG"),
+        ([picture(0), b"text"], "images.1.: the file is not a JPEG"),
         ([3], "images.0. is int"),
         (b"bytes", "a list of paths or bytes"),
         ([picture(0)] * 65, "65 images; at most 64"),
@@ -319,6 +322,9 @@ def test_the_command_gives_the_same(made, tmp_path, capsys, monkeypatch):
     assert found["text"] == answer.text
     assert run([*given, str(tmp_path / "b.png"), QUESTION]) == 1
     assert "b.png" in capsys.readouterr().err
+    (tmp_path / "text.png").write_text("text")
+    assert run([*given, str(tmp_path / "a.png"), "--image", str(tmp_path / "text.png"), QUESTION]) == 1
+    assert "text.png: the file is not a JPEG" in capsys.readouterr().err
     assert run([*given, str(tmp_path / "a.png"), "--raw", QUESTION]) == 2
     assert run([*given[:1], "-m", str(write_chat_llama(tmp_path / "tiny")), *given[3:], "a.png", QUESTION]) == 1
     assert "takes no images" in capsys.readouterr().err
