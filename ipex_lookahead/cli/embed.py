@@ -14,7 +14,7 @@ import click
 from ipex_lookahead.cli.commands import command
 from ipex_lookahead.cli.embedding_texts import EmbeddingOptions, Given, texts_of
 from ipex_lookahead.cli.options import option
-from ipex_lookahead.cli.writing import check_output
+from ipex_lookahead.cli.writing import check_output, output_path
 from ipex_lookahead.errors import SaveError
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def embed(texts: tuple[str, ...], what: Vectors, loading: EmbeddingOptions) -> N
             for index, row in enumerate(rows):
                 click.echo(json_line(index, given[index], row))
         elif what.to.endswith(NUMPY):
-            write_numpy(Path(what.to), rows, len(given), what.dimensions or model.dimensions)
+            write_numpy(output_path(what.to), rows, len(given), what.dimensions or model.dimensions)
         else:
-            write_lines(Path(what.to), rows, given)
+            write_lines(output_path(what.to), rows, given)
     if what.to is not None:
         click.echo(f"saved {what.to}: {len(given):,} vectors", err=True)
 

@@ -42,7 +42,7 @@ _SAME = (
     "low_bit group_size mixed_precision kv_cache imatrix draft_model drafter draft_vocab drafter_low_bit threads "
     "engine device gpu_layers cpu_moe n_cpu_moe deterministic overwrite max_new_tokens lookahead strategy store window "
     "ngram guesses draft_min_prob temperature top_k top_p min_p seed repetition_penalty presence_penalty "
-    "frequency_penalty mmproj"
+    "frequency_penalty mmproj task dimensions instruction truncate"
 ).split()
 OPTIONS = {
     "cache_dir": "--cache-dir",

@@ -24,6 +24,8 @@ def check_output(file: str | None, *, overwrite: bool) -> None:
     path = given_path(file)
     if path.is_dir():
         raise click.UsageError(f"--output: {file} is a folder; give a file")
+    if path.exists() and not path.is_file():
+        raise click.UsageError(f"--output: {file} is a device or a pipe; give a file, or leave --output out")
     if path.exists() and not overwrite:
         raise click.UsageError(f"--output: {file} already exists; choose another name, or add --overwrite")
     if not path.parent.is_dir():
@@ -40,6 +42,11 @@ def check_new(file: Path, *, overwrite: bool) -> None:
         raise InputError(f"{file} already exists", hint="choose another name, or add --overwrite")
 
 
+def output_path(file: str) -> Path:
+    """Return the file that is replaced when the output is complete: the target of a link, with ``~`` expanded."""
+    return Path(os.path.realpath(given_path(file)))
+
+
 @contextmanager
 def written(file: str) -> Iterator[Callable[[str], None]]:
     """Return a function that writes text to a temporary file, which is renamed at the end.
@@ -48,7 +55,7 @@ def written(file: str) -> Iterator[Callable[[str], None]]:
 
     Raises SaveError if the file cannot be written.
     """
-    path = Path(os.path.realpath(given_path(file)))
+    path = output_path(file)
     name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         out = name.open("x", encoding="utf-8", errors="surrogateescape")

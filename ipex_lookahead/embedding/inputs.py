@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ipex_lookahead.errors import ContextLengthError, InputError
+from ipex_lookahead.errors import ContextLengthError, InputError, arg
 from ipex_lookahead.tokenization.layout import Layout
 from ipex_lookahead.tokenization.text import TextTokenizer
 
@@ -73,7 +73,7 @@ class InputMaker:
 
     def tokens(self, ids: Sequence[int], *, truncate: bool) -> TextInput:
         """Return given token ids, to which nothing is added. Raises InputError, ContextLengthError."""
-        if not isinstance(ids, Sequence | np.ndarray):
+        if isinstance(ids, bytes | bytearray | memoryview) or not isinstance(ids, Sequence | np.ndarray):
             raise InputError(f"a text is of type {type(ids).__name__}; it must be a string, or a list of token ids")
         found = []
         for number in ids:
@@ -131,7 +131,7 @@ def too_long(tokens: int, limit: int) -> ContextLengthError:
         f"a text has {tokens} tokens; the model reads at most {limit}",
         tokens=tokens,
         limit=limit,
-        hint="shorten the text, or allow it to be cut with truncate=True",
+        hint=f"shorten the text, or allow it to be cut with {arg('truncate', True)}",
     )
 
 

@@ -6,7 +6,7 @@ A vector or score depends on its own text alone: it has the same bits alone, in 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -174,6 +174,8 @@ class EmbeddingModel:
         """
         if isinstance(texts, str):
             raise InputError("texts is a single string; give a list of texts", hint="put the text into a list: [...]")
+        if isinstance(texts, bytes | bytearray | Mapping) or not isinstance(texts, Collection):
+            raise InputError(f"texts is of type {type(texts).__name__}; it must be a list of texts")
         maker = self._open.maker
         before = self.prompt_of(task) if prompt is None else prompt
         if not isinstance(before, str):

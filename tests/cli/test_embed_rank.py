@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,22 @@ def test_a_numpy_file_and_a_file_of_json_lines(capsys, piped, tmp_path):
     assert run(["embed", "-m", "x", "one", "-o", str(lined)]) == 0
     assert is_of(json.loads(lined.read_text())["embedding"], "one")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["v.jsonl", "v.npy"], "no temporary file is left"
+
+
+@pytest.mark.usefixtures("fake", "piped")
+@pytest.mark.parametrize("name", ["v.npy", "v.jsonl"])
+def test_links_homes_and_devices_as_the_output(capsys, monkeypatch, name, tmp_path):
+    """The target of a link is replaced; a device never is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / f"link{name}").symlink_to(tmp_path / name)
+    assert run(["embed", "-m", "x", "one", "-o", f"~/link{name}"]) == 0
+    assert (tmp_path / f"link{name}").is_symlink()
+    assert (tmp_path / name).stat().st_size
+    os.mkfifo(pipe := tmp_path / f"pipe{name}")
+    for device in ("/dev/null", str(pipe)):
+        assert run(["embed", "-m", "x", "one", "-o", device, "--overwrite"]) == 2
+        assert f"{device} is a device or a pipe; give a file" in capsys.readouterr().err
+    assert pipe.is_fifo()
 
 
 @pytest.mark.usefixtures("piped")

@@ -37,6 +37,11 @@ def test_embed(folder: Path) -> None:
         assert np.array_equal(one, model.embed([TEXTS[0]], task="query", dimensions=16).vectors[0])
         assert np.array_equal(llm.embed([TEXTS[0]], prompt="x: ", normalize=False),
                               model.embed([TEXTS[0]], prompt="x: ", normalize=False).vectors)  # fmt: skip
+        for wrong in (None, 5, b"x", {"a": 1}):
+            with pytest.raises(InputError, match=f"texts is of type {type(wrong).__name__}; it must be a list"):
+                llm.embed(wrong)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="a text is of type bytes"):
+            llm.embed([b"x"])
         assert llm.tokenizer.encode("yes") == tokenizer().encode("yes").ids
         with pytest.raises(InputError, match="embedding model and generates no text") as error:
             llm.chat("hello")
