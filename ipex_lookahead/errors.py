@@ -45,6 +45,11 @@ def in_python(name: str, value: str) -> str:
     return f"{name}={value}" if value else name
 
 
+def marked(name: str, value: str) -> str:
+    """Return the argument as :func:`arg` marks it, for an error made of another one."""
+    return f"\x0e{in_python(name, value)}\x0f"
+
+
 def spelled(text: str, spell: Callable[[str, str], str] = in_python) -> str:
     """Replace each marked argument by ``spell(name, value)``; the value is Python's ``repr``, or empty."""
     return _NAMED.sub(lambda found: spell(found[1], found[2] or ""), text)

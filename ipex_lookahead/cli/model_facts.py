@@ -31,6 +31,9 @@ from ipex_lookahead.errors import UnsupportedModelError
 from ipex_lookahead.hub.choosing import PICKLES
 
 MAX_SETTINGS = 4 << 20
+MAX_TOKENIZER = 64 << 20
+_TOKENIZERS = {"llama": "SentencePiece", "gpt2": "byte pairs", "bert": "WordPiece", "t5": "Unigram"}
+_KIND = re.compile(rb'"model"\s*:\s*\{\s*"type"\s*:\s*"(BPE|WordPiece|WordLevel|Unigram)"')
 OWN_HEAD = "the file's own lm_head.weight, though config.json ties it to the embedding"
 
 _SIZES: dict[str, tuple[str, ...]] = {
@@ -124,7 +127,7 @@ def _gguf(path: Path, drafter: Path | None, draft_vocab: int | Path | None, mmpr
         **_weights(formats),
         **({"decoded": [f"{name} as {low_bit}" for name, low_bit in decoded]} if decoded else {}),
         **{word: size if type(size) is int else None for word, size in sizes.items()},
-        "tokenizer": {"llama": "SentencePiece", "gpt2": "byte pairs"}.get(str(model), str(model)) if model else None,
+        "tokenizer": _TOKENIZERS.get(str(model), str(model)) if model else None,
         "chat_template": isinstance(metadata.get("tokenizer.chat_template"), str),
         "license": metadata.get("general.license") if isinstance(metadata.get("general.license"), str) else None,
         **_drafting(decoder, path, drafter, draft_vocab),
@@ -231,8 +234,11 @@ def _quantizer(settings: object, checkpoint: Checkpoint | None) -> str:
 
 
 def _tokenizer(folder: Path) -> str | None:
-    if (folder / "tokenizer.json").exists():
-        return "byte pairs (tokenizer.json)"
+    if (folder / "tokenizer.json").is_file():
+        with (folder / "tokenizer.json").open("rb") as file:
+            kind = _KIND.search(file.read(MAX_TOKENIZER))
+        name = kind[1].decode() if kind else "BPE"
+        return f"{'byte pairs' if name == 'BPE' else name} (tokenizer.json)"
     return "SentencePiece (tokenizer.model)" if (folder / "tokenizer.model").exists() else None
 
 

@@ -21,7 +21,7 @@ from ipex_lookahead.embedding.pooling import check_finite, cut, normalized, pool
 from ipex_lookahead.embedding.purpose import Purpose, purpose_of
 from ipex_lookahead.engines.load_weights import Progress
 from ipex_lookahead.engines.weights import check_low_bit
-from ipex_lookahead.errors import ContextLengthError, InputError, ServiceError
+from ipex_lookahead.errors import ContextLengthError, InputError, ServiceError, marked
 from ipex_lookahead.hub import resolve_model
 
 if TYPE_CHECKING:
@@ -174,8 +174,7 @@ class EmbeddingModel:
         """
         if isinstance(texts, str):
             raise InputError("texts is a single string; give a list of texts", hint="put the text into a list: [...]")
-        if isinstance(texts, bytes | bytearray | Mapping) or not isinstance(texts, Collection):
-            raise InputError(f"texts is of type {type(texts).__name__}; it must be a list of texts")
+        _check_list(texts, "texts")
         maker = self._open.maker
         before = self.prompt_of(task) if prompt is None else prompt
         if not isinstance(before, str):
@@ -231,6 +230,7 @@ class EmbeddingModel:
         self._check("reranking")
         if isinstance(documents, str):
             raise InputError("documents is a single string; give a list of documents")
+        _check_list(documents, "documents")
         backend = self._open
         maker, template = backend.maker, backend.template
         if template is None and instruction is not None:
@@ -380,6 +380,11 @@ class EmbeddingModel:
         )
 
 
+def _check_list(given: object, name: str) -> None:
+    if isinstance(given, bytes | bytearray | Mapping) or not isinstance(given, Collection):
+        raise InputError(f"{name} is of type {type(given).__name__}; it must be a list of texts")
+
+
 def _of_text(error: InputError, number: int, count: int, what: str = "text") -> InputError:
     """Return the error of one of several texts, with its number."""
     if count == 1:
@@ -387,4 +392,5 @@ def _of_text(error: InputError, number: int, count: int, what: str = "text") -> 
     more: dict[str, Any] = {}
     if isinstance(error, ContextLengthError):
         more = {"tokens": error.tokens, "limit": error.limit}
-    return type(error)(f"{what} {number}: {error}", hint=error.hint, **more)
+    said, hint = error.spelled(marked)
+    return type(error)(f"{what} {number}: {said}", hint=hint, **more)

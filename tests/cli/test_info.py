@@ -121,6 +121,21 @@ def test_pickles_are_weighed_and_never_opened(tmp_path, capsys):
     assert "save_pretrained" in facts["hint"]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"model": {"type": "BPE", "vocab": {}}}', "byte pairs"),
+        ('{"model":{"type":"WordPiece","vocab":{}}}', "WordPiece"),
+        ('{\n "model": {\n  "type": "Unigram", "vocab": []}}', "Unigram"),
+        ('{"model": {"vocab": {}, "merges": []}}', "byte pairs"),
+    ],
+)
+def test_the_kind_of_a_tokenizer(text, said, tmp_path, capsys):
+    folder = write_tiny_llama(tmp_path / "tiny")
+    (folder / "tokenizer.json").write_text(text)
+    assert facts_of(folder, capsys)["tokenizer"] == f"{said} (tokenizer.json)"
+
+
 def test_a_folder_of_ipex_llms(tmp_path, capsys):
     write_ipex_llm(tmp_path / "theirs", "sym_int8", intermediate=64, layers=1)
     facts = facts_of(tmp_path / "theirs", capsys)

@@ -108,6 +108,8 @@ def test_a_text_that_is_too_long_is_cut_before_its_end_token(folder: Path, refer
             ContextLengthError, match=r"text 1: a text has \d+ tokens; the model reads at most 9"
         ) as got:
             model.embed(["a", LONG], truncate=False)
+        assert got.value.hint.endswith("truncate=True")
+        assert got.value.spelled(lambda name, value: f"--{name}")[1].endswith("--truncate")
         assert (got.value.tokens, got.value.limit) == (len(core.encode(LONG).ids), 9)
     with pytest.raises(InputError, match="max_length is 513; it must be 1 to 512"):
         EmbeddingModel.open(folder, max_length=513)

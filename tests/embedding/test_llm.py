@@ -60,6 +60,9 @@ def test_rank(tmp_path: Path, reference: Any) -> None:
     write_folder(tmp_path, reference)
     with LLM(tmp_path, threads=1, progress=False) as llm, EmbeddingModel.open(tmp_path, threads=2) as model:
         assert llm.rank(QUESTION, DOCUMENTS, top_n=3) == model.rank(QUESTION, DOCUMENTS, top_n=3)
+        for wrong in (None, 5, b"x", {"a": 1}):
+            with pytest.raises(InputError, match=f"documents is of type {type(wrong).__name__}; it must be a list"):
+                llm.rank(QUESTION, wrong)  # type: ignore[arg-type]
         with pytest.raises(InputError, match="is a reranker, which scores"):
             llm.embed("a")
         with pytest.raises(InputError, match="is a reranker and generates no text"):
