@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,7 +20,7 @@ from ipex_lookahead.cli.options import option
 from ipex_lookahead.cli.progress import progress_bar
 from ipex_lookahead.cli.prompts import read_text
 from ipex_lookahead.cli.tables import print_table
-from ipex_lookahead.errors import InputError
+from ipex_lookahead.errors import ContextLengthError, InputError
 
 PACKAGED_TEXT = Path(__file__).with_name("quality.txt")
 
@@ -110,12 +111,20 @@ def texts_of(model: Any, length: int, count: int) -> list[str]:
         low, high = 1, 2 * length + 1  # words of a text with at most ``length`` tokens
         while high - low > 1:
             middle = (low + high) // 2
-            (given,) = model.inputs([" ".join(words[begin : begin + middle])], truncate=True)
-            low, high = (middle, high) if len(given) <= length else (low, middle)
-            if len(given) == length:
+            given = _tokens(model, " ".join(words[begin : begin + middle]))
+            low, high = (middle, high) if given <= length else (low, middle)
+            if given == length:
                 break
         found.append(" ".join(words[begin : begin + low]))
     return found
+
+
+def _tokens(model: Any, text: str) -> float:
+    """Return the number of tokens of a text; infinity for more than the model reads."""
+    try:
+        return len(model.inputs([text], truncate=False)[0])
+    except ContextLengthError:
+        return inf
 
 
 def measure(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,6 +17,8 @@ from ipex_lookahead.errors import InputError
 
 START_SECONDS = 300.0
 """Longest time that a peer may take to load."""
+_KEPT_SECONDS = 1.0
+"""Time after which a connection is opened again."""
 WORKER = Path(__file__).with_name("sentence_transformers_worker.py")
 
 
@@ -78,8 +81,9 @@ class SentenceTransformers:
 
     def seconds(self, texts: Sequence[str]) -> float:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(list(texts)) + "\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended: no line follows
+            self._process.stdin.write(json.dumps(list(texts)) + "\n")
+            self._process.stdin.flush()
         return float(self._line()["seconds"])
 
     def _line(self) -> dict[str, Any]:
@@ -96,7 +100,8 @@ class SentenceTransformers:
 
     def close(self) -> None:
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
         self._process.wait(30)
         if self._process.stdout is not None:
             self._process.stdout.close()
@@ -122,12 +127,13 @@ class HttpServer:
         except OSError as error:
             raise InputError(f"{command[0]} cannot be run: {error.strerror}", hint="check its path") from error
         self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=START_SECONDS)
-        ends = time.monotonic() + START_SECONDS
+        self._used = time.monotonic()
+        ends = self._used + START_SECONDS
         while True:
             try:
                 self.seconds(["a"])
                 return
-            except (OSError, InputError) as error:
+            except InputError as error:
                 self._connection.close()
                 if self._process.poll() is not None or time.monotonic() > ends:
                     self.close()
@@ -136,11 +142,19 @@ class HttpServer:
 
     def seconds(self, texts: Sequence[str]) -> float:
         body = json.dumps({"input": list(texts), "encoding_format": "base64"})
+        if time.monotonic() - self._used > _KEPT_SECONDS:
+            self._connection.close()  # servers close connections that are idle
         began = time.perf_counter()
-        self._connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
-        answer = self._connection.getresponse()
-        content = answer.read()
+        try:
+            self._connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+            answer = self._connection.getresponse()
+            content = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            ended = self._process.poll()
+            state = "it still runs" if ended is None else f"it has ended with status {ended}"
+            raise InputError(f"{self.name} has closed a connection ({error}); {state}") from None
         took = time.perf_counter() - began
+        self._used = time.monotonic()
         if answer.status != 200:
             raise InputError(
                 f"{self.name} answers with status {answer.status}: {content[:300].decode(errors='replace')}"
