@@ -227,7 +227,7 @@ class VisionModel:
 
     def features(self, image: Prepared, pause: Pause = no_pause) -> Features:
         """Return a tile's features; ``pause`` is called between slices of at most about 0.2 s of work."""
-        return self._remembered(image.digest, lambda: self.preparation.patches(image.pixels), pause)
+        return self._remembered(image.digest, lambda: self.preparation.patches(image.pixels, pause), pause)
 
     def _remembered(self, digest: bytes, patches: Callable[[], Patches], pause: Pause) -> Features:
         """Return the features of a digest, encoded from patches unless they are kept."""

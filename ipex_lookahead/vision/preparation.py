@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ipex_lookahead.engines.native.encoder import Pause, no_pause
 from ipex_lookahead.errors import ModelFormatError
 from ipex_lookahead.files.safe_json import load_object
 from ipex_lookahead.vision.tiling import (
@@ -105,19 +106,23 @@ class Preparation:
             return self
         return replace(self, sizing=getattr(self.sizing, detail)(self.unit))
 
-    def patches(self, pixels: npt.NDArray[np.uint8]) -> Patches:
-        """Return the patches of a tile uint8 [height, width, 3], without pixels beyond the last whole token."""
+    def patches(self, pixels: npt.NDArray[np.uint8], pause: Pause = no_pause) -> Patches:
+        """Return the patches of a tile uint8 [height, width, 3], without pixels beyond the last whole token.
+
+        ``pause`` is called between rows of tokens.
+        """
         p, m = self.patch, self.merge
         rows, columns = pixels.shape[0] // self.unit * m, pixels.shape[1] // self.unit * m
         pixels = pixels[: rows * p, : columns * p]
         # [row of tokens, row in token, y, column of tokens, column in token, x, channel]
         blocks = pixels.reshape(rows // m, m, p, columns // m, m, p, 3).transpose(0, 3, 1, 4, 2, 5, 6)
-        values = self._values(blocks.reshape(-1, p, p, 3))
-        if self.channels_first:
-            values = values.transpose(0, 3, 1, 2)[:, :, None]
-            values = np.broadcast_to(values, (*values.shape[:2], self.frames, p, p))
-        places = self.places(rows, columns)
-        return Patches(np.ascontiguousarray(values.reshape(len(places), -1)), places, (columns, rows))
+        shape = (self.frames, p, p) if self.channels_first else (p, p)
+        found = np.empty((rows // m, m * columns, *((3, *shape) if self.channels_first else (*shape, 3))), np.float32)
+        for row, out in zip(blocks, found, strict=True):
+            values = self._values(row.reshape(-1, p, p, 3))
+            out[...] = values.transpose(0, 3, 1, 2)[:, :, None] if self.channels_first else values
+            pause()
+        return Patches(found.reshape(rows * columns, -1), self.places(rows, columns), (columns, rows))
 
     def places(self, rows: int, columns: int) -> Ints:
         """Return column and row of each patch [patches, 2], those of a token next to each other."""

@@ -148,7 +148,7 @@ def test_features_are_those_of_transformers(made, kind, width, height):
 
 def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[Patches], Patches]) -> None:
     original = Preparation.patches
-    monkeypatch.setattr(Preparation, "patches", lambda self, pixels: change(original(self, pixels)))
+    monkeypatch.setattr(Preparation, "patches", lambda self, pixels, *_: change(original(self, pixels)))
 
 
 def with_value(monkeypatch: pytest.MonkeyPatch, spec: Any, change: Callable[[EncoderSpec], EncoderSpec]) -> None:
