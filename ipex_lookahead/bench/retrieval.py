@@ -49,12 +49,16 @@ class RetrievalSet:
     documents: list[str]
 
 
+FORMATS = ("sym_int8", "sym_int4")
+"""Formats that are measured by default."""
+
+
 @dataclass
 class Retrieval:
     """The formats, and the text."""
 
     low_bits: tuple[tuple[str, ...], ...] = option(
-        f"Formats to measure, separated by commas: {WEIGHTS}.", (("sym_int8",), ("sym_int4",)), "--low-bit",
+        f"Formats to measure, separated by commas: {WEIGHTS}. Default: {','.join(FORMATS)}.", (), "--low-bit",
         type=LowBits(),
     )  # fmt: skip
     text: tuple[Path, ...] = option(
@@ -82,7 +86,7 @@ def retrieval(
     made = retrieval_set(
         [read_text(file) for file in what.text or (PACKAGED_TEXT,)], what.words, what.seed, what.queries
     )
-    formats = list(dict.fromkeys(name for given in what.low_bits for name in given))
+    formats = list(dict.fromkeys(name for given in what.low_bits or [FORMATS] for name in given))
     rows: list[dict[str, Any]] = []
     reference: tuple[Floats, Floats] | None = None
     for low_bit in ["fp32", *(name for name in formats if name != "fp32")]:
