@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ipex_lookahead.architectures.spec import Activation, Linear, ModelSpec, Norm, Tensor
+from ipex_lookahead.architectures.spec import Activation, ImageInputs, Linear, ModelSpec, Norm, Tensor
 from ipex_lookahead.engines.opencl.supported import AT_DEFAULT, RUN, check_spec, may_divide
 from ipex_lookahead.errors import UnsupportedModelError
 from tests.support.recurrences import recurrent_spec
@@ -17,7 +17,11 @@ MIXTURE = make_spec(
     experts=[3, 0], used=[2, 0], tied=False, q_norm="head", k_norm="head", latent=[None, (24, 20, 8, 12, None)],
     per_layer=8, activation=[Activation("silu"), Activation("xielu")],
 )  # fmt: skip
-MIXTURE = replace(MIXTURE, layers=(*MIXTURE.layers, *recurrent_spec("delta", "mamba", "short").layers))
+MIXTURE = replace(
+    MIXTURE,
+    layers=(*MIXTURE.layers, *recurrent_spec("delta", "mamba", "short").layers),
+    images=ImageInputs(token=1, hidden=MIXTURE.hidden),
+)
 """Every part that a description may have."""
 
 
