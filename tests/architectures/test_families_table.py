@@ -26,6 +26,7 @@ SILENT = {
     ("phi3", "original_max_position_embeddings"): "only longrope looks at it",
     ("gemma2", "attn_logit_softcapping"): "no cap, or the default one of 50, are all but the same",
     ("gemma3", "mm_tokens_per_image"): "for images",
+    ("lfm2_vl", "image_token_id"): "for images",
     ("llava_next", "image_grid_pinpoints"): "for images",
     ("llava_onevision", "image_grid_pinpoints"): "for images",
     ("gemma3_text", "sliding_window_pattern"): "layer_types goes before it",
