@@ -1,4 +1,7 @@
-"""Messages and tools -> the prompt's tokens, and what the answer must keep to."""
+"""Messages and tools -> the prompt's tokens, and what the answer must keep to.
+
+The file has more than 500 lines because tools, schemas, images and thoughts all change the one rendered prompt.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the APIs work on: the model and its service, and what is made of them once."""
+"""What the APIs work on: the model and its service, and what is made of them once.
+
+The file has more than 500 lines because ``Server`` is the one object of all APIs; its fields are set in one place.
+"""
 
 from __future__ import annotations
 

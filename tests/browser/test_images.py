@@ -22,9 +22,9 @@ from tests.browser.test_attach_math import SAID, attach, file
 LIMITS = {"count": 64, "bytes": 100_000, "pixels": 1_000_000, "body_bytes": 1 << 26}
 STORED = """async () => {
   const opened = await new Promise((done) => {
-    const asked = indexedDB.open("ipex-lookahead.images", 1);
-    asked.onupgradeneeded = () => asked.result.createObjectStore("images");
-    asked.onsuccess = () => done(asked.result);
+    const opening = indexedDB.open("ipex-lookahead.images", 1);
+    opening.onupgradeneeded = () => opening.result.createObjectStore("images");
+    opening.onsuccess = () => done(opening.result);
   });
   const keys = opened.transaction("images").objectStore("images").getAllKeys();
   return new Promise((done) => { keys.onsuccess = () => done(keys.result.length); });
@@ -75,7 +75,7 @@ def page(page: Any) -> Any:
 
 
 def test_a_picture_is_sent_stored_and_sent_again(page):
-    asked = scripted(page, {"content": "Seen"})
+    bodies = scripted(page, {"content": "Seen"})
     content = drawn()
     attach(page, file("cat.png", content), file("photo.jpeg", drawn(kind="JPEG")), file("a.txt", b"words"))
     chips = page.locator("#attached .chip")
@@ -89,7 +89,7 @@ def test_a_picture_is_sent_stored_and_sent_again(page):
     write(page, "What is it?")
     told(page, SAID, "Seen")
     first = sent("File: a.txt\n```\nwords\n```\n\nWhat is it?", url(content))
-    assert asked[0]["messages"] == [first]
+    assert bodies[0]["messages"] == [first]
     assert page.inner_text("#talk li.user > .said") == "What is it?"
     assert shown(page, "#talk .files summary img").get_attribute("alt") == "cat.png"
     page.focus("#talk .picture summary")
@@ -101,30 +101,30 @@ def test_a_picture_is_sent_stored_and_sent_again(page):
     page.reload()
     shown(page, "#talk .files summary img")
     scripted(page, {"content": "Again"})
-    asked = scripted(page, {"content": "Again"})
+    bodies = scripted(page, {"content": "Again"})
     write(page, "And then?")
     told(page, "#talk li:last-child .markdown", "Again")
-    assert asked[0]["messages"][0] == first, "the same bytes"
+    assert bodies[0]["messages"][0] == first, "the same bytes"
     idle(page)
     page.click("#talk li.user >> nth=0 >> [aria-label='Edit this message']")
     assert shown(page, "#attached img").get_attribute("alt") == "cat.png"
     write(page, "Which color?")
     expect(page.locator("#talk .versions")).to_contain_text("2/2")
     idle(page)
-    assert asked[1]["messages"] == [sent("File: a.txt\n```\nwords\n```\n\nWhich color?", url(content))]
+    assert bodies[1]["messages"] == [sent("File: a.txt\n```\nwords\n```\n\nWhich color?", url(content))]
     page.click("[aria-label='Write another answer']")
     expect(page.locator("#talk li.assistant .versions")).to_contain_text("2/2")
     idle(page)
-    assert asked[2]["messages"] == asked[1]["messages"]
+    assert bodies[2]["messages"] == bodies[1]["messages"]
     stored(page, 1)
 
 
 def test_pictures_alone_are_a_message(page):
-    asked = scripted(page, {"content": "Seen"})
+    bodies = scripted(page, {"content": "Seen"})
     attach(page, file("one.png", drawn()), file("two.webp", drawn(20, 20, "WEBP", lossless=True)))
     page.click("#send")
     told(page, SAID, "Seen")
-    (message,) = asked[0]["messages"]
+    (message,) = bodies[0]["messages"]
     assert [part["image_url"]["url"].partition(";")[0] for part in message["content"]] == [
         "data:image/png",
         "data:image/webp",
@@ -173,7 +173,7 @@ def test_a_picture_of_too_many_pixels_is_refused(page):
 
 
 def test_a_model_that_takes_no_pictures_gets_none(page):
-    asked = scripted(page, {"content": "Seen"})
+    bodies = scripted(page, {"content": "Seen"})
     attach(page, file("cat.png", drawn()))
     write(page, "Look")
     told(page, SAID, "Seen")
@@ -185,18 +185,18 @@ def test_a_model_that_takes_no_pictures_gets_none(page):
     told(page, "#notice", '"cat.png" cannot be attached: default takes no pictures; serve a model with a vision part.')
     write(page, "And now?")
     told(page, "#notice", "This conversation has pictures, and default takes no pictures")
-    assert (len(asked), page.input_value("#prompt")) == (1, "And now?")
+    assert (len(bodies), page.input_value("#prompt")) == (1, "And now?")
     page.click("[aria-label='Write another answer']")
     told(page, "#notice", "This conversation has pictures")
     act(page, "race-it")
     told(page, "#notice", "This conversation has pictures")
-    assert len(asked) == 1
+    assert len(bodies) == 1
     page.click("#notice >> text=New conversation")
     expect(page.locator("#talk > li")).to_have_count(0)
 
 
 def test_a_model_that_is_not_loaded_may_take_pictures(page):
-    asked = scripted(page, {"content": "Seen"})
+    bodies = scripted(page, {"content": "Seen"})
     page.unroute("**/v1/models")
     page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "default", "state": "unloaded"}]}))
     page.reload()
@@ -204,7 +204,7 @@ def test_a_model_that_is_not_loaded_may_take_pictures(page):
     attach(page, file("cat.png", drawn()))
     write(page, "Look")
     told(page, SAID, "Seen")
-    assert len(asked[0]["messages"][0]["content"]) == 2
+    assert len(bodies[0]["messages"][0]["content"]) == 2
 
 
 def test_the_refusal_of_the_server_restores_the_message(page):
@@ -250,12 +250,12 @@ def test_exported_pictures_are_imported(page):
     page.reload()
     shown(page, "#talk .files summary img >> nth=1")
     stored(page, 3)
-    asked = scripted(page, {"content": "Again"})
+    bodies = scripted(page, {"content": "Again"})
     page.click("#talk [aria-label='Previous version']")
     expect(page.locator("#talk .versions")).to_contain_text("1/2")
     write(page, "More")
     told(page, "#talk li:last-child .markdown", "Again")
-    assert asked[0]["messages"][0] == sent("Look", url(content))
+    assert bodies[0]["messages"][0] == sent("Look", url(content))
 
 
 @pytest.mark.parametrize(
@@ -342,12 +342,12 @@ def test_a_database_that_stores_nothing_is_reported(page):
     page.evaluate(
         "() => { IDBObjectStore.prototype.put = () => { throw new DOMException('no', 'QuotaExceededError'); }; }"
     )
-    asked = scripted(page, {"content": "Seen"})
+    bodies = scripted(page, {"content": "Seen"})
     attach(page, file("cat.png", drawn()))
     write(page, "Look")
     told(page, SAID, "Seen")
     told(page, "#notice", "storage is full")
-    assert len(asked[0]["messages"][0]["content"]) == 2, "it is sent nevertheless"
+    assert len(bodies[0]["messages"][0]["content"]) == 2, "it is sent nevertheless"
 
 
 @pytest.mark.parametrize("width", [390, 1280])

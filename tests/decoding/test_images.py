@@ -1,4 +1,7 @@
-"""Prompts with images in the scheduler: each answer has its bytes alone, whatever is cached, drafted or next to it."""
+"""Prompts with images in the scheduler: each answer has its bytes alone, whatever is cached, drafted or next to it.
+
+The file has more than 500 lines because every test runs the same scheduler and prompts, which are above them.
+"""
 
 from __future__ import annotations
 

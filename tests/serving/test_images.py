@@ -1,4 +1,7 @@
-"""Images in the requests of all APIs: equal answers, token counts, tools, conversations, limits and hostile files."""
+"""Images in the requests of all APIs: equal answers, token counts, tools, conversations, limits and hostile files.
+
+The file has more than 500 lines because each test runs over the same table of APIs and models.
+"""
 
 from __future__ import annotations
 
